@@ -1,0 +1,123 @@
+# Everything this repository can do, by name. `make` alone lists it.
+#
+# Any target that needs an environment makes it first: `.venv` in the checkout, with torch and every
+# distribution of this repository (editable). Set-up happens once, again when a pyproject.toml or
+# TORCH changes, and from the start when it was interrupted.
+#
+# Variables:  PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST_ARGS="-k name -x"
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+BIN := $(VENV)/bin
+LOWEST_VENV := build/lowest
+LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*'
+
+# The core first: the plugins depend on it.
+DISTRIBUTIONS := . $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
+EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(DISTRIBUTIONS)))
+SOURCES := src $(wildcard plugins/*/src)
+
+# The name holds what was installed, so that another TORCH is another file.
+TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
+
+.PHONY: help setup demo test test-quick test-lowest lint typecheck format wheels bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(VENV)/.installed  ## the virtual environment; every other target does this when it has to
+
+demo: setup  ## train a classifier over RPC, on TENSORPIPE and then on FAULTY_TENSORPIPE (2 min)
+	$(BIN)/rpc-backends demo
+
+test: lint typecheck  ## everything: lint, types, all tests of all distributions
+	@echo "==> pytest: every suite"
+	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
+
+test-quick: setup  ## the tests that need no environment of their own and not torch's suites (3 min)
+	$(BIN)/python -m pytest -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)
+
+test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest dependencies it allows
+	$(LOWEST_VENV)/bin/python -m pytest tests -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)
+
+lint: setup  ## ruff: rules and format
+	@echo "==> ruff"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: setup  ## mypy --strict of the sources
+	@echo "==> mypy"
+	$(BIN)/mypy --strict $(SOURCES)
+
+format: setup  ## rewrite the sources as ruff wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheels: setup  ## an sdist and a wheel of every distribution, in dist/
+	rm -rf dist
+	for distribution in $(DISTRIBUTIONS); do \
+	    $(BIN)/python -m build --outdir dist "$$distribution"; \
+	done
+
+bench: setup  ## every benchmark, beside what it is compared with
+	for benchmark in benchmarks/[a-z]*.py; do \
+	    echo "==> $$benchmark"; $(BIN)/python "$$benchmark"; \
+	done
+
+clean:  ## remove the environments and everything built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment with torch alone. A folder without its stamp is what an interrupted run has left (or
+# holds another TORCH), and pip cannot tell half a torch from a whole one: it is made anew. torch comes
+# before all that depends on it, pinned, so that nothing chooses another build of it.
+define make_environment
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo "error: no '$(PYTHON)' here. Install Python 3.11 or newer, or name one:" \
+	         "make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>&1); rpc-backends needs Python 3.11 or" \
+	         "newer. Name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	    echo "error: '$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu:" \
+	         "apt install python3-venv" >&2; exit 1; }
+	@if [ -e $(@D) ] && [ ! -e $(@D)/.made-by-make ]; then \
+	    echo "error: $(@D) exists and was not made by make. Move it away, or choose another folder:" \
+	         "make VENV=.venv-make ..." >&2; exit 1; fi
+	@echo "==> $(@D): $(TORCH) on $$($(PYTHON) --version)"
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	touch $(@D)/.made-by-make
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(foreach word,$(TORCH),'$(word)')
+	@touch $@
+endef
+
+$(VENV)/.$(TORCH_ID):
+	$(make_environment)
+
+$(LOWEST_VENV)/.$(TORCH_ID):
+	$(make_environment)
+
+$(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS)
+	@echo "==> $(VENV): $(DISTRIBUTIONS)"
+	$(BIN)/python -m pip install $(EDITABLE)
+	$(BIN)/python -m pip check
+	@touch $@
+
+$(LOWEST_VENV)/.installed: $(LOWEST_VENV)/.$(TORCH_ID) $(PYPROJECTS)
+	@echo "==> $(LOWEST_VENV): $(LOWEST)"
+	$(LOWEST_VENV)/bin/python -m pip install $(LOWEST) $(EDITABLE)
+	$(LOWEST_VENV)/bin/python -m pip check
+	@touch $@

@@ -1,0 +1,131 @@
+"""What the installed packages add to ``import torch``.
+
+Two fresh environments are made, one with torch alone and one with wheels of every distribution here
+beside it. Then ``import torch`` is timed, in a new process each time and in turns, so that drift of
+the machine meets all alike:
+
+- *not installed*: torch alone;
+- *switched off*: installed, ``RPC_BACKENDS_AUTOLOAD=0``;
+- *installed*: as a user has it.
+
+Between processes ``import torch`` differs by tens of milliseconds, and what is ours is less than
+one. So it is also measured by itself, in processes that have imported torch without its entry
+points: the time to import ours and to call it, which is all that torch does (*entry point*).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.environments import (  # noqa: E402 - the line above says where from
+    Environment,
+    base_requirements,
+    build_wheels,
+    distributions,
+)
+
+BAR_MS = 1.0
+
+IMPORT = """
+    import time
+    started = time.perf_counter()
+    import torch
+    print((time.perf_counter() - started) * 1e3)
+"""
+
+ENTRY_POINT = """
+    import time
+    import torch
+    from importlib.metadata import entry_points
+    (ours,) = [one for one in entry_points(group="torch.backends") if one.name == "rpc_backends"]
+    started = time.perf_counter()
+    ours.load()()
+    print((time.perf_counter() - started) * 1e3)
+    assert "rpc_backends_core" in torch.distributed.rpc.BackendType.__module__, "not installed"
+"""
+
+
+def make_environments(folder: Path) -> tuple[Environment, Environment]:
+    """Make the environment with torch alone and the one with our wheels."""
+    base = Environment.create(folder / "base", base_requirements(ROOT))
+    installed = Environment.on(base, folder / "installed")
+    installed.install(*build_wheels(distributions(ROOT), folder / "dist").values())
+    return Environment.on(base, folder / "plain"), installed
+
+
+def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Return milliseconds by situation, one figure a round."""
+    say(f"making two environments in {folder} (half a minute)")
+    plain, installed = make_environments(folder)
+    situations = {
+        "not installed": (plain, IMPORT, {}),
+        "switched off": (installed, IMPORT, {"RPC_BACKENDS_AUTOLOAD": "0"}),
+        "installed": (installed, IMPORT, {}),
+        "entry point": (installed, ENTRY_POINT, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+    }
+    times: dict[str, list[float]] = {name: [] for name in situations}
+    for turn in range(rounds + 1):
+        say(f"round {turn} of {rounds}" + (" (warming up, not counted)" if turn == 0 else ""))
+        names = list(situations)
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            environment, code, env = situations[name]
+            took = float(environment.run(code, env=env).stdout)
+            if turn:
+                times[name].append(took)
+    return times
+
+
+def summarise(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Return median and quartiles by situation."""
+    summary = {}
+    for name, values in times.items():
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        summary[name] = {"median_ms": median, "lower_ms": low, "upper_ms": high}
+    return summary
+
+
+def say(text: str) -> None:
+    """Show progress where it does not disturb the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="processes a situation (15)")
+    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error("--rounds must be 2 at least: the quartiles need them")
+
+    with tempfile.TemporaryDirectory(prefix="import-cost-") as folder:
+        times = measure(Path(folder), arguments.rounds)
+    summary = summarise(times)
+    if arguments.json:
+        print(json.dumps({"bar_ms": BAR_MS, "summary": summary, "times_ms": times}, indent=2))
+        return
+
+    reference = summary["not installed"]["median_ms"]
+    print(f"{'':15}{'median':>10}{'quartiles':>22}{'more than not installed':>26}")
+    for name, row in summary.items():
+        quartiles = f"{row['lower_ms']:.2f} - {row['upper_ms']:.2f}"
+        more = "" if name == "entry point" else f"{row['median_ms'] - reference:+.2f} ms"
+        print(f"{name:15}{row['median_ms']:>7.2f} ms{quartiles:>19} ms{more:>26}")
+    ours = summary["entry point"]["median_ms"]
+    verdict = "within" if ours <= BAR_MS else "ABOVE"
+    print(f"\nOur entry point costs {ours:.2f} ms of it: {verdict} the bar of {BAR_MS:g} ms.")
+
+
+if __name__ == "__main__":
+    main()

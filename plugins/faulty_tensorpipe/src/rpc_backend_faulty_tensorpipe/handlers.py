@@ -1,0 +1,63 @@
+"""The init handler of FAULTY_TENSORPIPE, and the backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from rpc_backends_core import Backend, Capability
+from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+    Ranked,
+    group_for,
+    start_static_agent,
+    static_agent,
+)
+from torch.distributed.rpc._testing import FaultyTensorPipeAgent, FaultyTensorPipeRpcBackendOptions
+
+from rpc_backend_faulty_tensorpipe.options import construct_rpc_backend_options
+
+
+class FaultyAgent(FaultyTensorPipeAgent):  # type: ignore[misc]  # torch gives it no types
+    """Torch's faulty agent, in a group whose worker ids are the ranks."""
+
+
+class RankedFaultyAgent(Ranked, FaultyTensorPipeAgent):  # type: ignore[misc]  # as above
+    """Torch's faulty agent, where a process keeps the worker id of an earlier group."""
+
+
+def init_backend(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> Any:
+    """Start torch's faulty agent in a static group.
+
+    :returns: the agent, running and current.
+    :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
+    :raises ValueError: ``world_size`` is not given.
+    """
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if not isinstance(rpc_backend_options, FaultyTensorPipeRpcBackendOptions):
+        raise TypeError(
+            "`rpc_backend_options` must be a `FaultyTensorPipeRpcBackendOptions`, got "
+            f"{type(rpc_backend_options).__name__}: {rpc_backend_options}"
+        )
+    if not world_size:
+        raise ValueError(
+            f"worker {name!r} gives no world_size, and FAULTY_TENSORPIPE has no dynamic groups: torch's "
+            "faulty agent needs the size of the group. Pass world_size, or use TENSORPIPE."
+        )
+    group = group_for(store, name, rank, world_size, rpc_backend_options, "FAULTY_TENSORPIPE")
+    # Torch's faulty agent ignores device maps, so there are none to exchange.
+    agent = static_agent(FaultyAgent, RankedFaultyAgent, group, rpc_backend_options, {}, [])
+    return start_static_agent(agent, group)
+
+
+BACKEND = Backend(
+    construct_rpc_backend_options_handler=construct_rpc_backend_options,
+    init_backend_handler=init_backend,
+    options_type=FaultyTensorPipeRpcBackendOptions,
+    capabilities=frozenset(
+        {Capability.STATIC_GROUPS, Capability.TORCHSCRIPT, Capability.FAULT_INJECTION}
+    ),
+    description="torch's TensorPipe agent that fails and delays chosen messages, for tests",
+)

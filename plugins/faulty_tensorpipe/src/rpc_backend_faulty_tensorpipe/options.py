@@ -1,0 +1,91 @@
+"""The options of FAULTY_TENSORPIPE: torch's, with defaults for all and clear errors."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Importing it makes torch define the faulty agent's classes; what it registers is torch's own.
+from torch.distributed.rpc._testing import FaultyTensorPipeRpcBackendOptions
+from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
+
+#: The message types that torch's agent can fail or delay (torch 2.13).
+MESSAGE_TYPES = (
+    "RREF_FORK_REQUEST",
+    "RREF_CHILD_ACCEPT",
+    "RREF_USER_DELETE",
+    "CLEANUP_AUTOGRAD_CONTEXT_REQ",
+    "PYTHON_CALL",
+    "SCRIPT_CALL",
+    "PYTHON_REMOTE_CALL",
+    "SCRIPT_REMOTE_CALL",
+    "PYTHON_RREF_FETCH_CALL",
+    "SCRIPT_RREF_FETCH_CALL",
+)
+
+
+def construct_rpc_backend_options(
+    rpc_timeout: float,
+    init_method: str,
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+    messages_to_fail: Iterable[str] = (),
+    messages_to_delay: Mapping[str, float] | None = None,
+    num_fail_sends: int = 0,
+    **unknown: Any,
+) -> FaultyTensorPipeRpcBackendOptions:
+    """Construct torch's ``FaultyTensorPipeRpcBackendOptions``; without faults by default.
+
+    :param rpc_timeout: seconds; 0 means never.
+    :param init_method: URL of the rendezvous.
+    :param num_worker_threads: threads that execute requests.
+    :param messages_to_fail: types of message (:data:`MESSAGE_TYPES`) whose first sends fail.
+    :param messages_to_delay: seconds by type of message; slept before sending.
+    :param num_fail_sends: how many sends of each distinct message fail before one goes through.
+    :raises TypeError: an option that FAULTY_TENSORPIPE does not have, or a value of a wrong type.
+    :raises ValueError: an unknown type of message, a negative delay or a negative count.
+    """
+    if unknown:
+        parameters = inspect.signature(construct_rpc_backend_options).parameters.values()
+        known = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        raise TypeError(
+            f"FAULTY_TENSORPIPE has no option {', '.join(map(repr, sorted(unknown)))}. "
+            f"Its options: {', '.join(known)}."
+        )
+    if isinstance(messages_to_fail, str):
+        raise TypeError(
+            f"messages_to_fail is the string {messages_to_fail!r}; give a list of message types."
+        )
+    fail, delay = list(messages_to_fail), dict(messages_to_delay or {})
+    _check_types("messages_to_fail", fail)
+    _check_types("messages_to_delay", delay)
+    for kind, seconds in delay.items():
+        if not (isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(
+                f"messages_to_delay[{kind!r}] is {seconds!r}; a delay is a number of seconds, 0 or more."
+            )
+    if isinstance(num_fail_sends, bool) or not isinstance(num_fail_sends, int):
+        raise TypeError(f"num_fail_sends is {num_fail_sends!r}; it must be an int.")
+    if num_fail_sends < 0:
+        raise ValueError(f"num_fail_sends is {num_fail_sends}; it must be 0 or more.")
+    return FaultyTensorPipeRpcBackendOptions(
+        num_worker_threads=num_worker_threads,
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        messages_to_fail=fail,
+        messages_to_delay=delay,
+        num_fail_sends=num_fail_sends,
+    )
+
+
+def _check_types(option: str, kinds: Iterable[str]) -> None:
+    for kind in kinds:
+        if kind not in MESSAGE_TYPES:
+            close = difflib.get_close_matches(str(kind).upper(), MESSAGE_TYPES, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"{option} names {kind!r}, which is no message type that FAULTY_TENSORPIPE knows.{hint} "
+                f"It knows: {', '.join(MESSAGE_TYPES)}."
+            )

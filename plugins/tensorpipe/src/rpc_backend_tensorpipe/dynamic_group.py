@@ -1,0 +1,209 @@
+"""A dynamic group: workers join and leave while the others work.
+
+The members stand in the store, under one key that is only ever changed by compare-and-set
+(`membership`). A change is made there first, and then told to all members at once; what is told is the
+whole list with its version, so it does not matter in which order tellings arrive, or whether one does
+not. Nobody holds a token that others wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from rpc_backends_core.torch_bridge.session import fixed_worker_id
+from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+    AgentStore,
+    Ranked,
+    group_for,
+    worker_info,
+)
+from torch._C._distributed_rpc import TensorPipeAgent, WorkerInfo
+from torch.distributed import rpc
+
+from rpc_backend_tensorpipe import devices
+from rpc_backend_tensorpipe.devices import WorkerDevices
+from rpc_backend_tensorpipe.membership import Membership, Peer, State, is_listening, logger
+
+#: Seconds given to the deletion of RRefs, and to requests that are being served, when a worker leaves.
+_LEAVING_PATIENCE = 5.0
+
+
+class DynamicAgentStore(AgentStore):
+    """The agent's store in a dynamic group: the agent starts alone and is then told of the others."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.addresses: dict[str, str] = {}
+
+    def name_of(self, worker_id: str) -> str:
+        """Return "": the agent asks for its own list of members, which is not used."""
+        del worker_id
+        return ""
+
+    def address_of(self, name: str) -> str:
+        """Return the address of a member that the agent is being told of, or its own."""
+        return self.addresses.get(name) or self.own_address or ""
+
+
+class DynamicAgent(Ranked, TensorPipeAgent):
+    """Torch's agent, told of its peers by the members' list in the store.
+
+    A worker that comes back gets a new worker id, since its peers hold dead pipes to the old one;
+    programs go on seeing its rank.
+    """
+
+    agent_store: DynamicAgentStore
+    membership: Membership
+    me: Peer
+
+    def begin(self, store: DynamicAgentStore, membership: Membership, me: Peer) -> None:
+        """Set what this agent knows before it is started."""
+        self.agent_store, self.membership, self.me = store, membership, me
+        self._changing = threading.Lock()
+        self._state = State()
+        self.set_workers([me.info()], me.info())
+
+    def apply(self, state: State) -> None:
+        """Bring this agent's peers in line with ``state``, unless it knows a later one."""
+        with self._changing:
+            if state.version <= self._state.version:
+                return
+            old, new = self._state.peers, state.peers
+            mine = self.me.devices
+            reverse = devices.reverse_maps(mine, (peer.devices for peer in new.values()))
+            used = devices.used_devices(mine, reverse)
+            devices.initialise(used)
+            for peer in old.values():
+                if new.get(peer.name) != peer and peer.name != self.me.name:
+                    self._tell_engine(peer, used, reverse, joins=False)
+            for peer in new.values():
+                if old.get(peer.name) != peer:
+                    self.agent_store.addresses[peer.name] = peer.address
+                    known = {name: map_ for name, map_ in reverse.items() if name == peer.name}
+                    self._tell_engine(peer, used, known, joins=True)
+            self._state = state
+            self.set_workers([peer.info() for peer in new.values()], self.me.info())
+            _renew_gathers({self.me.name, *new})
+
+    def tell(self, state: State, *, timeout: float) -> list[Peer]:
+        """Tell all other members of ``state`` at once; return those that did not answer."""
+        self.apply(state)
+        payload = state.to_json()
+        asked = [
+            (peer, rpc.rpc_async(peer.engine_info(), learn, args=(payload,), timeout=timeout))
+            for peer in state.peers.values()
+            if peer.worker_id != self.me.worker_id
+        ]
+        silent = []
+        for peer, answer in asked:
+            try:
+                answer.wait()
+            except RuntimeError as error:
+                logger.warning("RPC worker %r did not answer %r: %s", peer.name, self.me.name, error)
+                silent.append(peer)
+        return silent
+
+    def leave_group(self, timeout: float = 0) -> None:
+        """Leave: finish what is under way, take this worker off the list, tell the others.
+
+        :param timeout: seconds each other member has to answer; 0 for the agent's own timeout.
+        """
+        limit = timeout or rpc.get_rpc_timeout()
+        patience = timedelta(seconds=min(limit or _LEAVING_PATIENCE, _LEAVING_PATIENCE))
+        try:
+            rpc._delete_all_user_and_unforked_owner_rrefs(patience)
+        except RuntimeError as error:
+            logger.warning("RPC worker %r leaves with RRefs not deleted: %s", self.me.name, error)
+        state = self.membership.remove([self.me])
+        # Not applied here: answers to requests that are under way still need the peers.
+        asked = [
+            rpc.rpc_async(peer.engine_info(), learn, args=(state.to_json(),), timeout=limit)
+            for peer in state.peers.values()
+        ]
+        for answer in asked:
+            try:
+                answer.wait()
+            except RuntimeError as error:
+                logger.warning("RPC worker %r leaves: a member did not answer: %s", self.me.name, error)
+        self._finish_serving(patience.total_seconds())
+        self.join(shutdown=True)
+
+    def _finish_serving(self, seconds: float) -> None:
+        """Wait until no request is being served here; members know that we leave and send no more."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.get_metrics()["agent.server_active_calls"] == "0":
+                return
+            time.sleep(0.002)
+
+    def _tell_engine(self, peer: Peer, used: Any, reverse: Any, *, joins: bool) -> None:
+        TensorPipeAgent._update_group_membership(self, peer.engine_info(), used, reverse, joins)
+
+
+def start(store: Any, name: str, rank: int, world_size: int | None, options: Any) -> Any:
+    """Join the dynamic group on ``store`` with a new agent.
+
+    :raises RuntimeError: the name or the rank is another member's.
+    :raises ValueError: device maps do not fit. In both cases the group is as it was.
+    """
+    group = group_for(store, name, rank, world_size, options, "TENSORPIPE")
+    mine = WorkerDevices.of_this_process(name, options)
+    membership = Membership(group.store)
+    worker_id = membership.reserve(name, rank, mine, wanted=fixed_worker_id())
+    agent_store = DynamicAgentStore(group.store)
+    agent = DynamicAgent(agent_store, name, worker_id, None, options, {}, [])
+    me = Peer(name, rank, worker_id, "", mine)
+    agent.begin(agent_store, membership, me)
+    try:
+        rpc.api._init_rpc_states(agent)
+        agent.me = me = me.at(agent_store.own_address or "")
+        state = membership.add(me)
+        _introduce(agent, state, options)
+    except BaseException:
+        _withdraw(agent, membership, me)
+        raise
+    return agent
+
+
+def learn(payload: dict[str, Any]) -> None:
+    """Take in a new list of members; runs on the members, called by the one that changed it."""
+    agent = rpc.api._get_current_rpc_agent()
+    if isinstance(agent, DynamicAgent):
+        agent.apply(State.from_json(payload))
+
+
+def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
+    """Tell every member of the new one; take members off the list that are no longer there."""
+    silent = agent.tell(state, timeout=options.rpc_timeout)
+    gone = [peer for peer in silent if not is_listening(peer.address)]
+    if gone:
+        names = ", ".join(repr(peer.name) for peer in gone)
+        logger.warning("taking RPC workers that are gone off the list of members: %s", names)
+        agent.tell(agent.membership.remove(gone), timeout=options.rpc_timeout)
+
+
+def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
+    """Leave the group as it was before this worker tried to join."""
+    try:
+        state = membership.remove([me])
+        if rpc.api._is_current_rpc_agent_set():
+            for peer in state.peers.values():
+                rpc.rpc_async(peer.engine_info(), learn, args=(state.to_json(),), timeout=5)
+    except RuntimeError as error:
+        logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
+    finally:
+        agent.shutdown()
+
+
+def _renew_gathers(names: set[str]) -> None:
+    """Make ``_all_gather`` span the members there are now, and number gathers alike on all of them."""
+    api = rpc.api
+    with api._all_gather_dict_lock:
+        api._ALL_WORKER_NAMES = names
+        api._all_gather_sequence_id.clear()
+
+
+__all__ = ["DynamicAgent", "WorkerInfo", "learn", "start", "worker_info"]

@@ -1,0 +1,89 @@
+"""The two handlers of TENSORPIPE, and the backend that they make."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch.distributed as dist
+from rpc_backends_core import Backend, Capability
+from torch.distributed.rpc import TensorPipeRpcBackendOptions
+from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
+
+from rpc_backend_tensorpipe import dynamic_group, static_group
+
+
+def construct_rpc_backend_options(
+    rpc_timeout: float,
+    init_method: str,
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+    device_maps: dict[str, dict[Any, Any]] | None = None,
+    devices: list[Any] | None = None,
+    _transports: list[str] | None = None,
+    _channels: list[str] | None = None,
+    **unknown: Any,
+) -> TensorPipeRpcBackendOptions:
+    """Construct torch's ``TensorPipeRpcBackendOptions``, with every option it has.
+
+    :param rpc_timeout: seconds; 0 means never.
+    :param init_method: URL of the rendezvous.
+    :param num_worker_threads: threads that execute requests.
+    :param device_maps: for each callee, this worker's devices to the callee's.
+    :param devices: this worker's devices that RPC uses.
+    :param _transports: TensorPipe's transports to use, the preferred first.
+    :param _channels: TensorPipe's channels to use, the preferred first.
+    :raises TypeError: an option that TENSORPIPE does not have.
+    """
+    if unknown:
+        parameters = inspect.signature(construct_rpc_backend_options).parameters.values()
+        known = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        raise TypeError(
+            f"TENSORPIPE has no option {', '.join(map(repr, sorted(unknown)))}. "
+            f"Its options: {', '.join(known)}."
+        )
+    return TensorPipeRpcBackendOptions(
+        num_worker_threads=num_worker_threads,
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        device_maps=device_maps,
+        devices=devices,
+        _transports=_transports,
+        _channels=_channels,
+    )
+
+
+def init_backend(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> Any:
+    """Start a TensorPipe agent in a static group, or in a dynamic one where ``world_size`` is None.
+
+    :returns: the agent, running and current.
+    :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
+    :raises ValueError: a worker's device maps are wrong; all workers of a static group get this error.
+    """
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(
+            "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, got "
+            f"{type(rpc_backend_options).__name__}: {rpc_backend_options}"
+        )
+    start = static_group.start if world_size else dynamic_group.start
+    return start(store, name, rank, world_size, rpc_backend_options)
+
+
+BACKEND = Backend(
+    construct_rpc_backend_options_handler=construct_rpc_backend_options,
+    init_backend_handler=init_backend,
+    options_type=TensorPipeRpcBackendOptions,
+    capabilities=frozenset(
+        {
+            Capability.STATIC_GROUPS,
+            Capability.DYNAMIC_GROUPS,
+            Capability.REJOIN,
+            Capability.DEVICE_MAPS,
+            Capability.TORCHSCRIPT,
+        }
+    ),
+    description="torch's TensorPipe agent: shared memory, TCP, InfiniBand, CUDA",
+)

@@ -1,0 +1,33 @@
+"""The ``torch.backends`` entry point: runs at the end of every ``import torch``.
+
+It must not raise, block, scan or be felt (bar: 1 ms), whatever state the environment is in.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def install() -> None:
+    """Put the registry into ``torch.distributed.rpc`` unless ``RPC_BACKENDS_AUTOLOAD=0``.
+
+    Never raises: a failure is kept and shown by ``rpc-backends doctor``.
+    """
+    if os.environ.get("RPC_BACKENDS_AUTOLOAD", "").strip().lower() in _OFF:
+        return
+    # An exception here would break `import torch` for everybody: any cause is kept as data.
+    try:
+        from rpc_backends_core import torch_bridge
+
+        torch_bridge.install()
+    except Exception as error:  # noqa: BLE001 - see above
+        _failures.append(error)
+
+
+def failure() -> Exception | None:
+    """Return what went wrong the last time :func:`install` ran, if anything did."""
+    return _failures[-1] if _failures else None
+
+
+_OFF = frozenset({"0", "false", "no", "off"})
+_failures: list[Exception] = []

@@ -1,0 +1,136 @@
+"""What a plugin hands over: a :class:`Backend`, and the check that an object is one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+ConstructOptionsHandler = Callable[..., Any]
+InitBackendHandler = Callable[..., Any]
+
+#: The keywords with which `init_rpc` calls an init handler.
+INIT_ARGUMENTS = ("store", "name", "rank", "world_size", "rpc_backend_options")
+
+
+class BackendValue(NamedTuple):
+    """The two handlers of a backend, under the field names that torch gives them."""
+
+    construct_rpc_backend_options_handler: ConstructOptionsHandler
+    init_backend_handler: InitBackendHandler
+
+
+class Capability(StrEnum):
+    """What a backend can declare that it does; `docs/architecture.md` says what each commits to."""
+
+    STATIC_GROUPS = "static-groups"
+    DYNAMIC_GROUPS = "dynamic-groups"
+    REJOIN = "rejoin"
+    DEVICE_MAPS = "device-maps"
+    TORCHSCRIPT = "torchscript"
+    FAULT_INJECTION = "fault-injection"
+    ENCRYPTION = "encryption"
+    PEER_LOSS_DETECTION = "peer-loss-detection"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A backend as a plugin declares it.
+
+    :ivar construct_rpc_backend_options_handler: called as ``handler(rpc_timeout, init_method,
+        **options)`` (seconds, URL); returns an instance of ``options_type``.
+    :ivar init_backend_handler: called as ``handler(store=, name=, rank=, world_size=,
+        rpc_backend_options=)``; returns the agent. ``world_size`` is None for a dynamic group.
+    :ivar options_type: the class of the options, by which ``init_rpc`` finds the backend when a
+        program gives options and names none.
+    :ivar capabilities: what it can do; :class:`Capability` has the words the project knows.
+    :ivar description: one line for people.
+    """
+
+    construct_rpc_backend_options_handler: ConstructOptionsHandler
+    init_backend_handler: InitBackendHandler
+    options_type: type | None = None
+    capabilities: frozenset[str] = frozenset()
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not work, where its author can see it."""
+        for field in BackendValue._fields:
+            if not callable(getattr(self, field)):
+                raise TypeError(f"Backend.{field} is {getattr(self, field)!r}; it must be callable.")
+        if self.options_type is not None and not isinstance(self.options_type, type):
+            raise TypeError(f"Backend.options_type is {self.options_type!r}; it must be a class.")
+        object.__setattr__(self, "capabilities", frozenset(map(str, self.capabilities)))
+
+    @property
+    def value(self) -> BackendValue:
+        """The handlers as torch keeps them."""
+        return BackendValue(self.construct_rpc_backend_options_handler, self.init_backend_handler)
+
+
+def as_backend(obj: object) -> Backend:
+    """Turn what an entry point names into a :class:`Backend`.
+
+    Accepted are a :class:`Backend`, a pair of handlers (a tuple or torch's ``BackendValue``), and any
+    object with the two handlers as attributes.
+
+    :raises TypeError: it is none of these, or a handler's signature does not fit.
+    """
+    backend = _convert(obj)
+    _check_signature(
+        backend.construct_rpc_backend_options_handler,
+        "construct_rpc_backend_options_handler",
+        "(rpc_timeout, init_method, **options)",
+        args=(60.0, "env://"),
+    )
+    _check_signature(
+        backend.init_backend_handler,
+        "init_backend_handler",
+        "(store, name, rank, world_size, rpc_backend_options)",
+        kwargs=dict.fromkeys(INIT_ARGUMENTS),
+    )
+    return backend
+
+
+def _convert(obj: object) -> Backend:
+    if isinstance(obj, Backend):
+        return obj
+    if isinstance(obj, tuple) and len(obj) == len(BackendValue._fields) and all(map(callable, obj)):
+        return Backend(construct_rpc_backend_options_handler=obj[0], init_backend_handler=obj[1])
+    handlers = {field: getattr(obj, field, None) for field in BackendValue._fields}
+    if all(map(callable, handlers.values())):
+        return Backend(
+            **handlers,  # type: ignore[arg-type]  # each was just seen to be callable
+            options_type=getattr(obj, "options_type", None),
+            capabilities=getattr(obj, "capabilities", frozenset()),
+            description=getattr(obj, "description", ""),
+        )
+    raise TypeError(
+        f"the entry point names {obj!r}, which is not a backend. It must be a "
+        "rpc_backends_core.Backend, or a pair (construct options handler, init backend handler)."
+    )
+
+
+def _check_signature(
+    handler: Callable[..., Any],
+    which: str,
+    wanted: str,
+    args: tuple[object, ...] = (),
+    kwargs: dict[str, object] | None = None,
+) -> None:
+    """Check that ``handler`` can be called as torch calls it.
+
+    Further required options are allowed for a construct handler: ``bind_partial`` leaves them out.
+    """
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # written in C without a signature: only a call can tell
+    try:
+        (signature.bind if kwargs else signature.bind_partial)(*args, **(kwargs or {}))
+    except TypeError as mismatch:
+        raise TypeError(
+            f"{which} has the signature {signature}, and torch calls it as {wanted}: {mismatch}."
+        ) from None

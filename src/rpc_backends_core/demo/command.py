@@ -1,0 +1,56 @@
+"""The command ``rpc-backends demo``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from rpc_backends_core.demo.plan import BACKENDS, EPOCHS, QUICK_EPOCHS
+
+
+@click.command()
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="NAME",
+    help=f"Backend to train over; repeat for several.  [default: {', '.join(BACKENDS)}]",
+)
+@click.option(
+    "--epochs", type=click.IntRange(min=1), help=f"Passes over the data.  [default: {EPOCHS}]"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of data and weights.")
+@click.option("--quick", is_flag=True, help=f"{QUICK_EPOCHS} epochs, unless --epochs is given.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+def demo(
+    backends: tuple[str, ...], epochs: int | None, seed: int, quick: bool, as_json: bool
+) -> None:
+    """Train a digits classifier over RPC backends, with and without faults.
+
+    A parameter server and two trainers, each a process, learn scikit-learn's handwritten digits by
+    RPC, RRefs and distributed autograd: first over TENSORPIPE, then over FAULTY_TENSORPIPE, whose
+    failing and delayed messages the training has to survive. Fails unless every run reaches a
+    test accuracy above 0.9.
+    """
+    from rich.console import Console
+
+    from rpc_backends_core.demo.data import MissingDependencyError
+    from rpc_backends_core.demo.origin import origin_of
+    from rpc_backends_core.demo.runner import play
+    from rpc_backends_core.demo.supervisor import WorkerFailedError
+    from rpc_backends_core.demo.view import View
+    from rpc_backends_core.errors import RpcBackendsError
+
+    epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
+    try:
+        origins = [origin_of(name) for name in backends or BACKENDS]
+        runs = play(origins, epochs, seed, View(Console(quiet=as_json)))
+    except (MissingDependencyError, RpcBackendsError, WorkerFailedError) as error:
+        raise click.ClickException(str(error)) from error
+    passed = not any(run.shortcoming for run in runs)
+    if as_json:
+        result = {"passed": passed, "seed": seed, "runs": [run.to_dict() for run in runs]}
+        click.echo(json.dumps(result, indent=2))
+    sys.exit(0 if passed else 1)

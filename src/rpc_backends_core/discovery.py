@@ -1,0 +1,67 @@
+"""Finding what installed packages declare, without importing any of it.
+
+Pure functions over entry points: tests hand in their own. `importlib_metadata` itself keeps the first
+of two copies of a distribution on ``sys.path``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+BACKENDS_GROUP = "rpc.backends"
+HOOKS_GROUP = "rpc.backends.hooks"
+
+
+class Found(NamedTuple):
+    """One entry point: what it says and who says it."""
+
+    name: str
+    value: str
+    distribution: str | None
+    version: str | None
+    entry_point: Any
+
+    @property
+    def origin(self) -> str:
+        """The package and its version, for messages."""
+        return f"{self.distribution or 'unknown package'} {self.version or ''}".strip()
+
+
+class Scan(NamedTuple):
+    """Everything one look at the installed packages found, each list sorted."""
+
+    backends: list[Found]
+    hooks: list[Found]
+
+
+def scan() -> Scan:
+    """Look at all installed packages once, for both groups."""
+    import importlib_metadata
+
+    return select(importlib_metadata.entry_points())
+
+
+def select(entry_points: Iterable[Any]) -> Scan:
+    """Pick our two groups out of ``entry_points``; the order does not depend on ``sys.path``."""
+    backends: list[Found] = []
+    hooks: list[Found] = []
+    for entry_point in entry_points:
+        if entry_point.group == BACKENDS_GROUP:
+            backends.append(_found(entry_point))
+        elif entry_point.group == HOOKS_GROUP:
+            hooks.append(_found(entry_point))
+    key = _sort_key
+    return Scan(sorted(set(backends), key=key), sorted(set(hooks), key=key))
+
+
+def _found(entry_point: Any) -> Found:
+    try:
+        name, version = entry_point.dist.name, entry_point.dist.version
+    except Exception:  # noqa: BLE001 - metadata that cannot be read hides a package's name, no more
+        name = version = None
+    return Found(entry_point.name, entry_point.value, name, version, entry_point)
+
+
+def _sort_key(found: Found) -> tuple[str, str, str]:
+    return (found.name, found.distribution or "", found.value)

@@ -1,0 +1,130 @@
+"""The bridge: puts the registry into ``torch.distributed.rpc`` and takes it out again.
+
+This package is the only place that touches torch's private names; `private` lists each of them. What is
+imported here runs at every ``import torch``, so it is little, and the rest is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rpc_backends_core import functions
+from rpc_backends_core.backend_type import BackendType
+from rpc_backends_core.registry import default_registry
+from rpc_backends_core.torch_bridge import surface
+
+
+def install() -> None:
+    """Put the registry into ``torch.distributed.rpc``. Twice is once; no RPC in torch, no change.
+
+    Backends that torch, or a package whose ``torch.backends`` entry point ran earlier, has registered by
+    then are taken over.
+    """
+    import torch.distributed
+
+    if _undo or not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
+        return
+    from torch.distributed import rpc
+
+    registry = default_registry()
+    for member in rpc.backend_registry.BackendType:
+        own = _is_torchs(member.value)
+        if not _is_registered(member.name):
+            registry.register(
+                member.name,
+                tuple(member.value),  # type: ignore[arg-type]  # torch's BackendValue is a pair
+                owner=_home(member.value),
+                torch_own=own,
+                options_type=options_type_of_torchs(member.name) if own else None,
+                look=False,
+            )
+    for module, name, value in _replacements(rpc):
+        _undo.append((module, name, module.__dict__.get(name, _ABSENT)))
+        setattr(module, name, value)
+
+
+def uninstall() -> None:
+    """Give ``torch.distributed.rpc`` back what it had; what was registered since stays registered."""
+    if not _undo:
+        return
+    rpc = sys.modules["torch.distributed.rpc"]
+    while _undo:
+        module, name, value = _undo.pop()
+        if value is _ABSENT:
+            delattr(module, name)
+        else:
+            setattr(module, name, value)
+    registry = default_registry()
+    for entry in registry.entries():
+        if entry.source == "plugin" or rpc.backend_registry.backend_registered(entry.name):
+            continue
+        rpc.backend_registry.register_backend(entry.name, *registry.load(entry).value)
+        rpc.__dict__["BackendType"] = rpc.backend_registry.BackendType
+
+
+def is_installed() -> bool:
+    """Return whether the registry is in ``torch.distributed.rpc``."""
+    return bool(_undo)
+
+
+def original(module: str, name: str) -> Any:
+    """Return what torch's ``module`` had under ``name`` before the bridge was installed."""
+    for where, what, value in _undo:
+        if where.__name__ == module and what == name:
+            return value
+    return getattr(sys.modules[module], name)
+
+
+def torch_is_importing() -> bool:
+    """Return whether ``import torch`` is still under way (entry points of other packages run in it)."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def options_type_of_torchs(name: str) -> type | None:
+    """Return the options class of a backend that torch itself registers, None for any other name."""
+    if name == "TENSORPIPE":
+        return getattr(sys.modules["torch.distributed.rpc"], "TensorPipeRpcBackendOptions", None)
+    if name == "FAULTY_TENSORPIPE":
+        testing = sys.modules.get("torch._C._distributed_rpc_testing")
+        return getattr(testing, "FaultyTensorPipeRpcBackendOptions", None)
+    return None
+
+
+_ABSENT: Any = object()
+_undo: list[tuple[Any, str, Any]] = []
+
+
+def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
+    registry_module, api = rpc.backend_registry, rpc.api
+    shared = {
+        "BackendType": BackendType,
+        "backend_registered": functions.backend_registered,
+        "register_backend": functions.register_backend,
+        "construct_rpc_backend_options": functions.construct_rpc_backend_options,
+        "init_backend": functions.init_backend,
+    }
+    return [
+        *((registry_module, name, value) for name, value in shared.items()),
+        *((rpc, name, value) for name, value in shared.items()),
+        (rpc, "init_rpc", surface.init_rpc),
+        (rpc, "_init_rpc_backend", surface._init_rpc_backend),
+        (rpc, "shutdown", surface.shutdown),
+        (api, "shutdown", surface.shutdown),
+        (api, "_set_and_start_rpc_agent", surface._set_and_start_rpc_agent),
+        (api, "_reset_current_rpc_agent", surface._reset_current_rpc_agent),
+    ]
+
+
+def _is_registered(name: str) -> bool:
+    registry = default_registry()
+    return name in registry._process or name in registry._torch
+
+
+def _is_torchs(value: Any) -> bool:
+    return _home(value).startswith("torch.distributed.")
+
+
+def _home(value: Any) -> str:
+    return str(getattr(value[1], "__module__", None) or "__main__")

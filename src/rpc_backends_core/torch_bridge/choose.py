@@ -1,0 +1,102 @@
+"""Which backend a program means that names it, gives options, or does neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rpc_backends_core import settings
+from rpc_backends_core.backend_type import BackendType
+from rpc_backends_core.errors import RpcBackendsError, SettingError, UnknownBackendError
+from rpc_backends_core.functions import as_member, construct_rpc_backend_options
+from rpc_backends_core.registry import Entry, default_registry
+from rpc_backends_core.torch_bridge import options_type_of_torchs
+
+_TORCHS_DEFAULT = "TENSORPIPE"
+
+
+def choose(backend: Any, options: Any) -> Any:
+    """Return the member that ``backend`` and ``options`` of an ``init_rpc`` call mean.
+
+    :raises TypeError: ``backend`` is neither a member nor a name, or no backend has options of that type.
+    :raises SettingError: ``RPC_BACKENDS_DEFAULT`` names no backend.
+    """
+    if backend is not None:
+        return as_member(backend)
+    if options is not None:
+        return _by_options(options)
+    return _default()
+
+
+def _default() -> Any:
+    name = settings.default_backend()
+    if name is None:
+        return BackendType[_TORCHS_DEFAULT]
+    try:
+        return BackendType[name]
+    except UnknownBackendError as error:
+        raise SettingError(f"{settings.DEFAULT}={name!r}: {error}") from error
+
+
+def _by_options(options: Any) -> Any:
+    """Find the backend whose options type fits best, loading and constructing as little as can be.
+
+    Types that are known go first; then plugins that the options' package declares; then all other
+    plugins; and last old-style backends, of which nothing but their default options tells the type.
+    """
+    registry = default_registry()
+    entries = [registry.entry(name) for name in registry.names()]
+    default = settings.default_backend()
+    entries.sort(key=lambda entry: (default is None or entry.name != default.upper(),))
+
+    known = [(entry, _known_type(entry)) for entry in entries]
+    best = _best(options, known)
+    if best is None:
+        packages = {cls.__module__.partition(".")[0] for cls in type(options).__mro__}
+        for of_package in (True, False):
+            plugins = [
+                (entry, _loaded_type(entry))
+                for entry in entries
+                if entry.state == "found"
+                and ((entry.value or "").partition(".")[0].partition(":")[0] in packages)
+                is of_package
+            ]
+            best = best or _best(options, plugins)
+    if best is None:
+        best = _best(options, [(entry, _constructed_type(entry)) for entry in entries])
+    if best is None:
+        types = ", ".join(
+            f"{entry.name}: {kind.__name__}" for entry, kind in known if kind is not None
+        )
+        raise TypeError(
+            f"Could not infer backend for options {options!r} of type {type(options).__name__}. Pass "
+            f"backend=NAME, or options of one of these types ({types})."
+        )
+    return BackendType[best.name]
+
+
+def _best(options: Any, candidates: list[tuple[Entry, type | None]]) -> Entry | None:
+    """Return the candidate whose type is nearest to the options' own class; the first of equals."""
+    order = type(options).__mro__
+    fitting = [(order.index(kind), entry) for entry, kind in candidates if kind in order]
+    return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+def _known_type(entry: Entry) -> type | None:
+    return entry.options_type or options_type_of_torchs(entry.name)
+
+
+def _loaded_type(entry: Entry) -> type | None:
+    try:
+        return default_registry().load(entry).options_type
+    except RpcBackendsError:
+        return None  # kept on its record; whoever names that backend is told
+
+
+def _constructed_type(entry: Entry) -> type | None:
+    """Return the type of an old-style backend's default options, None if it cannot be known."""
+    if entry.options_type is not None or entry.state not in ("registered", "loaded"):
+        return None
+    try:
+        return type(construct_rpc_backend_options(entry.name))
+    except Exception:  # noqa: BLE001 - a backend with required options harms nobody else
+        return None

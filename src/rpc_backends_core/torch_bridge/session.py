@@ -1,0 +1,206 @@
+"""What one ``init_rpc`` holds until its agent is gone: the store, the group, the agents."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
+from torch.distributed import rpc
+
+from rpc_backends_core.registry import default_registry
+
+if TYPE_CHECKING:
+    from rpc_backends_core.group import Group
+
+#: What a store and an exchange are given where the program says "never": torch's own "never", 24 days.
+NEVER = timedelta(milliseconds=2**31 - 1)
+#: Seconds the host of the store waits for the others to have left it; they are at most an agent's
+#: shutdown behind.
+_HOST_PATIENCE = 5.0
+#: Seconds between two attempts to meet while the last host closes its store.
+_HOST_PAUSE = 0.05
+
+
+class Session:
+    """One worker's membership in one group, from the rendezvous to the end of the agent.
+
+    :param store: given if the caller brings the store; it is then the caller's to close.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        name: str,
+        rank: int,
+        world_size: int | None,
+        options: Any,
+        store: Any = None,
+    ) -> None:
+        self.backend = backend
+        self.name = name
+        self.rank = rank
+        self.world_size = world_size or None
+        self.init_method: str = options.init_method
+        self.timeout = rpc_seconds(options.rpc_timeout)
+        self.agents: list[Any] = []
+        self.group: Group | None = None
+        self._store = store
+        self._rendezvous: Any = None
+
+    def open(self) -> Any:
+        """Meet the other workers and return the store for the backend."""
+        if self.rank != 0:
+            # A store that this process hosted for an earlier group would keep its port from the
+            # process that hosts one now.
+            _lingering.clear()
+        if not self._forms_group():
+            return self._torchs_way(self._meet())
+        end = time.monotonic() + _HOST_PATIENCE
+        while True:
+            try:
+                return self._form_group(self._meet())
+            except dist.DistNetworkError:
+                # The process that hosted the store of the last group is closing it: its port is not
+                # free yet, or we were connected to it in its last moment.
+                if time.monotonic() > end:
+                    raise
+                self._let_go()
+                time.sleep(_HOST_PAUSE)
+
+    def _meet(self) -> Any:
+        """Rendezvous, and return the raw store."""
+        store = self._rendezvous_store()
+        _lingering.clear()
+        store.set_timeout(timedelta(seconds=self.timeout) if self.timeout else NEVER)
+        self._store = store
+        return store
+
+    def _rendezvous_store(self) -> Any:
+        if self.world_size is None:
+            if self.rank == -1 and self.init_method.startswith("env:") and "RANK" in os.environ:
+                self.rank = int(os.environ["RANK"])
+            return dist._create_store_from_options(self, self.rank)  # reads init_method alone
+        self._rendezvous = dist.rendezvous(
+            self.init_method, rank=self.rank, world_size=self.world_size
+        )
+        store, self.rank, _ = next(self._rendezvous)
+        return store
+
+    def _forms_group(self) -> bool:
+        # Torch's own and old-style backends meet as they always have: their workers need not all have
+        # this package.
+        return default_registry().entry(self.backend).source == "plugin"
+
+    def _form_group(self, store: Any) -> Any:
+        from rpc_backends_core.group import join_group
+
+        self.group = join_group(
+            store,
+            self.name,
+            self.rank,
+            self.world_size,
+            backend=self.backend,
+            timeout=self.timeout or NEVER.total_seconds(),
+            fixed_id=fixed_worker_id(),
+        )
+        if fixed_worker_id() is None:
+            dist_autograd._init(self.group.autograd_id)
+        return self.group.store
+
+    def _torchs_way(self, store: Any) -> Any:
+        # As torch does: the store must outlive this call for workers that are not through yet.
+        rpc.rendezvous_iterator = self._rendezvous
+        with rpc._init_counter_lock:
+            store = dist.PrefixStore(f"rpc_prefix_{rpc._init_counter}", store)
+            rpc._init_counter += 1
+        dist_autograd._init(self.rank)
+        return store
+
+    def close(self) -> None:
+        """Leave the group and let go of the store; called when the agent is gone."""
+        group, self.group = self.group, None
+        if group is not None:
+            group.end()
+            # Rank 0 hosts a TCP store: if it goes while others still use it, they fail.
+            if self.rank == 0 and not group.wait_until_ended(_HOST_PATIENCE):
+                _lingering.append((self._store, self._rendezvous))
+        self._let_go()
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave a group that this worker failed to join, telling those who wait for it."""
+        group, self.group = self.group, None
+        if group is not None:
+            with contextlib.suppress(RuntimeError):  # the store may be what failed
+                kind = "ValueError" if isinstance(error, ValueError) else "GroupError"
+                group.fail(
+                    str(error)
+                    if isinstance(error, ValueError)
+                    else f"worker {self.name!r} (rank {self.rank}) failed to start: "
+                    f"{type(error).__name__}: {error}",
+                    kind,
+                )
+            group.end()
+            if self.rank == 0:
+                # The others have yet to read why.
+                _lingering.append((self._store, self._rendezvous))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.agents.clear()
+        self._store = self._rendezvous = None
+
+
+def rpc_seconds(rpc_timeout: float) -> float:
+    """Return a timeout in seconds; 0 stays 0 and means never."""
+    return float(rpc_timeout)
+
+
+def fixed_worker_id() -> int | None:
+    """Return the worker id that torch has fixed for this process, None in a fresh process.
+
+    The autograd container takes the first id it is given and refuses any other ("Container is already
+    initialized with worker_id").
+    """
+    try:
+        return int(dist_autograd._get_max_id()) >> 48
+    except RuntimeError:
+        return None
+
+
+@contextlib.contextmanager
+def begin(session: Session) -> Iterator[None]:
+    """Make ``session`` current; it stays so until its agent is gone, or ends here if it fails."""
+    _current.append(session)
+    try:
+        yield
+    except BaseException:
+        _current.remove(session)
+        raise
+
+
+def current() -> Session | None:
+    """Return the session that is starting or running in this process."""
+    return _current[-1] if _current else None
+
+
+def end_current() -> None:
+    """Close the running session, if there is one."""
+    while _current:
+        _current.pop().close()
+
+
+def current_group(store: Any) -> Group | None:
+    """Return the group that ``init_rpc`` formed for ``store``; None if the caller brought the store."""
+    session = current()
+    group = session.group if session is not None else None
+    return group if group is not None and group.store is store else None
+
+
+_current: list[Session] = []
+_lingering: list[Any] = []

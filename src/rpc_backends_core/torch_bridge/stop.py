@@ -1,0 +1,35 @@
+"""Stopping RPC: ``shutdown``, and what must happen when an agent ceases to be current."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed import rpc
+
+from rpc_backends_core.torch_bridge import original, session
+
+
+def shutdown(graceful: bool, timeout: float) -> None:
+    """Stop RPC; see :func:`~.surface.shutdown`.
+
+    Torch's own shutdown serves every static group. A dynamic one is left by the agent's own
+    ``leave_group(timeout)`` if it has that: torch's way calls each member in turn while it holds a token
+    that everybody waits for, and keeps the token when a member is dead.
+    """
+    leave: Any = None
+    if graceful and rpc.api._is_current_rpc_agent_set():
+        leave = getattr(rpc.api._get_current_rpc_agent(), "leave_group", None)
+    if leave is None:
+        original("torch.distributed.rpc.api", "shutdown")(graceful, timeout)
+        return
+    try:
+        leave(timeout)
+    finally:
+        del leave
+        rpc.api._finalize_shutdown()
+
+
+def reset_current_agent() -> None:
+    """Let go of the current agent, and of all that was held for it."""
+    original("torch.distributed.rpc.api", "_reset_current_rpc_agent")()
+    session.end_current()

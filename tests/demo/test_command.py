@@ -1,0 +1,46 @@
+"""Errors of the command that come before any process is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from rpc_backends_core.demo.command import demo
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+
+    result = CliRunner().invoke(demo, ["--backend", "TENSORPIPE"])
+
+    assert result.exit_code == 1
+    assert 'pip install "rpc-backends-core[demo]"' in result.output
+
+
+def test_an_unknown_backend_is_named_in_the_error() -> None:
+    result = CliRunner().invoke(demo, ["--backend", "TENSORPIPE", "--backend", "NO_SUCH_BACKEND"])
+
+    assert result.exit_code == 1
+    assert "NO_SUCH_BACKEND" in result.output
+
+
+def test_less_than_one_epoch_is_refused() -> None:
+    result = CliRunner().invoke(demo, ["--epochs", "0"])
+
+    assert result.exit_code == 2
+    assert "--epochs" in result.output
+
+
+def test_the_command_imports_nothing_heavy_before_it_runs() -> None:
+    code = (
+        "import sys; import rpc_backends_core.demo.command; "
+        "print({'torch', 'sklearn', 'numpy', 'rich'} & set(sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == "set()"

@@ -1,0 +1,92 @@
+"""The trainers' parts make up an epoch, and a run says what it falls short of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rpc_backends_core.demo.messages import EpochDone, Finished, StepDone, decode, encode
+from rpc_backends_core.demo.origin import Origin
+from rpc_backends_core.demo.plan import FAULTS, Faults, Plan
+from rpc_backends_core.demo.results import Run
+
+ORIGIN = Origin("TENSORPIPE", "rpc-backend-tensorpipe", "1.0")
+FAULTY = Faults(("PYTHON_CALL",), {"PYTHON_REMOTE_CALL": 0.1}, 1)
+
+
+def part(trainer: int, correct: int = 95, **counts: dict[str, int]) -> EpochDone:
+    faults = {"failed": {}, "delayed": {}, **counts}
+    return EpochDone(f"trainer-{trainer}", 1, 0.2 * (trainer + 1), correct, 100, **faults)
+
+
+def test_an_epoch_is_complete_with_the_part_of_the_second_trainer() -> None:
+    run = Run(ORIGIN, Faults())
+
+    assert run.add(part(0, 90, failed={"PYTHON_CALL": 2}), 1.0) is None
+    epoch = run.add(part(1, 80, failed={"PYTHON_CALL": 3}, delayed={"PYTHON_CALL": 1}), 2.0)
+
+    assert epoch is not None
+    assert run.epochs == [epoch]
+    assert epoch.loss == pytest.approx(0.3)
+    assert epoch.accuracy == pytest.approx(0.85)
+    assert (epoch.failed, epoch.delayed) == ({"PYTHON_CALL": 5}, {"PYTHON_CALL": 1})
+    assert epoch.seconds == 2.0
+
+
+def test_a_good_run_has_no_shortcoming() -> None:
+    run = Run(ORIGIN, Faults())
+    run.add(part(0), 1)
+    run.add(part(1), 1)
+
+    assert run.shortcoming is None
+
+
+def test_an_accuracy_of_just_the_goal_is_not_enough() -> None:
+    run = Run(ORIGIN, Faults())
+    run.add(part(0, 90), 1)
+    run.add(part(1, 90), 1)
+
+    assert run.shortcoming == "test accuracy 0.900 is not above 0.9"
+
+
+def test_a_run_that_never_trained_is_not_enough() -> None:
+    assert Run(ORIGIN, Faults()).shortcoming == "test accuracy 0.000 is not above 0.9"
+
+
+def test_faults_that_were_asked_for_and_never_met_are_a_shortcoming() -> None:
+    run = Run(ORIGIN, FAULTY)
+    run.add(part(0, failed={"PYTHON_CALL": 1}), 1)
+    run.add(part(1), 1)
+
+    assert run.shortcoming == "no fault was met on PYTHON_REMOTE_CALL, so nothing was survived"
+
+
+def test_a_result_can_be_written_as_json() -> None:
+    run = Run(ORIGIN, FAULTY)
+    run.add(part(0, failed={"PYTHON_CALL": 1}), 1)
+    run.add(part(1, delayed={"PYTHON_REMOTE_CALL": 4}), 1)
+
+    result = json.loads(json.dumps(run.to_dict()))
+
+    assert result["backend"] == "TENSORPIPE"
+    assert result["distribution"] == "rpc-backend-tensorpipe"
+    assert result["failed"] == {"PYTHON_CALL": 1}
+    assert result["delayed"] == {"PYTHON_REMOTE_CALL": 4}
+    assert len(result["epochs"]) == 1
+
+
+@pytest.mark.parametrize(
+    "message", [StepDone("trainer-0", 3), part(1, failed={"PYTHON_CALL": 2}), Finished("x")]
+)
+def test_a_message_arrives_as_it_was_sent(message: StepDone | EpochDone | Finished) -> None:
+    line = encode(message)
+
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    plan = Plan("FAULTY_TENSORPIPE", "run", "data", faults=FAULTS["FAULTY_TENSORPIPE"])
+
+    assert Plan.from_json(plan.to_json()) == plan

@@ -1,0 +1,174 @@
+"""The demo for real: four processes, real data, real faults, and none of it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_core.demo.data import prepare
+from rpc_backends_core.demo.messages import EpochDone, StepDone
+from rpc_backends_core.demo.plan import FAULTS, GOAL, TRAINERS, WORKERS, Plan
+from rpc_backends_core.demo.supervisor import WorkerFailedError, Workers
+
+pytestmark = pytest.mark.slow
+
+DEMO = [sys.executable, "-m", "rpc_backends_core.demo"]
+PACKAGES = {
+    "TENSORPIPE": "rpc-backend-tensorpipe",
+    "FAULTY_TENSORPIPE": "rpc-backend-faulty-tensorpipe",
+}
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
+    """Return a function that lists the processes this test has started and that still run."""
+    mark = f"DEMO_TEST={uuid.uuid4()}"
+    monkeypatch.setenv(*mark.split("="))
+
+    def running() -> list[int]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:  # it has ended meanwhile, or is somebody else's
+                continue
+        return found
+
+    yield running
+    for process in running():
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    prepare(tmp_path, seed=0)
+    return Plan("TENSORPIPE", str(tmp_path), str(tmp_path), epochs=1000)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("backend", list(PACKAGES))
+def test_training_reaches_the_goal(backend: str, processes: Callable[[], list[int]]) -> None:
+    ended = subprocess.run(
+        [*DEMO, "--quick", "--json", "--backend", backend],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    (run,) = result["runs"]
+    assert result["passed"]
+    assert run["backend"] == backend
+    assert run["distribution"] == PACKAGES[backend]
+    assert run["accuracy"] > GOAL
+    assert run["epochs"][-1]["loss"] < run["epochs"][0]["loss"]
+    assert processes() == []
+
+
+def test_each_meeting_and_each_fetch_fails_as_often_as_asked(tmp_path: Path) -> None:
+    prepare(tmp_path, seed=0)
+    faults = FAULTS["FAULTY_TENSORPIPE"]
+    folder = str(tmp_path)
+    parts, steps = [], 0
+    with Workers(Plan("FAULTY_TENSORPIPE", folder, folder, epochs=1, faults=faults)) as workers:
+        for message in workers.messages():
+            parts += [message] if isinstance(message, EpochDone) else []
+            steps += isinstance(message, StepDone)
+
+    assert [part.worker for part in sorted(parts, key=lambda part: part.worker)] == list(TRAINERS)
+    for part in parts:
+        # Plain calls: one meeting before each step, one after the epoch, one for the parameters.
+        calls = steps // len(TRAINERS) + 2
+        assert part.failed == {
+            "PYTHON_CALL": calls * faults.num_fail_sends,
+            "PYTHON_RREF_FETCH_CALL": faults.num_fail_sends,
+        }
+        assert part.delayed == {
+            "CLEANUP_AUTOGRAD_CONTEXT_REQ": steps // len(TRAINERS),
+            "PYTHON_REMOTE_CALL": 3,
+        }
+
+
+def test_the_same_seed_takes_the_same_course(tmp_path: Path) -> None:
+    losses = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        prepare(folder, seed=7)
+        plan = Plan("TENSORPIPE", str(folder), str(folder), epochs=2, seed=7)
+        with Workers(plan) as workers:
+            parts = [part for part in workers.messages() if isinstance(part, EpochDone)]
+        losses.append([part.loss for part in sorted(parts, key=lambda p: (p.epoch, p.worker))])
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_a_failing_worker_is_shown_with_its_traceback(
+    tmp_path: Path, processes: Callable[[], list[int]]
+) -> None:
+    plan = Plan("TENSORPIPE", str(tmp_path), str(tmp_path / "nowhere"))
+
+    with pytest.raises(WorkerFailedError) as caught, Workers(plan) as workers:
+        list(workers.messages())
+
+    assert "trainer-" in str(caught.value)
+    assert "Traceback (most recent call last)" in str(caught.value)
+    assert "FileNotFoundError" in str(caught.value)
+    assert processes() == []
+
+
+def test_a_killed_worker_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) -> None:
+    with pytest.raises(WorkerFailedError) as caught, Workers(plan) as workers:
+        for message in workers.messages():
+            if isinstance(message, StepDone):
+                workers.processes["trainer-1"].kill()
+
+    assert "trainer-1 ended with status -9" in str(caught.value)
+    assert processes() == []
+
+
+def test_silence_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) -> None:
+    with pytest.raises(WorkerFailedError) as caught, Workers(plan, silence=0.01) as workers:
+        list(workers.messages())
+
+    assert str(caught.value) == f"no news for 0.01 s from {', '.join(sorted(WORKERS))}"
+
+    assert processes() == []
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_worker_outlives_the_console(name: str, processes: Callable[[], list[int]]) -> None:
+    console = subprocess.Popen(
+        [*DEMO, "--epochs", "1000", "--backend", "TENSORPIPE"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with console:
+        assert console.stdout is not None
+        while b" 1  " not in (line := console.stdout.readline()):  # until the first epoch is done
+            assert line, "the demo ended by itself"
+        assert len(processes()) == 1 + len(WORKERS)
+        console.send_signal(getattr(signal, name))
+        assert console.wait(timeout=60) != 0
+
+    assert wait_until(lambda: processes() == [])

@@ -1,0 +1,75 @@
+"""What the console shows, on terminals wide and narrow and on none."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rpc_backends_core.demo.origin import Origin
+from rpc_backends_core.demo.plan import FAULTS, Faults
+from rpc_backends_core.demo.results import Epoch, Run
+from rpc_backends_core.demo.view import View
+
+ORIGINS = [
+    Origin("TENSORPIPE", "rpc-backend-tensorpipe", "1.0"),
+    Origin("FAULTY_TENSORPIPE", "rpc-backend-faulty-tensorpipe", "2.0"),
+]
+
+
+def shown(accuracy: float = 0.97, width: int = 100, terminal: bool = False) -> str:
+    """Return what a made-up demo prints."""
+    output = io.StringIO()
+    view = View(Console(file=output, width=width, force_terminal=terminal))
+    view.opening("2.13.0", ORIGINS, 1437, 360)
+    runs = []
+    for number, origin in enumerate(ORIGINS, start=1):
+        run = Run(origin, FAULTS.get(origin.backend, Faults()))
+        failed = dict.fromkeys(run.faults.messages_to_fail, 40)
+        delayed = dict.fromkeys(run.faults.messages_to_delay, 7)
+        with view.run(run, f"{number}/2") as drawing:
+            drawing.sized(1)
+            drawing.advanced(1, 1)
+            run.epochs.append(Epoch(1, 0.1234, accuracy, failed, delayed, 0.5))
+            drawing.epoch(run.epochs[-1])
+        runs.append(run)
+    view.closing(runs)
+    return output.getvalue()
+
+
+def test_each_backend_is_shown_with_its_package() -> None:
+    lines = shown().splitlines()
+
+    assert "  TENSORPIPE         from rpc-backend-tensorpipe 1.0" in lines
+    assert "  FAULTY_TENSORPIPE  from rpc-backend-faulty-tensorpipe 2.0" in lines
+
+
+def test_epochs_and_faults_are_lines_of_their_own() -> None:
+    lines = shown().splitlines()
+
+    assert "    1  0.1234     0.970       0        0     0.50" in lines
+    assert "    1  0.1234     0.970      80       14     0.50" in lines
+    assert "80 failed sends met, each made again until it passed" in lines
+    assert "      40  PYTHON_RREF_FETCH_CALL" in lines
+
+
+def test_the_last_line_is_the_verdict() -> None:
+    good, bad = shown(), shown(accuracy=0.9)
+
+    assert good.splitlines()[-1].startswith("PASSED")
+    assert bad.splitlines()[-1] == "FAILED  FAULTY_TENSORPIPE: test accuracy 0.900 is not above 0.9"
+
+
+def test_without_a_terminal_there_are_no_control_codes() -> None:
+    assert "\x1b" not in shown()
+    assert "starting" not in shown()
+
+
+def test_on_a_terminal_there_is_a_progress_bar() -> None:
+    assert "epoch 1/1" in shown(terminal=True)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, shown(width=width).splitlines())) <= width

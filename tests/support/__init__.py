@@ -1,0 +1,1 @@
+"""What several test suites share: real environments, small real packages, processes."""

@@ -1,0 +1,184 @@
+"""Running torch's suites with pytest: the import path, the stock option and the closing count."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The processes of the tests import this package by the name that pytest gave it.
+_IMPORT_ROOT = str(Path(__file__).parents[__name__.count(".")])
+if _IMPORT_ROOT not in sys.path:
+    sys.path.insert(0, _IMPORT_ROOT)
+
+_STOCK = "--torch-suites-stock"
+_BACKEND = "torch_suites_backend"
+_ADAPTED = "torch_suites_adapted"
+_SERVED = "torch_suites_served"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for stock torch, known to pytest when this folder is on its command line."""
+    parser.addoption(
+        _STOCK,
+        action="store_true",
+        help="run torch's RPC suites against stock torch, with no installed backend in place",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Switch installed backends off before torch is imported, here and in the tests' processes."""
+    # Torch's test modules use what torch deprecates; a hundred warnings say so at import.
+    config.addinivalue_line("filterwarnings", r"ignore:.torch\.jit\.:DeprecationWarning")
+    if not _is_stock(config):
+        return
+    if "torch" in sys.modules:
+        raise pytest.UsageError(
+            f"{_STOCK}: torch is imported already; run tests/torch_suites alone"
+        )
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare a run that leaves these suites out by marker the seconds that importing them takes."""
+    left_out = "not torch_suites" in config.getoption("markexpr", default="")
+    return True if left_out and collection_path.parent == Path(__file__).parent else None
+
+
+@pytest.fixture(scope="session")
+def torch_suites_stock(pytestconfig: pytest.Config) -> bool:
+    """Tell whether this run is against stock torch."""
+    return _is_stock(pytestconfig)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note on each of torch's tests whose it is, for the count; properties travel in reports."""
+    ours = [item for item in items if item.path.parent == Path(__file__).parent]
+    if not ours:
+        return
+    from . import suites
+
+    backends = {f"test_{which.backend.lower()}.py": which.backend for which in suites.ALL}
+    for item in ours:
+        if item.path.name not in backends:
+            continue
+        item.user_properties.append((_BACKEND, backends[item.path.name]))
+        if suites.bridge_is_installed() and item.name in suites.ADAPTED:
+            item.user_properties.append((_ADAPTED, item.name))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the count of torch's own tests, apart from all other tests."""
+    results = _Results()
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            if isinstance(report, pytest.TestReport):
+                results.add(report, outcome)
+    if not results.outcomes:
+        return
+    terminalreporter.section("torch's own RPC suites")
+    for line in results.lines():
+        terminalreporter.write_line(line)
+
+
+def _is_stock(config: pytest.Config) -> bool:
+    return bool(config.getoption(_STOCK, default=False))
+
+
+class _Results:
+    """Outcomes of torch's tests, gathered from reports."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+        self.backend_of: dict[str, str] = {}
+        self.adapted: dict[str, str] = {}
+        self.skips: dict[str, str] = {}
+        self.served: dict[str, str] = {}
+
+    def add(self, report: pytest.TestReport, outcome: str) -> None:
+        properties: dict[str, Any] = dict(report.user_properties)
+        if _SERVED in properties:
+            self.served.update([properties[_SERVED]])
+        if _BACKEND not in properties:
+            return
+        test = report.nodeid
+        self.backend_of[test] = properties[_BACKEND]
+        # One test can be reported twice: passed, and then an error in its tear-down.
+        if self.outcomes.get(test) != "failed":
+            self.outcomes[test] = "failed" if outcome == "error" else outcome
+        if _ADAPTED in properties:
+            self.adapted[test] = properties[_ADAPTED]
+        if outcome == "skipped":
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            self.skips[test] = reason.removeprefix("Skipped: ")
+
+    def lines(self) -> list[str]:
+        """Return the closing section, line by line."""
+        from . import suites
+
+        lines = [f"{'':20}{'passed':>8}{'failed':>8}{'skipped':>9}"]
+        for which in suites.ALL:
+            lines.append(_row(which.backend, self._count(which.backend)))
+        total = self._count(None)
+        lines.append(_row("total", total))
+        lines += self._served_lines()
+        lines += [f"skipped: {test}: {reason}" for test, reason in sorted(self.skips.items())]
+        lines += _not_run_lines()
+        lines.append(self._verdict(total["passed"]))
+        return lines
+
+    def _count(self, backend: str | None) -> Counter[str]:
+        return Counter(
+            outcome
+            for test, outcome in self.outcomes.items()
+            if backend in (None, self.backend_of[test])
+        )
+
+    def _served_lines(self) -> list[str]:
+        from . import suites
+
+        return [
+            f"{which.backend} served by {self.served.get(which.backend, 'a package not asked for')}"
+            for which in suites.ALL
+        ]
+
+    def _verdict(self, passed: int) -> str:
+        from . import suites
+
+        adapted = [
+            name for test, name in sorted(self.adapted.items()) if self.outcomes[test] == "passed"
+        ]
+        if not adapted:
+            return f"{passed} passed, as torch wrote them"
+        reasons = "; ".join(f"{name}, because {suites.ADAPTED[name]}" for name in adapted)
+        return (
+            f"{passed} passed: {passed - len(adapted)} as torch wrote them,"
+            f" {len(adapted)} adapted: {reasons}"
+        )
+
+
+def _row(name: str, count: Counter[str]) -> str:
+    return f"{name:20}{count['passed']:>8}{count['failed']:>8}{count['skipped']:>9}"
+
+
+def _not_run_lines() -> list[str]:
+    """Say which torch this is and what was left out for want of a GPU."""
+    import torch
+
+    from . import suites
+
+    lines = [f"torch {torch.__version__}"]
+    if suites.torch_release() not in suites.EXPECTED_TESTS:
+        lines[0] += (
+            f", whose tests were not counted before (only torch {', '.join(suites.EXPECTED_TESTS)})"
+        )
+    cuda = sum(which.cuda_tests for which in suites.ALL)
+    if not torch.cuda.is_available():
+        lines.append(
+            f"not run: {cuda} tests of torch's CUDA lists, as there is no CUDA device here"
+        )
+    return lines

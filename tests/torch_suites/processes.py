@@ -1,0 +1,38 @@
+"""Starting the processes of torch's tests quickly: forked from a server that has torch imported.
+
+Each of torch's tests starts four processes and torch starts them by spawn, which imports torch
+four times a test: over an hour for all of them on two cores.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+
+# Only what is installed can be preloaded: Python 3.11's fork server does not take over `sys.path`.
+# Not preloaded: `torch.distributed.rpc._testing`, which registers FAULTY_TENSORPIPE. Torch's suites
+# for TENSORPIPE do without it, and two of them fail on stock torch once anything was registered.
+_PRELOAD = ["torch.testing._internal.distributed.rpc_utils"]
+
+
+@functools.cache
+def context() -> BaseContext:
+    """Return the way to start processes here: the fork server, or spawn where there is CUDA.
+
+    The fork server asks for CUDA devices when it imports torch's test modules, and CUDA cannot be
+    used in a process forked after that.
+    """
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    forkserver = multiprocessing.get_context("forkserver")
+    forkserver.set_forkserver_preload(_PRELOAD)
+    return forkserver
+
+
+def start(test: Any) -> None:
+    """Stand in for `MultiProcessTestCase._spawn_processes` on the case `test`."""
+    test._start_processes(context().Process)  # type: ignore[attr-defined]

@@ -1,0 +1,113 @@
+"""Who serves a backend, asked in a process started as those of torch's tests are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+from . import processes
+
+_TIMEOUT_S = 120.0
+
+# Torch's own FAULTY_TENSORPIPE has no defaults for these.
+_REQUIRED: dict[str, dict[str, Any]] = {
+    "FAULTY_TENSORPIPE": {
+        "num_worker_threads": 4,
+        "messages_to_fail": [],
+        "messages_to_delay": {},
+        "num_fail_sends": 0,
+    }
+}
+
+
+@dataclass
+class Served:
+    """What one process saw of a backend.
+
+    :param one_enum: whether `torch.distributed.rpc` and its registry have the same `BackendType`
+    :param handlers: modules of the two handlers in `BackendType[...].value`
+    :param called: functions run by `init_rpc`, as `module:name`, Python ones only
+    :param distribution: name and version of what the handlers were installed with
+    """
+
+    one_enum: bool
+    handlers: list[str] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
+    distribution: str = ""
+
+
+def ask(backend: str) -> Served:
+    """Start one worker over `backend` in a process of its own and return what it saw."""
+    receiving, sending = processes.context().Pipe(duplex=False)
+    process = processes.context().Process(  # type: ignore[attr-defined]
+        target=_answer, args=(backend, sending)
+    )
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(_TIMEOUT_S):
+            raise TimeoutError(f"a worker over {backend!r} gave no answer in {_TIMEOUT_S:.0f} s")
+        served: Served = receiving.recv()
+    except EOFError as error:
+        raise RuntimeError(
+            f"a worker over {backend!r} ended before it answered; its own error is on stderr"
+        ) from error
+    else:
+        return served
+    finally:
+        process.terminate()
+        process.join()
+        receiving.close()
+
+
+def _answer(backend: str, sending: Connection) -> None:
+    if backend == "FAULTY_TENSORPIPE":
+        # Where torch registers it; torch's fixture for this backend, and only that, imports it.
+        importlib.import_module("torch.distributed.rpc._testing")
+    # The registry's enum, as in torch's fixtures: stock torch leaves the other one behind.
+    registry: Any = rpc.backend_registry
+    member = registry.BackendType[backend]
+    served = Served(
+        one_enum=rpc.BackendType is registry.BackendType,
+        handlers=[handler.__module__ for handler in member.value],
+    )
+    served.distribution = _distribution(backend, served.handlers)
+    called: set[str] = set()
+
+    def record(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            called.add(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_name}")
+
+    with tempfile.NamedTemporaryFile() as file:
+        options = registry.construct_rpc_backend_options(
+            member, init_method=f"file://{file.name}", **_REQUIRED.get(backend, {})
+        )
+        sys.setprofile(record)
+        try:
+            rpc.init_rpc(  # type: ignore[no-untyped-call]
+                "worker0", member, rank=0, world_size=1, rpc_backend_options=options
+            )
+        finally:
+            sys.setprofile(None)
+        rpc.shutdown()
+    served.called = sorted(called)
+    sending.send(served)
+
+
+def _distribution(backend: str, handlers: list[str]) -> str:
+    for entry_point in importlib.metadata.entry_points(group="rpc.backends", name=backend):
+        package = entry_point.module.partition(".")[0]
+        if entry_point.dist and all(name.partition(".")[0] == package for name in handlers):
+            return f"{entry_point.dist.name} {entry_point.dist.version}"
+    if all(name.partition(".")[0] == "torch" for name in handlers):
+        return f"torch {torch.__version__}"
+    return "no installed distribution"

@@ -1,0 +1,139 @@
+"""Which of torch's suites run for which backend, how many tests they hold, what is adapted.
+
+The test modules build their classes here, and so do the processes that their tests start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import unittest
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+from torch.testing._internal.dist_utils import worker_name
+from torch.testing._internal.distributed import rpc_utils
+
+from . import processes
+
+#: Tests by backend in torch's lists for the CPU, by torch release.
+EXPECTED_TESTS = {"2.13": {"TENSORPIPE": 436, "FAULTY_TENSORPIPE": 28}}
+
+#: Tests that do not run as torch wrote them, and why.
+ADAPTED = {"test_wrong_types": "init_rpc takes a name here"}
+
+
+@dataclass(frozen=True)
+class Suites:
+    """The lists of torch's suites that are run for one backend."""
+
+    backend: str
+    prefix: str
+    cpu: tuple[type[Any], ...]
+    cuda: tuple[type[Any], ...]
+
+    @property
+    def runnable(self) -> list[type[Any]]:
+        """What can run on this machine: torch's CUDA lists only where there is a device."""
+        return [*self.cpu, *(self.cuda if torch.cuda.is_available() else ())]
+
+    @property
+    def cpu_tests(self) -> int:
+        """How many tests torch's lists for the CPU hold."""
+        return sum(_count(suite) for suite in self.cpu)
+
+    @property
+    def cuda_tests(self) -> int:
+        """How many tests torch's CUDA lists hold."""
+        return sum(_count(suite) for suite in self.cuda)
+
+
+TENSORPIPE = Suites(
+    backend="TENSORPIPE",
+    prefix="TensorPipe",
+    cpu=(*rpc_utils.GENERIC_TESTS, *rpc_utils.TENSORPIPE_TESTS),
+    cuda=(*rpc_utils.GENERIC_CUDA_TESTS, *rpc_utils.TENSORPIPE_CUDA_TESTS),
+)
+FAULTY_TENSORPIPE = Suites(
+    backend="FAULTY_TENSORPIPE",
+    prefix="Faulty",
+    cpu=tuple(rpc_utils.FAULTY_AGENT_TESTS),
+    cuda=(),
+)
+ALL = (TENSORPIPE, FAULTY_TENSORPIPE)
+
+
+def generate(suites: Suites, fixture: type[Any], module_name: str) -> dict[str, type[Any]]:
+    """Return torch's test classes for a backend, by name.
+
+    :param fixture: torch's class that says which backend its suites use, and with what options
+    :param module_name: the module that will hold the classes, for processes to import them from
+    """
+    classes: dict[str, type[Any]] = rpc_utils.generate_tests(
+        suites.prefix, fixture, suites.runnable, module_name
+    )
+    for class_ in classes.values():
+        class_._spawn_processes = processes.start
+        class_.tearDown = _tear_down(class_)
+        if bridge_is_installed() and hasattr(class_, "test_wrong_types"):
+            class_.test_wrong_types = _test_wrong_types
+    return classes
+
+
+def bridge_is_installed() -> bool:
+    """Tell whether `torch.distributed.rpc` is this project's, which takes names in `init_rpc`."""
+    return getattr(rpc.BackendType, "__module__", "").startswith("rpc_backends_core")
+
+
+def torch_release() -> str:
+    """Return torch's version without the patch number, as in `2.13`."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def _count(suite: type[Any]) -> int:
+    # Only a TestCase has its tests counted, and torch's suites are mixed into one when generated.
+    case = type(suite.__name__, (suite, unittest.TestCase), {})
+    return len(unittest.defaultTestLoader.getTestCaseNames(case))
+
+
+def _tear_down(class_: type[Any]) -> Any:
+    inherited = class_.tearDown
+
+    def tear_down(self: Any) -> None:
+        inherited(self)
+        # Torch makes this file, for the processes to meet at, and leaves it behind.
+        with contextlib.suppress(OSError):
+            Path(self.file_name).unlink()
+
+    return tear_down
+
+
+def _test_wrong_types(self: Any) -> None:
+    """Torch's `RpcTest.test_wrong_types`, but with a backend that is neither a name nor a member.
+
+    Torch passes the string "TENSORPIPE" and expects it to be refused. The rest is torch's.
+    """
+    with self.assertRaisesRegex(
+        TypeError,
+        "Argument backend must be a member of BackendType",
+    ):
+        rpc.init_rpc(  # type: ignore[no-untyped-call]
+            name=worker_name(self.rank),
+            rank=self.rank,
+            world_size=self.world_size,
+            backend=3,
+        )
+
+    with self.assertRaisesRegex(
+        TypeError,
+        "Argument rpc_backend_options must be an instance of RpcBackendOptions",
+    ):
+        rpc.init_rpc(  # type: ignore[no-untyped-call]
+            name=worker_name(self.rank),
+            rank=self.rank,
+            world_size=self.world_size,
+            backend=self.rpc_backend,
+            rpc_backend_options={"init_method": self.init_method},
+        )

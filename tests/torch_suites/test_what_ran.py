@@ -1,0 +1,48 @@
+"""Checks of the run itself: torch's suites are all there, and they met the right backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from . import served, suites
+
+pytestmark = pytest.mark.torch_suites
+
+PACKAGES = {
+    "TENSORPIPE": "rpc_backend_tensorpipe",
+    "FAULTY_TENSORPIPE": "rpc_backend_faulty_tensorpipe",
+}
+TORCH_HANDLERS = {
+    "TENSORPIPE": "_tensorpipe_init_backend_handler",
+    "FAULTY_TENSORPIPE": "_faulty_tensorpipe_init_backend_handler",
+}
+
+
+@pytest.mark.parametrize("which", suites.ALL, ids=lambda which: which.backend)
+def test_torch_ships_as_many_tests_as_were_counted(which: suites.Suites) -> None:
+    """A suite that is lost on the way, or added by a new torch, does not go unnoticed."""
+    release = suites.torch_release()
+    if release not in suites.EXPECTED_TESTS:
+        known = ", ".join(suites.EXPECTED_TESTS)
+        pytest.skip(
+            f"torch {release} has {which.cpu_tests} tests for {which.backend};"
+            f" what it should have is known for torch {known} only"
+        )
+    assert which.cpu_tests == suites.EXPECTED_TESTS[release][which.backend]
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+def test_suites_are_served_by_the_expected_package(
+    backend: str, torch_suites_stock: bool, record_property: Callable[[str, object], None]
+) -> None:
+    """In the tests' processes the handlers that serve are the plugin's (for stock: torch's)."""
+    answer = served.ask(backend)
+    record_property("torch_suites_served", [backend, answer.distribution])
+    assert answer.one_enum or torch_suites_stock
+    package = "torch" if torch_suites_stock else PACKAGES[backend]
+    assert {name.partition(".")[0] for name in answer.handlers} == {package}
+    assert [name for name in answer.called if name.partition(".")[0].partition(":")[0] == package]
+    by_torch = [name for name in answer.called if name.endswith(f":{TORCH_HANDLERS[backend]}")]
+    assert bool(by_torch) == torch_suites_stock
