@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core.errors import UnknownBackendError
-from rpc_backends_core.registry import default_registry
+from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
     from rpc_backends_core.backend import BackendValue
@@ -31,6 +29,8 @@ class ExtensibleEnumType(enum.EnumMeta):
         # An attribute is written in a program, and so with the name's own case.
         entry = default_registry().entry(name)
         if entry.name != name:
+            from rpc_backends_core.errors import UnknownBackendError
+
             raise UnknownBackendError(
                 f"no RPC backend {name!r} as an attribute. Did you mean BackendType.{entry.name}? "
                 "(Only strings are looked up without regard to case.)"
@@ -78,6 +78,8 @@ class ExtensibleEnumType(enum.EnumMeta):
 
     @property
     def __members__(cls) -> Any:
+        from types import MappingProxyType
+
         return MappingProxyType({name: _member(name) for name in default_registry().names()})
 
     def __dir__(cls) -> list[str]:

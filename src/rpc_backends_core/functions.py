@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core.backend_type import BackendType, _member, understood
-from rpc_backends_core.registry import default_registry
+from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
     from rpc_backends_core.record import Record
@@ -35,12 +35,18 @@ def register_backend(
     :returns: the member, in the one enum that all others are in.
     :raises RuntimeError: the name is taken.
     """
+    owner = sys._getframe(1).f_globals.get("__name__", "__main__")
+    handlers = (construct_rpc_backend_options_handler, init_backend_handler)
+    return register_for(owner, backend_name, handlers)
+
+
+def register_for(owner: str, backend_name: str, handlers: tuple[Any, Any]) -> BackendType:
+    """Register a backend on behalf of the module ``owner``; see :func:`register_backend`."""
     from rpc_backends_core import torch_bridge
 
-    owner = sys._getframe(1).f_globals.get("__name__", "__main__")
     default_registry().register(
         backend_name,
-        (construct_rpc_backend_options_handler, init_backend_handler),
+        handlers,
         owner=owner,
         # What torch's own modules register, whenever they are imported, is torch's own.
         torch_own=owner.startswith("torch.distributed."),

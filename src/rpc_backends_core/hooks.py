@@ -17,7 +17,7 @@ import pluggy
 
 from rpc_backends_core import hookspecs
 from rpc_backends_core.errors import RefusedError
-from rpc_backends_core.registry import default_registry
+from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
     from rpc_backends_core.discovery import Found

@@ -168,6 +168,11 @@ class Registry:
         with self._lock:
             return list(self._hooks)
 
+    def is_registered(self, name: str) -> bool:
+        """Return whether ``name`` was registered in this process, by torch or by anybody."""
+        with self._lock:
+            return name in self._process or name in self._torch
+
     def refresh(self) -> None:
         """Forget what was found among the installed packages; the next question looks again.
 
@@ -454,21 +459,3 @@ def _renew_lock_after_fork(registry: Registry) -> None:
             alive._lock = threading.RLock()
 
     os.register_at_fork(after_in_child=renew)
-
-
-def default_registry() -> Registry:
-    """Return the registry of this process."""
-    if not _default:
-        registry = Registry()
-        registry.on_outcome = _tell_hooks
-        _default.append(registry)
-    return _default[0]
-
-
-def _tell_hooks(entry: Entry) -> None:
-    from rpc_backends_core import hooks  # imports pluggy, and so not before it is needed
-
-    hooks.tell_outcome(entry)
-
-
-_default: list[Registry] = []

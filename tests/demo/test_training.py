@@ -143,7 +143,7 @@ def test_a_killed_worker_ends_the_run(plan: Plan, processes: Callable[[], list[i
             if isinstance(message, StepDone):
                 workers.processes["trainer-1"].kill()
 
-    assert "trainer-1 ended with status -9" in str(caught.value)
+    assert str(caught.value).startswith("trainer-1 ended with status -9")
     assert processes() == []
 
 

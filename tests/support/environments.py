@@ -309,11 +309,14 @@ def distributions(root: Path) -> list[Path]:
 
 
 def base_requirements(root: Path) -> list[str]:
-    """Return what a base has: the torch that runs here, and all else that the core depends on."""
+    """Return what a base has: the torch that runs here, and all else that the core depends on.
+
+    numpy is there because torch warns at import where it is not.
+    """
     # A local version ("+cpu") cannot be asked for everywhere; the public one is enough.
     torch = f"torch=={metadata.version('torch').partition('+')[0]}"
     others = [text for text in read_project(root)["dependencies"] if not text.startswith("torch")]
-    return [torch, *others]
+    return [torch, "numpy", *others]
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> Result:

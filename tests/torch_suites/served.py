@@ -87,9 +87,9 @@ def _answer(backend: str, sending: Connection) -> None:
         if event == "call":
             called.add(f"{frame.f_globals.get('__name__')}:{frame.f_code.co_name}")
 
-    with tempfile.NamedTemporaryFile() as file:
+    with tempfile.TemporaryDirectory() as folder:
         options = registry.construct_rpc_backend_options(
-            member, init_method=f"file://{file.name}", **_REQUIRED.get(backend, {})
+            member, init_method=f"file://{folder}/store", **_REQUIRED.get(backend, {})
         )
         sys.setprofile(record)
         try:

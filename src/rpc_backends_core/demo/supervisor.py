@@ -124,21 +124,25 @@ class Workers:
             stdin.write(STOP)
             stdin.flush()
 
-    def _explain(self, name: str, message: Message | None) -> str:
-        """Return what the first failed worker and those failing with it have to say."""
-        problems = {name: self._complaint(name, message)}
+    def _explain(self, name: str, message: Failed | None) -> str:
+        """Return what the first failed worker and those failing with it have to say.
+
+        Whoever died without a word comes first: the others' errors mostly follow from that.
+        """
+        problems = {name: message}
         deadline = time.monotonic() + LAST_WORDS
         while (left := deadline - time.monotonic()) > 0:
             try:
-                name, message = self._mail.get(timeout=left)
+                name, news = self._mail.get(timeout=left)
             except queue.Empty:
                 break
-            if name not in problems and (message is None or isinstance(message, Failed)):
-                problems[name] = self._complaint(name, message)
-        return "\n\n".join(problems.values())
+            if news is None or isinstance(news, Failed):
+                problems.setdefault(name, news)
+        ordered = sorted(problems.items(), key=lambda problem: problem[1] is not None)
+        return "\n\n".join(self._complaint(*problem) for problem in ordered)
 
-    def _complaint(self, name: str, message: Message | None) -> str:
-        if isinstance(message, Failed):
+    def _complaint(self, name: str, message: Failed | None) -> str:
+        if message:
             return f"{name} failed:\n{message.traceback.rstrip()}"
         log = Path(self._plan.folder, f"{name}.log").read_text(errors="replace").splitlines()
         ending = "\n".join(log[-LOG_LINES:]) or "(its log is empty)"
@@ -149,7 +153,8 @@ def _listen(name: str, output: IO[bytes], mail: _Mail) -> None:
     """Put every message of a worker into ``mail``, and None when it has ended."""
     with output:
         for line in output:
-            mail.put((name, decode(line)))
+            if line.endswith(b"\n"):  # the last line of a killed worker may be half a message
+                mail.put((name, decode(line)))
     mail.put((name, None))
 
 

@@ -87,7 +87,7 @@ class RunView:
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None, complete_style="cyan", pulse_style="cyan"),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="cyan"),
             TaskProgressColumn("[cyan]{task.percentage:>3.0f}%"),
             console=console,
             transient=True,

@@ -7,12 +7,14 @@ imported here runs at every ``import torch``, so it is little, and the rest is i
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core import functions
 from rpc_backends_core.backend_type import BackendType
-from rpc_backends_core.registry import default_registry
+from rpc_backends_core.process import default_registry, prepare
 from rpc_backends_core.torch_bridge import surface
+
+if TYPE_CHECKING:
+    from rpc_backends_core.registry import Registry
 
 
 def install() -> None:
@@ -27,18 +29,9 @@ def install() -> None:
         return
     from torch.distributed import rpc
 
-    registry = default_registry()
-    for member in rpc.backend_registry.BackendType:
-        own = _is_torchs(member.value)
-        if not _is_registered(member.name):
-            registry.register(
-                member.name,
-                tuple(member.value),  # type: ignore[arg-type]  # torch's BackendValue is a pair
-                owner=_home(member.value),
-                torch_own=own,
-                options_type=options_type_of_torchs(member.name) if own else None,
-                look=False,
-            )
+    torchs = rpc.backend_registry.BackendType
+    if torchs is not BackendType:
+        prepare(lambda registry: _take_over(registry, torchs))
     for module, name, value in _replacements(rpc):
         _undo.append((module, name, module.__dict__.get(name, _ABSENT)))
         setattr(module, name, value)
@@ -93,6 +86,7 @@ def options_type_of_torchs(name: str) -> type | None:
 
 
 _ABSENT: Any = object()
+_DELETE_RREFS = "_delete_all_user_and_unforked_owner_rrefs"
 _undo: list[tuple[Any, str, Any]] = []
 
 
@@ -100,10 +94,10 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
     registry_module, api = rpc.backend_registry, rpc.api
     shared = {
         "BackendType": BackendType,
-        "backend_registered": functions.backend_registered,
-        "register_backend": functions.register_backend,
-        "construct_rpc_backend_options": functions.construct_rpc_backend_options,
-        "init_backend": functions.init_backend,
+        "backend_registered": surface.backend_registered,
+        "register_backend": surface.register_backend,
+        "construct_rpc_backend_options": surface.construct_rpc_backend_options,
+        "init_backend": surface.init_backend,
     }
     return [
         *((registry_module, name, value) for name, value in shared.items()),
@@ -114,12 +108,24 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (api, "shutdown", surface.shutdown),
         (api, "_set_and_start_rpc_agent", surface._set_and_start_rpc_agent),
         (api, "_reset_current_rpc_agent", surface._reset_current_rpc_agent),
+        (api, _DELETE_RREFS, surface._delete_all_user_and_unforked_owner_rrefs),
     ]
 
 
-def _is_registered(name: str) -> bool:
-    registry = default_registry()
-    return name in registry._process or name in registry._torch
+def _take_over(registry: Registry, torchs: Any) -> None:
+    """Register the members of an enum that torch made."""
+    for member in torchs:
+        if registry.is_registered(member.name):
+            continue
+        own = _is_torchs(member.value)
+        registry.register(
+            member.name,
+            tuple(member.value),
+            owner=_home(member.value),
+            torch_own=own,
+            options_type=options_type_of_torchs(member.name) if own else None,
+            look=False,
+        )
 
 
 def _is_torchs(value: Any) -> bool:

@@ -32,6 +32,11 @@ NAMES = (
         "the store of a group stays open until the process ends",
     ),
     PrivateName(
+        "torch.distributed.rpc.api._delete_all_user_and_unforked_owner_rrefs",
+        "given a short time in a later group of a process, where torch cannot delete RRefs",
+        "shutdown of a later group takes 100 s if RRefs were used in it",
+    ),
+    PrivateName(
         "torch.distributed.rpc.api._init_rpc_states",
         "makes an agent current",
         "init_rpc fails",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from rpc_backends_core.registry import default_registry
+from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
     from rpc_backends_core.group import Group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed import rpc
@@ -32,4 +33,20 @@ def shutdown(graceful: bool, timeout: float) -> None:
 def reset_current_agent() -> None:
     """Let go of the current agent, and of all that was held for it."""
     original("torch.distributed.rpc.api", "_reset_current_rpc_agent")()
+    if not _groups_before:
+        _groups_before.append(True)
     session.end_current()
+
+
+def delete_rrefs(*timeout: timedelta) -> None:
+    """Delete the RRefs of this worker, as torch does before it leaves a group.
+
+    Torch makes its RRefContext once in a process and marks it destroyed at the first shutdown; RRefs of
+    a later group are never deleted, and waiting for that (100 s in torch) is in vain.
+    """
+    wait = (_IN_VAIN,) if _groups_before else timeout
+    original("torch.distributed.rpc.api", "_delete_all_user_and_unforked_owner_rrefs")(*wait)
+
+
+_IN_VAIN = timedelta(milliseconds=100)
+_groups_before: list[bool] = []

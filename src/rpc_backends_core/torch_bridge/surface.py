@@ -5,7 +5,44 @@ They are thin on purpose: this module is imported with torch, and what does the 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Return whether ``backend_name`` can be used: registered here, installed, or torch's own."""
+    from rpc_backends_core import functions
+
+    return functions.backend_registered(backend_name)
+
+
+def register_backend(
+    backend_name: str,
+    construct_rpc_backend_options_handler: Any,
+    init_backend_handler: Any,
+) -> Any:
+    """Register a backend in this process; see :func:`rpc_backends_core.register_backend`."""
+    from rpc_backends_core import functions
+
+    owner = sys._getframe(1).f_globals.get("__name__", "__main__")
+    handlers = (construct_rpc_backend_options_handler, init_backend_handler)
+    return functions.register_for(owner, backend_name, handlers)
+
+
+def construct_rpc_backend_options(
+    backend: Any, rpc_timeout: float = 60.0, init_method: str = "env://", **kwargs: Any
+) -> Any:
+    """Construct the options of ``backend``; ``rpc_timeout`` in seconds, 0 for never."""
+    from rpc_backends_core import functions
+
+    return functions.construct_rpc_backend_options(backend, rpc_timeout, init_method, **kwargs)
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the init handler of ``backend`` and return the agent."""
+    from rpc_backends_core import functions
+
+    return functions.init_backend(backend, *args, **kwargs)
 
 
 def init_rpc(
@@ -65,3 +102,9 @@ def _reset_current_rpc_agent() -> None:
     from rpc_backends_core.torch_bridge import stop
 
     stop.reset_current_agent()
+
+
+def _delete_all_user_and_unforked_owner_rrefs(*timeout: Any) -> None:
+    from rpc_backends_core.torch_bridge import stop
+
+    stop.delete_rrefs(*timeout)

@@ -157,6 +157,9 @@ class RankedWorkerInfo(WorkerInfo):
         """The rank."""
         return self.rank
 
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.rank}, name={self.name})"
+
     def __reduce__(self) -> Any:
         # In another process it is torch's own, by worker id: good to call, whoever receives it.
         return (WorkerInfo, (self.name, super().id))

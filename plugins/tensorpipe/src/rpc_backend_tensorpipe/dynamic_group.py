@@ -27,21 +27,27 @@ from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, is_listening, logger
 
-#: Seconds given to the deletion of RRefs, and to requests that are being served, when a worker leaves.
-_LEAVING_PATIENCE = 5.0
+#: Seconds given to requests that are being served when a worker leaves.
+_SERVING_PATIENCE = 5.0
+#: Seconds given to deleting RRefs then: the RRefs of others to values here may well stay for ever.
+_RREF_PATIENCE = timedelta(seconds=1)
 
 
 class DynamicAgentStore(AgentStore):
     """The agent's store in a dynamic group: the agent starts alone and is then told of the others."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, name: str, worker_id: int) -> None:
         super().__init__(inner)
         self.addresses: dict[str, str] = {}
+        self._own_list = f"{name}-{worker_id},"
 
     def name_of(self, worker_id: str) -> str:
-        """Return "": the agent asks for its own list of members, which is not used."""
+        """Return the agent's own list of members, with itself on it: it takes that off when it leaves.
+
+        Torch's list splits names at the first dash, so it is never used to learn of others.
+        """
         del worker_id
-        return ""
+        return self._own_list
 
     def address_of(self, name: str) -> str:
         """Return the address of a member that the agent is being told of, or its own."""
@@ -112,9 +118,8 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         :param timeout: seconds each other member has to answer; 0 for the agent's own timeout.
         """
         limit = timeout or rpc.get_rpc_timeout()
-        patience = timedelta(seconds=min(limit or _LEAVING_PATIENCE, _LEAVING_PATIENCE))
         try:
-            rpc._delete_all_user_and_unforked_owner_rrefs(patience)
+            rpc.api._delete_all_user_and_unforked_owner_rrefs(_RREF_PATIENCE)
         except RuntimeError as error:
             logger.warning("RPC worker %r leaves with RRefs not deleted: %s", self.me.name, error)
         state = self.membership.remove([self.me])
@@ -128,7 +133,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
                 answer.wait()
             except RuntimeError as error:
                 logger.warning("RPC worker %r leaves: a member did not answer: %s", self.me.name, error)
-        self._finish_serving(patience.total_seconds())
+        self._finish_serving(_SERVING_PATIENCE)
         self.join(shutdown=True)
 
     def _finish_serving(self, seconds: float) -> None:
@@ -153,7 +158,7 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
     mine = WorkerDevices.of_this_process(name, options)
     membership = Membership(group.store)
     worker_id = membership.reserve(name, rank, mine, wanted=fixed_worker_id())
-    agent_store = DynamicAgentStore(group.store)
+    agent_store = DynamicAgentStore(group.store, name, worker_id)
     agent = DynamicAgent(agent_store, name, worker_id, None, options, {}, [])
     me = Peer(name, rank, worker_id, "", mine)
     agent.begin(agent_store, membership, me)
