@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch.distributed.rpc.backend_registry import BackendValue as BackendValue
+
     from rpc_backends_core.backend import Backend as Backend
-    from rpc_backends_core.backend import BackendValue as BackendValue
     from rpc_backends_core.backend import Capability as Capability
     from rpc_backends_core.backend_type import BackendType as BackendType
     from rpc_backends_core.errors import BackendConflictError as BackendConflictError
@@ -65,7 +66,7 @@ _HOMES = {
     "uninstall": "torch_bridge",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - they are strings
 
 
 def __getattr__(name: str) -> object:

@@ -20,7 +20,7 @@ def install() -> None:
         from rpc_backends_core import torch_bridge
 
         torch_bridge.install()
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:
         _failures.append(error)
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
+
+try:
+    from torch.distributed.rpc.backend_registry import BackendValue
+except ImportError:  # a torch that was built without RPC
+    BackendValue = collections.namedtuple(  # type: ignore[no-redef]
+        "BackendValue", ["construct_rpc_backend_options_handler", "init_backend_handler"]
+    )
 
 ConstructOptionsHandler = Callable[..., Any]
 InitBackendHandler = Callable[..., Any]
 
 #: The keywords with which `init_rpc` calls an init handler.
 INIT_ARGUMENTS = ("store", "name", "rank", "world_size", "rpc_backend_options")
-
-
-class BackendValue(NamedTuple):
-    """The two handlers of a backend, under the field names that torch gives them."""
-
-    construct_rpc_backend_options_handler: ConstructOptionsHandler
-    init_backend_handler: InitBackendHandler
 
 
 class Capability(StrEnum):
@@ -59,7 +60,9 @@ class Backend:
         """Refuse what could not work, where its author can see it."""
         for field in BackendValue._fields:
             if not callable(getattr(self, field)):
-                raise TypeError(f"Backend.{field} is {getattr(self, field)!r}; it must be callable.")
+                raise TypeError(
+                    f"Backend.{field} is {getattr(self, field)!r}; it must be callable."
+                )
         if self.options_type is not None and not isinstance(self.options_type, type):
             raise TypeError(f"Backend.options_type is {self.options_type!r}; it must be a class.")
         object.__setattr__(self, "capabilities", frozenset(map(str, self.capabilities)))

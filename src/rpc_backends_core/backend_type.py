@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
-    from rpc_backends_core.backend import BackendValue
+    from torch.distributed.rpc.backend_registry import BackendValue
 
 
 class ExtensibleEnumType(enum.EnumMeta):
@@ -67,7 +67,7 @@ class ExtensibleEnumType(enum.EnumMeta):
     def __len__(cls) -> int:
         return len(default_registry().names())
 
-    def __bool__(cls) -> bool:
+    def __bool__(cls) -> Literal[True]:
         return True
 
     def __contains__(cls, value: object) -> bool:

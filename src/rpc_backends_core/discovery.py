@@ -58,7 +58,7 @@ def select(entry_points: Iterable[Any]) -> Scan:
 def _found(entry_point: Any) -> Found:
     try:
         name, version = entry_point.dist.name, entry_point.dist.version
-    except Exception:  # noqa: BLE001 - metadata that cannot be read hides a package's name, no more
+    except Exception:
         name = version = None
     return Found(entry_point.name, entry_point.value, name, version, entry_point)
 

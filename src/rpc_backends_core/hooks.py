@@ -81,7 +81,7 @@ class Hooks:
         while True:
             try:
                 getattr(self.manager.hook, hook)(**kwargs)
-            except Exception as error:  # noqa: BLE001 - reported under its package's name
+            except Exception as error:
                 guilty = self._guilty(error, getattr(self.manager.hook, hook))
                 if guilty is None:
                     raise
@@ -96,7 +96,7 @@ class Hooks:
             self.manager.register(found.entry_point.load(), name=name)
             # Validates every implementation's arguments and names.
             self.manager.check_pending()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - any failure of a package is its own
+        except (Exception, SystemExit) as error:
             self._leave_out(name, error)
 
     def _leave_out(self, name: str, error: BaseException) -> None:
@@ -214,9 +214,7 @@ def init_backend(
 
 def agent_to_install(agent: Any) -> Any:
     """Show the agent that is about to be installed to the hooks; return the one to install."""
-    return _hooks().call(
-        "rpc_backends_agent", lambda: agent, backend=_current.backend, agent=agent
-    )
+    return _hooks().call("rpc_backends_agent", lambda: agent, backend=_current.backend, agent=agent)
 
 
 def states() -> list[HookState]:

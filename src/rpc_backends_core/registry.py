@@ -219,8 +219,10 @@ class Registry:
         backend: Backend | None = None
         try:
             backend = as_backend(entry.entry_point.load())
-        except (Exception, SystemExit) as cause:  # noqa: BLE001 - any failure of a plugin is its own
-            error = BackendLoadError(_why_not_loaded(entry, cause, fallback=entry.name in self._torch))
+        except (Exception, SystemExit) as cause:
+            error = BackendLoadError(
+                _why_not_loaded(entry, cause, fallback=entry.name in self._torch)
+            )
             error.__cause__ = cause
         with self._lock:
             if entry.backend is not None:  # another thread was first

@@ -58,7 +58,7 @@ def test_plain_init_rpc_goes_on_working(environment: Environment) -> None:
         """
         import os, torch, torch.distributed.rpc as rpc
         rank = int(os.environ["RANK"])
-        rpc.init_rpc(f"worker{rank}", rank, 2)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
         assert rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), 1)).sum() == 4
         rpc.shutdown()
         """
@@ -81,7 +81,7 @@ def test_its_backend_carries_calls(environment: Environment, backend: str) -> No
 def test_registering_the_name_again_is_torchs_error(environment: Environment) -> None:
     result = environment.run(
         """
-        import torch_carrier as theirs, torch.distributed.rpc as rpc
+        import torch.distributed.rpc as rpc, torch_carrier as theirs
         try:
             rpc.backend_registry.register_backend("CARRIER", theirs.construct, theirs.init)
         except RuntimeError as error:
@@ -95,7 +95,7 @@ def test_registering_the_name_again_is_torchs_error(environment: Environment) ->
 def test_a_later_registration_moves_no_member(environment: Environment) -> None:
     environment.run(
         """
-        import torch_carrier, torch.distributed.rpc as rpc
+        import torch.distributed.rpc as rpc, torch_carrier
         names = "TENSORPIPE", "FAULTY_TENSORPIPE", "CARRIER"
         before = [rpc.BackendType[name] for name in names]
         rpc.backend_registry.register_backend("LATE", torch_carrier.construct, torch_carrier.init)

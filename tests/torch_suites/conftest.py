@@ -32,8 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Switch installed backends off before torch is imported, here and in the tests' processes."""
-    # Torch's test modules use what torch deprecates; a hundred warnings say so at import.
-    config.addinivalue_line("filterwarnings", r"ignore:.torch\.jit\.:DeprecationWarning")
     if not _is_stock(config):
         return
     if "torch" in sys.modules:
@@ -141,8 +139,9 @@ class _Results:
     def _served_lines(self) -> list[str]:
         from . import suites
 
+        unknown = "? (test_what_ran.py asks, and got no answer or did not run)"
         return [
-            f"{which.backend} served by {self.served.get(which.backend, 'a package not asked for')}"
+            f"{which.backend} served by {self.served.get(which.backend, unknown)}"
             for which in suites.ALL
         ]
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 # Only what is installed can be preloaded: Python 3.11's fork server does not take over `sys.path`.
-# Not preloaded: `torch.distributed.rpc._testing`, which registers FAULTY_TENSORPIPE. Torch's suites
-# for TENSORPIPE do without it, and two of them fail on stock torch once anything was registered.
+# Nothing that registers a backend is: see `Suites.fixture`.
 _PRELOAD = ["torch.testing._internal.distributed.rpc_utils"]
 
 

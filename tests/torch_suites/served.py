@@ -93,9 +93,7 @@ def _answer(backend: str, sending: Connection) -> None:
         )
         sys.setprofile(record)
         try:
-            rpc.init_rpc(  # type: ignore[no-untyped-call]
-                "worker0", member, rank=0, world_size=1, rpc_backend_options=options
-            )
+            rpc.init_rpc("worker0", member, rank=0, world_size=1, rpc_backend_options=options)
         finally:
             sys.setprofile(None)
         rpc.shutdown()

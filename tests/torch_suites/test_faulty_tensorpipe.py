@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture import (
-    FaultyRpcAgentTestFixture,
-)
 
 from . import suites
 
 pytestmark = pytest.mark.torch_suites
 
-globals().update(suites.generate(suites.FAULTY_TENSORPIPE, FaultyRpcAgentTestFixture, __name__))
+globals().update(suites.generate(suites.FAULTY_TENSORPIPE, __name__))

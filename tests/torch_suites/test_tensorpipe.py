@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import (
-    TensorPipeRpcAgentTestFixture,
-)
 
 from . import suites
 
 pytestmark = pytest.mark.torch_suites
 
-globals().update(suites.generate(suites.TENSORPIPE, TensorPipeRpcAgentTestFixture, __name__))
+globals().update(suites.generate(suites.TENSORPIPE, __name__))

@@ -34,8 +34,8 @@ def prepare(folder: Path, seed: int) -> tuple[int, int]:
     """
     try:
         import numpy as np
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-        from sklearn.model_selection import (  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import (
             train_test_split,
         )
     except ImportError as error:

@@ -52,7 +52,7 @@ class Trainer:
         # RRefs among the arguments get a new id whenever they are sent, so that a repeated call is
         # a new message and would fail for ever: this call is made where messages do not fail.
         with dist_autograd.context():
-            self.optimizer = DistributedOptimizer(  # type: ignore[no-untyped-call]
+            self.optimizer = DistributedOptimizer(
                 server.LockedSGD,
                 parameters,
                 lr=self.plan.learning_rate,
@@ -88,9 +88,9 @@ class Trainer:
             features = torch.relu(torch.cat([half.wait() for half in halves]))
             scores = rpc.rpc_sync(SERVER, server.forward, args=(self.output, features))
             loss = functional.cross_entropy(scores, labels)
-            dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
+            dist_autograd.backward(context, [loss])
             self.meet(f"{point} has its gradients")
-            self.optimizer.step(context)  # type: ignore[no-untyped-call]
+            self.optimizer.step(context)
             leaving = time.perf_counter()
         self.faults.sent(CLEANUP, leaving)
         return loss.item()

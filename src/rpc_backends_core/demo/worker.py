@@ -62,14 +62,14 @@ def join(plan: Plan, name: str) -> None:
             "num_fail_sends": plan.faults.num_fail_sends,
         }
     backend = rpc.BackendType[plan.backend]
-    options = rpc.backend_registry.construct_rpc_backend_options(  # type: ignore[no-untyped-call]
+    options = rpc.backend_registry.construct_rpc_backend_options(
         backend,
         init_method=f"file://{Path(plan.folder, 'rendezvous')}",
         rpc_timeout=plan.rpc_timeout,
         num_worker_threads=8,
         **faults,
     )
-    rpc.init_rpc(  # type: ignore[no-untyped-call]
+    rpc.init_rpc(
         name,
         backend=backend,
         rank=WORKERS.index(name),

@@ -126,9 +126,7 @@ class _Arrival:
             self._close(g)
         return True
 
-    def _wait_for_group(
-        self, g: int, world_size: int, limit: float
-    ) -> tuple[Member, ...] | None:
+    def _wait_for_group(self, g: int, world_size: int, limit: float) -> tuple[Member, ...] | None:
         """Return the members, or None if the group was completed without this process."""
         key = f"{g}/group"
         reader = f"RPC worker {self._name!r} (rank {self._rank})"

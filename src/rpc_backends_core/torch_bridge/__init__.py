@@ -29,7 +29,7 @@ def install() -> None:
         return
     from torch.distributed import rpc
 
-    torchs = rpc.backend_registry.BackendType
+    torchs: Any = rpc.backend_registry.BackendType
     if torchs is not BackendType:
         prepare(lambda registry: _take_over(registry, torchs))
     for module, name, value in _replacements(rpc):

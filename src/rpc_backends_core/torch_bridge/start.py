@@ -66,7 +66,10 @@ def init_rpc_backend(
     """Start a backend on the caller's store; torch's function of this name."""
     member = choose(backend, None)
     if not isinstance(store, dist.Store):
-        raise RuntimeError(f"Argument {store} must be of type {dist.Store} but got {type(store)}")
+        # torch raises RuntimeError here and below; programs may look for it
+        raise RuntimeError(  # noqa: TRY004
+            f"Argument {store} must be of type {dist.Store} but got {type(store)}"
+        )
     _check_arguments(member, name, rank, world_size, rpc_backend_options)
     if rpc.api._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
@@ -117,9 +120,7 @@ def abandon(session: Session, error: BaseException) -> None:
     traceback.clear_frames(error.__traceback__)
 
 
-def _check_arguments(
-    member: Any, name: Any, rank: Any, world_size: Any, options: Any
-) -> None:
+def _check_arguments(member: Any, name: Any, rank: Any, world_size: Any, options: Any) -> None:
     """Refuse arguments of a wrong type, with torch's text."""
     types: list[tuple[Any, Any]] = [
         (name, str),
@@ -129,7 +130,7 @@ def _check_arguments(
     ]
     for argument, wanted in types:
         if not isinstance(argument, wanted):
-            raise RuntimeError(
+            raise RuntimeError(  # noqa: TRY004
                 f"Argument {argument} must be of type {wanted} but got type {type(argument)}"
             )
     rpc.WorkerInfo(name, max(rank, 0))  # refuses a name or an id that torch cannot carry

@@ -1,31 +1,21 @@
-"""What every backend on torch's TensorPipe agents needs: the agents' store, and ranks beside worker ids.
-
-Torch's agents find each other by keys that they write into a store in C++ (`names/ID`, `addrs/NAME`,
-`shutdown/..._ID_N`; seen in torch 2.13). The stores here stand between the agent and the group's store:
-they answer from what the group already knows, so that a start costs a constant number of requests, and
-they number the barriers of a shutdown per group where torch numbers them per process.
-"""
+"""What every backend on torch's TensorPipe agents needs: its group, and ranks beside worker ids."""
 
 from __future__ import annotations
 
 import json
-import re
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from torch._C._distributed_rpc import WorkerInfo
 from torch.distributed import rpc
 
 from rpc_backends_core.group import Group, join_group
+from rpc_backends_core.torch_bridge.engine_store import Barriers, EngineStore, exchanging_addresses
 from rpc_backends_core.torch_bridge.session import (
     NEVER,
     current_group,
     fixed_worker_id,
     rpc_seconds,
 )
-
-_BARRIER_KEY = re.compile(r"(shutdown/.*_ID_)(\d+)$")
 
 
 def group_for(
@@ -44,102 +34,6 @@ def group_for(
         timeout=rpc_seconds(options.rpc_timeout) or NEVER.total_seconds(),
         fixed_id=fixed_worker_id(),
     )
-
-
-class AgentStore(dist.Store):
-    """The store that a TensorPipe agent in C++ sees, in front of the store of its group."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self._inner = inner
-        self._first_barrier: int | None = None
-        #: The agent's own address, once it listens.
-        self.own_address: str | None = None
-
-    def set(self, key: str, value: Any) -> None:
-        """Keep the agent's own address; its name is known already."""
-        kind, _, _ = key.partition("/")
-        if kind == "addrs":
-            self.own_address = _text(value)
-        elif kind != "names":
-            self._inner.set(self._renumbered(key), _text(value))
-
-    def get(self, key: str) -> bytes:
-        """Return the name or the address of a worker from what the group knows."""
-        kind, _, which = key.partition("/")
-        if kind == "names":
-            return self.name_of(which).encode()
-        if kind == "addrs":
-            return self.address_of(which).encode()
-        value: bytes = self._inner.get(self._renumbered(key))
-        return value
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Grant the agent its id and its kind of group: the group has checked both."""
-        if key.startswith("names/") or key == "rpcIsStaticGroup":
-            return _text(desired).encode()
-        value: bytes = self._inner.compare_set(
-            self._renumbered(key), _text(expected), _text(desired)
-        )
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether the keys are there; the agent asks for its own list of members."""
-        if any(key.startswith("names/") for key in keys):
-            return False
-        return bool(self._inner.check([self._renumbered(key) for key in keys]))
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter of the group."""
-        return int(self._inner.add(self._renumbered(key), amount))
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys of the group."""
-        renumbered = [self._renumbered(key) for key in keys]
-        if timeout is None:
-            self._inner.wait(renumbered)
-        else:
-            self._inner.wait(renumbered, timeout)
-
-    def name_of(self, worker_id: str) -> str:
-        """Return the name of a worker by its id, "" for what is not a worker."""
-        raise NotImplementedError
-
-    def address_of(self, name: str) -> str:
-        """Return the address of the worker ``name``."""
-        raise NotImplementedError
-
-    def _renumbered(self, key: str) -> str:
-        """Count barriers from the first one of this group, not of this process."""
-        match = _BARRIER_KEY.match(key)
-        if match is None:
-            return key
-        number = int(match[2])
-        if self._first_barrier is None:
-            self._first_barrier = number
-        return f"{match[1]}{number - self._first_barrier}"
-
-
-class StaticAgentStore(AgentStore):
-    """The agent's store in a static group: names are known, addresses are exchanged once."""
-
-    def __init__(self, group: Group) -> None:
-        super().__init__(group.store)
-        self._group = group
-        self._names = {str(member.worker_id): member.name for member in group.members}
-        self._addresses: dict[str, str] = {}
-
-    def name_of(self, worker_id: str) -> str:
-        """Return the name of a worker by its id."""
-        return self._names[worker_id]
-
-    def address_of(self, name: str) -> str:
-        """Return a worker's address; the first question is a barrier of all workers."""
-        if not self._addresses:
-            addresses = self._group.exchange(self.own_address)
-            names = (member.name for member in self._group.members)
-            self._addresses = dict(zip(names, addresses, strict=True))
-        return self._addresses[name]
 
 
 class RankedWorkerInfo(WorkerInfo):
@@ -206,39 +100,61 @@ class Ranked:
         return list(self._by_name.values())
 
 
-def static_agent(plain: type, ranked: type, group: Group, options: Any, *maps: Any) -> Any:
-    """Make the agent of a static group.
+class StaticGroupAgent:
+    """Mixed in before an agent of a static group: its barriers are held through the group's store."""
+
+    engine: EngineStore
+    group: Group
+    barriers: Barriers
+
+    def join(self, shutdown: bool = False, timeout: float = 0) -> None:
+        """Wait until all workers have come here and no call is active anywhere.
+
+        :param timeout: seconds to wait for the others at a time; 0 for the agent's own timeout.
+        """
+        join = super().join  # type: ignore[misc]  # the agent's
+        if len(self.group.members) == 1:
+            join(shutdown, timeout)
+            return
+        with self.barriers.held(timeout or self.group.timeout):
+            join(shutdown, timeout)
+
+
+def start_static_agent(
+    plain: Any, ranked: Any, group: Group, options: Any, reverse_maps: Any, devices: Any
+) -> Any:
+    """Make and start the agent of one worker; returns when the agents of all workers listen.
 
     :param plain: the agent's class where every worker id is the rank, which is the rule: no Python of
-        ours is then asked for a worker.
-    :param ranked: its class, with :class:`Ranked`, where a process keeps the id of an earlier group.
-    :param maps: reverse device maps and devices.
+        ours is then asked for a worker. It has :class:`StaticGroupAgent`.
+    :param ranked: its class, with :class:`Ranked` too, where a process keeps the id of an earlier group.
+    :returns: the agent, running and current.
+    :raises GroupError: another worker failed meanwhile.
     """
-    me = group.me
+    engine = EngineStore(group.name)
+    for member in group.members:
+        engine.add_worker(member.name, member.worker_id)
     renumbered = any(member.worker_id != member.rank for member in group.members)
-    store = StaticAgentStore(group)
     agent = (ranked if renumbered else plain)(
-        store, group.name, me.worker_id, group.world_size, options, *maps
+        engine.store,
+        group.name,
+        group.me.worker_id,
+        group.world_size,
+        options,
+        reverse_maps,
+        devices,
     )
-    agent.agent_store = store  # C++ keeps the store, but not its Python methods
+    agent.engine, agent.group, agent.barriers = engine, group, Barriers(engine, group)
     if renumbered:
         workers = [worker_info(m.name, m.worker_id, m.rank) for m in group.members]
         agent.set_workers(workers, workers[group.rank])
-    return agent
-
-
-def start_static_agent(agent: Any, group: Group) -> Any:
-    """Make ``agent`` current and start it; all workers of the group do so together."""
     try:
-        rpc.api._init_rpc_states(agent)
+        with exchanging_addresses(engine, group):
+            rpc.api._init_rpc_states(agent)
     except BaseException:
         agent.shutdown()
         raise
     return agent
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else bytes(value).decode()
 
 
 def dumps(value: Any) -> str:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from rpc_backends_core import Backend, Capability
-from rpc_backends_core.torch_bridge.tensorpipe_agents import (
-    Ranked,
-    group_for,
-    start_static_agent,
-    static_agent,
-)
 from torch.distributed.rpc._testing import FaultyTensorPipeAgent, FaultyTensorPipeRpcBackendOptions
 
 from rpc_backend_faulty_tensorpipe.options import construct_rpc_backend_options
+from rpc_backends_core import Backend, Capability
+from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+    Ranked,
+    StaticGroupAgent,
+    group_for,
+    start_static_agent,
+)
 
 
-class FaultyAgent(FaultyTensorPipeAgent):  # type: ignore[misc]  # torch gives it no types
+class FaultyAgent(StaticGroupAgent, FaultyTensorPipeAgent):
     """Torch's faulty agent, in a group whose worker ids are the ranks."""
 
 
-class RankedFaultyAgent(Ranked, FaultyTensorPipeAgent):  # type: ignore[misc]  # as above
+class RankedFaultyAgent(Ranked, FaultyAgent):
     """Torch's faulty agent, where a process keeps the worker id of an earlier group."""
 
 
@@ -48,8 +48,7 @@ def init_backend(
         )
     group = group_for(store, name, rank, world_size, rpc_backend_options, "FAULTY_TENSORPIPE")
     # Torch's faulty agent ignores device maps, so there are none to exchange.
-    agent = static_agent(FaultyAgent, RankedFaultyAgent, group, rpc_backend_options, {}, [])
-    return start_static_agent(agent, group)
+    return start_static_agent(FaultyAgent, RankedFaultyAgent, group, rpc_backend_options, {}, [])
 
 
 BACKEND = Backend(

@@ -136,9 +136,7 @@ def initialise(devices: list[torch.device]) -> None:
 
 def _check_devices(worker: WorkerDevices) -> None:
     if len(set(worker.devices)) != len(worker.devices):
-        raise ValueError(
-            f"Node {worker.name} has duplicated devices: {_names(worker.devices)}"
-        )
+        raise ValueError(f"Node {worker.name} has duplicated devices: {_names(worker.devices)}")
     if not worker.has(worker.devices):
         raise ValueError(
             f"Node {worker.name} has devices with invalid indices: {_names(worker.devices)}; "

@@ -13,45 +13,25 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from rpc_backends_core.torch_bridge.session import fixed_worker_id
-from rpc_backends_core.torch_bridge.tensorpipe_agents import (
-    AgentStore,
-    Ranked,
-    group_for,
-    worker_info,
-)
-from torch._C._distributed_rpc import TensorPipeAgent, WorkerInfo
+from torch._C._distributed_rpc import TensorPipeAgent
 from torch.distributed import rpc
 
 from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, is_listening, logger
+from rpc_backends_core.torch_bridge.engine_store import EngineStore
+from rpc_backends_core.torch_bridge.session import fixed_worker_id
+from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+    Ranked,
+    group_for,
+)
 
 #: Seconds given to requests that are being served when a worker leaves.
 _SERVING_PATIENCE = 5.0
+#: Seconds that each member has to learn that a worker has failed to join.
+_UNDOING_PATIENCE = 5.0
 #: Seconds given to deleting RRefs then: the RRefs of others to values here may well stay for ever.
 _RREF_PATIENCE = timedelta(seconds=1)
-
-
-class DynamicAgentStore(AgentStore):
-    """The agent's store in a dynamic group: the agent starts alone and is then told of the others."""
-
-    def __init__(self, inner: Any, name: str, worker_id: int) -> None:
-        super().__init__(inner)
-        self.addresses: dict[str, str] = {}
-        self._own_list = f"{name}-{worker_id},"
-
-    def name_of(self, worker_id: str) -> str:
-        """Return the agent's own list of members, with itself on it: it takes that off when it leaves.
-
-        Torch's list splits names at the first dash, so it is never used to learn of others.
-        """
-        del worker_id
-        return self._own_list
-
-    def address_of(self, name: str) -> str:
-        """Return the address of a member that the agent is being told of, or its own."""
-        return self.addresses.get(name) or self.own_address or ""
 
 
 class DynamicAgent(Ranked, TensorPipeAgent):
@@ -61,13 +41,13 @@ class DynamicAgent(Ranked, TensorPipeAgent):
     programs go on seeing its rank.
     """
 
-    agent_store: DynamicAgentStore
+    engine: EngineStore
     membership: Membership
     me: Peer
 
-    def begin(self, store: DynamicAgentStore, membership: Membership, me: Peer) -> None:
+    def begin(self, engine: EngineStore, membership: Membership, me: Peer) -> None:
         """Set what this agent knows before it is started."""
-        self.agent_store, self.membership, self.me = store, membership, me
+        self.engine, self.membership, self.me = engine, membership, me
         self._changing = threading.Lock()
         self._state = State()
         self.set_workers([me.info()], me.info())
@@ -87,7 +67,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
                     self._tell_engine(peer, used, reverse, joins=False)
             for peer in new.values():
                 if old.get(peer.name) != peer:
-                    self.agent_store.addresses[peer.name] = peer.address
+                    self.engine.add_address(peer.name, peer.address)
                     known = {name: map_ for name, map_ in reverse.items() if name == peer.name}
                     self._tell_engine(peer, used, known, joins=True)
             self._state = state
@@ -108,7 +88,9 @@ class DynamicAgent(Ranked, TensorPipeAgent):
             try:
                 answer.wait()
             except RuntimeError as error:
-                logger.warning("RPC worker %r did not answer %r: %s", peer.name, self.me.name, error)
+                logger.warning(
+                    "RPC worker %r did not answer %r: %s", peer.name, self.me.name, error
+                )
                 silent.append(peer)
         return silent
 
@@ -132,7 +114,9 @@ class DynamicAgent(Ranked, TensorPipeAgent):
             try:
                 answer.wait()
             except RuntimeError as error:
-                logger.warning("RPC worker %r leaves: a member did not answer: %s", self.me.name, error)
+                logger.warning(
+                    "RPC worker %r leaves: a member did not answer: %s", self.me.name, error
+                )
         self._finish_serving(_SERVING_PATIENCE)
         self.join(shutdown=True)
 
@@ -158,13 +142,13 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
     mine = WorkerDevices.of_this_process(name, options)
     membership = Membership(group.store)
     worker_id = membership.reserve(name, rank, mine, wanted=fixed_worker_id())
-    agent_store = DynamicAgentStore(group.store, name, worker_id)
-    agent = DynamicAgent(agent_store, name, worker_id, None, options, {}, [])
+    engine = EngineStore(name)
+    agent = DynamicAgent(engine.store, name, worker_id, None, options, {}, [])
     me = Peer(name, rank, worker_id, "", mine)
-    agent.begin(agent_store, membership, me)
+    agent.begin(engine, membership, me)
     try:
         rpc.api._init_rpc_states(agent)
-        agent.me = me = me.at(agent_store.own_address or "")
+        agent.me = me = me.at(engine.own_address)
         state = membership.add(me)
         _introduce(agent, state, options)
     except BaseException:
@@ -195,12 +179,11 @@ def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     try:
         state = membership.remove([me])
         if rpc.api._is_current_rpc_agent_set():
-            for peer in state.peers.values():
-                rpc.rpc_async(peer.engine_info(), learn, args=(state.to_json(),), timeout=5)
+            agent.tell(state, timeout=_UNDOING_PATIENCE)
     except RuntimeError as error:
         logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
     finally:
-        agent.shutdown()
+        TensorPipeAgent.shutdown(agent)
 
 
 def _renew_gathers(names: set[str]) -> None:
@@ -209,6 +192,3 @@ def _renew_gathers(names: set[str]) -> None:
     with api._all_gather_dict_lock:
         api._ALL_WORKER_NAMES = names
         api._all_gather_sequence_id.clear()
-
-
-__all__ = ["DynamicAgent", "WorkerInfo", "learn", "start", "worker_info"]

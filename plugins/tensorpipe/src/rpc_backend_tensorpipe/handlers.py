@@ -6,11 +6,11 @@ import inspect
 from typing import Any
 
 import torch.distributed as dist
-from rpc_backends_core import Backend, Capability
 from torch.distributed.rpc import TensorPipeRpcBackendOptions
 from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 
 from rpc_backend_tensorpipe import dynamic_group, static_group
+from rpc_backends_core import Backend, Capability
 
 
 def construct_rpc_backend_options(

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rpc_backends_core.torch_bridge.tensorpipe_agents import dumps, worker_info
 from torch._C._distributed_rpc import WorkerInfo
 
 from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.devices import WorkerDevices
+from rpc_backends_core.torch_bridge.tensorpipe_agents import dumps, worker_info
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
 

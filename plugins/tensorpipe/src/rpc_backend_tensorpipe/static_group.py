@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpc_backends_core.torch_bridge.tensorpipe_agents import (
-    Ranked,
-    group_for,
-    start_static_agent,
-    static_agent,
-)
 from torch._C._distributed_rpc import TensorPipeAgent
 
 from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.devices import WorkerDevices
+from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+    Ranked,
+    StaticGroupAgent,
+    group_for,
+    start_static_agent,
+)
 
 
-class StaticAgent(TensorPipeAgent):
+class StaticAgent(StaticGroupAgent, TensorPipeAgent):
     """Torch's agent, in a group whose worker ids are the ranks."""
 
 
-class RankedStaticAgent(Ranked, TensorPipeAgent):
+class RankedStaticAgent(Ranked, StaticAgent):
     """Torch's agent, in a group in which a process keeps the worker id of an earlier group."""
 
 
@@ -37,5 +37,4 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
     reverse = devices.reverse_maps(mine, workers)
     used = devices.used_devices(mine, reverse)
     devices.initialise(used)
-    agent = static_agent(StaticAgent, RankedStaticAgent, group, options, reverse, used)
-    return start_static_agent(agent, group)
+    return start_static_agent(StaticAgent, RankedStaticAgent, group, options, reverse, used)

@@ -1,0 +1,103 @@
+"""The group of subcommands: found by name and imported when used; errors shown without tracebacks."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+import click
+
+from rpc_backends_core import __version__
+from rpc_backends_core.cli.output import DEBUG, debug_option
+
+_COMMANDS = {
+    "list": "rpc_backends_core.cli.listing:command",
+    "show": "rpc_backends_core.cli.show:command",
+    "doctor": "rpc_backends_core.cli.doctor:command",
+    "demo": "rpc_backends_core.demo.command:demo",
+}
+
+
+class Application(click.Group):
+    """A group whose commands are imported by name, so that one which cannot be harms no other."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which a newcomer needs them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command, or return one that says why that cannot be done."""
+        path = _COMMANDS.get(cmd_name)
+        if path is None:
+            return None
+        module, _, attribute = path.partition(":")
+        try:
+            command = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            return _unavailable(cmd_name, error)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an error is one message, and a traceback only with ``--debug``."""
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                return super().invoke(ctx)
+            except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+                raise
+            except Exception as error:
+                if ctx.meta.get(DEBUG):
+                    raise
+                raise click.ClickException(_message(error)) from error
+
+
+def _message(error: Exception) -> str:
+    from rpc_backends_core.errors import RpcBackendsError
+
+    if isinstance(error, RpcBackendsError):
+        return str(error)
+    return (
+        f"{type(error).__name__}: {error}\nThis was not expected; `rpc-backends --debug ...` shows "
+        "where it comes from."
+    )
+
+
+def _show_warning(message: Warning | str, *_place: object) -> None:
+    """Show a warning (of a broken hook package, say) without the line of code that gave it."""
+    click.echo(f"Warning: {message}", err=True)
+
+
+def _unavailable(name: str, error: Exception) -> click.Command:
+    why = f"`{name}` cannot be loaded: {type(error).__name__}: {error}"
+
+    def refuse(**_: object) -> None:
+        raise click.ClickException(
+            f"{why}. Reinstall the package: pip install --force-reinstall rpc-backends-core"
+        ) from error
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=refuse, help=f"({why})", context_settings=settings)
+
+
+@click.command(
+    cls=Application,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Examples:
+  rpc-backends list                      which backends are there
+  rpc-backends show TENSORPIPE           its options and where it comes from
+  rpc-backends doctor                    find out what is wrong
+  rpc-backends doctor --json > r.json    the same, to send to somebody
+  rpc-backends demo --quick              train a model over them
+""",
+)
+@click.version_option(__version__, package_name="rpc-backends-core", prog_name="rpc-backends")
+@debug_option
+def cli() -> None:
+    """See and check the RPC backends that PyTorch finds on this machine.
+
+    A backend is a package: after `pip install`, torch.distributed.rpc has it under its name, and a
+    program uses it with init_rpc(backend="NAME") or, unchanged, with RPC_BACKENDS_DEFAULT=NAME.
+    """

@@ -1,0 +1,134 @@
+"""``rpc-backends doctor``: looks at everything that can be wrong, and tries every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from rpc_backends_core.cli.output import console, debug_option, json_option, print_json
+
+if TYPE_CHECKING:
+    from rpc_backends_core.cli.report import Section
+    from rpc_backends_core.record import Record
+
+Status = Callable[[str], None]
+
+
+def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) -> Iterator[Section]:
+    """Look at one thing after the other; what is broken is a finding and stops nothing.
+
+    :param names: the backends to try; all where there are none.
+    :param limit: seconds for loading a package, and for the calls over a backend.
+    :param status: is told what is being done.
+    """
+    from rpc_backends_core.cli import addresses, checks
+
+    status("importing torch")
+    versions = checks.versions()
+    yield versions
+    has_torch = all(finding.level == "ok" for finding in versions.findings)
+    if has_torch:
+        yield checks.torch_bridge()
+    yield checks.variables()
+    status("looking at network interfaces")
+    yield addresses.check(addresses.machine())
+    if has_torch:
+        yield from _backends(names, limit, calls, status)
+
+
+def _backends(names: tuple[str, ...], limit: float, calls: bool, status: Status) -> Iterator[Section]:
+    from rpc_backends_core.cli import loading, probe
+    from rpc_backends_core.cli.report import Finding, Section
+    from rpc_backends_core.errors import RpcBackendsError
+    from rpc_backends_core.functions import records
+    from rpc_backends_core.process import default_registry
+
+    try:
+        known = sorted(records(), key=lambda record: record.name)
+        hooks = default_registry().hook_packages()
+    except RpcBackendsError as error:
+        yield Section("backends", "Backends", [Finding("problem", "not looked at", str(error))])
+        return
+    unknown = _unknown(names, known)
+    if unknown:
+        yield Section("unknown", "Unknown", unknown)
+    if names:
+        folds = {name.casefold() for name in names}
+        known = [record for record in known if record.name.casefold() in folds]
+    status(f"loading {len(known)} backends")
+    sections = loading.check(known, hooks, limit)
+    yield from sections
+    if not calls:
+        return
+    usable = [one.about for one in sections[0].findings if one.data["state"] in _USABLE]
+    findings = []
+    for number, name in enumerate(usable, 1):
+        status(f"calling over {name} ({number} of {len(usable)})")
+        findings.append(probe.check(name, limit))
+    yield Section("calls", "Calls between two processes", findings)
+
+
+_USABLE = ("loaded", "registered")
+
+
+def _unknown(names: tuple[str, ...], known: list[Record]) -> list[Finding]:
+    from rpc_backends_core.cli.report import Finding
+    from rpc_backends_core.errors import RpcBackendsError
+    from rpc_backends_core.process import default_registry
+
+    folds = {record.name.casefold() for record in known}
+    findings = []
+    for name in names:
+        if name.casefold() not in folds:
+            try:
+                default_registry().entry(name)
+            except RpcBackendsError as error:
+                findings.append(Finding("problem", name, str(error)))
+    return findings
+
+
+@click.command(
+    "doctor",
+    epilog="""\b
+Examples:
+  rpc-backends doctor
+  rpc-backends doctor TENSORPIPE --timeout 20
+  rpc-backends doctor --no-calls --json
+""",
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long loading a package, and the calls over a backend, may take.",
+)
+@click.option("--calls/--no-calls", default=True, help="Make real calls, or do not.  [default: calls]")
+@json_option
+@debug_option
+def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) -> None:
+    """Find out what is wrong, and try every backend.
+
+    Shows versions, whether the bridge to torch is in place, environment variables, and the address that
+    workers would use; loads every backend, or those NAMEd; and makes a call between two processes over
+    each, with its time. Ends with status 1 if something is broken.
+    """
+    from rpc_backends_core.cli.report import render, render_verdict, summary
+
+    if as_json:
+        report = summary(gather(names, timeout, calls, lambda _: None))
+        print_json(report)
+    else:
+        to = console()
+        sections = []
+        with to.status("") as spinner:
+            for section in gather(names, timeout, calls, spinner.update):
+                render(section, to)
+                sections.append(section)
+        report = summary(sections)
+        render_verdict(report, to)
+    click.get_current_context().exit(0 if report["ok"] else 1)

@@ -1,0 +1,74 @@
+"""What all commands share: the console, JSON, and ``--debug``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rpc_backends_core.record import Record
+
+#: The key in a click context's ``meta`` under which ``--debug`` is remembered.
+DEBUG = "rpc_backends_core.debug"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def console() -> Console:
+    """Return the console on stdout: colours on a terminal, plain text of 80 columns elsewhere."""
+    from rich.console import Console
+
+    # Names and versions are not to be coloured by what they happen to look like.
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def grid(*columns: str, title: bool = True) -> Table:
+    """Return a table without lines, whose last column takes what room is left.
+
+    :param columns: the headings.
+    :param title: whether to show them.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, show_header=title, header_style="bold", pad_edge=False, padding=(0, 2))
+    for heading in columns[:-1]:
+        table.add_column(heading, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
+    return table
+
+
+def print_json(data: object) -> None:
+    """Print ``data`` as JSON: what is not JSON by itself as text."""
+    click.echo(json.dumps(data, indent=2, default=str))
+
+
+def origin(record: Record) -> str:
+    """Return where a backend is from, in words."""
+    if record.source == "process":
+        return f"registered by {record.distribution}"
+    return record.origin
+
+
+def debug_option(function: _Function) -> _Function:
+    """Give a command ``--debug``, so that it can stand before and behind the command's name."""
+
+    def remember(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+        if value:
+            context.meta[DEBUG] = True
+
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=remember,
+        help="Show the traceback of an error.",
+    )(function)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
