@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core.backend_type import BackendType, _member, understood
+from rpc_backends_core.errors import RpcBackendsError
 from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
@@ -135,11 +136,14 @@ def record(name: str) -> Record:
 
     :raises UnknownBackendError: there is none.
     """
-    for wanted in (str.__eq__, lambda a, b: a.casefold() == b.casefold()):
+    try:
+        return default_registry().entry(name).record()
+    except RpcBackendsError:
+        # It cannot be used; what is known of it is asked for all the same.
         for entry in default_registry().entries():
-            if wanted(entry.name, name):
+            if entry.name.casefold() == name.casefold():
                 return entry.record()
-    return default_registry().entry(name).record()
+        raise
 
 
 def refresh() -> list[Record]:

@@ -34,7 +34,8 @@ PROGRAM = """
         rpc.shutdown()
     import rpc_backends_core
     record = rpc_backends_core.record(BACKEND)
-    print(json.dumps({"faulty": "FaultyTensorPipeAgent" in kinds, "source": record.source, "distribution": record.distribution,
+    print(json.dumps({"faulty": "FaultyTensorPipeAgent" in kinds, "source": record.source,
+                      "distribution": record.distribution,
                       "threads": threading.active_count(),
                       "warnings": [str(warning.message) for warning in seen]}))
 """

@@ -93,22 +93,18 @@ def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
     """Return which address the workers would use, and whether others could reach it."""
     chosen = choose(here, environ)
     where = f"{chosen.address} ({chosen.interface or 'interface not known'}), by {chosen.how}"
-    others = [one for one in here.interfaces if not _is_loopback(one.address)]
-    remedy = f"Set {INTERFACE_VARIABLE} to the interface the workers share"
-    remedy += f": {', '.join(f'{one.name} ({one.address})' for one in others)}." if others else "."
+    remedy = f"Set {INTERFACE_VARIABLE} to the interface the workers share{_alternatives(here)}."
     level: Level = "ok"
     if chosen.failure is not None:
         level = "problem" if INTERFACE_VARIABLE in environ else "warning"
-        where = f"{where}: {chosen.failure}, so torch falls back to it. {remedy}"
+        where = f"{where}: {chosen.failure}, so torch falls back to that address. {remedy}"
     elif _is_loopback(chosen.address):
         spread = _several_hosts(here, environ)
         level = "warning" if spread else "note"
-        why = f"; {spread}, and workers there" if spread else ": fine on one machine; workers elsewhere"
-        where = f"{where}{why} cannot reach it. {remedy}"
+        why = f"{spread}, and workers there" if spread else "fine on one machine; workers elsewhere"
+        where = f"{where}: {why} cannot reach it. {remedy}"
     data = {**asdict(chosen), "interfaces": [asdict(one) for one in here.interfaces]}
-    return Section(
-        "addresses", "Addresses of workers", [Finding(level, "TensorPipe", where, data)]
-    )
+    return Section("addresses", "Addresses of workers", [Finding(level, "TensorPipe", where, data)])
 
 
 def interface_of(address: str, among: list[Interface]) -> str | None:
@@ -146,6 +142,17 @@ def interfaces() -> list[Interface]:
             if name in up:
                 found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
     return found
+
+
+def _alternatives(here: Machine) -> str:
+    """Return the interfaces that other machines may reach, each with the address torch would take."""
+    first: dict[str, str] = {}
+    for one in here.interfaces:
+        if not _is_loopback(one.address):
+            first.setdefault(one.name, one.address)
+    return (
+        f": {', '.join(f'{name} ({address})' for name, address in first.items())}" if first else ""
+    )
 
 
 def _fallback(here: Machine, how: str, failure: str) -> Address:

@@ -64,7 +64,7 @@ def _message(error: Exception) -> str:
     )
 
 
-def _show_warning(message: Warning | str, *_place: object) -> None:
+def _show_warning(message: Warning | str, *_place: object, **_more: object) -> None:
     """Show a warning (of a broken hook package, say) without the line of code that gave it."""
     click.echo(f"Warning: {message}", err=True)
 

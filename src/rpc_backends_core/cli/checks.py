@@ -19,8 +19,8 @@ _DEPENDENCIES = ("pluggy", "importlib-metadata", "click", "rich")
 def versions() -> Section:
     """Return the versions of everything that takes part; torch is imported for it."""
     findings = [
-        Finding("ok", "Python", f"{platform.python_version()} on {platform.platform()}"),
-        Finding("ok", "interpreter", sys.executable),
+        Finding("ok", "Python", f"{platform.python_version()}, {sys.executable}"),
+        Finding("ok", "system", platform.platform()),
         Finding("ok", "rpc-backends-core", __version__),
     ]
     failure = import_torch()
@@ -76,7 +76,7 @@ def _variable(name: str, environ: Mapping[str, str]) -> Finding:
     try:
         _PARSERS[name](environ)
     except RpcBackendsError as error:
-        return Finding("problem", name, str(error), {"value": value})
+        return Finding("problem", name, f"{value!r}: {error}", {"value": value})
     meaning = settings.VARIABLES[name]
     return Finding("ok", name, f"{value!r}: {meaning}", {"value": value})
 

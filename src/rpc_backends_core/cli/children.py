@@ -1,14 +1,13 @@
 """Processes of our own that may crash or hang: started, watched, and ended in all cases.
 
-A child runs the ``main`` of one of our modules and writes what it has to say, a JSON object a line, into
-a file. It ends itself at its time limit, leaving behind where it was stuck, even if whoever started it is
-gone; and its process group is killed from here in any case.
+A child runs the ``main`` of one of our modules and writes what it has to say into a file (see `child`).
+It ends itself at its time limit, leaving behind where it was stuck, even if whoever started it is gone;
+and its process group is killed from here in any case.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import re
@@ -18,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from rpc_backends_core.cli.child import SAID
 
 #: Seconds that the others have to end by themselves when one of them has failed.
 _GRACE = 5.0
@@ -31,19 +30,16 @@ _GRACE = 5.0
 _PATIENCE = 3.0
 _PAUSE = 0.02
 _LOG_LINES = 15
+_PLACES = 3
+
+_DUMP = re.compile(r"^(Timeout \(|Fatal Python error: )", re.MULTILINE)
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 # The path is handed over so that a child finds the packages that this process finds.
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rpc_backends_core.cli import children; children.work(*sys.argv[2:])"
+    "from rpc_backends_core.cli.child import work; work(*sys.argv[2:])"
 )
-
-
-class Say(Protocol):
-    """Tells the process that started this one something; keywords become a JSON object."""
-
-    def __call__(self, **facts: object) -> None:
-        """Write it at once."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +48,15 @@ class Outcome:
 
     :ivar said: what it said, in order.
     :ivar log: the end of what it wrote to stdout and stderr.
-    :ivar stuck_at: the innermost places of its main thread when its time was up, else None.
+    :ivar timed_out: whether its time was up.
+    :ivar at: the innermost places of its Python code then, or where it crashed; "" if not known.
     :ivar returncode: negative for a signal.
     """
 
     said: list[dict[str, Any]]
     log: str
-    stuck_at: str | None
+    timed_out: bool
+    at: str
     returncode: int
 
     @property
@@ -67,15 +65,16 @@ class Outcome:
         for facts in self.said:
             if "error" in facts:
                 return str(facts["error"])
-        if self.stuck_at is not None:
-            return f"not done when its time was up, and killed; it was at {self.stuck_at}"
-        if self.returncode == 0:
-            return None
-        if self.returncode < 0:
-            ending = f"was ended by {signal.Signals(-self.returncode).name}"
+        if self.timed_out:
+            ending = "it was not done when its time was up, and was ended"
+        elif self.returncode < 0:
+            ending = f"the process was ended by {signal.Signals(-self.returncode).name}"
+        elif self.returncode > 0:
+            ending = f"the process ended with status {self.returncode}"
         else:
-            ending = f"ended with status {self.returncode}"
-        return f"the process {ending}" + (f" and wrote:\n{self.log}" if self.log else "")
+            return None
+        where = f", at {self.at}" if self.at else ""
+        return ending + where + (f"; it wrote:\n{self.log}" if self.log else "")
 
     def fact(self, name: str) -> Any:
         """Return what it said last under ``name``, None if nothing."""
@@ -94,34 +93,14 @@ def run(module: str, specs: Sequence[Mapping[str, Any]], limit: float) -> list[O
         try:
             for number, spec in enumerate(specs):
                 children.append(_start(module, Path(folder, str(number)), spec, limit))
-            _wait(children, limit)
+            timed_out = _wait(children, limit)
         finally:
             for child in children:
                 _end(child)
         return [
-            _outcome(Path(folder, str(number)), child) for number, child in enumerate(children)
+            _outcome(Path(folder, str(number)), child, number in timed_out)
+            for number, child in enumerate(children)
         ]
-
-
-def work(module: str, folder: str, spec: str, limit: str) -> None:
-    """Do the work of a child; called in it."""
-    faulthandler.enable()
-    watch(float(limit))
-    with Path(folder, "said").open("a", buffering=1) as file:
-
-        def say(**facts: object) -> None:
-            file.write(json.dumps(facts) + "\n")
-
-        try:
-            import_module(module).main(json.loads(spec), say)
-        except BaseException as error:
-            say(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-            raise
-
-
-def watch(limit: float) -> None:
-    """End this process in ``limit`` seconds from now, writing down where it is; called in a child."""
-    faulthandler.dump_traceback_later(limit, exit=True)
 
 
 def _start(
@@ -140,18 +119,19 @@ def _start(
         )
 
 
-def _wait(children: list[subprocess.Popen[bytes]], limit: float) -> None:
-    """Wait until all have ended, or it is time to end them."""
+def _wait(children: list[subprocess.Popen[bytes]], limit: float) -> set[int]:
+    """Wait until all have ended, or it is time to end them; return which still run."""
     deadline = time.monotonic() + limit + _PATIENCE
     failed = False
     while time.monotonic() < deadline:
         endings = [_ending(child) for child in children]
         if all(ending is not None for ending in endings):
-            return
+            break
         if any(endings) and not failed:
             failed = True
             deadline = min(deadline, time.monotonic() + _GRACE)
         time.sleep(_PAUSE)
+    return {number for number, child in enumerate(children) if _ending(child) is None}
 
 
 def _ending(child: subprocess.Popen[bytes]) -> int | None:
@@ -167,27 +147,35 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _outcome(folder: Path, child: subprocess.Popen[bytes]) -> Outcome:
-    said_file = folder / "said"
+def _outcome(folder: Path, child: subprocess.Popen[bytes], timed_out: bool) -> Outcome:
+    said_file = folder / SAID
     lines = said_file.read_text().splitlines() if said_file.exists() else []
-    log = (folder / "log").read_text(errors="replace")
+    log, dump = _split((folder / "log").read_text(errors="replace"))
     return Outcome(
         [json.loads(line) for line in lines],
         "\n".join(log.strip().splitlines()[-_LOG_LINES:]),
-        _stuck_at(log),
+        timed_out or dump.startswith("Timeout"),
+        _innermost(dump),
         child.returncode,
     )
 
 
-def _stuck_at(log: str) -> str | None:
-    """Return where the main thread was, from what faulthandler wrote; its block is the last."""
-    _, found, dump = log.rpartition("\nTimeout (" if "\nTimeout (" in log else "Timeout (")
-    if not found:
-        return None
+def _split(log: str) -> tuple[str, str]:
+    """Part what a child wrote from what faulthandler wrote when it crashed or its time was up."""
+    found = _DUMP.search(log)
+    return (log[: found.start()], log[found.start() :]) if found else (log, "")
+
+
+def _innermost(dump: str) -> str:
+    """Return where the main thread was, the innermost place first; its block is the last one."""
     main = dump.rpartition("(most recent call first):")[2]
-    frames = re.findall(r'File "(.+)", line (\d+) in (.+)', main)
-    # Where a program waits is mostly in the standard library, and who waits is a little further out.
-    return " < ".join(f"{Path(file).name}:{line} ({name})" for file, line, name in frames[:4])
+    # Not the import system's frames; and nobody needs to know how we got there.
+    frames = [
+        f"{Path(file).name}:{line} ({name})"
+        for file, line, name in _FRAME.findall(main)
+        if not file.startswith("<frozen") and Path(file).parent != Path(__file__).parent
+    ]
+    return " < ".join(frames[:_PLACES])
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import click
 from rpc_backends_core.cli.output import console, debug_option, json_option, print_json
 
 if TYPE_CHECKING:
-    from rpc_backends_core.cli.report import Section
+    from rpc_backends_core.cli.report import Finding, Section
     from rpc_backends_core.record import Record
 
 Status = Callable[[str], None]
@@ -38,7 +38,9 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
         yield from _backends(names, limit, calls, status)
 
 
-def _backends(names: tuple[str, ...], limit: float, calls: bool, status: Status) -> Iterator[Section]:
+def _backends(
+    names: tuple[str, ...], limit: float, calls: bool, status: Status
+) -> Iterator[Section]:
     from rpc_backends_core.cli import loading, probe
     from rpc_backends_core.cli.report import Finding, Section
     from rpc_backends_core.errors import RpcBackendsError
@@ -107,15 +109,17 @@ Examples:
     metavar="SECONDS",
     help="How long loading a package, and the calls over a backend, may take.",
 )
-@click.option("--calls/--no-calls", default=True, help="Make real calls, or do not.  [default: calls]")
+@click.option(
+    "--calls/--no-calls", default=True, help="Make real calls, or do not.  [default: calls]"
+)
 @json_option
 @debug_option
 def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) -> None:
     """Find out what is wrong, and try every backend.
 
-    Shows versions, whether the bridge to torch is in place, environment variables, and the address that
-    workers would use; loads every backend, or those NAMEd; and makes a call between two processes over
-    each, with its time. Ends with status 1 if something is broken.
+    Looks at versions, the bridge to torch, environment variables and the address that workers would use;
+    loads every backend, or those of the given NAMEs; and makes calls between two processes over each.
+    Ends with status 1 if something is broken.
     """
     from rpc_backends_core.cli.report import render, render_verdict, summary
 

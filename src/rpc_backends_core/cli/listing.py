@@ -77,13 +77,18 @@ def gather() -> Listing:
     from rpc_backends_core.functions import records
 
     # By name; of equal names the one that is used goes first.
-    rows = [_row(record) for record in sorted(records(), key=lambda one: one.name)]
+    rows: list[Row] = []
+    for record in sorted(records(), key=lambda one: one.name):
+        before = next((row for row in rows if row.name == record.name), None)
+        rows.append(_row(record, before))
     return Listing(rows, notes)
 
 
-def _row(record: Record) -> Row:
+def _row(record: Record, before: Row | None) -> Row:
     description, capabilities = "", None
-    if record.state in ("loaded", "registered"):
+    if record.state == "shadowed" and before is not None:
+        description = f"not used: {before.origin} goes first"
+    elif record.state in ("loaded", "registered"):
         # What is loaded is asked itself; that imports nothing.
         from rpc_backends_core.process import default_registry
 
@@ -130,7 +135,9 @@ def render(listing: Listing, to: Console) -> None:
     if listing.backends:
         to.print(table)
     else:
-        to.print("No RPC backend is installed. One to start with: pip install rpc-backend-tensorpipe")
+        to.print(
+            "No RPC backend is installed. One to start with: pip install rpc-backend-tensorpipe"
+        )
     errors = {row.error: row for row in listing.backends if row.error}
     for row in errors.values():
         to.print()
@@ -151,10 +158,10 @@ Example:
 @json_option
 @debug_option
 def command(as_json: bool) -> None:
-    """List the backends there are, also those that cannot be used.
+    """List all backends, also those that cannot be used.
 
-    None is imported for it, so a broken package is shown as "found": `rpc-backends doctor` tries each.
-    A "shadowed" one stands behind another of its name.
+    No backend is imported for it, so a broken one is still "found"; doctor tries each. A "shadowed"
+    backend is not used, because another one of its name goes first.
     """
     if as_json:
         print_json(asdict(gather()))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rpc_backends_core.cli import children
+from rpc_backends_core.cli import child
 
 
-def main(spec: dict[str, Any], say: children.Say) -> None:
+def main(spec: dict[str, Any], say: child.Say) -> None:
     """Load ``spec["items"]``, pairs of kind (``backend``, ``hook``) and name.
 
     :param spec: ``limit`` has the seconds for each.
@@ -21,7 +21,7 @@ def main(spec: dict[str, Any], say: children.Say) -> None:
     registry.on_outcome = None  # hook packages are tried on their own
     for kind, name in spec["items"]:
         say(trying=[kind, name])
-        children.watch(spec["limit"])
+        child.end_in(spec["limit"])
         started = time.perf_counter()
         error = _load_backend(name) if kind == "backend" else _load_hooks(name)
         say(done=[kind, name], seconds=time.perf_counter() - started, failure=error)

@@ -45,7 +45,9 @@ def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
             # The one that it was at took the process with it; the rest is tried in a new one.
             kind, name = outcome.fact("trying") or left[0]
             culprit = (kind, name) if (kind, name) in left else left[0]
-            results[culprit] = Loaded(None, outcome.error or "the process ended silently", said=False)
+            results[culprit] = Loaded(
+                None, outcome.error or "the process ended silently", said=False
+            )
             left.remove(culprit)
     return results
 
@@ -57,6 +59,8 @@ def check(records: list[Record], found_hooks: list[Found], limit: float) -> list
     items += dict.fromkeys(("hook", found.name) for found in found_hooks)
     results = load_all(items, limit)
     backends = [_backend(record, results.get(("backend", record.name))) for record in records]
+    # Packages that claim one name have one error between them.
+    backends = list({(one.about, one.text): one for one in backends}.values())
     hooks = [_hook(found, results["hook", found.name]) for found in found_hooks]
     sections = [Section("backends", "Backends", backends)]
     return [*sections, Section("hooks", "Hook packages", hooks)] if hooks else sections
@@ -64,7 +68,7 @@ def check(records: list[Record], found_hooks: list[Found], limit: float) -> list
 
 def _backend(record: Record, loaded: Loaded | None) -> Finding:
     where = origin(record)
-    data = {
+    data: dict[str, object] = {
         "state": record.state,
         "source": record.source,
         "distribution": record.distribution,
@@ -87,7 +91,9 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
         "load_seconds": loaded.seconds,
     }
     if loaded.failure is None:
-        return Finding("ok", record.name, f"{where}, loaded in {seconds(loaded.seconds or 0)}", data)
+        return Finding(
+            "ok", record.name, f"{where}, loaded in {seconds(loaded.seconds or 0)}", data
+        )
     text = loaded.failure
     if not loaded.said:
         text = data["error"] = (

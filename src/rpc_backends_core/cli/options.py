@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _TORCHS_DEFAULTS = (60.0, "env://")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _FIELD = re.compile(r"^:param\s+(?:\S+\s+)?(\w+):\s*(.*?)(?=^:|^\s*$|\Z)", re.MULTILINE | re.DOTALL)
+# Sphinx markup: ``x``, `x`, :data:`x`.
+_ROLE = re.compile(r"(?::\w+:)?`+~?([^`]*)`+")
 
 
 @dataclass(frozen=True)
@@ -80,4 +82,4 @@ def _shown(default: Any) -> str | None:
 
 def _meanings(function: Callable[..., Any]) -> dict[str, str]:
     found = _FIELD.findall(inspect.getdoc(function) or "")
-    return {name: " ".join(text.replace("``", "").split()) for name, text in found}
+    return {name: " ".join(_ROLE.sub(r"\1", text).split()) for name, text in found}

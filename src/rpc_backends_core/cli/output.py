@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,8 +25,19 @@ def console() -> Console:
     """Return the console on stdout: colours on a terminal, plain text of 80 columns elsewhere."""
     from rich.console import Console
 
+    class Plain(Console):
+        """Leaves out the spaces with which tables are filled up, where nobody sees them."""
+
+        def print(self, *objects: Any, **settings: Any) -> None:
+            if self.is_terminal:
+                super().print(*objects, **settings)
+                return
+            with self.capture() as captured:
+                super().print(*objects, **settings)
+            self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
+
     # Names and versions are not to be coloured by what they happen to look like.
-    return Console(highlight=False, emoji=False, markup=False)
+    return Plain(highlight=False, emoji=False, markup=False)
 
 
 def grid(*columns: str, title: bool = True) -> Table:

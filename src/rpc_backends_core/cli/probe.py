@@ -35,7 +35,8 @@ def check(backend: str, limit: float) -> Finding:
         "error": failed.error,
         "stage": stage,
         "traceback": failed.fact("traceback"),
-        "timed_out": failed.stuck_at is not None,
+        "log": failed.log,
+        "timed_out": failed.timed_out,
         "limit_seconds": limit,
     }
     return Finding("problem", backend, f"failed while {stage}: {failed.error}", data)
@@ -56,5 +57,5 @@ def _well(backend: str, outcomes: list[children.Outcome]) -> Finding:
 def _first_failed(outcomes: list[children.Outcome]) -> children.Outcome | None:
     """Return the worker that explains the failure: one that says why, else one that was killed."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]
-    failed.sort(key=lambda outcome: (outcome.fact("error") is None, outcome.stuck_at is None))
+    failed.sort(key=lambda outcome: (outcome.fact("error") is None, not outcome.timed_out))
     return failed[0] if failed else None

@@ -7,13 +7,14 @@ import statistics
 import time
 from typing import Any
 
-from rpc_backends_core.cli.children import Say
+from rpc_backends_core.cli.child import Say
 
 
 def main(spec: dict[str, Any], say: Say) -> None:
     """Join a group of two; rank 0 calls rank 1.
 
-    :param spec: ``backend``, ``rank``, ``store`` (a path that both have), ``calls``, ``timeout`` (seconds).
+    :param spec: ``backend``, ``rank``, ``store`` (a path that both have), ``calls``, ``timeout``
+        (seconds).
     """
     say(stage="importing torch")
     from torch.distributed import rpc

@@ -61,21 +61,22 @@ def summary(sections: Iterable[Section]) -> dict[str, Any]:
 
 
 def render(section: Section, to: Console) -> None:
-    """Show one section."""
+    """Show one section: a line for each finding, or, where it does not fit, a block below."""
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(width=_LEVEL_WIDTH)
-    table.add_column(min_width=_ABOUT_WIDTH, no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in section.findings:
-        table.add_row(
-            Text(finding.level, _STYLES[finding.level]), Text(finding.about), Text(finding.text)
-        )
     to.print(Text(section.title, "bold"))
-    to.print(Padding(table, (0, 0, 1, _INDENT)))
+    width = max(_ABOUT_WIDTH, *(len(finding.about) for finding in section.findings))
+    for finding in section.findings:
+        level = Text(f"{finding.level:{_LEVEL_WIDTH}}  ", _STYLES[finding.level])
+        line = Text.assemble(level, f"{finding.about:{width}}  ", finding.text)
+        if "\n" not in finding.text and _INDENT + line.cell_len <= to.width:
+            to.print(Padding(line, (0, 0, 0, _INDENT)))
+            continue
+        to.print(Padding(Text.assemble(level, finding.about), (0, 0, 0, _INDENT)))
+        block = Text(finding.text, overflow="fold")
+        to.print(Padding(block, (0, 0, 0, _INDENT + _LEVEL_WIDTH + 2)))
+    to.print()
 
 
 def render_verdict(report: dict[str, Any], to: Console) -> None:
@@ -96,4 +97,4 @@ def _count(number: int, what: str) -> str:
 
 def seconds(value: float) -> str:
     """Return a time in words: milliseconds below one second."""
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.3g} ms"
+    return f"{value:.2f} s" if value >= 0.9995 else f"{value * 1000:.3g} ms"

@@ -181,9 +181,10 @@ Examples:
 @json_option
 @debug_option
 def command(name: str, as_json: bool) -> None:
-    """Show one backend: its options, what it can do, where it comes from.
+    """Show one backend: its options, where it comes from.
 
-    NAME is looked up as init_rpc does it, without regard to case. The backend's package is imported.
+    Also what it can do, and what each option means where its author has said so. NAME is looked up as
+    init_rpc does it, without regard to case. The backend's package is imported.
     """
     if as_json:
         print_json(asdict(gather(name)))

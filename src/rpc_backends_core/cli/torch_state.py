@@ -39,26 +39,20 @@ def bridge() -> Bridge:
     """Return whether the bridge is in place, and why not; torch must have been imported."""
     import torch.distributed
 
-    from rpc_backends_core import autoload, settings, torch_bridge
+    from rpc_backends_core import torch_bridge
 
-    failure = autoload.failure()
     if torch_bridge.is_installed():
         return _installed()
     if not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
         return Bridge("absent", "this torch is built without RPC; install one that has it")
-    if failure is not None:
-        return Bridge("failed", f"installing it failed with {type(failure).__name__}: {failure}")
-    if os.environ.get(TORCH_AUTOLOAD, "1") != "1":
-        return Bridge("off", _off(f"{TORCH_AUTOLOAD}={os.environ[TORCH_AUTOLOAD]}"))
-    if not settings.autoload_enabled():
-        return Bridge("off", _off(f"{settings.AUTOLOAD}={os.environ[settings.AUTOLOAD]}"))
-    if not _has_entry_point():
+    off = _switched_off()
+    if off is not None:
         return Bridge(
-            "failed",
-            "the entry point in the group torch.backends is not installed, so `import torch` does not "
-            "know of this package; install it with pip install rpc-backends-core",
+            "off",
+            f"switched off by {off}: torch.distributed.rpc is as torch ships it; unset the variable, "
+            "or call rpc_backends_core.install()",
         )
-    return Bridge("failed", "somebody has taken it out: rpc_backends_core.install() puts it back")
+    return Bridge("failed", _why_not())
 
 
 def _installed() -> Bridge:
@@ -76,11 +70,29 @@ def _installed() -> Bridge:
     return Bridge("in place", "torch.distributed.rpc has the registry")
 
 
-def _off(variable: str) -> str:
-    return (
-        f"switched off by {variable}: torch.distributed.rpc is as torch ships it; unset the variable, "
-        "or call rpc_backends_core.install()"
-    )
+def _switched_off() -> str | None:
+    """Return the variable that somebody has switched it off with."""
+    from rpc_backends_core import settings
+
+    if os.environ.get(TORCH_AUTOLOAD, "1") != "1":
+        return f"{TORCH_AUTOLOAD}={os.environ[TORCH_AUTOLOAD]}"
+    if not settings.autoload_enabled():
+        return f"{settings.AUTOLOAD}={os.environ[settings.AUTOLOAD]}"
+    return None
+
+
+def _why_not() -> str:
+    from rpc_backends_core import autoload
+
+    failure = autoload.failure()
+    if failure is not None:
+        return f"installing it failed with {type(failure).__name__}: {failure}"
+    if not _has_entry_point():
+        return (
+            "the entry point in the group torch.backends is not installed, so `import torch` does not "
+            "know of this package; install it with pip install rpc-backends-core"
+        )
+    return "somebody has taken it out: rpc_backends_core.install() puts it back"
 
 
 def _has_entry_point() -> bool:

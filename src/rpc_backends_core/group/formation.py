@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import uuid
 from typing import Any
 
@@ -18,8 +19,11 @@ from rpc_backends_core.errors import GroupError, GroupTimeoutError
 from rpc_backends_core.group.group import Group, Member, get_all, group_error, settle
 from rpc_backends_core.group.waiting import logger, wait_for
 
-#: Ids of autograd containers and of workers are 16 bits wide in torch.
-_MAX_AUTOGRAD_ID = 65535
+#: Ids are 16 bits, signed, in torch.
+_MAX_AUTOGRAD_ID = 32767
+#: Seconds that workers have to read why there is no group, and between two looks whether they have.
+_READING_PATIENCE = 5.0
+_READING_PAUSE = 0.01
 #: Torch's words: programs and its own suites look for them.
 _MIXED = (
     "RPC group mixes statically and dynamically initialized members which is not supported. "
@@ -148,6 +152,7 @@ class _Arrival:
             value = self._store.get(key)
         answer = json.loads(value)
         if "error" in answer:
+            self._let_others_read(g)
             raise group_error(answer)
         if answer["nonces"][self._rank] != self._nonce:
             return None
@@ -159,6 +164,19 @@ class _Arrival:
             self._close(g)
         except RuntimeError:
             logger.debug("the store is gone: nobody is left to tell that %s", reason)
+
+    def _let_others_read(self, g: int) -> None:
+        """Wait, as rank 0, until all who arrived have read why there is no group.
+
+        Rank 0 hosts a TCP store, and it is about to raise and let go of it.
+        """
+        read = self._store.add(f"{g}/read", 1)
+        end = time.monotonic() + _READING_PATIENCE
+        while self._rank == 0 and read < self._store.add(f"{g}/arrived", 0):
+            if time.monotonic() > end:
+                return
+            time.sleep(_READING_PAUSE)
+            read = self._store.add(f"{g}/read", 0)
 
     def _missing(self, g: int, world_size: int) -> str:
         ranks = [r for r in range(world_size) if not self._store.check([f"{g}/slot/{r}"])]
@@ -226,6 +244,7 @@ class _Arrival:
             "Give every worker the same world_size."
         )
         self._give_up(g, reason, GroupError.__name__)
+        self._let_others_read(g)
         raise GroupError(reason)
 
     def _refuse_mixing(self, wanted: str, found: str) -> None:

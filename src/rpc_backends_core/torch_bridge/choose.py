@@ -45,9 +45,16 @@ def _by_options(options: Any) -> Any:
     plugins; and last old-style backends, of which nothing but their default options tells the type.
     """
     registry = default_registry()
-    entries = [registry.entry(name) for name in registry.names()]
-    default = settings.default_backend()
-    entries.sort(key=lambda entry: (default is None or entry.name != default.upper(),))
+    entries = []
+    for name in registry.names():
+        try:
+            entries.append(registry.entry(name))
+        except RpcBackendsError:
+            # A name that cannot be used is in nobody's way, unless the options are its own.
+            if options_type_of_torchs(name) in type(options).__mro__:
+                raise
+    default = (settings.default_backend() or "").casefold()
+    entries.sort(key=lambda entry: entry.name.casefold() != default)
 
     known = [(entry, _known_type(entry)) for entry in entries]
     best = _best(options, known)

@@ -122,13 +122,17 @@ class Session:
         dist_autograd._init(self.rank)
         return store
 
-    def close(self) -> None:
-        """Leave the group and let go of the store; called when the agent is gone."""
+    def close(self, *, together: bool) -> None:
+        """Leave the group and let go of the store; called when the agent is gone.
+
+        :param together: the other workers of a static group are leaving too.
+        """
         group, self.group = self.group, None
         if group is not None:
             group.end()
             # Rank 0 hosts a TCP store: if it goes while others still use it, they fail.
-            if self.rank == 0 and not group.wait_until_ended(_HOST_PATIENCE):
+            patience = _HOST_PATIENCE if together else 0.0
+            if self.rank == 0 and not group.wait_until_ended(patience):
                 _lingering.append((self._store, self._rendezvous))
         self._let_go()
 
@@ -147,8 +151,7 @@ class Session:
                 )
             group.end()
             if self.rank == 0:
-                # The others have yet to read why.
-                _lingering.append((self._store, self._rendezvous))
+                group.wait_until_ended(_HOST_PATIENCE)  # the others have yet to read why
         self._let_go()
 
     def _let_go(self) -> None:
@@ -168,7 +171,7 @@ def fixed_worker_id() -> int | None:
     initialized with worker_id").
     """
     try:
-        return int(dist_autograd._get_max_id()) >> 48
+        return (int(dist_autograd._get_max_id()) >> 48) & 0xFFFF
     except RuntimeError:
         return None
 
@@ -189,10 +192,10 @@ def current() -> Session | None:
     return _current[-1] if _current else None
 
 
-def end_current() -> None:
-    """Close the running session, if there is one."""
+def end_current(*, together: bool) -> None:
+    """Close the running session, if there is one; see :meth:`Session.close`."""
     while _current:
-        _current.pop().close()
+        _current.pop().close(together=together)
 
 
 def current_group(store: Any) -> Group | None:

@@ -16,6 +16,9 @@ from rpc_backends_core.torch_bridge import original
 from rpc_backends_core.torch_bridge.choose import choose
 from rpc_backends_core.torch_bridge.session import Session, begin, current
 
+#: Worker ids are 16 bits, signed, in torch.
+_MAX_RANK = 32767
+
 
 def init_rpc(
     name: str, backend: Any, rank: int, world_size: int | None, rpc_backend_options: Any
@@ -133,7 +136,9 @@ def _check_arguments(member: Any, name: Any, rank: Any, world_size: Any, options
             raise RuntimeError(  # noqa: TRY004
                 f"Argument {argument} must be of type {wanted} but got type {type(argument)}"
             )
-    rpc.WorkerInfo(name, max(rank, 0))  # refuses a name or an id that torch cannot carry
+    if rank > _MAX_RANK:
+        raise ValueError(f"rank is {rank}; torch carries ranks up to {_MAX_RANK}.")
+    rpc.WorkerInfo(name, max(rank, 0))  # refuses a name that torch cannot carry
     if options.rpc_timeout < 0:
         raise ValueError(
             f"rpc_timeout is {options.rpc_timeout} s for {member!r}; it must be 0 (never) or positive."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,11 @@ def shutdown(graceful: bool, timeout: float) -> None:
     if graceful and rpc.api._is_current_rpc_agent_set():
         leave = getattr(rpc.api._get_current_rpc_agent(), "leave_group", None)
     if leave is None:
-        original("torch.distributed.rpc.api", "shutdown")(graceful, timeout)
+        _graceful.append(graceful)
+        try:
+            original("torch.distributed.rpc.api", "shutdown")(graceful, timeout)
+        finally:
+            _graceful.clear()
         return
     try:
         leave(timeout)
@@ -35,7 +40,8 @@ def reset_current_agent() -> None:
     original("torch.distributed.rpc.api", "_reset_current_rpc_agent")()
     if not _groups_before:
         _groups_before.append(True)
-    session.end_current()
+    # A shutdown that fails gets here too, with its exception under way: the others are not leaving.
+    session.end_current(together=_graceful == [True] and sys.exc_info()[1] is None)
 
 
 def delete_rrefs(*timeout: timedelta) -> None:
@@ -50,3 +56,4 @@ def delete_rrefs(*timeout: timedelta) -> None:
 
 _IN_VAIN = timedelta(milliseconds=100)
 _groups_before: list[bool] = []
+_graceful: list[bool] = []

@@ -114,7 +114,10 @@ class Membership:
             candidates = (rank if wanted is None else wanted, rank)
             spare = range(_MAX_WORKER_ID, -1, -1)
             chosen = next(
-                one for ids in (candidates, spare) for one in ids if one not in state.used
+                one
+                for ids in (candidates, spare)
+                for one in ids
+                if one not in state.used and one <= _MAX_WORKER_ID
             )
             return replace(state, used=state.used | {chosen})
 

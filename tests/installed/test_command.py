@@ -1,0 +1,69 @@
+"""The command that the core's wheel installs, in environments that are well and that are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.environments import Environment
+from support.samples import MakeEnvironment, backend_package, hooks_package
+
+
+def test_the_command_and_the_module_are_the_same(installed: Environment) -> None:
+    command = installed.command("rpc-backends", "list", "--json")
+    module = installed.command("python", "-m", "rpc_backends_core", "list", "--json")
+
+    assert json.loads(command.stdout) == json.loads(module.stdout)
+    assert "rpc-backend-faulty-tensorpipe" in command.stdout
+
+
+def test_list_does_not_import_what_it_lists(
+    make_environment: MakeEnvironment, tmp_path: Path
+) -> None:
+    environment = make_environment(backend_package(tmp_path, "print('imported')"))
+
+    result = environment.command("rpc-backends", "list")
+
+    assert "PIGEON" in result.stdout
+    assert "imported" not in result.stdout
+
+
+def test_doctor_names_everything_that_is_wrong_and_its_package(
+    make_environment: MakeEnvironment, tmp_path: Path
+) -> None:
+    environment = make_environment(
+        backend_package(
+            tmp_path,
+            "import a_module_nobody_has",
+            name="BROKEN",
+            distribution="rpc-backend-broken",
+        ),
+        backend_package(tmp_path, name="TWICE", distribution="rpc-backend-loft"),
+        backend_package(tmp_path, name="TWICE", distribution="rpc-backend-coop"),
+        backend_package(tmp_path, name="BAD-NAME", distribution="rpc-backend-bad"),
+        hooks_package(tmp_path, "import another_module_nobody_has"),
+    )
+
+    result = environment.command("rpc-backends", "doctor", "--json", check=False)
+
+    assert result.returncode != 0, result
+    json.loads(result.stdout)
+    for name in (
+        "BROKEN",
+        "rpc-backend-broken",
+        "a_module_nobody_has",
+        "TWICE",
+        "rpc-backend-loft",
+        "rpc-backend-coop",
+        "BAD-NAME",
+        "rpc-backend-bad",
+        "rpc-tracing",
+        "another_module_nobody_has",
+    ):
+        assert name in result.stdout, f"doctor does not name {name}\n{result}"
+
+
+def test_doctor_finds_nothing_wrong_where_nothing_is(installed: Environment) -> None:
+    result = installed.command("rpc-backends", "doctor", "--json", check=False)
+
+    assert result.returncode == 0, result

@@ -1,0 +1,170 @@
+"""Steps that many tests of groups take, for `Workers.run`; and where their workers meet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from support.workers import Me
+
+#: Seconds in which what must happen "at once" has happened, also on a machine that is busy; well below
+#: the time limits that a hang would run into (60 s for a call, half an hour for a group).
+AT_ONCE = 10.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where workers meet.
+
+    :ivar url: the init method.
+    :ivar env: variables that the workers need for it.
+    """
+
+    kind: str
+    url: str
+    env: dict[str, str]
+
+
+@contextlib.contextmanager
+def meeting(kind: str, folder: Path) -> Iterator[Meeting]:
+    """Make a meeting place.
+
+    :param kind: ``file``; ``tcp``, hosted by the worker of rank 0, as torch does; or ``agent``, a TCP
+        store that this process hosts, as torchrun does.
+    """
+    if kind == "file":
+        yield Meeting(kind, f"file://{folder}/store", {})
+    elif kind == "tcp":
+        # Bound and not listening, this socket keeps the port for those who say SO_REUSEADDR.
+        with socket.socket() as placeholder:
+            placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            placeholder.bind(("127.0.0.1", 0))
+            yield Meeting(kind, f"tcp://127.0.0.1:{placeholder.getsockname()[1]}", {})
+    else:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        yield Meeting(kind, f"tcp://127.0.0.1:{store.port}", env)
+
+
+# --- starting and stopping -----------------------------------------------------------------------
+
+
+def join(
+    me: Me,
+    url: str,
+    *,
+    name: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = 0,
+    backend: str = "TENSORPIPE",
+    **options: Any,
+) -> None:
+    """Join a static group of all workers, or what the arguments say; ``world_size=None`` is dynamic."""
+    rpc.init_rpc(
+        me.name if name is None else name,
+        backend=backend,
+        rank=me.index if rank is None else rank,
+        world_size=me.size if world_size == 0 else world_size,
+        rpc_backend_options=rpc.backend_registry.construct_rpc_backend_options(
+            rpc.BackendType[backend], init_method=url, **options
+        ),
+    )
+
+
+def join_dynamic(me: Me, url: str, **arguments: Any) -> None:
+    """Join a dynamic group."""
+    join(me, url, world_size=None, **arguments)
+
+
+def leave(me: Me, graceful: bool = True, timeout: float = 0) -> None:
+    """Shut RPC down."""
+    rpc.shutdown(graceful, timeout)
+
+
+# --- working -------------------------------------------------------------------------------------
+
+
+def who() -> str:
+    """Return the name of the worker that runs this, and its process; called by RPC."""
+    return f"{rpc.get_worker_info().name} {os.getpid()}"
+
+
+def members(me: Me) -> dict[str, int]:
+    """Return the ranks of the members, by name."""
+    return {info.name: info.id for info in rpc.api._get_current_rpc_agent().get_worker_infos()}
+
+
+def call_all(me: Me) -> dict[str, str]:
+    """Call all members, this one too; return the name that each answers with."""
+    names = sorted(members(me))
+    futures = [rpc.rpc_async(name, who) for name in names]
+    return {name: future.wait().split()[0] for name, future in zip(names, futures, strict=True)}
+
+
+def call(me: Me, to: Any, function: Callable[..., Any] = who, *args: Any, **more: Any) -> Any:
+    """Call one worker."""
+    return rpc.rpc_sync(to, function, args=args, **more)
+
+
+def gather(me: Me, value: Any, timeout: float = 30) -> Any:
+    """Give ``value`` to all members, who must do the same, and return theirs by name."""
+    return rpc.api._all_gather(value, timeout=timeout)
+
+
+def use_rref(me: Me, to: str) -> list[float]:
+    """Keep a value on another worker, change it there and fetch it."""
+    rref = rpc.remote(to, torch.ones, args=(3,))
+    rref.rpc_sync().add_(1)
+    value: list[float] = rref.to_here().tolist()
+    return value
+
+
+def is_running(me: Me) -> bool:
+    """Return whether RPC is started in this process."""
+    return bool(rpc.api._is_current_rpc_agent_set())
+
+
+# --- what a process has open ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """What a process has open.
+
+    :ivar threads: how many.
+    :ivar files: what descriptors stand for, sockets by their protocol and their inode left out, sorted.
+    """
+
+    threads: int
+    files: tuple[str, ...]
+
+
+def opened(me: Me) -> Open:
+    """Return what this process has open now."""
+    import gc
+
+    gc.collect()
+    inodes = _sockets()
+    files = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+            target = str(fd.readlink())
+            files.append(inodes.get(target, target.partition(":")[0]))
+    return Open(len(list(Path("/proc/self/task").iterdir())), tuple(sorted(files)))
+
+
+def _sockets() -> dict[str, str]:
+    kinds = {}
+    for table, column in (("tcp", 9), ("tcp6", 9), ("unix", 6), ("udp", 9)):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            kinds[f"socket:[{line.split()[column]}]"] = f"{table} socket"
+    return kinds
