@@ -43,8 +43,6 @@ def register_backend(
 
 def register_for(owner: str, backend_name: str, handlers: tuple[Any, Any]) -> BackendType:
     """Register a backend on behalf of the module ``owner``; see :func:`register_backend`."""
-    from rpc_backends_core import torch_bridge
-
     default_registry().register(
         backend_name,
         handlers,
@@ -52,7 +50,7 @@ def register_for(owner: str, backend_name: str, handlers: tuple[Any, Any]) -> Ba
         # What torch's own modules register, whenever they are imported, is torch's own.
         torch_own=owner.startswith("torch.distributed."),
         # A package may register while torch is being imported, and a scan has no place there.
-        look=not torch_bridge.torch_is_importing(),
+        look=not _torch_is_importing(),
     )
     member: BackendType = _member(backend_name)
     return member
@@ -153,3 +151,9 @@ def refresh() -> list[Record]:
 
     hooks.forget()
     return records()
+
+
+def _torch_is_importing() -> bool:
+    """Return whether ``import torch`` is still under way; entry points of packages run in it."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))

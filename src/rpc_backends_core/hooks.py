@@ -21,7 +21,7 @@ from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
     from rpc_backends_core.discovery import Found
-    from rpc_backends_core.registry import Entry
+    from rpc_backends_core.entries import Entry
 
 
 class HookWarning(UserWarning):

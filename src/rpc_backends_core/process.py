@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rpc_backends_core.registry import Entry, Registry
+    from rpc_backends_core.entries import Entry
+    from rpc_backends_core.registry import Registry
 
 
 def default_registry() -> Registry:

@@ -10,77 +10,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core.errors import (
-    BackendConflictError,
-    BackendDeniedError,
-    BackendLoadError,
-    RpcBackendsError,
-    UnknownBackendError,
-)
+from rpc_backends_core.entries import Entry, denied, not_loaded, settle, shadowed
+from rpc_backends_core.errors import BackendLoadError, UnknownBackendError
 
 if TYPE_CHECKING:
     from rpc_backends_core.backend import Backend
     from rpc_backends_core.discovery import Found, Scan
-    from rpc_backends_core.record import Record, Source, State
-
-
-class Entry:
-    """One backend as the registry keeps it. The mutable side of a :class:`~.record.Record`."""
-
-    __slots__ = (
-        "backend",
-        "distribution",
-        "entry_point",
-        "error",
-        "name",
-        "options_type",
-        "source",
-        "state",
-        "value",
-        "version",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        source: Source,
-        state: State,
-        *,
-        distribution: str | None = None,
-        version: str | None = None,
-        value: str | None = None,
-        entry_point: Any = None,
-        backend: Backend | tuple[Any, Any] | None = None,
-        error: Exception | None = None,
-    ) -> None:
-        self.name = name
-        self.source = source
-        self.state = state
-        self.distribution = distribution
-        self.version = version
-        self.value = value
-        self.entry_point = entry_point
-        self.backend = backend
-        self.error = error
-        #: The class of its options, where it was declared or seen.
-        self.options_type: type | None = getattr(backend, "options_type", None)
-
-    def record(self) -> Record:
-        """Return what is known now, as a value."""
-        from rpc_backends_core.record import Record
-
-        return Record(
-            self.name,
-            self.source,
-            self.distribution,
-            self.version,
-            self.value,
-            self.state,
-            self.error,
-        )
 
 
 class Registry:
@@ -157,7 +95,7 @@ class Registry:
         with self._lock:
             for layer in (self._process, plugins, self._torch):
                 for entry in layer.values():
-                    result.append(_shadow(entry) if entry.name in first else entry)
+                    result.append(shadowed(entry) if entry.name in first else entry)
                     if entry.state not in ("denied",):
                         first.add(entry.name)
             return result + self._unusable
@@ -220,10 +158,7 @@ class Registry:
         try:
             backend = as_backend(entry.entry_point.load())
         except (Exception, SystemExit) as cause:
-            error = BackendLoadError(
-                _why_not_loaded(entry, cause, fallback=entry.name in self._torch)
-            )
-            error.__cause__ = cause
+            error = not_loaded(entry, cause, fallback=entry.name in self._torch)
         with self._lock:
             if entry.backend is not None:  # another thread was first
                 return entry.backend
@@ -311,12 +246,12 @@ class Registry:
 
         choice = Choice()
         found = (self._scan or discovery.scan)()
-        plugins, unusable = _settle(found.backends)
+        plugins, unusable = settle(found.backends)
         choice.check((*plugins, *self._torch))
         for entry in plugins.values():
             denial = choice.denial(entry.name)
             if denial is not None and entry.state != "conflict":
-                entry.state, entry.error = "denied", _denied(entry, denial)
+                entry.state, entry.error = "denied", denied(entry, denial)
         with self._lock:
             if self._plugins is None:
                 self._plugins, self._unusable, self._hooks = plugins, unusable, found.hooks
@@ -343,94 +278,6 @@ class Registry:
             "if you have just installed it, call rpc_backends_core.refresh() or start a new process. "
             "`rpc-backends doctor` shows what was found."
         )
-
-
-def _settle(found: Iterable[Found]) -> tuple[dict[str, Entry], list[Entry]]:
-    """Sort what was found into usable names and those that cannot be used.
-
-    Names that differ in case alone are one name: a string is looked up without regard to case.
-    """
-    claims: dict[str, list[Found]] = {}
-    unusable: list[Entry] = []
-    for one in found:
-        if one.name.isidentifier() and not one.name.startswith("_"):
-            claims.setdefault(one.name.casefold(), []).append(one)
-        else:
-            error = RpcBackendsError(
-                f"{one.origin} declares an RPC backend under the name {one.name!r}, which cannot be a "
-                "member of BackendType: a name must be a Python identifier without a leading "
-                "underscore. Its author must rename the entry point."
-            )
-            unusable.append(_plugin(one, "invalid", error))
-    plugins: dict[str, Entry] = {}
-    for claimants in claims.values():
-        if len(claimants) == 1:
-            plugins[claimants[0].name] = _plugin(claimants[0], "found", None)
-            continue
-        error = BackendConflictError(_why_conflict(claimants))
-        for one in claimants:
-            entry = _plugin(one, "conflict", error)
-            if one.name in plugins:
-                unusable.append(entry)
-            else:
-                plugins[one.name] = entry
-    return plugins, unusable
-
-
-def _plugin(found: Found, state: State, error: Exception | None) -> Entry:
-    return Entry(
-        found.name,
-        "plugin",
-        state,
-        distribution=found.distribution,
-        version=found.version,
-        value=found.value,
-        entry_point=found.entry_point,
-        error=error,
-    )
-
-
-def _shadow(entry: Entry) -> Entry:
-    """Return a copy of ``entry`` that says another one of its name goes first."""
-    copy = Entry(
-        entry.name,
-        entry.source,
-        "shadowed" if entry.error is None else entry.state,
-        distribution=entry.distribution,
-        version=entry.version,
-        value=entry.value,
-        entry_point=entry.entry_point,
-        backend=entry.backend,
-        error=entry.error,
-    )
-    copy.options_type = entry.options_type
-    return copy
-
-
-def _why_conflict(claimants: list[Found]) -> str:
-    who = " and ".join(f"{one.origin} ({one.value})" for one in claimants)
-    packages = sorted({one.distribution for one in claimants if one.distribution})
-    return (
-        f"RPC backend {claimants[0].name!r} is claimed by more than one installed package: {who}. "
-        f"Uninstall all but one of them: pip uninstall {' | '.join(packages) or 'PACKAGE'}."
-    )
-
-
-def _why_not_loaded(entry: Entry, cause: BaseException, *, fallback: bool) -> str:
-    own = f", or set RPC_BACKENDS_DENY={entry.name} to use torch's own" if fallback else ""
-    return (
-        f"RPC backend {entry.name!r} of {entry.distribution} {entry.version} cannot be used: "
-        f"{entry.value} failed with {type(cause).__name__}: {cause}. "
-        f"Mend or reinstall the package (pip install --force-reinstall {entry.distribution}), "
-        f"uninstall it{own}."
-    )
-
-
-def _denied(entry: Entry, denial: str) -> BackendDeniedError:
-    return BackendDeniedError(
-        f"RPC backend {entry.name!r} is installed ({entry.distribution} {entry.version}) and may not "
-        f"be used: {denial}. Change that variable to use it."
-    )
 
 
 def _fresh(error: Exception | None) -> Exception:

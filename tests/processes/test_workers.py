@@ -21,6 +21,7 @@ def fail_on_the_second(me: Me) -> str:
 
 
 def sleep(me: Me, seconds: float) -> None:
+    me.tell("sleeping")
     time.sleep(seconds)
 
 
@@ -47,6 +48,7 @@ def test_all():
             ws.run(fail_on_the_second)
         print(e.value)
         s = ws[0].start(sleep, 100)
+        assert s.news() == "sleeping"
         ws[0].interrupt()
         assert s.error().kinds[0] == "KeyboardInterrupt"
         s = ws[0].start(sleep, 100)

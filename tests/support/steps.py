@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def join(
     """Join a static group of all workers, or what the arguments say; ``world_size=None`` is dynamic."""
     rpc.init_rpc(
         me.name if name is None else name,
-        backend=backend,
+        backend=rpc.BackendType[backend],
         rank=me.index if rank is None else rank,
         world_size=me.size if world_size == 0 else world_size,
         rpc_backend_options=rpc.backend_registry.construct_rpc_backend_options(
@@ -122,7 +123,7 @@ def gather(me: Me, value: Any, timeout: float = 30) -> Any:
 
 def use_rref(me: Me, to: str) -> list[float]:
     """Keep a value on another worker, change it there and fetch it."""
-    rref = rpc.remote(to, torch.ones, args=(3,))
+    rref = rpc.remote(to, torch.full, args=((3,), 1.0))
     rref.rpc_sync().add_(1)
     value: list[float] = rref.to_here().tolist()
     return value
@@ -158,7 +159,7 @@ def opened(me: Me) -> Open:
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
             target = str(fd.readlink())
-            files.append(inodes.get(target, target.partition(":")[0]))
+            files.append(inodes.get(target, re.sub(r"#?\d+", "N", target)))
     return Open(len(list(Path("/proc/self/task").iterdir())), tuple(sorted(files)))
 
 

@@ -110,6 +110,7 @@ class Step:
 
     def outcome(self, seconds: float | None = None) -> Done | Failure:
         """Wait for the end, at most ``seconds`` or until the time of all `Workers` is up."""
+        __tracebackhide__ = True
         while self._outcome is None:
             said = self._worker.receive(seconds)
             if not isinstance(said, News):
@@ -121,14 +122,17 @@ class Step:
 
         :raises WorkerError: it raised.
         """
+        __tracebackhide__ = True
         return _results([self._worker], [self.outcome(seconds)])[0]
 
     def error(self, seconds: float | None = None) -> Failure:
         """Return how the step failed, which it must."""
+        __tracebackhide__ = True
         return _failures([self._worker], [self.outcome(seconds)])[0]
 
     def news(self) -> Any:
         """Wait for what the step says by `Me.tell` and return it."""
+        __tracebackhide__ = True
         said = self._worker.receive(None)
         if isinstance(said, News):
             return said.value
@@ -165,6 +169,7 @@ class Worker:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a step and return its result."""
+        __tracebackhide__ = True
         return self.start(function, *args, **kwargs).result()
 
     def interrupt(self) -> None:
@@ -187,6 +192,7 @@ class Worker:
 
     def receive(self, seconds: float | None) -> Done | Failure | News:
         """Wait for what the step under way has to say."""
+        __tracebackhide__ = True
         left = self._workers.seconds_left()
         if not self.connection.poll(left if seconds is None else min(left, seconds)):
             self._workers.give_up(f"{self.name} was not through with its step in time")
@@ -282,6 +288,7 @@ class Workers:
 
         :raises WorkerError: with the traceback of each that failed.
         """
+        __tracebackhide__ = True
         return _results(*self._outcomes(function, args, kwargs, on))
 
     def errors(
@@ -292,6 +299,7 @@ class Workers:
         **kwargs: Any,
     ) -> list[Failure]:
         """Run a step that must fail in all living workers (or those of index ``on``)."""
+        __tracebackhide__ = True
         return _failures(*self._outcomes(function, args, kwargs, on))
 
     def seconds_left(self) -> float:
@@ -300,6 +308,7 @@ class Workers:
 
     def give_up(self, why: str) -> None:
         """Raise a `WorkerError` that shows where every worker is."""
+        __tracebackhide__ = True
         for worker in self._all:
             worker.dump_stacks()
         time.sleep(0.5)  # nothing says when a dump is written
@@ -309,6 +318,7 @@ class Workers:
     def _outcomes(
         self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None
     ) -> tuple[list[Worker], list[Done | Failure]]:
+        __tracebackhide__ = True
         alive = [worker for worker in self._all if worker.status is None]
         chosen = alive if on is None else [self._all[index] for index in on]
         steps = [worker.start(function, *args, **kwargs) for worker in chosen]
@@ -316,6 +326,7 @@ class Workers:
 
 
 def _results(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Any]:
+    __tracebackhide__ = True
     failed = [
         f"--- {worker.name}, after {outcome.seconds:.2f} s\n{outcome.trace}{worker.output}"
         for worker, outcome in zip(workers, outcomes, strict=True)
@@ -327,6 +338,7 @@ def _results(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Any]
 
 
 def _failures(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Failure]:
+    __tracebackhide__ = True
     for worker, outcome in zip(workers, outcomes, strict=True):
         if isinstance(outcome, Done):
             raise WorkerError(

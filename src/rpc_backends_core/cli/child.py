@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import time
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +33,11 @@ def work(module: str, folder: str, spec: str, limit: str) -> None:
         try:
             import_module(module).main(json.loads(spec), say)
         except BaseException as error:
-            say(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            say(
+                error=f"{type(error).__name__}: {error}",
+                traceback=traceback.format_exc(),
+                when=time.time(),
+            )
             raise
 
 

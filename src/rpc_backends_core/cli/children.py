@@ -33,6 +33,7 @@ _LOG_LINES = 15
 _PLACES = 3
 
 _DUMP = re.compile(r"^(Timeout \(|Fatal Python error: )", re.MULTILINE)
+_IMPORTING = re.compile(r"<frozen importlib|importlib(_metadata)?/")
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 # The path is handed over so that a child finds the packages that this process finds.
@@ -169,11 +170,11 @@ def _split(log: str) -> tuple[str, str]:
 def _innermost(dump: str) -> str:
     """Return where the main thread was, the innermost place first; its block is the last one."""
     main = dump.rpartition("(most recent call first):")[2]
-    # Not the import system's frames; and nobody needs to know how we got there.
+    # Without the import system's frames and our own: nobody needs to know how we got there.
     frames = [
         f"{Path(file).name}:{line} ({name})"
         for file, line, name in _FRAME.findall(main)
-        if not file.startswith("<frozen") and Path(file).parent != Path(__file__).parent
+        if not _IMPORTING.search(file) and Path(file).parent != Path(__file__).parent
     ]
     return " < ".join(frames[:_PLACES])
 

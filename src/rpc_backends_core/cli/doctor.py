@@ -69,7 +69,7 @@ def _backends(
     for number, name in enumerate(usable, 1):
         status(f"calling over {name} ({number} of {len(usable)})")
         findings.append(probe.check(name, limit))
-    yield Section("calls", "Calls between two processes", findings)
+    yield Section("calls", f"Calls between two processes (median of {probe.CALLS})", findings)
 
 
 _USABLE = ("loaded", "registered")

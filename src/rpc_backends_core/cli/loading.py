@@ -62,7 +62,7 @@ def check(records: list[Record], found_hooks: list[Found], limit: float) -> list
     # Packages that claim one name have one error between them.
     backends = list({(one.about, one.text): one for one in backends}.values())
     hooks = [_hook(found, results["hook", found.name]) for found in found_hooks]
-    sections = [Section("backends", "Backends", backends)]
+    sections = [Section("backends", "Backends, and the time to load them", backends)]
     return [*sections, Section("hooks", "Hook packages", hooks)] if hooks else sections
 
 
@@ -77,9 +77,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
         "error": None if record.error is None else str(record.error),
     }
     if record.state == "shadowed":
-        return Finding(
-            "note", record.name, f"{where}: not used, another backend of this name goes first", data
-        )
+        return Finding("note", record.name, f"{where}, not used: it is shadowed", data)
     if record.error is not None:
         level = "note" if record.state == "denied" else "problem"
         return Finding(level, record.name, str(record.error), data)  # type: ignore[arg-type]
@@ -91,9 +89,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
         "load_seconds": loaded.seconds,
     }
     if loaded.failure is None:
-        return Finding(
-            "ok", record.name, f"{where}, loaded in {seconds(loaded.seconds or 0)}", data
-        )
+        return Finding("ok", record.name, f"{where} ({seconds(loaded.seconds or 0)})", data)
     text = loaded.failure
     if not loaded.said:
         text = data["error"] = (

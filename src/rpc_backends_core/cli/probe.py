@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ def check(backend: str, limit: float) -> Finding:
         outcomes = children.run(f"{__package__}.probe_worker", specs, limit)
     failed = _first_failed(outcomes)
     if failed is None:
+        required = outcomes[0].fact("required")
+        if required:
+            text = f"not tried: without a default there is {', '.join(required)}"
+            return Finding("note", backend, text, {"required": required})
         return _well(backend, outcomes)
     stage = failed.fact("stage") or "beginning"
     data: dict[str, Any] = {
@@ -48,7 +53,7 @@ def _well(backend: str, outcomes: list[children.Outcome]) -> Finding:
     data["start_seconds"] = min(outcome.fact("start_seconds") for outcome in outcomes)
     data["calls"] = outcomes[0].fact("calls")
     text = (
-        f"call {seconds(data['median_call_seconds'])} (median of {data['calls']}), "
+        f"{seconds(data['median_call_seconds'])} a call, "
         f"first {seconds(data['first_call_seconds'])}, start {seconds(data['start_seconds'])}"
     )
     return Finding("ok", backend, text, data)
@@ -57,5 +62,6 @@ def _well(backend: str, outcomes: list[children.Outcome]) -> Finding:
 def _first_failed(outcomes: list[children.Outcome]) -> children.Outcome | None:
     """Return the worker that explains the failure: one that says why, else one that was killed."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]
-    failed.sort(key=lambda outcome: (outcome.fact("error") is None, not outcome.timed_out))
+    # Who failed first did so of itself; the other one may have failed because of that.
+    failed.sort(key=lambda outcome: (outcome.fact("when") or math.inf, not outcome.timed_out))
     return failed[0] if failed else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+import warnings
 from typing import Any
 
 from rpc_backends_core.cli.child import Say
@@ -20,10 +21,19 @@ def main(spec: dict[str, Any], say: Say) -> None:
     from torch.distributed import rpc
 
     import rpc_backends_core
+    from rpc_backends_core.cli.options import options_of
+    from rpc_backends_core.hooks import HookWarning
+    from rpc_backends_core.process import default_registry
 
+    warnings.simplefilter("ignore", HookWarning)  # doctor looks at hook packages by themselves
     # It may have been switched off for programs; what is tried here is the backend.
     rpc_backends_core.install()
     say(stage="constructing its options")
+    known = options_of(default_registry().backend(spec["backend"]))
+    required = [o.name for o in known if o.default is None and o.declared_by == "handler"]
+    if required:
+        say(required=required)
+        return
     options = rpc_backends_core.construct_rpc_backend_options(
         spec["backend"], rpc_timeout=spec["timeout"], init_method=f"file://{spec['store']}"
     )

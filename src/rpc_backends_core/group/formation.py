@@ -16,11 +16,10 @@ from typing import Any
 
 from rpc_backends_core import settings
 from rpc_backends_core.errors import GroupError, GroupTimeoutError
+from rpc_backends_core.group.composition import MAX_ID, compose
 from rpc_backends_core.group.group import Group, Member, get_all, group_error, settle
 from rpc_backends_core.group.waiting import logger, wait_for
 
-#: Ids are 16 bits, signed, in torch.
-_MAX_AUTOGRAD_ID = 32767
 #: Seconds that workers have to read why there is no group, and between two looks whether they have.
 _READING_PATIENCE = 5.0
 _READING_PAUSE = 0.01
@@ -126,7 +125,7 @@ class _Arrival:
             return True
         if self._store.add(f"{g}/arrived", 1) == world_size:
             slots = get_all(self._store, [f"{g}/slot/{rank}" for rank in range(world_size)])
-            settle(self._store, f"{g}/group", _compose([json.loads(slot) for slot in slots]))
+            settle(self._store, f"{g}/group", compose([json.loads(slot) for slot in slots]))
             self._close(g)
         return True
 
@@ -212,7 +211,7 @@ class _Arrival:
         if self._claim(g, self._rank):
             return self._rank
         while True:
-            free: int = _MAX_AUTOGRAD_ID + 1 - self._store.add(f"{g}/autograd/spare", 1)
+            free: int = MAX_ID + 1 - self._store.add(f"{g}/autograd/spare", 1)
             if self._claim(g, free):
                 return free
 
@@ -271,60 +270,6 @@ class _Arrival:
         from torch.distributed import PrefixStore
 
         return PrefixStore(str(g), self._store)
-
-
-def _compose(arrivals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Make the group of all who arrived, or say why it is none. All workers read the same answer."""
-    ranks_by_name: dict[str, list[int]] = {}
-    for arrival in arrivals:
-        ranks_by_name.setdefault(arrival["name"], []).append(arrival["rank"])
-    for name, ranks in ranks_by_name.items():
-        if len(ranks) > 1:
-            who = " and ".join(map(str, ranks))
-            return {"error": f"RPC worker name {name} is not unique: ranks {who} share it."}
-    backends = {arrival["backend"] for arrival in arrivals}
-    if len(backends) > 1:
-        each = ", ".join(f"{a['name']!r} (rank {a['rank']}): {a['backend']}" for a in arrivals)
-        return {"error": f"the workers of one group use different RPC backends: {each}."}
-    worker_ids = _worker_ids([arrival["fixed_id"] for arrival in arrivals])
-    autograd_ids = _autograd_ids([arrival["fixed_id"] for arrival in arrivals], worker_ids)
-    return {
-        "nonces": [arrival["nonce"] for arrival in arrivals],
-        "members": [
-            (arrival["name"], arrival["rank"], worker_ids[rank], autograd_ids[rank])
-            for rank, arrival in enumerate(arrivals)
-        ],
-    }
-
-
-def _worker_ids(fixed: list[int | None]) -> list[int]:
-    """Give each rank a worker id below the group's size: the one it has had, the rank, or a free one."""
-    size = len(fixed)
-    ids: list[int | None] = [None] * size
-    free = set(range(size))
-    for rank, wanted in [*enumerate(fixed), *enumerate(range(size))]:
-        if ids[rank] is None and wanted in free:
-            ids[rank] = wanted
-            free.remove(wanted)
-    return [free.pop() if own is None else own for own in ids]
-
-
-def _autograd_ids(fixed: list[int | None], worker_ids: list[int]) -> list[int]:
-    """Give each rank an id for its autograd container: the fixed one, the worker id, or a free one."""
-    taken = {one for one in fixed if one is not None}
-    ids = []
-    spare = _MAX_AUTOGRAD_ID
-    for one, worker_id in zip(fixed, worker_ids, strict=True):
-        if one is not None:
-            ids.append(one)
-        elif worker_id not in taken:
-            ids.append(worker_id)
-        else:
-            while spare in taken:
-                spare -= 1
-            taken.add(spare)
-            ids.append(spare)
-    return ids
 
 
 def _warn_of_shared_id(name: str, autograd_id: int) -> None:

@@ -69,12 +69,6 @@ def original(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-def torch_is_importing() -> bool:
-    """Return whether ``import torch`` is still under way (entry points of other packages run in it)."""
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
-
-
 def options_type_of_torchs(name: str) -> type | None:
     """Return the options class of a backend that torch itself registers, None for any other name."""
     if name == "TENSORPIPE":

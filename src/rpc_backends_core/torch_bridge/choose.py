@@ -6,10 +6,10 @@ from typing import Any
 
 from rpc_backends_core import settings
 from rpc_backends_core.backend_type import BackendType
+from rpc_backends_core.entries import Entry
 from rpc_backends_core.errors import RpcBackendsError, SettingError, UnknownBackendError
 from rpc_backends_core.functions import as_member, construct_rpc_backend_options
 from rpc_backends_core.process import default_registry
-from rpc_backends_core.registry import Entry
 from rpc_backends_core.torch_bridge import options_type_of_torchs
 
 _TORCHS_DEFAULT = "TENSORPIPE"

@@ -1,0 +1,62 @@
+"""Making a group of those who arrived: who is who, and why some are no group. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Ids are 16 bits, signed, in torch.
+MAX_ID = 32767
+
+
+def compose(arrivals: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make the group of all who arrived, or say why it is none. All workers read the same answer."""
+    ranks_by_name: dict[str, list[int]] = {}
+    for arrival in arrivals:
+        ranks_by_name.setdefault(arrival["name"], []).append(arrival["rank"])
+    for name, ranks in ranks_by_name.items():
+        if len(ranks) > 1:
+            who = " and ".join(map(str, ranks))
+            return {"error": f"RPC worker name {name} is not unique: ranks {who} share it."}
+    backends = {arrival["backend"] for arrival in arrivals}
+    if len(backends) > 1:
+        each = ", ".join(f"{a['name']!r} (rank {a['rank']}): {a['backend']}" for a in arrivals)
+        return {"error": f"the workers of one group use different RPC backends: {each}."}
+    ids = worker_ids([arrival["fixed_id"] for arrival in arrivals])
+    containers = autograd_ids([arrival["fixed_id"] for arrival in arrivals], ids)
+    return {
+        "nonces": [arrival["nonce"] for arrival in arrivals],
+        "members": [
+            (arrival["name"], arrival["rank"], ids[rank], containers[rank])
+            for rank, arrival in enumerate(arrivals)
+        ],
+    }
+
+
+def worker_ids(fixed: list[int | None]) -> list[int]:
+    """Give each rank a worker id below the group's size: the one it has had, the rank, or a free one."""
+    size = len(fixed)
+    ids: list[int | None] = [None] * size
+    free = set(range(size))
+    for rank, wanted in [*enumerate(fixed), *enumerate(range(size))]:
+        if ids[rank] is None and wanted in free:
+            ids[rank] = wanted
+            free.remove(wanted)
+    return [free.pop() if own is None else own for own in ids]
+
+
+def autograd_ids(fixed: list[int | None], ids_of_workers: list[int]) -> list[int]:
+    """Give each rank an id for its autograd container: the fixed one, the worker id, or a free one."""
+    taken = {one for one in fixed if one is not None}
+    ids: list[int] = []
+    spare = MAX_ID
+    for one, worker_id in zip(fixed, ids_of_workers, strict=True):
+        if one is not None:
+            ids.append(one)
+        elif worker_id not in taken:
+            ids.append(worker_id)
+        else:
+            while spare in taken:
+                spare -= 1
+            taken.add(spare)
+            ids.append(spare)
+    return ids

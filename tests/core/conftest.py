@@ -1,0 +1,87 @@
+"""Fixtures of the core's tests. Every warning is an error here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# `core.kit` is found as the other suites' `support` is: below the folder of all tests.
+_TESTS = str(Path(__file__).parents[1])
+if _TESTS not in sys.path:
+    sys.path.insert(0, _TESTS)
+
+from core.kit import Children, Site  # noqa: E402 - needs the path
+from rpc_backends_core import hooks, process  # noqa: E402
+from rpc_backends_core.registry import Registry  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("error"))
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the shell has set out of the tests."""
+    for name in list(os.environ):
+        if name.startswith("RPC_BACKENDS_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Make an empty folder on sys.path to install packages into."""
+    made = Site(tmp_path / "site")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(made.folder))
+    yield made
+    made.forget_modules()
+
+
+@pytest.fixture
+def registry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """Make the registry of this process one that sees the packages in `site` and no others."""
+    made = Registry(scan=site.scan)
+    made.on_outcome = process._tell_hooks
+    monkeypatch.setattr(process, "_default", [made])
+    hooks.forget()
+    yield made
+    hooks.forget()
+
+
+@pytest.fixture
+def with_torchs(registry: Registry) -> Registry:
+    """Give that registry torch's own TENSORPIPE."""
+    from torch.distributed.rpc import backend_registry
+
+    handlers: Any = (
+        backend_registry._tensorpipe_construct_rpc_backend_options_handler,
+        backend_registry._tensorpipe_init_backend_handler,
+    )
+    registry.register("TENSORPIPE", handlers, owner="torch", torch_own=True)
+    return registry
+
+
+@pytest.fixture(scope="session")
+def children() -> Iterator[Children]:
+    """Give processes that have torch and not yet our bridge."""
+    made = Children()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def broken_backend(site: Site) -> Callable[[str, str], None]:
+    """Give a function that installs a backend whose module raises."""
+
+    def add(name: str, statement: str) -> None:
+        site.add_backend(name, f"import sys\n{statement}\n")
+
+    return add

@@ -1,0 +1,302 @@
+"""What the tests of the core share: a folder of small real packages, and processes to run code in."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import IO, Any
+
+import importlib_metadata
+
+from rpc_backends_core import discovery
+
+GROUPS = {"backends": discovery.BACKENDS_GROUP, "hooks": discovery.HOOKS_GROUP}
+
+#: A module that is a complete backend; `CALLS` tells which of its handlers were called.
+BACKEND = """
+    from rpc_backends_core import Backend
+
+    CALLS = []
+
+    class Options:
+        rpc_timeout = 60.0
+
+    def construct(rpc_timeout, init_method, **options):
+        CALLS.append("construct")
+        return Options()
+
+    def init(store, name, rank, world_size, rpc_backend_options):
+        CALLS.append("init")
+        return "agent"
+
+    BACKEND = Backend(
+        construct_rpc_backend_options_handler=construct,
+        init_backend_handler=init,
+        options_type=Options,
+    )
+"""
+
+
+class Site:
+    """A folder on ``sys.path`` with distributions in it, each as pip would leave it there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def add(
+        self,
+        distribution: str,
+        version: str = "1.0",
+        *,
+        backends: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+        hooks: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+        modules: Mapping[str, str] | None = None,
+        metadata: bytes | None = b"",
+    ) -> Path:
+        """Install a distribution and return its ``.dist-info``.
+
+        :param backends: entry points, value by name or as pairs; `hooks` likewise.
+        :param modules: source (dedented) by module name.
+        :param metadata: what METADATA holds instead of what it should; None for no such file.
+        """
+        info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        if metadata is not None:
+            (info / "METADATA").write_bytes(metadata or text.encode())
+        lines: list[str] = []
+        for group, entries in (("backends", backends), ("hooks", hooks)):
+            pairs = entries.items() if isinstance(entries, Mapping) else entries
+            lines += [f"[{GROUPS[group]}]", *(f"{name} = {value}" for name, value in pairs)]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        for name, source in (modules or {}).items():
+            (self.folder / f"{name}.py").write_text(dedent(source))
+        importlib.invalidate_caches()
+        return info
+
+    def add_backend(self, name: str, source: str = BACKEND, version: str = "1.0") -> str:
+        """Install ``rpc-backend-NAME`` with one backend, and return the name of its module."""
+        module = f"rpc_backend_{name.lower()}"
+        self.add(
+            f"rpc-backend-{name.lower()}",
+            version,
+            backends={name: f"{module}:BACKEND"},
+            modules={module: source},
+        )
+        return module
+
+    def add_hooks(self, name: str, source: str) -> str:
+        """Install ``rpc-hooks-NAME``, whose module is itself the object with the hooks."""
+        module = f"rpc_hooks_{name}"
+        head = "import sys\nfrom rpc_backends_core import RefusedError, hookimpl\nCALLS = []\n"
+        self.add(
+            f"rpc-hooks-{name}", hooks={name: module}, modules={module: head + dedent(source)}
+        )
+        return module
+
+    def remove(self, distribution: str) -> None:
+        """Uninstall a distribution; its modules stay."""
+        for info in self.folder.glob(f"{distribution.replace('-', '_')}-*.dist-info"):
+            shutil.rmtree(info)
+        importlib.invalidate_caches()
+
+    def scan(self) -> discovery.Scan:
+        """Look at this folder as the core looks at all of ``sys.path``."""
+        distributions = importlib_metadata.distributions(path=[str(self.folder)])
+        return discovery.select(one for each in distributions for one in each.entry_points)
+
+    def forget_modules(self) -> None:
+        """Drop what was imported from here, so that the next test's module of that name is its own."""
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(self.folder)):
+                del sys.modules[name]
+
+
+def calls(module: str) -> list[Any]:
+    """Return what a package of a test has noted; nothing if it was never imported."""
+    noted: list[Any] = getattr(sys.modules.get(module), "CALLS", [])
+    return noted
+
+
+class ChildFailedError(AssertionError):
+    """Code that had to succeed in another process did not."""
+
+
+_FORKS = """
+import faulthandler, json, os, sys, traceback
+import torch, torch.distributed.rpc
+del os.environ["RPC_BACKENDS_AUTOLOAD"]
+for line in sys.stdin:
+    job = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            faulthandler.dump_traceback_later(20, exit=True)
+            os.dup2(os.open(job["out"], os.O_WRONLY), 1)
+            os.dup2(1, 2)
+            os.environ.update(job["env"])
+            exec(compile(job["code"], "<test>", "exec"), {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+_ONLY_THIS_SITE = """
+import sys
+sys.path.insert(0, {folder!r})
+import rpc_backends_core.discovery as _discovery
+def _scan():
+    import importlib_metadata
+    found = importlib_metadata.distributions(path=[{folder!r}])
+    return _discovery.select(one for each in found for one in each.entry_points)
+_discovery.scan = _scan
+"""
+
+
+class Children:
+    """Runs code in processes that have torch imported and our bridge not yet in it.
+
+    Each is a fork of one process, in milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", _FORKS],
+            env=clean_environ({"RPC_BACKENDS_AUTOLOAD": "0"}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, *, site: Site | None = None, env: Mapping[str, str] | None = None) -> str:
+        """Run `code` (dedented) and return what it printed.
+
+        :param site: where alone it is to find backends and hooks; none at all if it is not given.
+        :raises ChildFailedError: it raised.
+        """
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        folder = str(site.folder) if site is not None else "/nowhere"
+        with tempfile.NamedTemporaryFile("r") as out:
+            job = {
+                "code": _ONLY_THIS_SITE.format(folder=folder) + dedent(code),
+                "env": dict(env or {}),
+                "out": out.name,
+            }
+            self._popen.stdin.write(json.dumps(job) + "\n")
+            self._popen.stdin.flush()
+            status = self._popen.stdout.readline().strip()
+            output = out.read()
+        if status != "0":
+            raise ChildFailedError(f"exit status {status}\n{output}")
+        return output.strip()
+
+    def close(self) -> None:
+        """End the process that forks."""
+        self._popen.communicate()
+
+
+def fresh(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Fresh:
+    """Start `code` (dedented) in a new interpreter and return at once."""
+    popen = subprocess.Popen(
+        [sys.executable, "-c", dedent(code), *arguments],
+        env=clean_environ(env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return Fresh(popen)
+
+
+@dataclass
+class Fresh:
+    """A process under way."""
+
+    popen: subprocess.Popen[str]
+
+    def output(self) -> str:
+        """Wait for the end and return what it printed.
+
+        :raises ChildFailedError: it did not succeed.
+        """
+        output, _ = self.popen.communicate(timeout=60)
+        if self.popen.returncode:
+            raise ChildFailedError(f"exit status {self.popen.returncode}\n{output}")
+        return output.strip()
+
+
+def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's variables without those of ours."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RPC_BACKENDS_")}
+    return {**environ, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+class Workers:
+    """Threads that each do one thing; what they return or raise is kept, by key."""
+
+    def __init__(self) -> None:
+        self._threads: dict[Any, threading.Thread] = {}
+        self.results: dict[Any, Any] = {}
+        self.errors: dict[Any, BaseException] = {}
+
+    def start(self, key: Any, work: Callable[[], Any]) -> None:
+        """Start a thread."""
+
+        def run() -> None:
+            try:
+                self.results[key] = work()
+            except BaseException as error:
+                self.errors[key] = error
+
+        self._threads[key] = threading.Thread(target=run, daemon=True)
+        self._threads[key].start()
+
+    def join(self, seconds: float = 15) -> Workers:
+        """Wait for all; a thread that still runs then is an error."""
+        for key, thread in self._threads.items():
+            thread.join(seconds)
+            assert not thread.is_alive(), f"worker {key!r} still runs"
+        return self
+
+    def all_results(self) -> list[Any]:
+        """Wait for all, and return their results by key; the first error is raised."""
+        self.join()
+        for error in self.errors.values():
+            raise error
+        return [self.results[key] for key in sorted(self.results)]
+
+
+def at_once(count: int, work: Callable[[int], Any]) -> Workers:
+    """Run `work` with 0..count-1 in threads that begin together, and wait for them."""
+    barrier = threading.Barrier(count)
+
+    def one(number: int) -> Any:
+        barrier.wait(10)
+        return work(number)
+
+    workers = Workers()
+    for number in range(count):
+        workers.start(number, lambda number=number: one(number))  # type: ignore[misc]
+    return workers.join()
+
+
+def read(stream: IO[str] | None) -> str:
+    """Return the next line of a stream that is there."""
+    assert stream is not None
+    return stream.readline()

@@ -1,0 +1,225 @@
+"""Discovery: what packages declare is found as they declare it, whatever state they are in."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+from importlib_metadata import EntryPoint
+
+from core.kit import Site, calls
+from rpc_backends_core import discovery
+from rpc_backends_core.errors import BackendConflictError, BackendLoadError
+from rpc_backends_core.record import Record
+from rpc_backends_core.registry import Registry
+
+
+def entry(name: str, value: str = "module:BACKEND", group: str = "rpc.backends") -> EntryPoint:
+    return EntryPoint(name=name, value=value, group=group)
+
+
+def records(site: Site) -> list[Record]:
+    return [each.record() for each in Registry(scan=site.scan).entries()]
+
+
+def found_as(site: Site, name: str) -> Record:
+    (found,) = [record for record in records(site) if record.name == name]
+    return found
+
+
+# --- entry points ----------------------------------------------------------------------------------
+
+
+def test_select_takes_our_two_groups_and_leaves_all_others() -> None:
+    found = discovery.select(
+        [
+            entry("A"),
+            entry("B", group="rpc.backends.hooks"),
+            entry("C", group="torch.backends"),
+            entry("D", group="rpc.backends.other"),
+            entry("E", group="RPC.backends"),
+        ]
+    )
+    assert [one.name for one in found.backends] == ["A"]
+    assert [one.name for one in found.hooks] == ["B"]
+
+
+def test_select_gives_one_order_for_every_order_of_the_entry_points() -> None:
+    entries = [entry("B"), entry("A", "two:X"), entry("A", "one:X"), entry("a")]
+    orders = {
+        tuple((one.name, one.value) for one in discovery.select(each).backends)
+        for each in itertools.permutations(entries)
+    }
+    assert orders == {
+        (("A", "one:X"), ("A", "two:X"), ("B", "module:BACKEND"), ("a", "module:BACKEND"))
+    }
+
+
+def test_select_counts_equal_entry_points_once() -> None:
+    assert len(discovery.select([entry("A"), entry("A")]).backends) == 1
+
+
+# --- distributions on a path -----------------------------------------------------------------------
+
+
+def test_a_record_has_name_distribution_version_and_value(site: Site) -> None:
+    site.add("rpc-backend-pigeon", "2.5", backends={"PIGEON": "pigeon.main:BACKEND"})
+    assert found_as(site, "PIGEON") == Record(
+        "PIGEON", "plugin", "rpc-backend-pigeon", "2.5", "pigeon.main:BACKEND", "found"
+    )
+
+
+def test_finding_imports_nothing_of_a_plugin(site: Site) -> None:
+    module = site.add_backend("PIGEON")
+    registry = Registry(scan=site.scan)
+    assert registry.names() == ["PIGEON"]
+    assert registry.knows("pigeon")
+    registry.entries()
+    assert module not in sys.modules
+
+
+def everything_installed(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> discovery.Scan:
+    """Scan as in production, with `folders` before all else on sys.path."""
+    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+    return discovery.scan()
+
+
+def test_a_distribution_met_twice_on_the_path_counts_once_and_as_its_first_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The second spells its name in another way that means the same.
+    copies = [Site(tmp_path / "first"), Site(tmp_path / "second")]
+    copies[0].add("rpc-backend-pigeon", "2.0", backends={"PIGEON": "pigeon:BACKEND"})
+    copies[1].add("RPC_Backend.Pigeon", "1.0", backends={"PIGEON": "pigeon:BACKEND"})
+    scan = everything_installed(monkeypatch, *(copy.folder for copy in copies))
+    (found,) = [one for one in scan.backends if one.name == "PIGEON"]
+    assert (found.distribution, found.version) == ("rpc-backend-pigeon", "2.0")
+
+
+def test_what_is_found_does_not_depend_on_the_order_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = Site(tmp_path / "one"), Site(tmp_path / "two")
+    one.add("dist-b", backends={"B": "b:X", "SAME": "b:S"}, hooks={"h": "b"})
+    two.add("dist-a", backends={"A": "a:X", "SAME": "a:S"}, hooks={"h": "a"})
+    folders = [one.folder, two.folder]
+    with monkeypatch.context() as patch:
+        forwards = everything_installed(patch, *folders)
+    with monkeypatch.context() as patch:
+        backwards = everything_installed(patch, *reversed(folders))
+    assert forwards == backwards
+    assert [f.distribution for f in forwards.backends if f.name == "SAME"] == ["dist-a", "dist-b"]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, b"\n", b"Metadata-Version: 2.1\n", b"\xff\xfe\x00not text at all"],
+    ids=["missing", "empty", "without a name", "not text"],
+)
+def test_broken_metadata_of_a_package_hides_neither_its_backend_nor_others(
+    site: Site, metadata: bytes | None
+) -> None:
+    site.add_backend("PIGEON")
+    site.add(
+        "rpc-backend-odd",
+        backends={"ODD": "rpc_backend_pigeon:BACKEND"},
+        metadata=metadata,
+    )
+    registry = Registry(scan=site.scan)
+    assert registry.names() == ["ODD", "PIGEON"]
+    assert registry.backend("ODD") is registry.backend("PIGEON")
+
+
+def test_an_error_about_a_package_with_broken_metadata_invents_no_name_for_it(site: Site) -> None:
+    site.add("rpc-backend-odd", backends={"ODD": "no_such_module:X"}, metadata=b"\n")
+    with pytest.raises(BackendLoadError) as caught:
+        Registry(scan=site.scan).backend("ODD")
+    assert "None" not in str(caught.value)
+
+
+# --- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["my-backend", "2fast", "with space", "a.b", "_PRIVATE", "__len__"])
+def test_a_name_that_cannot_be_a_member_is_recorded_with_its_package_and_harms_nobody(
+    site: Site, name: str
+) -> None:
+    module = site.add_backend("PIGEON")
+    site.add("rpc-backend-odd", "3.1", backends={name: f"{module}:BACKEND"})
+    odd = found_as(site, name)
+    assert (odd.state, odd.distribution) == ("invalid", "rpc-backend-odd")
+    assert repr(name) in str(odd.error)
+    assert "rpc-backend-odd 3.1" in str(odd.error)
+    registry = Registry(scan=site.scan)
+    assert registry.names() == ["PIGEON"]
+    assert calls(module) == []
+
+
+def test_asking_for_an_invalid_name_says_why_it_cannot_be_had(site: Site) -> None:
+    site.add("rpc-backend-odd", backends={"my-backend": "odd:X"})
+    with pytest.raises(KeyError, match="must be a Python identifier"):
+        Registry(scan=site.scan).entry("my-backend")
+
+
+# --- conflicts -------------------------------------------------------------------------------------
+
+
+def test_two_packages_with_one_name_conflict_and_both_are_named_with_a_remedy(site: Site) -> None:
+    site.add("dist-a", "1.1", backends={"PIGEON": "a:X"})
+    site.add("dist-b", "2.2", backends={"PIGEON": "b:X"})
+    with pytest.raises(BackendConflictError) as caught:
+        Registry(scan=site.scan).entry("PIGEON")
+    for part in ("'PIGEON'", "dist-a 1.1 (a:X)", "dist-b 2.2 (b:X)", "pip uninstall dist-a | dist-b"):
+        assert part in str(caught.value)
+
+
+def test_packages_conflict_also_where_they_declare_the_same_value(site: Site) -> None:
+    site.add("dist-a", backends={"PIGEON": "same:X"})
+    site.add("dist-b", backends={"PIGEON": "same:X"})
+    assert [record.state for record in records(site)] == ["conflict", "conflict"]
+
+
+def test_a_conflict_has_a_record_for_every_claimant(site: Site) -> None:
+    for distribution in ("dist-a", "dist-b", "dist-c"):
+        site.add(distribution, backends={"PIGEON": "x:X"})
+    found = records(site)
+    assert {record.state for record in found} == {"conflict"}
+    assert sorted(str(record.distribution) for record in found) == ["dist-a", "dist-b", "dist-c"]
+
+
+def test_names_that_differ_in_case_conflict_under_either_of_them(site: Site) -> None:
+    site.add("dist-a", backends={"PIGEON": "a:X"})
+    site.add("dist-b", backends={"Pigeon": "b:X"})
+    for name in ("PIGEON", "Pigeon", "pigeon"):
+        with pytest.raises(BackendConflictError, match=r"dist-a.*dist-b"):
+            Registry(scan=site.scan).entry(name)
+    assert {record.name for record in records(site)} == {"PIGEON", "Pigeon"}
+
+
+def test_one_package_with_two_values_for_a_name_conflicts_with_itself_and_is_told_so(
+    site: Site,
+) -> None:
+    site.add("dist-a", backends=[("PIGEON", "a:ONE"), ("PIGEON", "a:TWO")])
+    with pytest.raises(BackendConflictError, match=r"a:ONE.*a:TWO") as caught:
+        Registry(scan=site.scan).entry("PIGEON")
+    # There is one package: uninstalling "all but one" of them mends nothing.
+    assert "more than one installed package" not in str(caught.value)
+
+
+def test_one_package_that_says_the_same_twice_is_understood(site: Site) -> None:
+    module = site.add_backend("PIGEON")
+    site.remove("rpc-backend-pigeon")
+    site.add("dist-a", backends=[("PIGEON", f"{module}:BACKEND")] * 2)
+    assert Registry(scan=site.scan).backend("PIGEON").description == ""
+
+
+def test_a_conflict_harms_no_other_name(site: Site) -> None:
+    site.add_backend("OTHER")
+    site.add("dist-a", backends={"PIGEON": "a:X"})
+    site.add("dist-b", backends={"PIGEON": "b:X"})
+    registry = Registry(scan=site.scan)
+    assert registry.names() == ["OTHER"]
+    assert registry.knows("PIGEON") is False
+    registry.backend("OTHER")
