@@ -5,6 +5,7 @@ Each refusal is worded here, once: what was asked, what was found, what to do.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,16 @@ class Entry:
         #: The class of its options, where it was declared or seen.
         self.options_type: type | None = getattr(backend, "options_type", None)
 
+    @property
+    def origin(self) -> str:
+        """The package and its version, for messages."""
+        return f"{self.distribution or 'an unknown package'} {self.version or ''}".strip()
+
+    def same_package(self, other: Entry) -> bool:
+        """Return whether both are the same entry point of the same version of one package."""
+        mine = (self.distribution, self.version, self.value)
+        return mine == (other.distribution, other.version, other.value)
+
     def record(self) -> Record:
         """Return what is known now, as a value."""
         from rpc_backends_core.record import Record
@@ -85,13 +96,14 @@ def settle(found: Iterable[Found]) -> tuple[dict[str, Entry], list[Entry]]:
     claims: dict[str, list[Found]] = {}
     unusable: list[Entry] = []
     for one in found:
-        if one.name.isidentifier() and not one.name.startswith("_"):
+        if _is_member_name(one.name):
             claims.setdefault(one.name.casefold(), []).append(one)
         else:
             error = RpcBackendsError(
                 f"{one.origin} declares an RPC backend under the name {one.name!r}, which cannot be a "
-                "member of BackendType: a name must be a Python identifier without a leading "
-                "underscore. Its author must rename the entry point."
+                "member of BackendType: a name must be a Python identifier, without a leading "
+                "underscore, no keyword, and not one of mro, name, value. Its author must rename the "
+                "entry point."
             )
             unusable.append(_plugin(one, "invalid", error))
     plugins: dict[str, Entry] = {}
@@ -107,6 +119,15 @@ def settle(found: Iterable[Found]) -> tuple[dict[str, Entry], list[Entry]]:
             else:
                 plugins[one.name] = entry
     return plugins, unusable
+
+
+def _is_member_name(name: str) -> bool:
+    return (
+        name.isidentifier()
+        and not name.startswith("_")
+        and not keyword.iskeyword(name)
+        and name not in ("mro", "name", "value")  # what an enum class has already
+    )
 
 
 def _plugin(found: Found, state: State, error: Exception | None) -> Entry:
@@ -142,6 +163,11 @@ def shadowed(entry: Entry) -> Entry:
 def _why_conflict(claimants: list[Found]) -> str:
     who = " and ".join(f"{one.origin} ({one.value})" for one in claimants)
     packages = sorted({one.distribution for one in claimants if one.distribution})
+    if len(packages) == 1:
+        return (
+            f"RPC backend {claimants[0].name!r} is declared more than once by one package: {who}. "
+            f"Its author must take all but one entry point out; until then, pip uninstall {packages[0]}."
+        )
     return (
         f"RPC backend {claimants[0].name!r} is claimed by more than one installed package: {who}. "
         f"Uninstall all but one of them: pip uninstall {' | '.join(packages) or 'PACKAGE'}."
@@ -151,11 +177,13 @@ def _why_conflict(claimants: list[Found]) -> str:
 def not_loaded(entry: Entry, cause: BaseException, *, fallback: bool) -> BackendLoadError:
     """Return the error for a plugin that cannot be used; ``fallback``: torch has one of its own."""
     own = f", or set RPC_BACKENDS_DENY={entry.name} to use torch's own" if fallback else ""
+    reinstall = (
+        f" (pip install --force-reinstall {entry.distribution})" if entry.distribution else ""
+    )
     error = BackendLoadError(
-        f"RPC backend {entry.name!r} of {entry.distribution} {entry.version} cannot be used: "
-        f"{entry.value} failed with {type(cause).__name__}: {cause}. "
-        f"Mend or reinstall the package (pip install --force-reinstall {entry.distribution}), "
-        f"uninstall it{own}."
+        f"RPC backend {entry.name!r} of {entry.origin} cannot be used: "
+        f"{entry.value} failed with {type(cause).__name__}: {_text(cause)}. "
+        f"Mend or reinstall the package{reinstall}, uninstall it{own}."
     )
     error.__cause__ = cause
     return error
@@ -164,6 +192,14 @@ def not_loaded(entry: Entry, cause: BaseException, *, fallback: bool) -> Backend
 def denied(entry: Entry, denial: str) -> BackendDeniedError:
     """Return the error for a plugin that an environment variable forbids; ``denial`` says which."""
     return BackendDeniedError(
-        f"RPC backend {entry.name!r} is installed ({entry.distribution} {entry.version}) and may not "
+        f"RPC backend {entry.name!r} is installed ({entry.origin}) and may not "
         f"be used: {denial}. Change that variable to use it."
     )
+
+
+def _text(error: BaseException) -> str:
+    """Return what an error says, also where saying it fails."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be made)"

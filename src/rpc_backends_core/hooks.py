@@ -228,21 +228,16 @@ def states() -> list[HookState]:
 
 def forget() -> None:
     """Drop the hook packages; the next call loads those that are then installed."""
-    with _lock:
-        _made.clear()
+    _made.clear()
 
 
 def _hooks() -> Hooks:
-    found = default_registry().hook_packages()
-    with _lock:
-        if _made:
-            return _made[0]
-    # Outside of the lock: hook packages are imported here.
-    made = Hooks(found)
-    with _lock:
-        if not _made:
-            _made.append(made)
-        return _made[0]
+    hooks = _made.get("hooks")
+    if hooks is None:
+        # No lock, which a fork could copy while it is held: hook packages are imported here. Of two
+        # threads that do so at once, one is heard.
+        hooks = _made.setdefault("hooks", Hooks(default_registry().hook_packages()))
+    return hooks
 
 
 def tell_outcome(entry: Entry) -> None:
@@ -258,6 +253,5 @@ def _frames(error: BaseException) -> Iterator[Any]:
         trace = trace.tb_next
 
 
-_lock = threading.RLock()
 _current = _PerThread()
-_made: list[Hooks] = []
+_made: dict[str, Hooks] = {}

@@ -64,6 +64,8 @@ class Registry:
         :raises BackendConflictError: several installed packages claim it.
         :raises BackendDeniedError: an environment variable forbids it.
         """
+        if not isinstance(name, str):
+            raise UnknownBackendError(f"{name!r} is a {type(name).__name__}, not a backend's name.")
         # What is registered here needs no look at the installed packages.
         with self._lock:
             if name in self._process:
@@ -116,18 +118,16 @@ class Registry:
 
         What has been loaded stays loaded while its package is there; what had failed is tried anew.
         """
-        with self._lock:
-            old = self._plugins or {}
-            self._plugins = None
         import importlib
 
         importlib.invalidate_caches()
-        new = self._installed()
+        plugins, unusable, hooks = self._look()
         with self._lock:
-            for name, entry in new.items():
-                before = old.get(name)
-                if before is not None and before.state == "loaded" and before.value == entry.value:
-                    new[name] = before if before.version == entry.version else entry
+            for name, entry in plugins.items():
+                before = (self._plugins or {}).get(name)
+                if before is not None and before.state == "loaded" and entry.state == "found":
+                    plugins[name] = before if before.same_package(entry) else entry
+            self._plugins, self._unusable, self._hooks = plugins, unusable, hooks
 
     # --- loading -----------------------------------------------------------------------------------
 
@@ -193,7 +193,10 @@ class Registry:
             registering it when a plugin has the name is no error.
         :param look: also refuse a name that an installed plugin has, which needs a scan.
         :raises RuntimeError: the name is taken; torch's text.
+        :raises TypeError: it is not a string.
         """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of an RPC backend must be a string, not {name!r}.")
         with self._lock:
             layer = self._torch if torch_own else self._process
             taken = name in layer or (not torch_own and name in self._torch)
@@ -241,21 +244,27 @@ class Registry:
         with self._lock:
             if self._plugins is not None:
                 return self._plugins
+        plugins, unusable, hooks = self._look()
+        with self._lock:
+            if self._plugins is None:
+                self._plugins, self._unusable, self._hooks = plugins, unusable, hooks
+            return self._plugins
+
+    def _look(self) -> tuple[dict[str, Entry], list[Entry], list[Found]]:
+        """Look at the installed packages; changes nothing."""
         from rpc_backends_core import discovery
         from rpc_backends_core.settings import Choice
 
         choice = Choice()
         found = (self._scan or discovery.scan)()
         plugins, unusable = settle(found.backends)
-        choice.check((*plugins, *self._torch))
+        with self._lock:
+            choice.check((*plugins, *self._torch))
         for entry in plugins.values():
             denial = choice.denial(entry.name)
-            if denial is not None and entry.state != "conflict":
+            if denial is not None:
                 entry.state, entry.error = "denied", denied(entry, denial)
-        with self._lock:
-            if self._plugins is None:
-                self._plugins, self._unusable, self._hooks = plugins, unusable, found.hooks
-            return self._plugins
+        return plugins, unusable, found.hooks
 
     @staticmethod
     def _usable(plugins: dict[str, Entry], name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
 from support.workers import Me
@@ -67,16 +68,34 @@ def join(
     rank: int | None = None,
     world_size: int | None = 0,
     backend: str = "TENSORPIPE",
+    only: dict[int, dict[str, Any]] | None = None,
     **options: Any,
 ) -> None:
-    """Join a static group of all workers, or what the arguments say; ``world_size=None`` is dynamic."""
-    rpc.init_rpc(
+    """Join a static group of all workers, or what the arguments say; ``world_size=None`` is dynamic.
+
+    :param only: arguments for some workers alone, by their index.
+    """
+    if only is not None:
+        return join(
+            me,
+            url,
+            **{
+                "name": name,
+                "rank": rank,
+                "world_size": world_size,
+                "backend": backend,
+                **options,
+                **only.get(me.index, {}),
+            },
+        )
+    member = rpc.BackendType[backend]
+    return rpc.init_rpc(
         me.name if name is None else name,
-        backend=rpc.BackendType[backend],
+        backend=member,
         rank=me.index if rank is None else rank,
         world_size=me.size if world_size == 0 else world_size,
         rpc_backend_options=rpc.backend_registry.construct_rpc_backend_options(
-            rpc.BackendType[backend], init_method=url, **options
+            member, init_method=url, **options
         ),
     )
 
@@ -127,6 +146,16 @@ def use_rref(me: Me, to: str) -> list[float]:
     rref.rpc_sync().add_(1)
     value: list[float] = rref.to_here().tolist()
     return value
+
+
+def differentiate(me: Me, to: str) -> list[float]:
+    """Run a backward pass through another worker; return the gradient, threes."""
+    with dist_autograd.context() as context:
+        x = torch.ones(2, requires_grad=True)
+        loss = rpc.rpc_sync(to, torch.mul, args=(x, 3)).sum()
+        dist_autograd.backward(context, [loss])
+        gradient: list[float] = dist_autograd.get_gradients(context)[x].tolist()
+        return gradient
 
 
 def is_running(me: Me) -> bool:

@@ -1,21 +1,212 @@
+"""Static groups: every worker there from the start, and stopping together."""
+
 from __future__ import annotations
 
+import string
+import threading
+import warnings
+from typing import Any
+
 import pytest
+import torch
+import torch.distributed as dist
 from support import steps
-from support.steps import Meeting
-from support.workers import Workers
+from support.steps import AT_ONCE, Meeting
+from support.workers import Me, Workers
+from torch.distributed import rpc
+
+# All that torch documents for a name, at the length it allows.
+LONGEST_NAME = (string.ascii_letters + string.digits + "_:-" * 30)[:127]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_every_worker_calls_every_other(where: Meeting, size: int) -> None:
     names = [f"worker{rank}" for rank in range(size)]
     with Workers(size, env=where.env) as workers:
-        print(workers.run(steps.opened))
         workers.run(steps.join, where.url)
+
         assert workers.run(steps.members) == [{name: i for i, name in enumerate(names)}] * size
         assert workers.run(steps.call_all) == [{name: name for name in names}] * size
-        workers.run(steps.use_rref, names[-1])
-        print(workers.run(steps.opened))
+
         workers.run(steps.leave)
-        print(workers.run(steps.opened))
-        assert [w.end() for w in workers] == [0] * size
+        assert workers.run(steps.is_running) == [False] * size
+        assert [worker.end() for worker in workers] == [0] * size
+
+
+def test_rrefs_and_distributed_autograd_work(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+
+        assert workers[0].call(steps.use_rref, "worker1") == [2.0, 2.0, 2.0]
+        assert workers[1].call(steps.use_rref, "worker1") == [2.0, 2.0, 2.0]
+        assert workers.run(steps.differentiate, "worker1") == [[3.0, 3.0]] * 2
+
+        workers.run(steps.leave)
+
+
+def test_starting_warns_of_nothing_and_makes_no_gloo_process_group(url: str) -> None:
+    """Stock torch makes one, in the way that it calls deprecated (pytorch issue 149393)."""
+    with Workers(2) as workers:
+        workers.run(start_strictly, url)
+        workers.run(steps.leave)
+
+        assert [worker.output for worker in workers] == ["", ""]
+
+
+def start_strictly(me: Me, url: str) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("a Gloo process group was made")
+
+    dist.ProcessGroupGloo = refuse
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps.join(me, url)
+
+
+def test_names_may_have_every_character_and_the_length_that_torch_documents(url: str) -> None:
+    names = ["a-b:c_D9", LONGEST_NAME]
+    with Workers(2) as workers:
+        workers.run(steps.join, url, only={i: {"name": name} for i, name in enumerate(names)})
+
+        assert workers.run(steps.call_all) == [{name: name for name in names}] * 2
+
+        workers.run(steps.leave)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "ä", LONGEST_NAME + "x"])
+def test_other_names_are_refused_before_anybody_waits(url: str, name: str) -> None:
+    with Workers(2) as workers:
+        failure = workers[0].start(steps.join, url, name=name).error()
+
+        assert "Worker name must" in failure.text
+        assert not workers[0].call(steps.is_running)
+
+
+def test_a_timeout_of_zero_means_that_calls_never_time_out(where: Meeting) -> None:
+    """Stock torch hands the 0 to the store as well, and fails at once."""
+    with Workers(2, env=where.env) as workers:
+        workers.run(steps.join, where.url, rpc_timeout=0)
+
+        assert workers.run(default_timeout) == [0.0, 0.0]
+        waiting = workers[0].start(steps.call, "worker1", wait_for_release)
+        assert workers[1].call(release)
+        assert waiting.result() == "released"
+
+        workers.run(steps.leave)
+
+
+def default_timeout(me: Me) -> float:
+    return float(rpc.get_rpc_timeout())
+
+
+RELEASED = threading.Event()
+WAITING = threading.Event()
+
+
+def wait_for_release() -> str:
+    WAITING.set()
+    assert RELEASED.wait(60)
+    return "released"
+
+
+def release(me: Me) -> bool:
+    arrived = WAITING.wait(60)
+    RELEASED.set()
+    return arrived
+
+
+def test_workers_are_known_by_name_by_rank_and_as_oneself(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+
+        everybody = [("worker0", 0), ("worker1", 1)]
+        assert workers.run(known_workers) == [[who, *everybody] for who in everybody]
+        assert [workers[0].call(steps.call, to).split()[0] for to in (0, 1)] == [
+            "worker0",
+            "worker1",
+        ]
+
+        workers.run(steps.leave)
+
+
+def known_workers(me: Me) -> list[tuple[str, int]]:
+    infos = [rpc.get_worker_info(), rpc.get_worker_info("worker0"), rpc.get_worker_info("worker1")]
+    return [(info.name, info.id) for info in infos]
+
+
+@pytest.mark.parametrize("absent", ["nobody", 7])
+def test_an_absent_worker_is_a_runtime_error(url: str, absent: str | int) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+
+        for failure in (
+            *workers.errors(look_up, absent),
+            *workers.errors(steps.call, absent),
+        ):
+            assert failure.kinds[0] == "RuntimeError"
+            assert "could not find destination" in failure.text
+
+        workers.run(steps.leave)
+
+
+def look_up(me: Me, who: Any) -> None:
+    rpc.api._get_current_rpc_agent().get_worker_info(who)
+
+
+def test_shutdown_takes_graceful_and_timeout_by_position(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+
+        workers.run(steps.leave, True, 30.0)
+
+        assert workers.run(steps.is_running) == [False, False]
+
+
+def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+
+        step = workers[0].start(steps.leave, False)
+        assert step.outcome().seconds < AT_ONCE
+        step.result()
+        assert workers[1].call(steps.is_running)
+
+        workers[1].call(steps.leave, False)
+        assert [worker.end() for worker in workers] == [0, 0]
+
+
+def test_a_graceful_shutdown_waits_for_all_workers_and_their_work(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+        workers[0].call(begin_call, "worker1")
+
+        stopping = workers[0].start(steps.leave)
+        assert workers[1].call(release)
+        workers[1].call(steps.leave)
+
+        stopping.result()
+        assert workers[0].call(result_of_begun_call) == "released"
+
+
+def begin_call(me: Me, to: str) -> None:
+    me.memory["call"] = rpc.rpc_async(to, wait_for_release)
+    # Python results cannot be unpickled after a shutdown, so it is fetched as it comes.
+    me.memory["result"] = me.memory["call"].then(lambda done: done.value())
+
+
+def result_of_begun_call(me: Me) -> Any:
+    return me.memory["result"].wait()
+
+
+def test_tensors_and_scripts_and_errors_travel(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+
+        assert workers[0].call(steps.call, "worker1", torch.add, torch.ones(2), 1).tolist() == [
+            2,
+            2,
+        ]
+        failure = workers[0].start(steps.call, "worker1", int, "not a number").error()
+        assert "not a number" in failure.text
+
+        workers.run(steps.leave)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rpc_backends_core import __version__
-from rpc_backends_core.cli.output import DEBUG, debug_option
+from rpc_backends_core.cli.output import DEBUG, debug_option, unexpected
 
 _COMMANDS = {
     "list": "rpc_backends_core.cli.listing:command",
@@ -58,10 +58,7 @@ def _message(error: Exception) -> str:
 
     if isinstance(error, RpcBackendsError):
         return str(error)
-    return (
-        f"{type(error).__name__}: {error}\nThis was not expected; `rpc-backends --debug ...` shows "
-        "where it comes from."
-    )
+    return unexpected(error)
 
 
 def _show_warning(message: Warning | str, *_place: object, **_more: object) -> None:
@@ -89,7 +86,7 @@ Examples:
   rpc-backends list                      which backends are there
   rpc-backends show TENSORPIPE           its options and where it comes from
   rpc-backends doctor                    find out what is wrong
-  rpc-backends doctor --json > r.json    the same, to send to somebody
+  rpc-backends doctor --json > FILE      the same, to send to somebody
   rpc-backends demo --quick              train a model over them
 """,
 )

@@ -30,6 +30,7 @@ _GRACE = 5.0
 _PATIENCE = 3.0
 _PAUSE = 0.02
 _LOG_LINES = 15
+_CORE = Path(__file__).parents[1]
 _PLACES = 3
 
 _DUMP = re.compile(r"^(Timeout \(|Fatal Python error: )", re.MULTILINE)
@@ -170,13 +171,17 @@ def _split(log: str) -> tuple[str, str]:
 def _innermost(dump: str) -> str:
     """Return where the main thread was, the innermost place first; its block is the last one."""
     main = dump.rpartition("(most recent call first):")[2]
-    # Without the import system's frames and our own: nobody needs to know how we got there.
-    frames = [
-        f"{Path(file).name}:{line} ({name})"
-        for file, line, name in _FRAME.findall(main)
-        if not _IMPORTING.search(file) and Path(file).parent != Path(__file__).parent
-    ]
-    return " < ".join(frames[:_PLACES])
+    places: list[str] = []
+    somebody_elses = False
+    for file, line, name in _FRAME.findall(main):
+        if _IMPORTING.search(file):
+            continue
+        ours = Path(file).is_relative_to(_CORE)
+        if ours and somebody_elses:
+            break  # nobody needs to know how we got there
+        somebody_elses = somebody_elses or not ours
+        places.append(f"{Path(file).name}:{line} ({name})")
+    return " < ".join(places[:_PLACES])
 
 
 @contextlib.contextmanager

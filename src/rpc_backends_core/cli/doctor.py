@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from rpc_backends_core.cli.output import console, debug_option, json_option, print_json
+from rpc_backends_core.cli.output import (
+    DEBUG,
+    console,
+    debug_option,
+    json_option,
+    print_json,
+    unexpected,
+)
 
 if TYPE_CHECKING:
     from rpc_backends_core.cli.report import Finding, Section
@@ -26,36 +34,43 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
     from rpc_backends_core.cli import addresses, checks
 
     status("importing torch")
-    versions = checks.versions()
-    yield versions
-    has_torch = all(finding.level == "ok" for finding in versions.findings)
-    if has_torch:
-        yield checks.torch_bridge()
-    yield checks.variables()
+    yield from _guarded("versions", lambda: [checks.versions()])
+    if "torch" not in sys.modules:
+        return
+    yield from _guarded("bridge", lambda: [checks.torch_bridge()])
+    yield from _guarded("variables", lambda: [checks.variables()])
     status("looking at network interfaces")
-    yield addresses.check(addresses.machine())
-    if has_torch:
-        yield from _backends(names, limit, calls, status)
+    yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
+    yield from _guarded("backends", lambda: _backends(names, limit, calls, status))
+
+
+def _guarded(key: str, look: Callable[[], Iterable[Section]]) -> Iterator[Section]:
+    """Yield what ``look`` gives; if it fails, that is a finding too."""
+    from rpc_backends_core.cli.report import Finding, Section
+    from rpc_backends_core.errors import RpcBackendsError
+
+    try:
+        yield from look()
+    except Exception as error:
+        if click.get_current_context().meta.get(DEBUG):
+            raise
+        text = str(error) if isinstance(error, RpcBackendsError) else unexpected(error)
+        yield Section(key, key.capitalize(), [Finding("problem", "not looked at", text)])
 
 
 def _backends(
     names: tuple[str, ...], limit: float, calls: bool, status: Status
 ) -> Iterator[Section]:
     from rpc_backends_core.cli import loading, probe
-    from rpc_backends_core.cli.report import Finding, Section
-    from rpc_backends_core.errors import RpcBackendsError
+    from rpc_backends_core.cli.report import Section
     from rpc_backends_core.functions import records
     from rpc_backends_core.process import default_registry
 
-    try:
-        known = sorted(records(), key=lambda record: record.name)
-        hooks = default_registry().hook_packages()
-    except RpcBackendsError as error:
-        yield Section("backends", "Backends", [Finding("problem", "not looked at", str(error))])
-        return
+    known = sorted(records(), key=lambda record: record.name)
+    hooks = default_registry().hook_packages()
     unknown = _unknown(names, known)
     if unknown:
-        yield Section("unknown", "Unknown", unknown)
+        yield Section("unknown", "Names that no backend has", unknown)
     if names:
         folds = {name.casefold() for name in names}
         known = [record for record in known if record.name.casefold() in folds]

@@ -82,4 +82,4 @@ def _shown(default: Any) -> str | None:
 
 def _meanings(function: Callable[..., Any]) -> dict[str, str]:
     found = _FIELD.findall(inspect.getdoc(function) or "")
-    return {name: " ".join(_ROLE.sub(r"\1", text).split()) for name, text in found}
+    return {name: " ".join(_ROLE.sub(r"\1", text).split()).rstrip(".") for name, text in found}

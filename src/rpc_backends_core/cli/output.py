@@ -48,7 +48,7 @@ def grid(*columns: str, title: bool = True) -> Table:
     """
     from rich.table import Table
 
-    table = Table(box=None, show_header=title, header_style="bold", pad_edge=False, padding=(0, 2))
+    table = Table(box=None, show_header=title, header_style="bold", padding=(0, 2, 0, 0))
     for heading in columns[:-1]:
         table.add_column(heading, no_wrap=True)
     table.add_column(columns[-1], overflow="fold")
@@ -65,6 +65,14 @@ def origin(record: Record) -> str:
     if record.source == "process":
         return f"registered by {record.distribution}"
     return record.origin
+
+
+def unexpected(error: Exception) -> str:
+    """Return the text for an error that is a defect, ours or that of somebody we called."""
+    return (
+        f"{type(error).__name__}: {error}\nThis was not expected; with --debug you see where it comes "
+        "from."
+    )
 
 
 def debug_option(function: _Function) -> _Function:

@@ -1,0 +1,221 @@
+"""The two sides of a comparison: processes with our packages, and processes with stock torch.
+
+Each side has one server with torch imported, which forks workers (`_worker`). TensorPipe polls its
+shared memory without a pause, so an idle worker takes half a core; :meth:`Group.frozen` stops the
+processes of a group that waits for its turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, BinaryIO
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from support.environments import clean_environ, free_port  # noqa: E402 - the line above says where from
+
+OURS, STOCK = "ours", "stock"
+
+#: Seconds in which a worker must have done whatever it was asked for.
+_PATIENCE = 120.0
+#: Seconds from asking all workers of a group to the moment when all begin.
+_LEAD = 0.01
+
+_ENVIRON = {OURS: {}, STOCK: {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
+
+
+class Side:
+    """One side: starts groups of workers.
+
+    :param name: ``ours`` or ``stock``.
+    :param folder: for its files while it runs.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        address = str(folder / f"{name}.socket")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address)
+        self._listener.listen()
+        self._listener.settimeout(_PATIENCE)
+        self._log: BinaryIO = (folder / f"{name}.log").open("w+b")
+        self._server = subprocess.Popen(
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                "import sys, _worker; _worker.serve(*sys.argv[1:])",
+                address,
+                name,
+            ],
+            cwd=HERE,
+            env=clean_environ(_ENVIRON[name]),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            # A group of their own, so that workers which stand still when the benchmark is killed
+            # are ended by the system.
+            process_group=0,
+        )
+        self._connection, _ = self._accept()
+
+    @contextlib.contextmanager
+    def group(self, size: int) -> Iterator[Group]:
+        """Start ``size`` workers, which end with the block."""
+        self._connection.send(size)
+        workers = [self._accept() for _ in range(size)]
+        group = Group(self, workers)
+        try:
+            yield group
+        finally:
+            group.close()
+
+    def log(self) -> str:
+        """Return what the processes have printed."""
+        self._log.flush()
+        return Path(self._log.name).read_text(errors="replace")[-8000:]
+
+    def close(self) -> None:
+        """End the server and all that it has forked."""
+        self._connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+        self._listener.close()
+        self._log.close()
+
+    def _accept(self) -> tuple[Connection, int]:
+        try:
+            connection = Connection(self._listener.accept()[0].detach())
+            return connection, connection.recv()
+        except (TimeoutError, EOFError):
+            raise RuntimeError(f"{self.name}: a process has not come up\n{self.log()}") from None
+
+
+class Group:
+    """Some workers of one side, asked for things one by one or all at once."""
+
+    def __init__(self, side: Side, workers: list[tuple[Connection, int]]) -> None:
+        self._side = side
+        self._workers = workers
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def start(self, backend: str) -> float:
+        """Call ``init_rpc`` for a static group; return the seconds from the first to the last."""
+        self.ask_all("prepare", backend=backend)
+        port, at = free_port(), _soon()
+        for rank in range(len(self)):
+            self._post(
+                rank,
+                "start",
+                {"backend": backend, "rank": rank, "world_size": len(self), "port": port, "at": at},
+            )
+        return _length([self._receive(rank) for rank in range(len(self))])
+
+    def greet(self) -> float:
+        """Let every worker call every other one once; return how long that takes."""
+        return _length(self.ask_all("greet", ranks=list(range(len(self))), at=_soon()))
+
+    def stop(self) -> float:
+        """Call ``shutdown``; return the seconds from the first call to the last return."""
+        return _length(self.ask_all("stop", at=_soon()))
+
+    def join(self, rank: int, port: int) -> float:
+        """Let one worker join a dynamic group; return how long that takes."""
+        self._post(
+            rank,
+            "start",
+            {"backend": "TENSORPIPE", "rank": rank, "world_size": None, "port": port},
+        )
+        return _length([self._receive(rank)])
+
+    def leave(self, rank: int) -> float:
+        """Let one worker leave a dynamic group; return how long that takes."""
+        return _length([self.ask(rank, "stop")])
+
+    def block(self, kind: str, calls: int, unmeasured: int) -> float:
+        """Return the median time of a call from the first worker, in seconds."""
+        return float(self.ask(0, "block", kind=kind, calls=calls, unmeasured=unmeasured))
+
+    def ask(self, rank: int, method: str, **arguments: Any) -> Any:
+        """Let one worker do something; return its answer."""
+        self._post(rank, method, arguments)
+        return self._receive(rank)
+
+    def ask_all(self, method: str, **arguments: Any) -> list[Any]:
+        """Let all workers do the same at once; return their answers, by rank."""
+        for rank in range(len(self)):
+            self._post(rank, method, arguments)
+        return [self._receive(rank) for rank in range(len(self))]
+
+    def freeze(self) -> None:
+        """Stop the processes where they are."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the processes; those that are in an RPC group are not asked to shut it down."""
+        for connection, _ in self._workers:
+            connection.close()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for _, pid in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _post(self, rank: int, method: str, arguments: dict[str, Any]) -> None:
+        self._workers[rank][0].send((method, arguments))
+
+    def _receive(self, rank: int) -> Any:
+        connection = self._workers[rank][0]
+        if not connection.poll(_PATIENCE):
+            raise TimeoutError(
+                f"{self._side.name}: worker {rank} has not answered for {_PATIENCE:g} s\n"
+                f"{self._side.log()}"
+            )
+        try:
+            good, answer = connection.recv()
+        except EOFError:
+            raise RuntimeError(
+                f"{self._side.name}: worker {rank} has died\n{self._side.log()}"
+            ) from None
+        if not good:
+            raise RuntimeError(f"{self._side.name}: worker {rank} failed\n{answer}")
+        return answer
+
+
+@contextlib.contextmanager
+def both_sides() -> Iterator[dict[str, Side]]:
+    """Start the servers of both sides, which end with the block."""
+    with tempfile.TemporaryDirectory(prefix="rpc-bench-") as folder, contextlib.ExitStack() as stack:
+        sides = {}
+        for name in (OURS, STOCK):
+            sides[name] = Side(name, Path(folder))
+            stack.callback(sides[name].close)
+        yield sides
+
+
+def _soon() -> float:
+    return time.perf_counter() + _LEAD
+
+
+def _length(spans: list[tuple[float, float]]) -> float:
+    return max(end for _, end in spans) - min(begin for begin, _ in spans)

@@ -1,0 +1,184 @@
+"""What runs in the processes that are measured: a server that forks workers, and the workers.
+
+The server has imported torch and nothing else, so a worker is what a user's program is just before it
+calls ``init_rpc``, and it is there in a few milliseconds. It does what it is asked to over a connection
+to the benchmark.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+#: Begin and end of something, by the system's monotonic clock, which all processes share.
+Span = tuple[float, float]
+
+
+def serve(address: str, side: str) -> None:
+    """Import torch, then fork as many workers as the benchmark asks for, again and again."""
+    import torch  # noqa: F401 - what a worker has before it begins
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
+    connection = _connect(address)
+    connection.send(os.getpid())
+    while True:
+        try:
+            count = connection.recv()
+        except EOFError:
+            return
+        for _ in range(count):
+            if os.fork() == 0:
+                connection.close()
+                work(_connect(address), side)
+                os._exit(0)
+
+
+def work(connection: Connection, side: str) -> None:
+    """Do what the benchmark asks for, until it hangs up."""
+    connection.send(os.getpid())
+    worker = Worker(side)
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            answer = (True, getattr(worker, method)(**arguments))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        connection.send(answer)
+
+
+class Worker:
+    """One worker of a group."""
+
+    def __init__(self, side: str) -> None:
+        self._side = side
+        self._rank = 0
+        self._calls: dict[str, Callable[[], Any]] = {}
+
+    def prepare(self, backend: str) -> None:
+        """Do what a program has to do before ``init_rpc`` can be called for ``backend``."""
+        if self._side == "stock" and backend == "FAULTY_TENSORPIPE":
+            import torch.distributed.rpc._testing  # noqa: F401 - registers it
+
+    def start(
+        self, backend: str, rank: int, world_size: int | None, port: int, at: float = 0.0
+    ) -> Span:
+        """Call ``init_rpc`` at the time ``at``."""
+        from torch.distributed import rpc
+
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        name = f"worker{rank}"
+        _sleep_until(at)
+        begin = time.perf_counter()
+        if backend == "TENSORPIPE":
+            rpc.init_rpc(name, rank=rank, world_size=world_size)
+        else:
+            # Stock torch has no defaults for these, and its rpc.BackendType lacks the member.
+            registry = rpc.backend_registry
+            member = registry.BackendType[backend]
+            options = registry.construct_rpc_backend_options(
+                member,
+                num_worker_threads=16,
+                messages_to_fail=[],
+                messages_to_delay={},
+                num_fail_sends=0,
+            )
+            rpc.init_rpc(
+                name,
+                backend=member,
+                rank=rank,
+                world_size=world_size,
+                rpc_backend_options=options,
+            )
+        end = time.perf_counter()
+        self._rank = rank
+        self._check(rpc)
+        return begin, end
+
+    def greet(self, ranks: list[int], at: float = 0.0) -> Span:
+        """Call a no-op once on each of ``ranks``, all at once."""
+        from torch.distributed import rpc
+
+        _sleep_until(at)
+        begin = time.perf_counter()
+        answers = [
+            rpc.rpc_async(f"worker{rank}", noop) for rank in ranks if rank != self._rank
+        ]
+        for answer in answers:
+            answer.wait()
+        return begin, time.perf_counter()
+
+    def block(self, kind: str, calls: int, unmeasured: int) -> float:
+        """Return the median time, in seconds, of ``calls`` calls of ``kind``, after some others."""
+        call = self._call(kind)
+        for _ in range(unmeasured):
+            call()
+        times = []
+        for _ in range(calls):
+            begin = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
+    def stop(self, at: float = 0.0) -> Span:
+        """Call ``shutdown`` at the time ``at``."""
+        from torch.distributed import rpc
+
+        self._calls.clear()
+        _sleep_until(at)
+        begin = time.perf_counter()
+        rpc.shutdown()
+        return begin, time.perf_counter()
+
+    def _call(self, kind: str) -> Callable[[], Any]:
+        import torch
+        from torch.distributed.rpc import rpc_sync
+
+        if not self._calls:
+            small, large = torch.ones(2, 2), torch.ones(1 << 18)  # float32: 16 bytes and 1 MiB
+            self._calls = {
+                "no-op": lambda: rpc_sync("worker1", noop),
+                "torch.add": lambda: rpc_sync("worker1", torch.add, args=(small, small)),
+                "echo of 1 MiB": lambda: rpc_sync("worker1", echo, args=(large,)),
+                "no-op on oneself": lambda: rpc_sync("worker0", noop),
+            }
+        return self._calls[kind]
+
+    def _check(self, rpc: Any) -> None:
+        """Make sure that what is measured is what it is said to be."""
+        module = type(rpc.api._get_current_rpc_agent()).__module__
+        if module.startswith("rpc_backend_") != (self._side == "ours"):
+            raise AssertionError(f"the agent of side {self._side!r} is from {module}")
+        if self._side == "stock" and "rpc_backends_core" in sys.modules:
+            raise AssertionError("stock torch runs with rpc_backends_core in it")
+
+
+def noop() -> None:
+    """Run on the callee: nothing."""
+
+
+def echo(value: Any) -> Any:
+    """Run on the callee: return the argument."""
+    return value
+
+
+def _connect(address: str) -> Connection:
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(address)
+    return Connection(channel.detach())
+
+
+def _sleep_until(at: float) -> None:
+    pause = at - time.perf_counter()
+    if pause > 0:
+        time.sleep(pause)

@@ -1,0 +1,234 @@
+"""Lookup: which backend a name means, and what registering in the process changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.kit import Site, calls
+from rpc_backends_core.errors import BackendConflictError, UnknownBackendError
+from rpc_backends_core.registry import Registry
+
+
+def construct(rpc_timeout: float, init_method: str, **options: Any) -> Any:
+    del rpc_timeout, init_method, options
+
+
+def init(store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any) -> Any:
+    del store, name, rank, world_size, rpc_backend_options
+
+
+PAIR = (construct, init)
+
+
+def registry_of(site: Site) -> Registry:
+    return Registry(scan=site.scan)
+
+
+def states(registry: Registry, name: str) -> list[tuple[str, str]]:
+    found = [entry.record() for entry in registry.entries()]
+    return [(record.source, record.state) for record in found if record.name == name]
+
+
+# --- order of lookup -------------------------------------------------------------------------------
+
+
+def test_a_plugin_goes_before_torchs_own_which_is_shown_as_shadowed(site: Site) -> None:
+    site.add_backend("TENSORPIPE")
+    registry = registry_of(site)
+    registry.register("TENSORPIPE", PAIR, owner="torch", torch_own=True)
+    assert registry.entry("TENSORPIPE").source == "plugin"
+    assert states(registry, "TENSORPIPE") == [("plugin", "found"), ("torch", "shadowed")]
+
+
+def test_what_the_process_registers_goes_before_a_plugin_found_later(site: Site) -> None:
+    registry = registry_of(site)
+    registry.register("PIGEON", PAIR, owner="program")
+    module = site.add_backend("PIGEON")
+    registry.refresh()
+    assert registry.backend("PIGEON").value == PAIR
+    assert states(registry, "PIGEON") == [("process", "registered"), ("plugin", "shadowed")]
+    assert calls(module) == []
+
+
+def test_an_exact_name_goes_before_one_that_differs_in_case(site: Site) -> None:
+    site.add_backend("PIGEON")
+    registry = registry_of(site)
+    registry.register("Pigeon", PAIR, owner="program")
+    assert registry.entry("PIGEON").source == "plugin"
+    assert registry.entry("Pigeon").source == "process"
+    assert registry.entry("pigeon").source == "process"
+
+
+@pytest.mark.parametrize("name", ["PIGEON", "pigeon", "PiGeOn"])
+def test_a_string_is_looked_up_without_regard_to_case(site: Site, name: str) -> None:
+    site.add_backend("PIGEON")
+    registry = registry_of(site)
+    assert registry.entry(name).name == "PIGEON"
+    assert registry.knows(name)
+
+
+@pytest.mark.parametrize("name", [5, None, b"PIGEON", ("PIGEON",)])
+def test_what_is_no_string_is_no_name_of_a_backend(site: Site, name: Any) -> None:
+    site.add_backend("PIGEON")
+    registry = registry_of(site)
+    assert registry.knows(name) is False
+    with pytest.raises((KeyError, TypeError)):
+        registry.entry(name)
+
+
+def test_a_conflict_goes_before_torchs_own_rather_than_falling_back_in_silence(site: Site) -> None:
+    site.add("dist-a", backends={"TENSORPIPE": "a:X"})
+    site.add("dist-b", backends={"TENSORPIPE": "b:X"})
+    registry = registry_of(site)
+    registry.register("TENSORPIPE", PAIR, owner="torch", torch_own=True)
+    with pytest.raises(BackendConflictError):
+        registry.backend("TENSORPIPE")
+
+
+def test_registering_in_the_process_settles_a_conflict_of_packages(site: Site) -> None:
+    site.add("dist-a", backends={"PIGEON": "a:X"})
+    site.add("dist-b", backends={"PIGEON": "b:X"})
+    registry = registry_of(site)
+    registry.register("PIGEON", PAIR, owner="program")
+    assert registry.backend("PIGEON").value == PAIR
+
+
+# --- unknown names ---------------------------------------------------------------------------------
+
+
+def test_an_unknown_name_gets_the_nearest_the_known_ones_and_what_to_install(site: Site) -> None:
+    site.add_backend("PIGEON")
+    site.add_backend("CARRIER")
+    with pytest.raises(UnknownBackendError) as caught:
+        registry_of(site).entry("PIGOEN")
+    for part in (
+        "'PIGOEN'",
+        "Did you mean 'PIGEON'?",
+        "CARRIER, PIGEON",
+        "pip install rpc-backend-pigoen",
+        "refresh()",
+        "rpc-backends doctor",
+    ):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_name_is_a_key_error_and_an_attribute_error_that_reads_as_a_text(
+    site: Site,
+) -> None:
+    with pytest.raises(UnknownBackendError) as caught:
+        registry_of(site).entry("NOTHING")
+    assert isinstance(caught.value, KeyError)
+    assert isinstance(caught.value, AttributeError)
+    assert str(caught.value).startswith("no RPC backend 'NOTHING'. Installed and registered: none.")
+
+
+# --- registering -----------------------------------------------------------------------------------
+
+
+def test_a_registration_is_recorded_with_the_module_that_made_it(site: Site) -> None:
+    record = registry_of(site).register("MINE", PAIR, owner="my.module").record()
+    assert (record.source, record.distribution, record.state) == (
+        "process",
+        "my.module",
+        "registered",
+    )
+
+
+@pytest.mark.parametrize("of", ["process", "plugin", "torch"])
+def test_a_taken_name_is_refused_with_torchs_text_wherever_it_is_from(site: Site, of: str) -> None:
+    registry = registry_of(site)
+    if of == "plugin":
+        site.add_backend("TAKEN")
+    else:
+        registry.register("TAKEN", PAIR, owner="somebody", torch_own=of == "torch")
+    with pytest.raises(RuntimeError, match=r"^RPC backend TAKEN: already registered$"):
+        registry.register("TAKEN", PAIR, owner="me")
+
+
+def test_torchs_own_may_come_after_a_plugin_or_a_registration_of_that_name(site: Site) -> None:
+    site.add_backend("ONE")
+    registry = registry_of(site)
+    registry.register("TWO", PAIR, owner="program")
+    for name in ("ONE", "TWO"):
+        registry.register(name, PAIR, owner="torch", torch_own=True)
+    assert [registry.entry(name).source for name in ("ONE", "TWO")] == ["plugin", "process"]
+
+
+@pytest.mark.parametrize("name", [5, None, ("A", "B")])
+def test_a_name_that_is_no_string_is_refused_and_spoils_nothing(site: Site, name: Any) -> None:
+    registry = registry_of(site)
+    with pytest.raises((TypeError, ValueError)):
+        registry.register(name, PAIR, owner="program")
+    assert registry.names() == []
+    assert registry.knows("ANY") is False
+
+
+def test_a_pair_that_cannot_be_called_harms_nobody_who_did_not_ask_for_it(site: Site) -> None:
+    site.add_backend("PIGEON")
+    registry = registry_of(site)
+    # torch takes whatever it is given and fails when it is called.
+    registry.register("ODD", (None, None), owner="program")
+    assert registry.names() == ["ODD", "PIGEON"]
+    registry.backend("PIGEON")
+    with pytest.raises(TypeError, match="must be callable"):
+        registry.backend("ODD")
+
+
+def test_unregistering_brings_back_what_was_shadowed(site: Site) -> None:
+    registry = registry_of(site)
+    registry.register("PIGEON", PAIR, owner="program")
+    site.add_backend("PIGEON")
+    registry.refresh()
+    registry.unregister("PIGEON")
+    assert registry.entry("PIGEON").source == "plugin"
+
+
+def test_an_unregistered_name_can_be_registered_again_with_other_handlers(site: Site) -> None:
+    registry = registry_of(site)
+    registry.register("MINE", (print, print), owner="program")
+    registry.unregister("MINE")
+    assert registry.knows("MINE") is False
+    registry.register("MINE", PAIR, owner="program")
+    assert registry.backend("MINE").value == PAIR
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("PIGEON", "installed"), ("OWN", "torch's own"), ("NOTHING", "unknown")]
+)
+def test_only_what_the_process_registered_can_be_unregistered(
+    site: Site, name: str, where: str
+) -> None:
+    site.add_backend("PIGEON")
+    registry = registry_of(site)
+    registry.register("OWN", PAIR, owner="torch", torch_own=True)
+    with pytest.raises(UnknownBackendError, match="nothing to undo") as caught:
+        registry.unregister(name)
+    assert where in str(caught.value)
+    assert registry.knows(name) is (name != "NOTHING")
+
+
+# --- order of names --------------------------------------------------------------------------------
+
+
+def test_a_name_keeps_its_place_whatever_comes_after_it(site: Site) -> None:
+    site.add_backend("M")
+    registry = registry_of(site)
+    registry.register("Z", PAIR, owner="program")
+    assert registry.names() == ["Z", "M"]
+    site.add_backend("A")
+    registry.register("B", PAIR, owner="program")
+    registry.refresh()
+    assert registry.names() == ["Z", "M", "B", "A"]
+
+
+def test_a_name_that_was_away_comes_back_to_its_place(site: Site) -> None:
+    registry = registry_of(site)
+    for name in ("X", "Y", "Z"):
+        registry.register(name, PAIR, owner="program")
+    registry.unregister("Y")
+    assert registry.names() == ["X", "Z"]
+    registry.register("Y", PAIR, owner="program")
+    assert registry.names() == ["X", "Y", "Z"]
+

@@ -1,0 +1,270 @@
+"""The registry under many threads, under imports that ask it back, and in a forked process."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from core.kit import Children, Site, Workers, at_once, calls
+from rpc_backends_core import functions, process
+from rpc_backends_core.backend_type import BackendType
+from rpc_backends_core.errors import BackendLoadError
+from rpc_backends_core.registry import Registry
+
+PAIR: Any = (print, print)
+
+
+def test_threads_that_load_one_plugin_at_once_get_one_backend_imported_once(site: Site) -> None:
+    module = site.add_backend(
+        "PIGEON",
+        """
+        import time
+        CALLS = ["import"]
+        time.sleep(0.05)
+        BACKEND = (lambda rpc_timeout, init_method: None, lambda **kwargs: None)
+        """,
+    )
+    registry = Registry(scan=site.scan)
+    outcomes: list[str] = []
+    registry.on_outcome = lambda entry: outcomes.append(entry.record().state)
+    backends = at_once(16, lambda _: registry.backend("PIGEON")).all_results()
+    assert len({id(backend) for backend in backends}) == 1
+    assert calls(module) == ["import"]
+    assert outcomes == ["loaded"]
+
+
+def test_threads_that_load_one_broken_plugin_at_once_all_get_its_cause(site: Site) -> None:
+    site.add_backend("ODD", "import time; time.sleep(0.05); raise OSError('boom')")
+    registry = Registry(scan=site.scan)
+    outcomes: list[str] = []
+    registry.on_outcome = lambda entry: outcomes.append(entry.record().state)
+    workers = at_once(8, lambda _: registry.backend("ODD"))
+    assert len(workers.errors) == 8
+    for error in workers.errors.values():
+        assert isinstance(error, BackendLoadError)
+        assert isinstance(error.__cause__, OSError)
+    assert outcomes == ["failed"]
+    assert registry.entry("ODD").record().state == "failed"
+
+
+@pytest.mark.parametrize("first_to_end", ["success", "failure"])
+def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict_itself(
+    site: Site, first_to_end: str
+) -> None:
+    site.add_backend("PIGEON")
+    registry = Registry(scan=site.scan)
+    entry = registry.entry("PIGEON")
+    begun = threading.Barrier(2)
+    ended = {"success": threading.Event(), "failure": threading.Event()}
+
+    class EntryPoint:
+        """Loads for one thread and not for the other; one is slower."""
+
+        def load(self) -> Any:
+            how = threading.current_thread().name
+            begun.wait(5)
+            if how != first_to_end:
+                ended[first_to_end].wait(5)
+            if how == "failure":
+                raise OSError("a shared object that another process is still writing")
+            return PAIR
+
+    entry.entry_point = EntryPoint()
+
+    def load(how: str) -> None:
+        threading.current_thread().name = how
+        try:
+            registry.load(entry)
+        finally:
+            ended[how].set()
+
+    workers = Workers()
+    for how in ended:
+        workers.start(how, lambda how=how: load(how))  # type: ignore[misc]
+    workers.join()
+    record = registry.entry("PIGEON").record()
+    assert (record.error is None) is (record.state == "loaded")
+    if record.state == "loaded":
+        registry.backend("PIGEON")
+
+
+def test_of_threads_that_register_one_name_at_once_one_wins(registry: Registry) -> None:
+    workers = at_once(16, lambda _: functions.register_backend("MINE", *PAIR))
+    assert len(workers.results) == 1
+    assert {str(error) for error in workers.errors.values()} == {
+        "RPC backend MINE: already registered"
+    }
+
+
+def test_threads_that_make_a_member_at_once_get_one_object(registry: Registry) -> None:
+    name = "MADE_AT_ONCE"
+    registry.register(name, PAIR, owner="program")
+    assert name not in BackendType._member_map_
+    members = at_once(16, lambda _: BackendType[name]).all_results()
+    assert len({id(member) for member in members}) == 1
+
+
+def test_threads_that_ask_first_at_once_share_one_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_default", [])
+    prepared: list[Registry] = []
+    monkeypatch.setattr(process, "_preparations", [prepared.append])
+    registries = at_once(16, lambda _: process.default_registry()).all_results()
+    assert len({id(registry) for registry in registries}) == 1
+    assert registries[0] in prepared
+
+
+def test_asking_listing_registering_and_refreshing_at_once_never_fails(site: Site) -> None:
+    for number in range(4):
+        site.add_backend(f"PLUGIN{number}")
+    registry = Registry(scan=site.scan)
+
+    def work(number: int) -> None:
+        for turn in range(10):
+            name = f"MINE_{number}_{turn}"
+            registry.register(name, PAIR, owner="program")
+            assert registry.backend(name).value == PAIR
+            assert name in registry.names()
+            registry.backend(f"plugin{turn % 4}")
+            if turn % 3 == 0:
+                registry.refresh()
+            registry.entries()
+            registry.unregister(name)
+
+    at_once(8, work).all_results()
+    assert registry.names() == ["PLUGIN0", "PLUGIN1", "PLUGIN2", "PLUGIN3"]
+
+
+def test_a_plugin_may_ask_the_registry_while_it_is_imported(site: Site, registry: Registry) -> None:
+    site.add_backend("OTHER")
+    site.add_backend(
+        "PIGEON",
+        """
+        from rpc_backends_core import BackendType, records, register_backend
+        other = BackendType.OTHER.value
+        register_backend("PIGEONS_OWN", *other)
+        seen = [record.name for record in records()], list(BackendType)
+        BACKEND = tuple(other)
+        """,
+    )
+    workers = Workers()
+    workers.start("load", lambda: registry.backend("PIGEON"))
+    (backend,) = workers.all_results()
+    assert backend.value == registry.backend("OTHER").value
+
+
+def test_a_thread_that_a_plugin_starts_and_awaits_at_import_may_ask_the_registry(
+    site: Site, registry: Registry
+) -> None:
+    site.add_backend("OTHER")
+    site.add_backend(
+        "PIGEON",
+        """
+        import threading
+        from rpc_backends_core import BackendType
+        found = []
+        def ask():
+            found.append(BackendType.OTHER.value)
+            found.append(list(BackendType))
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(5)
+        assert len(found) == 2, "the other thread waits for us, and we for it"
+        BACKEND = tuple(found[0])
+        """,
+    )
+    workers = Workers()
+    workers.start("load", lambda: registry.backend("PIGEON"))
+    (backend,) = workers.all_results()
+    assert backend.value == registry.backend("OTHER").value
+
+
+def test_a_plugin_that_asks_for_itself_at_import_fails_and_does_not_hang(
+    site: Site, registry: Registry
+) -> None:
+    site.add_backend("ODD", "from rpc_backends_core import BackendType\nBackendType.ODD.value\n")
+    workers = Workers()
+    workers.start("load", lambda: registry.backend("ODD"))
+    workers.join()
+    assert isinstance(workers.errors["load"], BackendLoadError)
+
+
+# --- fork ------------------------------------------------------------------------------------------
+
+HOLD_AND_FORK = """
+    import os, threading
+    from rpc_backends_core import torch_bridge
+    torch_bridge.install()
+    from rpc_backends_core import BackendType, hooks
+    from rpc_backends_core.process import default_registry
+
+    BackendType.PIGEON.value
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with LOCK:
+            held.set()
+            done.wait()
+
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        import signal
+        signal.alarm(3)  # ends a child that hangs
+        WORK
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    done.set()
+    print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def hold_and_fork(lock: str, work: str) -> str:
+    return HOLD_AND_FORK.replace("LOCK", lock).replace("WORK", work)
+
+
+def test_the_registry_is_usable_after_a_fork_while_another_thread_held_its_lock(
+    site: Site, children: Children
+) -> None:
+    site.add_backend("PIGEON")
+    code = hold_and_fork(
+        "default_registry()._lock",
+        "assert [m.name for m in BackendType] == ['TENSORPIPE', 'PIGEON']; BackendType.PIGEON.value",
+    )
+    assert children.run(code, site=site) == "0"
+
+
+def test_calls_through_hooks_are_possible_after_a_fork_while_another_thread_held_their_lock(
+    site: Site, children: Children
+) -> None:
+    site.add_backend("PIGEON")
+    code = hold_and_fork(
+        "hooks._lock",
+        "import rpc_backends_core as r; r.construct_rpc_backend_options('PIGEON')",
+    )
+    assert children.run(code, site=site) == "0"
+
+
+def test_what_is_loaded_and_registered_before_a_fork_is_there_after_it(
+    site: Site, children: Children
+) -> None:
+    module = site.add_backend("PIGEON")
+    output = children.run(
+        f"""
+        import os, sys
+        from rpc_backends_core import BackendType, records, register_backend
+        register_backend("MINE", print, print)
+        member = BackendType.PIGEON
+        member.value
+        if (pid := os.fork()) == 0:
+            assert BackendType.PIGEON is member
+            assert {module!r} in sys.modules
+            print([(record.name, record.state) for record in records()], flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        """,
+        site=site,
+    )
+    assert output == "[('MINE', 'registered'), ('PIGEON', 'loaded')]"
