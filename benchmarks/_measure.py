@@ -57,9 +57,11 @@ class Bar:
 class Comparison:
     """Pairs of durations, in seconds, of which the two of a pair were measured one after the other.
 
+    :ivar section: under which heading it is shown.
     :ivar sittings: the pairs, by the set of processes they were measured in.
     """
 
+    section: str
     name: str
     bar: Bar | None = None
     sittings: list[list[tuple[float, float]]] = field(default_factory=lambda: [[]])
@@ -83,6 +85,7 @@ class Comparison:
         ours, reference = zip(*self.pairs, strict=True)
         low, high = self._interval()
         return Summary(
+            section=self.section,
             name=self.name,
             pairs=len(ours),
             ours=quartiles(ours),
@@ -124,6 +127,7 @@ class Summary:
     :ivar pair_ratios: quartiles and median of the ratios pair by pair.
     """
 
+    section: str
     name: str
     pairs: int
     ours: tuple[float, float, float]
@@ -133,6 +137,21 @@ class Summary:
     pair_ratios: tuple[float, float, float]
     bar: str | None
     verdict: Verdict
+
+
+class Comparisons(dict[tuple[str, str], Comparison]):
+    """Comparisons by section and name, made when their first pair is added."""
+
+    def add(
+        self, section: str, name: str, ours: float, reference: float, bar: Bar | None = None
+    ) -> None:
+        """Add one pair."""
+        self.setdefault((section, name), Comparison(section, name, bar)).add(ours, reference)
+
+    def new_sitting(self) -> None:
+        """Say that the next pairs are measured in other processes."""
+        for comparison in self.values():
+            comparison.new_sitting()
 
 
 @dataclass
@@ -226,7 +245,7 @@ class Report:
     ours: str
     reference: str
     machine: Machine
-    comparisons: list[Comparison]
+    comparisons: Comparisons
     figures: list[Figure] = field(default_factory=list)
 
     def show(self, arguments: argparse.Namespace) -> None:
@@ -235,8 +254,8 @@ class Report:
         :param arguments: of a parser that has :func:`add_arguments`.
         """
         self.machine = Machine(**{**vars(self.machine), "load_after": os.getloadavg()[0]})
-        summaries = [comparison.summary() for comparison in self.comparisons]
-        console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
+        summaries = [comparison.summary() for comparison in self.comparisons.values()]
+        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
         console.print(self._table(summaries))
         if self.figures:
             console.print(self._figures())
@@ -263,9 +282,14 @@ class Report:
         for column in (self.ours, self.reference, "ratio", "interval", "pair by pair", "bar", ""):
             table.add_column(column, justify="right", no_wrap=True)
         styles = {"met": "green", "NOT MET": "bold red", "open": "yellow", "": ""}
+        section = None
         for one in summaries:
+            if one.section != section:
+                section = one.section
+                table.add_section()
+                table.add_row(f"[bold]{section}[/]")
             table.add_row(
-                one.name,
+                f"  {one.name}",
                 _spread(one.ours),
                 _spread(one.reference),
                 f"{one.ratio:.3f}",
@@ -293,7 +317,9 @@ class Report:
             "unit": "s",
             "comparisons": [
                 {**vars(summary), "sittings": comparison.sittings}
-                for summary, comparison in zip(summaries, self.comparisons, strict=True)
+                for summary, comparison in zip(
+                    summaries, self.comparisons.values(), strict=True
+                )
             ],
             "figures": [vars(figure) for figure in self.figures],
         }
@@ -309,14 +335,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the order in which the sides take turns (0)"
     )
-
-
-def duration(seconds: float) -> str:
-    """Write a duration with three digits and its unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
 
 
 def _spread(values: tuple[float, float, float]) -> str:

@@ -32,7 +32,10 @@ _PATIENCE = 120.0
 #: Seconds from asking all workers of a group to the moment when all begin.
 _LEAD = 0.01
 
-_ENVIRON = {OURS: {}, STOCK: {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
+#: How Linux writes that a socket listens.
+_LISTENING = "0A"
+
+_ENVIRON: dict[str, dict[str, str]] = {OURS: {}, STOCK: {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
 
 
 class Side:
@@ -114,17 +117,23 @@ class Group:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def start(self, backend: str) -> float:
-        """Call ``init_rpc`` for a static group; return the seconds from the first to the last."""
+    def start(self, backend: str, *, host_first: bool = False) -> float:
+        """Call ``init_rpc`` for a static group; return the seconds from the first to the last.
+
+        :param host_first: let rank 0, which hosts the store, begin before the others, and measure from
+            when these begin.
+        """
         self.ask_all("prepare", backend=backend)
-        port, at = free_port(), _soon()
-        for rank in range(len(self)):
-            self._post(
-                rank,
-                "start",
-                {"backend": backend, "rank": rank, "world_size": len(self), "port": port, "at": at},
-            )
-        return _length([self._receive(rank) for rank in range(len(self))])
+        arguments = {"backend": backend, "world_size": len(self), "port": free_port()}
+        ranks = list(range(len(self)))
+        if host_first:
+            self._post(0, "start", {**arguments, "rank": 0})
+            _wait_until_listening(arguments["port"])
+        at = _soon()
+        for rank in ranks[host_first:]:
+            self._post(rank, "start", {**arguments, "rank": rank, "at": at})
+        spans = [self._receive(rank) for rank in ranks]
+        return max(end for _, end in spans) - min(begin for begin, _ in spans[host_first:])
 
     def greet(self) -> float:
         """Let every worker call every other one once; return how long that takes."""
@@ -211,6 +220,19 @@ def both_sides() -> Iterator[dict[str, Side]]:
             sides[name] = Side(name, Path(folder))
             stack.callback(sides[name].close)
         yield sides
+
+
+def _wait_until_listening(port: int) -> None:
+    """Wait until somebody listens on a TCP port; looks, since a connection would be noticed."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        for table in ("tcp", "tcp6"):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                _, address, _, state, *_ = line.split()
+                if state == _LISTENING and address.endswith(f":{port:04X}"):
+                    return
+        time.sleep(0.005)
+    raise TimeoutError(f"nobody listens on port {port}")
 
 
 def _soon() -> float:

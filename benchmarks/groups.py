@@ -1,18 +1,20 @@
 """Starting, stopping and joining groups, through the plugins and through stock torch.
 
-*Static groups*, TENSORPIPE and FAULTY_TENSORPIPE. Each round makes new processes on both sides, in an
-order that is drawn; a process has imported torch and nothing else. All workers begin at the same
-moment, and a time is from the first worker's call to the last worker's return:
+Static groups, TENSORPIPE and FAULTY_TENSORPIPE. Each round makes new processes on both sides, in an
+order that is drawn; a process has imported torch and nothing else. A time is from the first worker's
+call to the last worker's return:
 
-- *init_rpc, first in the process*: as a program has it. Ours has in it that the installed packages are
-  looked at, and that the plugin and what it needs is imported.
+- *init_rpc, all at once*: the first of each process, as a launcher makes them. Ours has in it that the
+  installed packages are looked at, and that the plugin and what it needs is imported. If rank 0 does not
+  listen yet when another worker wants to connect to the store, torch's store pauses for some tenths of a
+  second, on both sides; so these times come in lumps.
+- *init_rpc, rank 0 before*: the others begin when rank 0 listens, and the time is counted from there.
 - *first call of each to all*: every worker calls every other one once, all at the same time, which is
-  when the connections are made that `init_rpc` has not made. *Both* is the sum of these two: when the
-  group is ready for work.
+  when the connections are made that init_rpc has not made. *until then* has init_rpc in it, too.
 - *shutdown*: graceful.
-- *init_rpc again*: the same processes, after shutdown.
+- *init_rpc again*: all at once, in the same processes, after shutdown.
 
-*Dynamic groups*, TENSORPIPE. One worker joins after the other, then one leaves after the other.
+Dynamic groups, TENSORPIPE. One worker joins after the other, then one leaves after the other.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ from __future__ import annotations
 import argparse
 import random
 
-from _measure import Bar, Comparison, Machine, Progress, Report, add_arguments, in_turns, say
+from _measure import Bar, Comparisons, Machine, Progress, Report, add_arguments, in_turns, say
 from _sides import OURS, STOCK, Side, both_sides, free_port
 
-NO_SLOWER = Bar(1.0)
 BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE")
 DISTRIBUTIONS = (
     "torch",
@@ -31,22 +32,32 @@ DISTRIBUTIONS = (
     "rpc-backend-tensorpipe",
     "rpc-backend-faulty-tensorpipe",
 )
+NO_SLOWER = Bar(1.0)
+FIRST, HOST_FIRST = "init_rpc, all at once", "init_rpc, rank 0 before"
+BARS = {FIRST: NO_SLOWER, HOST_FIRST: NO_SLOWER}
 
+#: Seconds by what was measured.
 Times = dict[str, float]
 
 
 def static_group(side: Side, backend: str, workers: int) -> Times:
-    """Start and stop a group twice in new processes; return seconds by what was measured."""
+    """Start and stop two groups of new processes, one of them twice."""
     with side.group(workers) as group:
-        first, greeting = group.start(backend), group.greet()
+        first = group.start(backend)
+        greeting = group.greet()
         shutdown = group.stop()
         again = group.start(backend)
         group.greet()
         group.stop()
+    with side.group(workers) as group:
+        host_first = group.start(backend, host_first=True)
+        group.greet()
+        group.stop()
     return {
-        "init_rpc, first in the process": first,
+        FIRST: first,
+        HOST_FIRST: host_first,
         "first call of each to all": greeting,
-        "both: ready for work": first + greeting,
+        "until then": first + greeting,
         "shutdown": shutdown,
         "init_rpc again": again,
     }
@@ -59,34 +70,13 @@ def dynamic_group(side: Side, workers: int) -> Times:
         joins = [group.join(rank, port) for rank in range(workers)]
         leaves = [group.leave(rank) for rank in reversed(range(workers))]
     times = {f"join of worker {rank + 1}": joins[rank] for rank in range(1, workers)}
-    times["all join"] = sum(joins)
-    times["all leave"] = sum(leaves)
-    return times
+    return {**times, "all join": sum(joins), "all leave": sum(leaves)}
 
 
-class Table:
-    """Comparisons by name, filled round by round."""
-
-    def __init__(self) -> None:
-        self.comparisons: dict[str, Comparison] = {}
-
-    def add(self, prefix: str, times: dict[str, Times], bars: dict[str, Bar]) -> None:
-        """Add a round.
-
-        :param times: by side.
-        :param bars: by what was measured.
-        """
-        for name, ours in times[OURS].items():
-            full = f"{prefix}: {name}"
-            comparison = self.comparisons.setdefault(full, Comparison(full, bars.get(name)))
-            comparison.add(ours, times[STOCK][name])
-
-
-def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Run all rounds; the first of each kind warms up and does not count."""
-    table = Table()
+def measure(arguments: argparse.Namespace) -> Comparisons:
+    """Run all rounds; the first of the static groups warms up and does not count."""
+    comparisons = Comparisons()
     chance = random.Random(arguments.seed)
-    bars = {"init_rpc, first in the process": NO_SLOWER}
     with both_sides() as sides:
         with Progress("static groups", arguments.rounds + 1) as progress:
             for turn in range(arguments.rounds + 1):
@@ -96,7 +86,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
                         for name in in_turns((OURS, STOCK), chance)
                     }
                     if turn:
-                        table.add(f"{backend}, {arguments.workers} workers", times, bars)
+                        _add(comparisons, f"{backend}, {arguments.workers} workers", times)
                 progress.step()
         with Progress("dynamic groups", arguments.dynamic_rounds) as progress:
             for _ in range(arguments.dynamic_rounds):
@@ -104,9 +94,14 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
                     name: dynamic_group(sides[name], arguments.dynamic_workers)
                     for name in in_turns((OURS, STOCK), chance)
                 }
-                table.add("dynamic", times, {})
+                _add(comparisons, f"dynamic group of {arguments.dynamic_workers}", times)
                 progress.step()
-    return list(table.comparisons.values())
+    return comparisons
+
+
+def _add(comparisons: Comparisons, section: str, times: dict[str, Times]) -> None:
+    for name, ours in times[OURS].items():
+        comparisons.add(section, name, ours, times[STOCK][name], BARS.get(name))
 
 
 def main() -> None:

@@ -65,6 +65,10 @@ class Backend:
                 )
         if self.options_type is not None and not isinstance(self.options_type, type):
             raise TypeError(f"Backend.options_type is {self.options_type!r}; it must be a class.")
+        if isinstance(self.capabilities, str):
+            raise TypeError(
+                f"Backend.capabilities is the string {self.capabilities!r}; it must be a set of strings."
+            )
         object.__setattr__(self, "capabilities", frozenset(map(str, self.capabilities)))
 
     @property

@@ -51,7 +51,11 @@ class ExtensibleEnumType(enum.EnumMeta):
         if known is not None:
             return known
         if isinstance(value, str):
-            return cls[value]
+            try:
+                return cls[value]
+            except KeyError as unknown:
+                # what calling an enum raises
+                raise ValueError(str(unknown)) from unknown
         for member in cls:
             # Only a loaded backend can be recognised by its handlers; none is loaded for this.
             if _loaded_value(member) == value:
@@ -88,6 +92,9 @@ class ExtensibleEnumType(enum.EnumMeta):
 
 class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
     """The RPC backends that can be used: torch's own, installed ones, and those registered here."""
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("BackendType cannot be subclassed; register a backend to extend it.")
 
     @property
     def value(self) -> BackendValue:
@@ -149,5 +156,9 @@ def _member(name: str) -> Any:
 
 
 def _loaded_value(member: Any) -> object:
-    entry = default_registry().entry(member.name)
-    return None if entry.backend is None else default_registry().load(entry).value
+    """Return the handlers of a backend that is loaded and can be used, None for any other."""
+    try:
+        entry = default_registry().entry(member.name)
+        return None if entry.backend is None else default_registry().load(entry).value
+    except (RuntimeError, TypeError, KeyError):
+        return None

@@ -164,7 +164,7 @@ class Registry:
                 return entry.backend
             news = entry.error is None
             if backend is not None:
-                entry.backend, entry.state = backend, "loaded"
+                entry.backend, entry.state, entry.error = backend, "loaded", None
                 entry.options_type = entry.options_type or backend.options_type
             elif news:
                 entry.error, entry.state = error, "failed"

@@ -15,11 +15,11 @@ from support.workers import Workers
 # What one worker says wrongly, and what all must read.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "source device": (
-        {"device_maps": {"worker0": {"cuda:4000": "cuda:4000"}}},
+        {"device_maps": {"worker0": {"cuda:100": "cuda:100"}}},
         "Node worker1 has source devices with invalid indices in its device map for worker0",
     ),
     "target device": (
-        {"device_maps": {"worker0": {"cpu": "cuda:4000"}}},
+        {"device_maps": {"worker0": {"cpu": "cuda:100"}}},
         "Node worker1 has target devices with invalid indices in its device map for worker0",
     ),
     "target worker": (
@@ -27,7 +27,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "Node worker1 has invalid target node names in its device maps",
     ),
     "device": (
-        {"devices": ["cuda:4000"]},
+        {"devices": ["cuda:100"]},
         "Node worker1 has devices with invalid indices",
     ),
     "duplicate devices": (
@@ -54,7 +54,7 @@ def test_every_worker_of_a_static_group_gets_the_same_error_at_once(
 
 def test_the_same_processes_can_form_a_static_group_after_that(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
-        workers.errors(steps.join, where.url, only={1: {"devices": ["cuda:4000"]}})
+        workers.errors(steps.join, where.url, only={1: {"devices": ["cuda:100"]}})
 
         workers.run(steps.join, where.url)
 
@@ -93,7 +93,7 @@ def test_a_map_that_does_not_fit_who_joins_later_fails_the_later_one(where: Meet
     """Whether the map fits shows when its target comes, and who is there has done nothing wrong."""
     with Workers(2, env=where.env) as workers:
         workers[0].call(
-            steps.join_dynamic, where.url, device_maps={"worker1": {"cpu": "cuda:4000"}}
+            steps.join_dynamic, where.url, device_maps={"worker1": {"cpu": "cuda:100"}}
         )
 
         failure = workers[1].start(steps.join_dynamic, where.url).error()

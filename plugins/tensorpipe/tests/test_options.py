@@ -65,15 +65,11 @@ def opened(workers: Workers) -> list[steps.Open]:
 
 
 @pytest.mark.parametrize("option", ["_transports", "_channels"])
-def test_a_transport_or_channel_that_tensorpipe_lacks_is_an_error_on_every_worker(
-    url: str, option: str
-) -> None:
-    with Workers(2) as workers:
-        failures = workers.errors(steps.join, url, only={1: {option: ["pigeon"]}})
+def test_transports_and_channels_that_tensorpipe_lacks_are_refused(url: str, option: str) -> None:
+    with Workers(1) as workers:
+        (failure,) = workers.errors(steps.join, url, **{option: ["pigeon"]})
 
-        assert all("pigeon" in failure.text for failure in failures)
-        assert all(failure.seconds < steps.AT_ONCE for failure in failures)
-        assert workers.run(steps.is_running) == [False, False]
+        assert "pigeon" in failure.text
 
 
 def test_device_maps_arrive(url: str) -> None:
@@ -92,10 +88,10 @@ def test_device_maps_arrive(url: str) -> None:
 def test_devices_arrive(url: str) -> None:
     # There is no such device on any machine, so it is the error that shows that it arrived.
     with Workers(1) as workers:
-        (failure,) = workers.errors(steps.join, url, devices=["cuda:4000"])
+        (failure,) = workers.errors(steps.join, url, devices=["cuda:100"])
 
         assert failure.kinds[0] == "ValueError"
-        assert "Node worker0 has devices with invalid indices: cuda:4000" in failure.text
+        assert "Node worker0 has devices with invalid indices: cuda:100" in failure.text
 
 
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
@@ -111,8 +107,7 @@ def test_a_negative_timeout_is_an_error(url: str) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(steps.join, url, rpc_timeout=-1)
 
-        assert failure.kinds[0] == "ValueError"
-        assert "-1.0 s" in failure.text
+        assert "must be non-negative" in failure.text
 
 
 def test_options_of_torchs_class_are_used_as_they_are(url: str) -> None:

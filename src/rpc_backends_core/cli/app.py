@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rpc_backends_core import __version__
-from rpc_backends_core.cli.output import DEBUG, debug_option, unexpected
+from rpc_backends_core.cli.output import DEBUG, Failure, debug_option, unexpected
 
 _COMMANDS = {
     "list": "rpc_backends_core.cli.listing:command",
@@ -50,7 +50,7 @@ class Application(click.Group):
             except Exception as error:
                 if ctx.meta.get(DEBUG):
                     raise
-                raise click.ClickException(_message(error)) from error
+                raise Failure(_message(error)) from error
 
 
 def _message(error: Exception) -> str:
@@ -70,7 +70,7 @@ def _unavailable(name: str, error: Exception) -> click.Command:
     why = f"`{name}` cannot be loaded: {type(error).__name__}: {error}"
 
     def refuse(**_: object) -> None:
-        raise click.ClickException(
+        raise Failure(
             f"{why}. Reinstall the package: pip install --force-reinstall rpc-backends-core"
         ) from error
 

@@ -76,7 +76,8 @@ def _variable(name: str, environ: Mapping[str, str]) -> Finding:
     try:
         _PARSERS[name](environ)
     except RpcBackendsError as error:
-        return Finding("problem", name, f"{value!r}: {error}", {"value": value})
+        text = str(error) if name in str(error) else f"{value!r}: {error}"
+        return Finding("problem", name, text, {"value": value})
     meaning = settings.VARIABLES[name]
     return Finding("ok", name, f"{value!r}: {meaning}", {"value": value})
 

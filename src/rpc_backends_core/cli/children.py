@@ -68,7 +68,7 @@ class Outcome:
             if "error" in facts:
                 return str(facts["error"])
         if self.timed_out:
-            ending = "it was not done when its time was up, and was ended"
+            ending = "it was not done in time and was ended"
         elif self.returncode < 0:
             ending = f"the process was ended by {signal.Signals(-self.returncode).name}"
         elif self.returncode > 0:

@@ -45,9 +45,10 @@ def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
             # The one that it was at took the process with it; the rest is tried in a new one.
             kind, name = outcome.fact("trying") or left[0]
             culprit = (kind, name) if (kind, name) in left else left[0]
-            results[culprit] = Loaded(
-                None, outcome.error or "the process ended silently", said=False
-            )
+            failure = outcome.error or "the process ended silently"
+            if outcome.timed_out:
+                failure += f"\nThe limit was {limit:g} s; --timeout sets another."
+            results[culprit] = Loaded(None, failure, said=False)
             left.remove(culprit)
     return results
 

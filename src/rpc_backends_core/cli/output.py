@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -65,6 +68,19 @@ def origin(record: Record) -> str:
     if record.source == "process":
         return f"registered by {record.distribution}"
     return record.origin
+
+
+class Failure(click.ClickException):
+    """An error of the command, wrapped between words where a person reads it."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it."""
+        stream = file or sys.stderr
+        lines = f"Error: {self.format_message()}".splitlines()
+        if stream.isatty():
+            width = shutil.get_terminal_size().columns
+            lines = [textwrap.fill(line, width, break_on_hyphens=False) for line in lines]
+        click.echo("\n".join(lines), file=stream)
 
 
 def unexpected(error: Exception) -> str:

@@ -44,7 +44,10 @@ def check(backend: str, limit: float) -> Finding:
         "timed_out": failed.timed_out,
         "limit_seconds": limit,
     }
-    return Finding("problem", backend, f"failed while {stage}: {failed.error}", data)
+    text = f"failed while {stage}: {failed.error}"
+    if failed.timed_out:
+        text += f"\nThe limit was {limit:g} s; --timeout sets another."
+    return Finding("problem", backend, text, data)
 
 
 def _well(backend: str, outcomes: list[children.Outcome]) -> Finding:

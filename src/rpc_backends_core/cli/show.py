@@ -12,6 +12,7 @@ import click
 
 from rpc_backends_core.cli.options import Option, options_of
 from rpc_backends_core.cli.output import (
+    Failure,
     console,
     debug_option,
     grid,
@@ -75,7 +76,7 @@ def gather(name: str) -> Page:
 
     failure = import_torch()
     if failure is not None:
-        raise click.ClickException(f"torch cannot be imported: {failure}")
+        raise Failure(f"torch cannot be imported: {failure}")
     registry = default_registry()
     entry = registry.entry(name)
     backend = registry.load(entry)

@@ -49,8 +49,7 @@ def bridge() -> Bridge:
     if off is not None:
         return Bridge(
             "off",
-            f"switched off by {off}: torch.distributed.rpc is as torch ships it; unset the variable, "
-            "or call rpc_backends_core.install()",
+            f"switched off by {off}; unset it, or let the program call rpc_backends_core.install()",
         )
     return Bridge("failed", _why_not())
 

@@ -1,0 +1,341 @@
+"""Dynamic groups: workers join, leave and come back while the others work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import steps
+from support.steps import AT_ONCE, Meeting, join_dynamic
+from support.workers import Me, Workers
+
+
+def everybody(*names: str) -> dict[str, str]:
+    """What `steps.call_all` returns when all of ``names`` answer under their own name."""
+    return {name: name for name in sorted(names)}
+
+
+def assert_all_call_all(workers: Workers, *names: str, on: list[int] | None = None) -> None:
+    """Check that the members are ``names``, that each calls all, and that a gather spans them."""
+    results = workers.run(steps.call_all, on=on)
+    assert results == [everybody(*names)] * len(names)
+    gathered = workers.run(steps.gather, "here", on=on)
+    assert gathered == [dict.fromkeys(names, "here")] * len(names)
+
+
+def test_workers_join_one_after_the_other_and_call_each_other(where: Meeting) -> None:
+    with Workers(3, env=where.env) as workers:
+        for number in range(3):
+            workers[number].call(join_dynamic, where.url)
+            present = [f"worker{index}" for index in range(number + 1)]
+            assert_all_call_all(workers, *present, on=list(range(number + 1)))
+
+        workers.run(steps.leave)
+        assert [worker.end() for worker in workers] == [0, 0, 0]
+
+
+def test_six_workers_join_at_once(where: Meeting) -> None:
+    with Workers(6, env=where.env) as workers:
+        workers.run(join_dynamic, where.url)
+
+        assert_all_call_all(workers, *(f"worker{index}" for index in range(6)))
+
+        workers.run(steps.leave)
+
+
+def test_several_workers_leave_at_once_and_the_others_go_on(where: Meeting) -> None:
+    with Workers(5, env=where.env) as workers:
+        workers.run(join_dynamic, where.url)
+
+        workers.run(steps.leave, on=[1, 3, 4])
+
+        assert workers[0].call(steps.members) == {"worker0": 0, "worker2": 2}
+        assert_all_call_all(workers, "worker0", "worker2", on=[0, 2])
+        workers.run(steps.leave, on=[0, 2])
+
+
+def test_workers_leave_while_others_join(where: Meeting) -> None:
+    with Workers(6, env=where.env) as workers:
+        workers.run(join_dynamic, where.url, on=[0, 1, 2])
+
+        coming = [workers[index].start(join_dynamic, where.url) for index in (3, 4, 5)]
+        going = [workers[index].start(steps.leave) for index in (1, 2)]
+        for step in [*coming, *going]:
+            step.result()
+
+        assert_all_call_all(workers, "worker0", "worker3", "worker4", "worker5", on=[0, 3, 4, 5])
+        workers.run(steps.leave, on=[0, 3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    "again",
+    [{}, {"rank": 9}, {"name": "other"}, {"name": "other", "rank": 9}],
+    ids=["same rank and name", "another rank", "another name", "another rank and name"],
+)
+@pytest.mark.parametrize("process", ["same process", "new process"])
+def test_a_worker_that_left_comes_back(where: Meeting, process: str, again: dict[str, Any]) -> None:
+    """With stock torch it meets dead pipes ("eof"), or is not found."""
+    name = again.get("name", "worker1")
+    rank = again.get("rank", 1)
+    with Workers(3, env=where.env) as workers:
+        workers.run(join_dynamic, where.url)
+        assert_all_call_all(workers, "worker0", "worker1", "worker2")
+        workers[1].call(steps.leave)
+        assert_all_call_all(workers, "worker0", "worker2", on=[0, 2])
+
+        back = workers[1] if process == "same process" else workers.add()
+        back.call(join_dynamic, where.url, **{"rank": 1, "name": "worker1", **again})
+
+        living = [0, back.index, 2]
+        members = {"worker0": 0, name: rank, "worker2": 2}
+        assert workers.run(steps.members, on=living) == [members] * 3
+        assert_all_call_all(workers, "worker0", name, "worker2", on=living)
+        # By rank as well, in both directions.
+        assert workers[0].call(steps.call, rank).split()[0] == name
+        assert back.call(steps.call, 2).split()[0] == "worker2"
+        workers.run(steps.leave, on=living)
+
+
+def test_a_worker_leaves_and_comes_back_many_times(where: Meeting) -> None:
+    with Workers(2, env=where.env) as workers:
+        workers[0].call(join_dynamic, where.url)
+        for _ in range(5):
+            workers[1].call(join_dynamic, where.url)
+            assert_all_call_all(workers, "worker0", "worker1")
+            workers[1].call(steps.leave)
+        workers[0].call(steps.leave)
+
+
+def test_the_first_worker_may_leave_and_come_back(where: Meeting) -> None:
+    """It is the one that hosts a TCP store."""
+    with Workers(3, env=where.env) as workers:
+        workers.run(join_dynamic, where.url, on=[0, 1])
+        workers[0].call(steps.leave)
+
+        workers[2].call(join_dynamic, where.url)
+        assert_all_call_all(workers, "worker1", "worker2", on=[1, 2])
+        workers[0].call(join_dynamic, where.url)
+
+        assert_all_call_all(workers, "worker0", "worker1", "worker2")
+        workers.run(steps.leave)
+
+
+def test_the_first_worker_may_come_back_under_another_rank(where: Meeting) -> None:
+    with Workers(3, env=where.env) as workers:
+        workers.run(join_dynamic, where.url, on=[0, 1])
+        workers[0].call(steps.leave)
+
+        workers[0].call(join_dynamic, where.url, rank=5)
+
+        assert_all_call_all(workers, "worker0", "worker1", on=[0, 1])
+        workers[2].call(join_dynamic, where.url)
+        assert_all_call_all(workers, "worker0", "worker1", "worker2")
+        workers.run(steps.leave)
+
+
+def test_when_all_have_left_a_new_group_can_begin(where: Meeting) -> None:
+    with Workers(2, env=where.env) as workers:
+        for _ in range(3):
+            workers.run(join_dynamic, where.url)
+            assert_all_call_all(workers, "worker0", "worker1")
+            workers.run(steps.leave)
+
+
+def test_a_killed_member_is_taken_off_the_list_by_the_next_to_join(url: str) -> None:
+    """With stock torch it stays, and whoever joins is refused by its address."""
+    with Workers(4) as workers:
+        workers.run(join_dynamic, url, on=[0, 1, 2])
+        workers[1].kill()
+
+        outcome = workers[3].start(join_dynamic, url)
+        outcome.result()
+
+        assert outcome.outcome().seconds < AT_ONCE
+        assert workers.run(steps.members) == [{"worker0": 0, "worker2": 2, "worker3": 3}] * 3
+        assert_all_call_all(workers, "worker0", "worker2", "worker3")
+        workers.run(steps.leave)
+
+
+def test_a_killed_member_is_replaced_under_its_name_and_rank(url: str) -> None:
+    with Workers(3) as workers:
+        workers.run(join_dynamic, url)
+        workers[1].kill()
+
+        new = workers.add()
+        new.call(join_dynamic, url, name="worker1", rank=1)
+
+        assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1, "worker2": 2}] * 3
+        assert_all_call_all(workers, "worker0", "worker1", "worker2")
+        workers.run(steps.leave)
+
+
+def test_leaving_does_not_wait_for_a_member_that_was_killed(url: str) -> None:
+    with Workers(3) as workers:
+        workers.run(join_dynamic, url)
+        workers[1].kill()
+
+        for worker in (workers[0], workers[2]):
+            step = worker.start(steps.leave)
+            step.result()
+            assert step.outcome().seconds < AT_ONCE
+
+        assert workers.run(steps.is_running) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("taken", "text"),
+    [({"name": "worker0"}, "name worker0 is not unique"), ({"rank": 0}, "rank 0 is not unique")],
+    ids=["name", "rank"],
+)
+def test_a_joiner_whose_name_or_rank_is_taken_is_refused_and_the_group_is_as_before(
+    url: str, taken: dict[str, Any], text: str
+) -> None:
+    with Workers(3) as workers:
+        workers.run(join_dynamic, url, on=[0, 1])
+
+        failure = workers[2].start(join_dynamic, url, **taken).error()
+
+        assert failure.kinds[0] == "RuntimeError"
+        assert text in failure.text
+        assert failure.seconds < AT_ONCE
+        assert not workers[2].call(steps.is_running)
+        assert_all_call_all(workers, "worker0", "worker1", on=[0, 1])
+        # Nothing that others wait for was kept, and the same process may try again.
+        workers[2].call(join_dynamic, url)
+        assert_all_call_all(workers, "worker0", "worker1", "worker2")
+        workers.run(steps.leave)
+
+
+def test_a_worker_that_is_killed_while_it_joins_stops_nobody(url: str) -> None:
+    """With stock torch it keeps the token, and everybody after it waits for the store's timeout."""
+    with Workers(3) as workers:
+        workers[0].call(join_dynamic, url)
+        joining = workers[1].start(join_and_stop_before_telling, url)
+        assert joining.news() == "on the list"
+        workers[1].kill()
+
+        step = workers[2].start(join_dynamic, url)
+        step.result()
+
+        assert step.outcome().seconds < AT_ONCE
+        assert_all_call_all(workers, "worker0", "worker2", on=[0, 2])
+        workers.run(steps.leave)
+
+
+def join_and_stop_before_telling(me: Me, url: str) -> None:
+    import threading
+
+    from rpc_backend_tensorpipe import dynamic_group
+
+    def stop(*args: Any) -> None:
+        me.tell("on the list")
+        threading.Event().wait()
+
+    dynamic_group._introduce = stop
+    join_dynamic(me, url)
+
+
+def test_a_worker_that_fails_while_it_joins_is_no_member_afterwards(url: str) -> None:
+    with Workers(3) as workers:
+        workers[0].call(join_dynamic, url)
+
+        failure = workers[1].start(join_and_fail_after_telling, url).error()
+
+        assert failure.text == "failed on purpose"
+        workers[2].call(join_dynamic, url)
+        assert_all_call_all(workers, "worker0", "worker2", on=[0, 2])
+        workers.run(steps.leave, on=[0, 2])
+
+
+def join_and_fail_after_telling(me: Me, url: str) -> None:
+    from rpc_backend_tensorpipe import dynamic_group
+
+    introduce = dynamic_group._introduce
+
+    def fail(*args: Any) -> None:
+        introduce(*args)
+        raise OSError("failed on purpose")
+
+    dynamic_group._introduce = fail
+    join_dynamic(me, url)
+
+
+@pytest.mark.parametrize("name", ["with-a-dash", "with:colons::", "n" * 127, "-"])
+def test_names_may_have_every_character_that_torch_documents(url: str, name: str) -> None:
+    """Stock torch keeps members as ``name-rank,`` and hangs when a name has a dash."""
+    with Workers(3) as workers:
+        workers[0].call(join_dynamic, url)
+        workers[1].call(join_dynamic, url, name=name)
+        workers[2].call(join_dynamic, url)
+
+        assert_all_call_all(workers, "worker0", name, "worker2")
+
+        workers[1].call(steps.leave)
+        workers[1].call(join_dynamic, url, name=name)
+        assert_all_call_all(workers, "worker0", name, "worker2")
+        workers.run(steps.leave)
+
+
+def test_a_timeout_of_zero_means_never(url: str) -> None:
+    with Workers(2) as workers:
+        workers[0].call(join_dynamic, url, rpc_timeout=0)
+        workers[1].call(join_dynamic, url, rpc_timeout=0)
+
+        assert_all_call_all(workers, "worker0", "worker1")
+
+        workers.run(steps.leave)
+
+
+def test_a_worker_that_has_left_is_a_runtime_error_and_no_wait(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+        workers[1].call(steps.leave)
+
+        for gone in ("worker1", 1):
+            failure = workers[0].start(steps.call, gone).error()
+            assert failure.kinds[0] == "RuntimeError"
+            assert "could not find destination" in failure.text
+            assert failure.seconds < AT_ONCE
+        workers[0].call(steps.leave)
+
+
+def test_rrefs_and_distributed_autograd_work(url: str) -> None:
+    with Workers(2) as workers:
+        workers[0].call(join_dynamic, url)
+        workers[1].call(join_dynamic, url)
+
+        assert workers[0].call(steps.use_rref, "worker1") == [2.0, 2.0, 2.0]
+        assert workers[1].call(steps.differentiate, "worker0") == [3.0, 3.0]
+
+        workers.run(steps.leave)
+
+
+def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+
+        workers[0].call(steps.leave, False)
+        workers[1].call(steps.leave, False)
+
+        assert [worker.end() for worker in workers] == [0, 0]
+
+
+@pytest.mark.parametrize("first", ["static", "dynamic"])
+def test_static_and_dynamic_members_do_not_mix(where: Meeting, first: str) -> None:
+    with Workers(3, env=where.env) as workers:
+        if first == "static":
+            workers.run(steps.join, where.url, world_size=2, on=[0, 1])
+            step = workers[2].start(join_dynamic, where.url)
+        else:
+            workers.run(join_dynamic, where.url, on=[0, 1])
+            step = workers[2].start(steps.join, where.url, world_size=3)
+
+        failure = step.error()
+
+        assert (
+            "RPC group mixes statically and dynamically initialized members which is not supported."
+            in failure.text
+        )
+        assert failure.seconds < AT_ONCE
+        assert workers.run(steps.call_all, on=[0, 1]) == [everybody("worker0", "worker1")] * 2
+        workers.run(steps.leave, on=[0, 1])

@@ -1,0 +1,118 @@
+"""Which address a worker uses: what torch's agent does, said beforehand."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from rpc_backends_core.cli.addresses import Interface, Machine, check, choose, interfaces, machine
+
+LO = Interface("lo", "127.0.0.1")
+ETH = Interface("eth0", "192.0.2.2")
+ETH6 = Interface("eth0", "2001:db8::2")
+
+
+def _machine(resolved: list[str], bindable: list[str] | None = None) -> Machine:
+    return Machine([LO, ETH, ETH6], "here", resolved, resolved if bindable is None else bindable)
+
+
+def _found(here: Machine, **environ: str) -> tuple[str, str]:
+    (finding,) = check(here, environ).findings
+    return finding.level, finding.text
+
+
+def test_the_interface_that_is_asked_for_gives_its_first_address() -> None:
+    chosen = choose(_machine(["127.0.1.1"]), {"TP_SOCKET_IFNAME": "eth0"})
+
+    assert (chosen.address, chosen.interface, chosen.failure) == ("192.0.2.2", "eth0", None)
+
+
+def test_an_interface_that_is_not_there_is_a_problem_that_names_those_there_are() -> None:
+    level, text = _found(_machine(["192.0.2.2"]), TP_SOCKET_IFNAME="eth7")
+
+    assert level == "problem"
+    assert text.startswith("127.0.0.1 (lo), by TP_SOCKET_IFNAME=eth7")
+    assert "eth0 (192.0.2.2)" in text
+
+
+def test_the_first_address_of_the_hostname_that_can_be_bound_is_used() -> None:
+    here = _machine(["198.51.100.7", "2001:db8::2"], ["2001:db8::2"])
+
+    chosen = choose(here, {})
+
+    assert (chosen.address, chosen.interface) == ("2001:db8::2", "eth0")
+
+
+def test_a_hostname_with_an_address_that_no_interface_has_is_a_warning() -> None:
+    level, text = _found(_machine(["198.51.100.7"], []))
+
+    assert level == "warning"
+    assert "198.51.100.7, which no interface has" in text
+    assert "Set TP_SOCKET_IFNAME" in text
+
+
+def test_a_hostname_that_does_not_resolve_is_a_warning() -> None:
+    level, text = _found(_machine([]))
+
+    assert level == "warning"
+    assert text.startswith("127.0.0.1 (lo)")
+
+
+def test_loopback_is_fine_on_one_machine() -> None:
+    level, text = _found(_machine(["127.0.1.1"]))
+
+    assert level == "note"
+    assert text.startswith("127.0.1.1 (lo), by hostname 'here'")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"MASTER_ADDR": "203.0.113.9"}, {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}],
+)
+def test_loopback_is_a_warning_where_there_are_workers_on_other_machines(
+    environ: dict[str, str],
+) -> None:
+    level, text = _found(_machine(["127.0.1.1"]), **environ)
+
+    assert level == "warning"
+    assert next(iter(environ)) in text
+
+
+def test_loopback_is_fine_where_the_master_is_this_machine() -> None:
+    level, _ = _found(_machine(["127.0.0.1"]), MASTER_ADDR="192.0.2.2")
+
+    assert level == "note"
+
+
+def test_the_interfaces_of_this_machine_have_the_addresses_it_can_bind() -> None:
+    found = interfaces()
+
+    assert {one.name for one in found} <= {name for _, name in socket.if_nameindex()}
+    for one in found:
+        if ":" not in one.address:
+            with socket.socket() as trial:
+                trial.bind((one.address, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["", "lo", "no-such-if"])
+def test_torch_s_agent_listens_where_it_is_said_to(command: Any, variable: str) -> None:
+    code = """
+        import json, tempfile
+        from torch.distributed import rpc
+        store = tempfile.mkdtemp() + "/store"
+        options = rpc.TensorPipeRpcBackendOptions(
+            init_method=f"file://{store}", _transports=["uv"], _channels=["basic"])
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+        print(json.dumps(rpc.api._get_current_rpc_agent().agent_store.own_address))
+        rpc.shutdown()
+    """
+    environ = {"TP_SOCKET_IFNAME": variable} if variable else {}
+
+    ended = command.python("-c", "if True:" + code, env=environ)
+
+    address = json.loads(ended.stdout.splitlines()[-1])
+    assert f"uv://{choose(machine(), environ).address}:" in address

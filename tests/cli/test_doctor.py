@@ -1,0 +1,282 @@
+"""`rpc-backends doctor`: what is wrong is found, and stops nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BRIDGE_OFF = [("RPC_BACKENDS_AUTOLOAD", "0"), ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")]
+
+
+def _finding(ended: Any, section: str, about: str) -> dict[str, Any]:
+    """Return the first finding about something."""
+    findings = ended.json["sections"][section]
+    found: dict[str, Any] = next(one for one in findings if one["about"] == about)
+    return found
+
+
+def _levels(ended: Any, section: str) -> list[tuple[str, str]]:
+    return [(one["about"], one["level"]) for one in ended.json["sections"][section]]
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {seconds} s"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_real_call_is_made_over_every_installed_backend(command: Any) -> None:
+    ended = command("doctor", "--json")
+
+    assert ended.status == 0, ended.stdout
+    assert ended.json["ok"]
+    assert _levels(ended, "backends") == [
+        ("FAULTY_TENSORPIPE", "ok"),
+        ("TENSORPIPE", "ok"),
+        ("TENSORPIPE", "note"),  # torch's own, behind the plugin
+    ]
+    assert _levels(ended, "calls") == [("FAULTY_TENSORPIPE", "ok"), ("TENSORPIPE", "ok")]
+    for call in ended.json["sections"]["calls"]:
+        data = call["data"]
+        assert data["calls"] == 100
+        assert 0 < data["median_call_seconds"] < data["first_call_seconds"] < 10
+        assert 0 < data["start_seconds"] < 30
+    assert _finding(ended, "bridge", "in place")["level"] == "ok"
+    assert [about for about, _ in _levels(ended, "versions")] == [
+        "Python", "system", "rpc-backends-core", "torch", "libraries",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    command.install("rpc-backend-broken", {"BROKEN": "B"}, "import no_such_library")
+    command.install("rpc-backend-three", {"THREE": "B"}, "B = 3")
+    command.install("rpc-backend-crash", {"CRASH": "B"}, "import os\nos.abort()")
+    command.install("pigeon-one", {"PIGEON": "BACKEND"}, backend_source("pass"))
+    command.install("pigeon-two", {"PIGEON": "BACKEND"}, backend_source("pass"))
+    command.install("rpc-tracing", {"tracing": ""}, "1/0", group="rpc.backends.hooks")
+
+    ended = command("doctor", "--json", "--no-calls")
+
+    assert ended.status == 1
+    assert not ended.json["ok"]
+    assert ended.json["problems"] == 5
+    assert "calls" not in ended.json["sections"]
+    assert _levels(ended, "backends") == [
+        ("BROKEN", "problem"),
+        ("CRASH", "problem"),
+        ("FAULTY_TENSORPIPE", "ok"),
+        ("PIGEON", "problem"),
+        ("TENSORPIPE", "ok"),
+        ("TENSORPIPE", "note"),
+        ("THREE", "problem"),
+    ]
+    broken = _finding(ended, "backends", "BROKEN")["text"]
+    assert "No module named 'no_such_library'" in broken
+    assert "pip install --force-reinstall rpc-backend-broken" in broken
+    assert "not a backend" in _finding(ended, "backends", "THREE")["text"]
+    crash = _finding(ended, "backends", "CRASH")["text"]
+    assert "SIGABRT, at rpc_backend_crash.py:2" in crash
+    assert "pip uninstall rpc-backend-crash" in crash
+    assert "pigeon-one" in _finding(ended, "backends", "PIGEON")["text"]
+    hook = _finding(ended, "hooks", "tracing")["text"]
+    assert "ZeroDivisionError" in hook
+    assert "pip uninstall rpc-tracing" in hook
+
+
+@pytest.mark.slow
+def test_a_backend_that_hangs_is_reported_and_killed(
+    command: Any, backend_source: Callable[[str], str], tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    hang = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"
+    module = command.install("rpc-backend-stuck", {"STUCK": "BACKEND"}, backend_source(hang))
+
+    ended = command("doctor", "stuck", "--timeout", "15", "--json")
+
+    assert ended.status == 1
+    assert _levels(ended, "backends") == [("STUCK", "ok")]
+    call = _finding(ended, "calls", "STUCK")
+    assert call["level"] == "problem"
+    assert call["data"]["timed_out"]
+    assert call["data"]["stage"] == "starting"
+    assert f"{module}.py:10 (init)" in call["text"]
+    assert "15 s" in call["text"]
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 2
+    assert not any(map(_runs, started))
+
+
+@pytest.mark.slow
+def test_a_package_that_hangs_while_imported_costs_its_time_limit_and_no_more(command: Any) -> None:
+    command.install("rpc-backend-sleepy", {"SLEEPY": "B"}, "import time\ntime.sleep(600)")
+
+    ended = command("doctor", "--timeout", "10", "--no-calls", "--json")
+
+    assert ended.status == 1
+    assert _levels(ended, "backends")[1:3] == [("SLEEPY", "problem"), ("TENSORPIPE", "ok")]
+    assert "rpc_backend_sleepy.py:2 (<module>)" in _finding(ended, "backends", "SLEEPY")["text"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_is_the_one_that_explains(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    fail = "if rank == 1: raise RuntimeError('no pigeon left')"
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, backend_source(fail))
+
+    ended = command("doctor", "PIGEON", "--json")
+
+    call = _finding(ended, "calls", "PIGEON")
+    assert call["data"]["stage"] == "starting"
+    assert call["data"]["error"] == "RuntimeError: no pigeon left"
+    assert "rpc_backend_pigeon.py" in call["data"]["traceback"]
+
+
+@pytest.mark.slow
+def test_a_backend_with_required_options_is_not_called(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    source = backend_source("pass").replace("init_method, **", "init_method, loft, **")
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, source)
+
+    ended = command("doctor", "PIGEON", "--json")
+
+    assert ended.status == 0
+    assert _finding(ended, "calls", "PIGEON")["data"] == {"required": ["loft"]}
+
+
+@pytest.mark.slow
+def test_with_the_plugin_denied_the_call_is_made_over_torch_s_own(command: Any) -> None:
+    ended = command("doctor", "TENSORPIPE", "--json", env={"RPC_BACKENDS_DENY": "TENSORPIPE"})
+
+    assert ended.status == 0
+    assert _levels(ended, "backends") == [("TENSORPIPE", "note"), ("TENSORPIPE", "ok")]
+    assert _levels(ended, "calls") == [("TENSORPIPE", "ok")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_from_outside_it_leaves_no_process(
+    command: Any, backend_source: Callable[[str], str], tmp_path: Path, number: int
+) -> None:
+    pids = tmp_path / "pids"
+    hang = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"
+    command.install("rpc-backend-stuck", {"STUCK": "BACKEND"}, backend_source(hang))
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "rpc_backends_core", "doctor", "STUCK"],
+        env=command.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as doctor:
+        _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
+        os.kill(doctor.pid, number)
+        _, errors = doctor.communicate(timeout=20)
+
+    assert doctor.returncode not in (0, None)
+    assert b"Traceback" not in errors
+    assert not any(_runs(int(pid)) for pid in pids.read_text().split())
+
+
+@pytest.mark.parametrize(("variable", "value"), BRIDGE_OFF)
+def test_a_bridge_switched_off_is_a_note_that_names_the_variable(
+    command: Any, variable: str, value: str
+) -> None:
+    ended = command("doctor", "--no-calls", "--json", env={variable: value})
+
+    assert ended.status == 0
+    bridge = _finding(ended, "bridge", "off")
+    assert bridge["level"] == "note"
+    assert f"{variable}={value}" in bridge["text"]
+
+
+def test_a_bridge_that_failed_is_a_problem_with_its_cause(command: Any) -> None:
+    site = "import rpc_backends_core.torch_bridge as b\ndef install(): raise OSError('no')\n"
+    (command.packages / "sitecustomize.py").write_text(site + "b.install = install\n")
+
+    ended = command("doctor", "--no-calls", "--json")
+
+    assert ended.status == 1
+    assert "OSError: no" in _finding(ended, "bridge", "failed")["text"]
+
+
+def test_variables_are_shown_and_mistakes_in_them_found(command: Any) -> None:
+    env = {
+        "RPC_BACKENDS_DEFAULT": "TENSORPIP",
+        "RPC_BACKENDS_JOIN_TIMEOUT": "soon",
+        "RPC_BACKENDS_ALLOW": "TENSORPIPE",
+        "RPC_BACKENDS_DEFALT": "x",
+    }
+
+    ended = command("doctor", "--no-calls", "--json", env=env)
+
+    assert ended.status == 1
+    assert _levels(ended, "variables") == [
+        ("RPC_BACKENDS_DEFAULT", "problem"),
+        ("RPC_BACKENDS_ALLOW", "ok"),
+        ("RPC_BACKENDS_JOIN_TIMEOUT", "problem"),
+        ("RPC_BACKENDS_DEFALT", "warning"),
+    ]
+    assert "'TENSORPIPE'" in _finding(ended, "variables", "RPC_BACKENDS_DEFAULT")["text"]
+    nearest = _finding(ended, "variables", "RPC_BACKENDS_DEFALT")["data"]["nearest"]
+    assert nearest == "RPC_BACKENDS_DEFAULT"
+
+
+def test_a_mistake_that_keeps_it_from_looking_is_one_problem_among_others(command: Any) -> None:
+    env = {"RPC_BACKENDS_DENY": "TENSORPIP"}
+
+    ended = command("doctor", "--json", env=env)
+
+    assert ended.status == 1
+    assert _levels(ended, "backends") == [("not looked at", "problem")]
+    assert _levels(ended, "addresses")[0][0] == "TensorPipe"
+
+
+def test_torch_that_cannot_be_imported_is_a_problem(command: Any) -> None:
+    torch = command.packages / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("raise ImportError('libtorch.so is not there')")
+
+    ended = command("doctor", "--json")
+
+    assert ended.status == 1
+    assert "libtorch.so is not there" in _finding(ended, "versions", "torch")["text"]
+
+
+def test_an_unknown_name_is_a_problem_with_the_nearest_one(command: Any) -> None:
+    ended = command("doctor", "TENSORPIP", "--no-calls", "--json")
+
+    assert ended.status == 1
+    assert "'TENSORPIPE'" in _finding(ended, "unknown", "TENSORPIP")["text"]
+
+
+def test_the_text_has_what_the_json_has(command: Any) -> None:
+    text, report = command("doctor", "--no-calls"), command("doctor", "--no-calls", "--json")
+
+    assert text.status == report.status == 0
+    assert "\x1b" not in text.stdout
+    assert max(map(len, text.stdout.splitlines())) <= 80
+    for findings in report.json["sections"].values():
+        for finding in findings:
+            assert f"{finding['level']:7}  {finding['about']}" in text.stdout
+    assert text.stdout.splitlines()[-1].startswith("Nothing is broken")

@@ -1,0 +1,86 @@
+"""`rpc-backends list`: what is there, without importing any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _states(ended: Any) -> list[tuple[str, str, str]]:
+    return [(row["name"], row["state"], row["distribution"]) for row in ended.json["backends"]]
+
+
+def test_installed_backends_are_listed_before_torch_s_own_that_they_replace(command: Any) -> None:
+    ended = command("list", "--json")
+
+    assert ended.status == 0
+    assert _states(ended) == [
+        ("FAULTY_TENSORPIPE", "found", "rpc-backend-faulty-tensorpipe"),
+        ("TENSORPIPE", "found", "rpc-backend-tensorpipe"),
+        ("TENSORPIPE", "shadowed", "torch"),
+    ]
+    assert ended.json["notes"] == []
+
+
+def test_the_table_says_what_the_json_says_without_control_codes(command: Any) -> None:
+    table, rows = command("list").stdout, command("list", "--json").json["backends"]
+
+    assert "\x1b" not in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert not any(line.endswith(" ") for line in table.splitlines())
+    for row in rows:
+        assert any(
+            line.split()[:2] == [row["name"], row["state"]] and row["origin"] in line
+            for line in table.splitlines()
+        )
+
+
+def test_no_plugin_is_imported(command: Any) -> None:
+    command.install("rpc-backend-loud", {"LOUD": "B"}, "raise SystemExit('imported')")
+
+    ended = command("list", "--json")
+
+    assert ("LOUD", "found", "rpc-backend-loud") in _states(ended)
+    assert "about rpc-backend-loud" in ended.stdout  # the summary needs no import
+
+
+def test_what_cannot_be_used_is_shown_with_the_reason(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    command.install("pigeon-one", {"PIGEON": "BACKEND"}, backend_source("pass"))
+    command.install("pigeon-two", {"PIGEON": "BACKEND"}, backend_source("pass"))
+    command.install("rpc-dash", {"MY-BACKEND": "BACKEND"}, backend_source("pass"))
+    env = {"RPC_BACKENDS_DENY": "FAULTY_TENSORPIPE"}
+
+    ended, table = command("list", "--json", env=env), command("list", env=env).stdout
+
+    assert ended.status == 0
+    assert {
+        ("PIGEON", "conflict", "pigeon-one"),
+        ("PIGEON", "conflict", "pigeon-two"),
+        ("MY-BACKEND", "invalid", "rpc-dash"),
+        ("FAULTY_TENSORPIPE", "denied", "rpc-backend-faulty-tensorpipe"),
+    } <= set(_states(ended))
+    errors = {row["error"] for row in ended.json["backends"] if row["error"]}
+    assert len(errors) == 3
+    for error in errors:
+        assert " ".join(table.split()).count(" ".join(error.split())) == 1
+
+
+def test_a_bridge_that_is_switched_off_is_said(command: Any) -> None:
+    ended = command("list", "--json", env={"RPC_BACKENDS_AUTOLOAD": "0"})
+
+    (note,) = ended.json["notes"]
+    assert "RPC_BACKENDS_AUTOLOAD=0" in note
+
+
+def test_without_torch_the_installed_ones_are_listed_all_the_same(command: Any) -> None:
+    torch = command.packages / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("raise ImportError('libtorch.so is not there')")
+
+    ended = command("list", "--json")
+
+    assert ended.status == 0
+    assert [row["name"] for row in ended.json["backends"]] == ["FAULTY_TENSORPIPE", "TENSORPIPE"]
+    assert "libtorch.so is not there" in ended.json["notes"][0]

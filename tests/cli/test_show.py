@@ -1,0 +1,124 @@
+"""`rpc-backends show NAME`: everything about one backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rpc_backends_core.backend import Capability
+from rpc_backends_core.cli.show import CAPABILITIES
+
+
+def test_every_capability_has_a_meaning() -> None:
+    assert set(CAPABILITIES) == set(Capability)
+
+
+def test_a_backend_is_shown_with_its_options_and_where_it_comes_from(command: Any) -> None:
+    page = command("show", "tensorpipe", "--json").json
+
+    assert page["name"] == "TENSORPIPE"
+    assert page["state"] == "loaded"
+    assert (page["distribution"], page["entry_point"]) == (
+        "rpc-backend-tensorpipe",
+        "rpc_backend_tensorpipe:BACKEND",
+    )
+    assert page["file"].endswith("rpc_backend_tensorpipe/__init__.py")
+    assert page["goes_before"][0].startswith("torch ")
+    assert "static-groups" in page["capabilities"]
+    options = {option["name"]: option for option in page["options"]}
+    assert options["rpc_timeout"]["default"] == "60.0"
+    assert options["num_worker_threads"] == {
+        "name": "num_worker_threads",
+        "type": "int",
+        "default": "16",
+        "meaning": "threads that execute requests",
+        "declared_by": "handler",
+    }
+
+
+def test_the_page_has_what_the_json_has(command: Any) -> None:
+    text, page = command("show", "TENSORPIPE").stdout, command("show", "TENSORPIPE", "--json").json
+
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for option in page["options"]:
+        assert any(
+            line.split()[:2] == [option["name"], option["default"]] for line in text.splitlines()
+        )
+    for name, meaning in page["capabilities"].items():
+        assert any(line.split() == [name, *meaning.split()] for line in text.splitlines())
+
+
+def test_options_come_from_the_options_type_where_the_handler_takes_any(command: Any) -> None:
+    command.install(
+        "rpc-backend-pigeon",
+        {"PIGEON": "BACKEND"},
+        """
+        import torch.distributed.rpc as rpc
+        from rpc_backends_core import Backend
+
+        class Options(rpc.RpcBackendOptions):
+            def __init__(self, *, birds: int = 3, loft: str, **base):
+                super().__init__(**base)
+
+        def construct(rpc_timeout, init_method, grain: float = 0.5, **more):
+            '''Construct.
+
+            :param grain: kilograms of ``wheat``,
+                for each bird.
+            '''
+
+        def init(**arguments): ...
+
+        BACKEND = Backend(
+            construct_rpc_backend_options_handler=construct, init_backend_handler=init,
+            options_type=Options, capabilities={"carrier"}, description="by air",
+        )
+        """,
+    )
+
+    page = command("show", "PIGEON", "--json").json
+
+    assert [tuple(option.values()) for option in page["options"][2:]] == [
+        ("grain", "float", "0.5", "kilograms of wheat, for each bird", "handler"),
+        ("birds", "int", "3", "", "options type"),
+        ("loft", "str", None, "", "options type"),
+    ]
+    assert page["capabilities"] == {"carrier": ""}
+    assert page["options_type"] == "rpc_backend_pigeon.Options"
+    assert "required" in command("show", "PIGEON").stdout
+
+
+def test_an_unknown_name_is_status_1_with_the_nearest_name(command: Any) -> None:
+    ended = command("show", "TENSORPIP")
+
+    assert ended.status == 1
+    assert ended.stdout == ""
+    assert "Did you mean 'TENSORPIPE'?" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_broken_backend_is_status_1_with_the_cause(command: Any, as_json: list[str]) -> None:
+    command.install("rpc-backend-broken", {"BROKEN": "B"}, "import no_such_library")
+
+    ended = command("show", "BROKEN", *as_json)
+    debug = command("show", "BROKEN", "--debug", *as_json)
+
+    assert ended.status == debug.status == 1
+    assert ended.stdout == ""
+    assert "rpc-backend-broken 1.0" in ended.stderr
+    assert "No module named 'no_such_library'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "rpc_backend_broken.py" in debug.stderr  # the cause, with its own traceback
+
+
+def test_a_broken_hook_package_is_a_warning_in_one_line(command: Any) -> None:
+    command.install("rpc-tracing", {"tracing": ""}, "1/0", group="rpc.backends.hooks")
+
+    ended = command("show", "TENSORPIPE")
+
+    assert ended.status == 0
+    assert ended.stderr.startswith("Warning: the RPC hook package rpc-tracing 1.0")
+    assert "hooks.py" not in ended.stderr

@@ -1,0 +1,380 @@
+"""`BackendType`: one enum object, extended in place; members that keep identity wherever they go."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+from torch.distributed import rpc
+from torch.distributed.rpc import backend_registry
+
+import rpc_backends_core
+from core.kit import Site, calls, fresh
+from rpc_backends_core import functions, torch_bridge
+from rpc_backends_core.backend import Backend
+from rpc_backends_core.backend_type import BackendType
+from rpc_backends_core.errors import (
+    BackendConflictError,
+    BackendLoadError,
+    UnknownBackendError,
+)
+from rpc_backends_core.registry import Registry
+
+# What enum's own tables say is asked of the registry, so mypy cannot know the members.
+B: Any = BackendType
+
+
+def construct(rpc_timeout: float, init_method: str, **options: Any) -> Any:
+    del rpc_timeout, init_method, options
+
+
+def init(store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any) -> Any:
+    del store, name, rank, world_size, rpc_backend_options
+
+
+def old_enum(*names: str) -> Any:
+    """Make an enum the way torch's register_backend does."""
+    value = backend_registry.BackendValue(construct, init)
+    return enum.Enum(value="BackendType", names={name: (value, name) for name in names})  # type: ignore[misc]
+
+
+# --- one object ------------------------------------------------------------------------------------
+
+
+def test_it_is_one_object_in_torch_its_registry_and_here() -> None:
+    torch_bridge.install()
+    assert rpc.BackendType is BackendType
+    assert backend_registry.BackendType is BackendType
+    assert rpc_backends_core.BackendType is BackendType
+
+
+def test_it_is_an_enum_to_whoever_checks() -> None:
+    assert issubclass(BackendType, enum.Enum)
+    assert isinstance(BackendType, enum.EnumMeta)
+    assert inspect.isclass(BackendType)
+
+
+def test_its_members_are_instances_of_it(with_torchs: Registry) -> None:
+    assert isinstance(B.TENSORPIPE, BackendType)
+    assert isinstance(B.TENSORPIPE, enum.Enum)
+    assert type(B.TENSORPIPE) is BackendType
+
+
+# --- access ----------------------------------------------------------------------------------------
+
+
+def test_a_member_is_had_by_attribute_item_call_and_iteration_without_being_imported(
+    site: Site, registry: Registry
+) -> None:
+    module = site.add_backend("PIGEON")
+    member = B.PIGEON
+    assert B["PIGEON"] is member
+    assert B("PIGEON") is member
+    assert B(member) is member
+    assert getattr(BackendType, "PIGEON") is member  # noqa: B009 - the function is what is tested
+    assert list(BackendType) == [member]
+    assert B.__members__["PIGEON"] is member
+    assert calls(module) == []
+
+
+def test_strings_are_understood_in_any_case_and_attributes_as_they_are_written(
+    site: Site, registry: Registry
+) -> None:
+    site.add_backend("PIGEON")
+    assert B["pigeon"] is B("Pigeon") is B.PIGEON
+    assert "pigeon" in BackendType
+    with pytest.raises(AttributeError, match=r"Did you mean BackendType\.PIGEON\?"):
+        _ = B.pigeon
+    assert hasattr(BackendType, "PIGEON")
+    assert not hasattr(BackendType, "pigeon")
+
+
+def test_an_unknown_name_is_the_error_that_each_way_of_asking_promises(registry: Registry) -> None:
+    with pytest.raises(AttributeError):
+        _ = B.NOTHING
+    with pytest.raises(KeyError):
+        B["NOTHING"]
+    with pytest.raises(ValueError, match="NOTHING"):
+        B("NOTHING")
+    assert getattr(BackendType, "NOTHING", "default") == "default"
+
+
+@pytest.mark.parametrize("key", [5, None, [], {}, object(), b"TENSORPIPE", 1.5])
+def test_what_is_neither_name_nor_member_is_nothing_it_has(
+    with_torchs: Registry, key: Any
+) -> None:
+    assert key not in BackendType
+    with pytest.raises((KeyError, TypeError)):
+        B[key]
+    with pytest.raises(ValueError, match="is not a valid BackendType"):
+        B(key)
+
+
+def test_private_names_are_not_looked_up(site: Site, registry: Registry) -> None:
+    site.add_backend("PIGEON")
+    for name in ("_repr_html_", "__wrapped__", "_PRIVATE"):
+        assert not hasattr(BackendType, name)
+    # Nothing was scanned for it, as it would be for every probe of an inspecting tool.
+    assert registry._plugins is None
+
+
+@pytest.mark.parametrize("name", ["mro", "name", "value", "register"])
+def test_a_plugin_whose_name_a_class_has_already_is_its_member_or_invalid(
+    site: Site, registry: Registry, name: str
+) -> None:
+    module = site.add_backend("PIGEON")
+    site.add("rpc-backend-odd", backends={name: f"{module}:BACKEND"})
+    (record,) = [one for one in functions.records() if one.name == name]
+    if record.state != "invalid":
+        assert getattr(BackendType, name) is B[name]
+
+
+def test_length_iteration_members_and_dir_agree(site: Site, with_torchs: Registry) -> None:
+    site.add_backend("PIGEON")
+    registered = functions.register_backend("MINE", construct, init)
+    members = [B.TENSORPIPE, registered, B.PIGEON]
+    assert list(BackendType) == members
+    assert list(reversed(BackendType)) == members[::-1]
+    assert len(BackendType) == 3
+    assert list(B.__members__.items()) == [(member.name, member) for member in members]
+    assert {"TENSORPIPE", "MINE", "PIGEON", "__members__"} <= set(dir(BackendType))
+
+
+def test_it_is_true_even_when_it_is_empty(registry: Registry) -> None:
+    assert len(BackendType) == 0
+    assert bool(BackendType) is True
+
+
+def test_members_cannot_be_written_through_the_mapping(with_torchs: Registry) -> None:
+    with pytest.raises(TypeError):
+        B.__members__["NEW"] = 1
+
+
+def test_a_conflict_is_raised_when_the_name_is_used_and_not_when_members_are_listed(
+    site: Site, registry: Registry
+) -> None:
+    site.add_backend("PIGEON")
+    site.add("dist-a", backends={"CLAIMED": "a:X"})
+    site.add("dist-b", backends={"CLAIMED": "b:X"})
+    assert [member.name for member in BackendType] == ["PIGEON"]
+    for use in (lambda: B.CLAIMED, lambda: B["claimed"], lambda: B("CLAIMED")):
+        with pytest.raises(BackendConflictError, match=r"dist-a.*dist-b"):
+            use()
+
+
+# --- identity --------------------------------------------------------------------------------------
+
+
+def test_a_member_keeps_its_identity_when_others_are_added_and_found(
+    site: Site, with_torchs: Registry
+) -> None:
+    site.add_backend("PIGEON")
+    before = {"TENSORPIPE": B.TENSORPIPE, "PIGEON": B.PIGEON}
+    functions.register_backend("MINE", construct, init)
+    site.add_backend("CARRIER")
+    functions.refresh()
+    B.PIGEON.value  # noqa: B018 - loads it
+    for name, member in before.items():
+        assert B[name] is member
+        assert member in BackendType
+
+
+def test_a_name_that_comes_back_is_the_same_member_with_its_new_handlers(
+    registry: Registry,
+) -> None:
+    member: Any = functions.register_backend("MINE", print, print)
+    functions.unregister_backend("MINE")
+    assert member not in BackendType
+    with pytest.raises(UnknownBackendError):
+        _ = member.value
+    assert functions.register_backend("MINE", construct, init) is member
+    assert member.value == (construct, init)
+
+
+def test_backends_with_the_same_handlers_stay_two_members(registry: Registry) -> None:
+    one: Any = functions.register_backend("ONE", construct, init)
+    two: Any = functions.register_backend("TWO", construct, init)
+    assert one is not two
+    assert one != two
+    assert [member.name for member in BackendType] == ["ONE", "TWO"]
+    assert one.value == two.value
+
+
+def test_members_are_keys_of_dicts_and_sets(with_torchs: Registry) -> None:
+    other = functions.register_backend("MINE", construct, init)
+    table = {B.TENSORPIPE: 1, other: 2}
+    assert table[B["tensorpipe"]] == 1
+    assert len({B.TENSORPIPE, B("TENSORPIPE"), other}) == 2
+
+
+def test_a_member_equals_itself_alone(with_torchs: Registry) -> None:
+    assert B.TENSORPIPE == B["tensorpipe"]
+    for other in ("TENSORPIPE", old_enum("TENSORPIPE").TENSORPIPE, None, B.TENSORPIPE.value):
+        assert B.TENSORPIPE != other
+
+
+def test_a_member_shows_its_name(site: Site, registry: Registry) -> None:
+    site.add_backend("PIGEON", "raise OSError")
+    assert repr(B.PIGEON) == "BackendType.PIGEON"
+    assert str(B.PIGEON) == f"{B.PIGEON}" == "BackendType.PIGEON"
+    assert B.PIGEON.name == "PIGEON"
+
+
+def test_the_class_shows_itself_without_looking_at_packages(registry: Registry) -> None:
+    assert repr(BackendType) == "<enum 'BackendType'>"
+    assert registry._plugins is None
+
+
+# --- value -----------------------------------------------------------------------------------------
+
+
+def test_a_members_value_has_torchs_two_handlers_under_torchs_names(
+    site: Site, registry: Registry
+) -> None:
+    site.add_backend("PIGEON")
+    value = B.PIGEON.value
+    assert isinstance(value, backend_registry.BackendValue)
+    assert value.construct_rpc_backend_options_handler is value[0]
+    assert value.init_backend_handler is value[1]
+
+
+def test_a_members_value_raises_why_its_plugin_is_broken(site: Site, registry: Registry) -> None:
+    site.add_backend("ODD", "raise OSError('boom')")
+    member = B.ODD
+    with pytest.raises(BackendLoadError) as caught:
+        _ = member.value
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_pair_of_handlers_finds_the_member_that_was_registered_with_it(
+    with_torchs: Registry,
+) -> None:
+    member = functions.register_backend("MINE", construct, init)
+    assert B(backend_registry.BackendValue(construct, init)) is member
+
+
+def test_looking_for_a_pair_loads_no_plugin(site: Site, registry: Registry) -> None:
+    module = site.add_backend("PIGEON")
+    with pytest.raises(ValueError, match="not a valid BackendType"):
+        B((construct, init))
+    assert calls(module) == []
+
+
+def test_looking_for_a_pair_is_not_disturbed_by_names_that_cannot_be_used(
+    site: Site, with_torchs: Registry
+) -> None:
+    site.add("dist-a", backends={"TENSORPIPE": "a:X"})
+    site.add("dist-b", backends={"TENSORPIPE": "b:X"})
+    functions.register_backend("ODD", None, None)
+    member = functions.register_backend("MINE", construct, init)
+    assert B((construct, init)) is member
+
+
+# --- pickle and copy -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_member_comes_back_from_a_pickle_as_itself(
+    site: Site, registry: Registry, protocol: int
+) -> None:
+    module = site.add_backend("PIGEON")
+    assert pickle.loads(pickle.dumps(B.PIGEON, protocol)) is B.PIGEON
+    assert calls(module) == []
+
+
+def test_a_member_is_copied_as_itself_alone_and_inside_of_other_things(
+    with_torchs: Registry,
+) -> None:
+    member = B.TENSORPIPE
+    assert copy.copy(member) is member
+    assert copy.deepcopy({"backend": [member]}) == {"backend": [member]}
+
+
+def test_a_pickle_of_a_name_that_is_gone_says_so(registry: Registry) -> None:
+    data = pickle.dumps(functions.register_backend("MINE", construct, init))
+    functions.unregister_backend("MINE")
+    with pytest.raises(UnknownBackendError, match="'MINE'"):
+        pickle.loads(data)
+
+
+def test_the_class_is_pickled_as_itself() -> None:
+    assert pickle.loads(pickle.dumps(BackendType)) is BackendType
+
+
+def test_a_member_is_unpickled_in_a_process_that_has_imported_nothing_yet(
+    site: Site, registry: Registry
+) -> None:
+    site.add_backend("PIGEON")
+    output = fresh(
+        """
+        import pickle, sys
+        sys.path.insert(0, sys.argv[1])
+        member = pickle.loads(bytes.fromhex(sys.argv[2]))
+        print("rpc_backend_pigeon" in sys.modules)
+        from torch.distributed import rpc
+        print(member, member is rpc.BackendType.PIGEON, member.value[1].__module__)
+        """,
+        str(site.folder),
+        pickle.dumps(B.PIGEON).hex(),
+    ).output()
+    assert output.split("\n") == ["False", "BackendType.PIGEON True rpc_backend_pigeon"]
+
+
+# --- torch's own enums -----------------------------------------------------------------------------
+
+
+def test_a_member_of_an_enum_that_torch_made_is_understood(with_torchs: Registry) -> None:
+    torchs = old_enum("TENSORPIPE", "UNKNOWN")
+    assert B(torchs.TENSORPIPE) is B.TENSORPIPE
+    assert torchs.TENSORPIPE in BackendType
+    assert functions.as_member(torchs.TENSORPIPE) is B.TENSORPIPE
+    assert torchs.UNKNOWN not in BackendType
+    with pytest.raises(TypeError, match="must be a member of BackendType"):
+        functions.as_member(torchs.UNKNOWN)
+
+
+def test_a_member_of_another_enum_is_not_taken_for_a_backend(with_torchs: Registry) -> None:
+    class Color(enum.Enum):
+        TENSORPIPE = 1
+
+    assert Color.TENSORPIPE not in BackendType
+    with pytest.raises(TypeError, match="must be a member of BackendType"):
+        functions.as_member(Color.TENSORPIPE)
+
+
+# --- what cannot be done ---------------------------------------------------------------------------
+
+
+def test_it_cannot_be_subclassed() -> None:
+    with pytest.raises(TypeError):
+
+        class Sub(BackendType):  # type: ignore[misc]
+            pass
+
+
+def test_the_functional_way_to_make_enums_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(TypeError, match="register a backend to extend it"):
+        B("New", names=["A"])
+
+
+# --- what a plugin hands over ----------------------------------------------------------------------
+
+
+def test_a_backend_refuses_what_could_not_work_where_its_author_sees_it() -> None:
+    good: Any = {
+        "construct_rpc_backend_options_handler": construct,
+        "init_backend_handler": init,
+    }
+    Backend(**good)
+    for field, value in [
+        ("construct_rpc_backend_options_handler", None),
+        ("init_backend_handler", "name"),
+        ("options_type", "Options"),
+        ("capabilities", "encryption"),
+    ]:
+        with pytest.raises(TypeError, match=field):
+            Backend(**{**good, field: value})
