@@ -3,8 +3,9 @@
 Two groups of two processes are alive at once, one with our packages and one with stock torch
 (TORCH_DEVICE_BACKEND_AUTOLOAD=0), and short blocks of calls alternate between them in an order that is
 drawn. TensorPipe polls its shared memory without a pause, so the processes of the group that waits are
-stopped (SIGSTOP) meanwhile. After some rounds (a *sitting*) both groups are made anew: where the system
-happens to put processes and memory differs from one to the next, and shows in the interval.
+stopped (SIGSTOP) meanwhile. Callers stay on one core and callees on another: left to the system, it
+depends on where the polling threads happen to be whether a call takes 100 us or 200 us, on both sides.
+After some rounds (a *sitting*) both groups are made anew, since sets of processes differ, too.
 
 Measured with `rpc_sync` from one process to the other: a no-op in Python, the builtin `torch.add` of
 2 x 2 floats, and the echo of a tensor of 1 MiB. The figure of a block is its median.
@@ -77,12 +78,17 @@ def sitting(
     chance: random.Random,
     comparisons: Comparisons,
     bare: BareSocket,
+    *,
+    pinned: bool,
 ) -> None:
     """Measure one subject with one set of processes."""
     section, backend, side = subject
     with sides[side].group(2) as ours, sides[STOCK].group(2) as stock:
         groups = {"ours": ours, "reference": stock}
-        for group in groups.values():
+        for name in in_turns(list(groups), chance):
+            group = groups[name]
+            if pinned:
+                group.pin()
             group.start(backend)
             for kind, (calls, _) in BLOCKS.items():
                 group.block(kind, calls, 0)
@@ -146,9 +152,11 @@ def bare_socket() -> Iterator[BareSocket]:
         server.wait()
 
 
-def measure_on_oneself(side: Side, figure: Figure, blocks: int) -> None:
+def measure_on_oneself(side: Side, figure: Figure, blocks: int, *, pinned: bool) -> None:
     """Measure calls of a worker on itself, which share everything with a call but the transport."""
     with side.group(2) as group:
+        if pinned:
+            group.pin()
         group.start("TENSORPIPE")
         group.block(ON_ONESELF, *BLOCKS["no-op"])
         for _ in range(blocks):
@@ -165,6 +173,9 @@ def main() -> None:
     parser.add_argument("--sittings", type=int, default=8, help="sets of processes (8)")
     parser.add_argument("--rounds", type=int, default=20, help="pairs of blocks in a sitting (20)")
     parser.add_argument("--no-control", action="store_true", help="leave out the control")
+    parser.add_argument(
+        "--no-pin", action="store_true", help="let the system choose cores (see above)"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.sittings, arguments.rounds = 1, 8
@@ -176,7 +187,7 @@ def main() -> None:
     subjects = [s for s in SUBJECTS if s[2] == OURS or not arguments.no_control]
     comparisons = Comparisons()
     on_oneself = Figure("no-op on oneself, stock TENSORPIPE")
-    chance = random.Random(arguments.seed)
+    chance, pinned = random.Random(arguments.seed), not arguments.no_pin
     with (
         both_sides() as sides,
         bare_socket() as bare,
@@ -185,9 +196,9 @@ def main() -> None:
         for _ in range(arguments.sittings):
             comparisons.new_sitting()
             for subject in subjects:
-                sitting(sides, subject, arguments.rounds, chance, comparisons, bare)
+                sitting(sides, subject, arguments.rounds, chance, comparisons, bare, pinned=pinned)
                 progress.step()
-            measure_on_oneself(sides[STOCK], on_oneself, 4)
+            measure_on_oneself(sides[STOCK], on_oneself, 4, pinned=pinned)
     report = Report("Calls", "plugins", "stock torch", machine, comparisons)
     report.figures = [on_oneself, *bare.figures.values()]
     report.show(arguments)

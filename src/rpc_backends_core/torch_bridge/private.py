@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 
@@ -77,12 +78,7 @@ NAMES = (
         "profiles lack the rank",
     ),
     PrivateName(
-        "torch.distributed.rpc.rendezvous_iterator",
-        "keeps the store of torch's own and old-style backends alive",
-        "the store of such a group could close while it is in use",
-    ),
-    PrivateName(
-        "torch.distributed._create_store_from_options",
+        "torch.distributed.rendezvous._rendezvous_helper",
         "the store of a dynamic group",
         "dynamic groups cannot be joined",
     ),
@@ -116,8 +112,10 @@ def missing() -> list[PrivateName]:
     def there(path: str) -> bool:
         parent, _, name = path.rpartition(".")
         try:
-            return hasattr(import_module(parent), name)
+            import_module(parent)
         except ImportError:
             return False
+        # by the table of modules: torch.distributed.rendezvous is a function too
+        return hasattr(sys.modules[parent], name)
 
     return [name for name in NAMES if not there(name.path)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,6 +14,8 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
+from rpc_backends_core import settings
+from rpc_backends_core.errors import GroupTimeoutError
 from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
@@ -82,14 +85,31 @@ class Session:
         return store
 
     def _rendezvous_store(self) -> Any:
-        if self.world_size is None:
-            if self.rank == -1 and self.init_method.startswith("env:") and "RANK" in os.environ:
-                self.rank = int(os.environ["RANK"])
-            return dist._create_store_from_options(self, self.rank)  # reads init_method alone
-        self._rendezvous = dist.rendezvous(
-            self.init_method, rank=self.rank, world_size=self.world_size
-        )
-        store, self.rank, _ = next(self._rendezvous)
+        if (
+            self.world_size is None
+            and self.rank == -1
+            and self.init_method.startswith("env:")
+            and "RANK" in os.environ
+        ):
+            self.rank = int(os.environ["RANK"])
+        # torch's own schemes take a timeout; one that a program has registered may not
+        scheme = self.init_method.partition(":")[0]
+        timed = self._forms_group() and scheme in ("env", "tcp")
+        limit = settings.join_timeout()
+        extra = {"timeout": timedelta(seconds=limit)} if timed else {}
+        try:
+            self._rendezvous = _rendezvous(self.init_method, self.rank, self.world_size, **extra)
+            store, rank, _ = next(self._rendezvous)
+        except dist.DistError as error:
+            if not timed or "timed out" not in str(error).lower():
+                raise
+            raise GroupTimeoutError(
+                f"RPC worker {self.name!r} (rank {self.rank}) waited {limit:g} s for the others at "
+                f"{self.init_method}: {str(error).partition(chr(10))[0]} Start every worker with the "
+                f"same world_size and address; {settings.JOIN_TIMEOUT}=SECONDS changes how long they wait."
+            ) from error
+        if self.world_size is not None:
+            self.rank = rank
         return store
 
     def _forms_group(self) -> bool:
@@ -157,6 +177,14 @@ class Session:
     def _let_go(self) -> None:
         self.agents.clear()
         self._store = self._rendezvous = None
+
+
+def _rendezvous(init_method: str, rank: int, world_size: int | None, **extra: Any) -> Any:
+    """Return torch's rendezvous; its public function cannot say that a group is dynamic."""
+    if world_size is not None:
+        return dist.rendezvous(init_method, rank=rank, world_size=world_size, **extra)
+    module = sys.modules["torch.distributed.rendezvous"]
+    return module._rendezvous_helper(init_method, rank, None, **extra)
 
 
 def rpc_seconds(rpc_timeout: float) -> float:
