@@ -317,9 +317,7 @@ class Report:
             "unit": "s",
             "comparisons": [
                 {**vars(summary), "sittings": comparison.sittings}
-                for summary, comparison in zip(
-                    summaries, self.comparisons.values(), strict=True
-                )
+                for summary, comparison in zip(summaries, self.comparisons.values(), strict=True)
             ],
             "figures": [vars(figure) for figure in self.figures],
         }

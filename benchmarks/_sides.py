@@ -27,6 +27,9 @@ from support.environments import clean_environ, free_port  # noqa: E402 - the li
 
 OURS, STOCK = "ours", "stock"
 
+#: Begin and end of something, by the clock that all processes share.
+Span = tuple[float, float]
+
 #: Seconds in which a worker must have done whatever it was asked for.
 _PATIENCE = 120.0
 #: Seconds from asking all workers of a group to the moment when all begin.
@@ -113,6 +116,7 @@ class Group:
     def __init__(self, side: Side, workers: list[tuple[Connection, int]]) -> None:
         self._side = side
         self._workers = workers
+        self._port = 0
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -124,16 +128,17 @@ class Group:
             when these begin.
         """
         self.ask_all("prepare", backend=backend)
-        arguments = {"backend": backend, "world_size": len(self), "port": free_port()}
-        ranks = list(range(len(self)))
+        port, ranks = free_port(), range(len(self))
+        arguments = {"backend": backend, "world_size": len(self), "port": port}
         if host_first:
             self._post(0, "start", {**arguments, "rank": 0})
-            _wait_until_listening(arguments["port"])
+            _wait_until_listening(port)
         at = _soon()
         for rank in ranks[host_first:]:
             self._post(rank, "start", {**arguments, "rank": rank, "at": at})
-        spans = [self._receive(rank) for rank in ranks]
-        return max(end for _, end in spans) - min(begin for begin, _ in spans[host_first:])
+        spans: list[Span] = [self._receive(rank) for rank in ranks]
+        last = max(end for _, end in spans)
+        return last - min(begin for begin, _ in spans[host_first:])
 
     def greet(self) -> float:
         """Let every worker call every other one once; return how long that takes."""
@@ -143,12 +148,14 @@ class Group:
         """Call ``shutdown``; return the seconds from the first call to the last return."""
         return _length(self.ask_all("stop", at=_soon()))
 
-    def join(self, rank: int, port: int) -> float:
-        """Let one worker join a dynamic group; return how long that takes."""
+    def join(self, rank: int) -> float:
+        """Let one worker join a dynamic group, rank 0 first; return how long that takes."""
+        if rank == 0:
+            self._port = free_port()
         self._post(
             rank,
             "start",
-            {"backend": "TENSORPIPE", "rank": rank, "world_size": None, "port": port},
+            {"backend": "TENSORPIPE", "rank": rank, "world_size": None, "port": self._port},
         )
         return _length([self._receive(rank)])
 
@@ -220,7 +227,10 @@ class Group:
 @contextlib.contextmanager
 def both_sides() -> Iterator[dict[str, Side]]:
     """Start the servers of both sides, which end with the block."""
-    with tempfile.TemporaryDirectory(prefix="rpc-bench-") as folder, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="rpc-bench-") as folder,
+        contextlib.ExitStack() as stack,
+    ):
         sides = {}
         for name in (OURS, STOCK):
             sides[name] = Side(name, Path(folder))
@@ -245,5 +255,5 @@ def _soon() -> float:
     return time.perf_counter() + _LEAD
 
 
-def _length(spans: list[tuple[float, float]]) -> float:
+def _length(spans: list[Span]) -> float:
     return max(end for _, end in spans) - min(begin for begin, _ in spans)

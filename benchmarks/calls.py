@@ -121,7 +121,9 @@ class BareSocket:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self.figures = {name: Figure(f"bare socket, {name} there and back") for name in SOCKET_SIZES}
+        self.figures = {
+            name: Figure(f"bare socket, {name} there and back") for name in SOCKET_SIZES
+        }
 
     def measure(self) -> None:
         """Measure one block of each size."""
@@ -170,8 +172,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser)
-    parser.add_argument("--sittings", type=int, default=8, help="sets of processes (8)")
-    parser.add_argument("--rounds", type=int, default=20, help="pairs of blocks in a sitting (20)")
+    parser.add_argument("--sittings", type=int, default=20, help="sets of processes (20)")
+    parser.add_argument("--rounds", type=int, default=8, help="pairs of blocks in a sitting (8)")
     parser.add_argument("--no-control", action="store_true", help="leave out the control")
     parser.add_argument(
         "--no-pin", action="store_true", help="let the system choose cores (see above)"

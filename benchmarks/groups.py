@@ -23,7 +23,7 @@ import argparse
 import random
 
 from _measure import Bar, Comparisons, Machine, Progress, Report, add_arguments, in_turns, say
-from _sides import OURS, STOCK, Side, both_sides, free_port
+from _sides import OURS, STOCK, Side, both_sides
 
 BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE")
 DISTRIBUTIONS = (
@@ -66,8 +66,7 @@ def static_group(side: Side, backend: str, workers: int) -> Times:
 def dynamic_group(side: Side, workers: int) -> Times:
     """Let workers join one after the other, and leave in the opposite order."""
     with side.group(workers) as group:
-        port = free_port()
-        joins = [group.join(rank, port) for rank in range(workers)]
+        joins = [group.join(rank) for rank in range(workers)]
         leaves = [group.leave(rank) for rank in reversed(range(workers))]
     times = {f"join of worker {rank + 1}": joins[rank] for rank in range(1, workers)}
     return {**times, "all join": sum(joins), "all leave": sum(leaves)}

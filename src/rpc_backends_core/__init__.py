@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rpc_backends_core.backend import Backend as Backend
     from rpc_backends_core.backend import Capability as Capability
+    from rpc_backends_core.backend_record import Record as Record
     from rpc_backends_core.backend_type import BackendType as BackendType
     from rpc_backends_core.errors import BackendConflictError as BackendConflictError
     from rpc_backends_core.errors import BackendDeniedError as BackendDeniedError
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from rpc_backends_core.functions import register_backend as register_backend
     from rpc_backends_core.functions import unregister_backend as unregister_backend
     from rpc_backends_core.hookspecs import hookimpl as hookimpl
-    from rpc_backends_core.record import Record as Record
     from rpc_backends_core.torch_bridge import install as install
     from rpc_backends_core.torch_bridge import is_installed as is_installed
     from rpc_backends_core.torch_bridge import uninstall as uninstall
@@ -60,7 +60,7 @@ _HOMES = {
     "register_backend": "functions",
     "unregister_backend": "functions",
     "hookimpl": "hookspecs",
-    "Record": "record",
+    "Record": "backend_record",
     "install": "torch_bridge",
     "is_installed": "torch_bridge",
     "uninstall": "torch_bridge",

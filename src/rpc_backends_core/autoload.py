@@ -13,8 +13,19 @@ def install() -> None:
 
     Never raises: a failure is kept and shown by ``rpc-backends doctor``.
     """
-    if os.environ.get("RPC_BACKENDS_AUTOLOAD", "").strip().lower() in _OFF:
+    switch = os.environ.get("RPC_BACKENDS_AUTOLOAD", "").strip().lower()
+    _failures.clear()
+    if switch in _OFF:
         return
+    if switch not in _ON:
+        from rpc_backends_core.errors import SettingError
+
+        _failures.append(
+            SettingError(
+                f"RPC_BACKENDS_AUTOLOAD={switch!r} is neither a yes nor a no, and was taken for a yes. "
+                "Set it to 1 or 0."
+            )
+        )
     # An exception here would break `import torch` for everybody: any cause is kept as data.
     try:
         from rpc_backends_core import torch_bridge
@@ -25,9 +36,10 @@ def install() -> None:
 
 
 def failure() -> Exception | None:
-    """Return what went wrong the last time :func:`install` ran, if anything did."""
+    """Return what was wrong the last time :func:`install` ran, if anything did."""
     return _failures[-1] if _failures else None
 
 
+_ON = frozenset({"", "1", "true", "yes", "on"})
 _OFF = frozenset({"0", "false", "no", "off"})
 _failures: list[Exception] = []

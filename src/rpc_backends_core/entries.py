@@ -18,12 +18,12 @@ from rpc_backends_core.errors import (
 
 if TYPE_CHECKING:
     from rpc_backends_core.backend import Backend
+    from rpc_backends_core.backend_record import Record, Source, State
     from rpc_backends_core.discovery import Found
-    from rpc_backends_core.record import Record, Source, State
 
 
 class Entry:
-    """One backend as the registry keeps it. The mutable side of a :class:`~.record.Record`."""
+    """One backend as the registry keeps it. The mutable side of a :class:`~.backend_record.Record`."""
 
     __slots__ = (
         "backend",
@@ -68,6 +68,11 @@ class Entry:
         """The package and its version, for messages."""
         return f"{self.distribution or 'an unknown package'} {self.version or ''}".strip()
 
+    def handlers(self) -> tuple[Any, Any]:
+        """Return the handlers of an entry that was registered or loaded, as they were given."""
+        assert self.backend is not None
+        return self.backend if isinstance(self.backend, tuple) else self.backend.value
+
     def same_package(self, other: Entry) -> bool:
         """Return whether both are the same entry point of the same version of one package."""
         mine = (self.distribution, self.version, self.value)
@@ -75,7 +80,7 @@ class Entry:
 
     def record(self) -> Record:
         """Return what is known now, as a value."""
-        from rpc_backends_core.record import Record
+        from rpc_backends_core.backend_record import Record
 
         return Record(
             self.name,

@@ -10,7 +10,7 @@ from rpc_backends_core.errors import RpcBackendsError
 from rpc_backends_core.process import default_registry
 
 if TYPE_CHECKING:
-    from rpc_backends_core.record import Record
+    from rpc_backends_core.backend_record import Record
 
 #: What torch uses where a caller gives neither.
 _DEFAULT_TIMEOUT = 60.0

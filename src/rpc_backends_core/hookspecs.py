@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from rpc_backends_core.record import Record
+    from rpc_backends_core.backend_record import Record
 
 PROJECT = "rpc_backends"
 hookspec = pluggy.HookspecMarker(PROJECT)

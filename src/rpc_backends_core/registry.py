@@ -113,6 +113,11 @@ class Registry:
         with self._lock:
             return name in self._process or name in self._torch
 
+    def registered(self) -> list[Entry]:
+        """Return what was registered in this process, torch's own included, the oldest first."""
+        with self._lock:
+            return [*self._torch.values(), *self._process.values()]
+
     def refresh(self) -> None:
         """Forget what was found among the installed packages; the next question looks again.
 

@@ -31,10 +31,17 @@ def _run(module: str, *codes: str, limit: float = 20) -> list[children.Outcome]:
 
 
 def _runs(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
+    """Return whether a process still runs a moment from now: one that was killed takes a while."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def test_what_a_child_says_comes_back(module: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -189,9 +188,12 @@ def test_ended_from_outside_it_leaves_no_process(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as doctor:
-        _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
-        os.kill(doctor.pid, number)
-        _, errors = doctor.communicate(timeout=20)
+        try:
+            _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
+            doctor.send_signal(number)
+            _, errors = doctor.communicate(timeout=20)
+        finally:
+            doctor.kill()
 
     assert doctor.returncode not in (0, None)
     assert b"Traceback" not in errors
@@ -270,6 +272,7 @@ def test_an_unknown_name_is_a_problem_with_the_nearest_one(command: Any) -> None
     assert "'TENSORPIPE'" in _finding(ended, "unknown", "TENSORPIP")["text"]
 
 
+@pytest.mark.slow
 def test_the_text_has_what_the_json_has(command: Any) -> None:
     text, report = command("doctor", "--no-calls"), command("doctor", "--no-calls", "--json")
 

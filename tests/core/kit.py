@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import IO, Any
+from typing import Any
 
 import importlib_metadata
 
@@ -296,7 +296,17 @@ def at_once(count: int, work: Callable[[int], Any]) -> Workers:
     return workers.join()
 
 
-def read(stream: IO[str] | None) -> str:
-    """Return the next line of a stream that is there."""
-    assert stream is not None
-    return stream.readline()
+def joining(store: Any, name: str, rank: int, world_size: int | None, **options: Any) -> Any:
+    """Return what joins a group when it is called; a group never takes long in these tests."""
+    from rpc_backends_core.group import join_group
+
+    options = {"backend": "PIGEON", "timeout": 10.0, "join_timeout": 10.0, **options}
+    return lambda: join_group(store, name, rank, world_size, **options)
+
+
+def form(store: Any, world_size: int, **options: Any) -> list[Any]:
+    """Form a static group of workers w0, w1, ... in threads; return the group that each sees."""
+    workers = Workers()
+    for rank in range(world_size):
+        workers.start(rank, joining(store, f"w{rank}", rank, world_size, **options))
+    return workers.all_results()

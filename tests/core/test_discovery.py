@@ -11,8 +11,8 @@ from importlib_metadata import EntryPoint
 
 from core.kit import Site, calls
 from rpc_backends_core import discovery
+from rpc_backends_core.backend_record import Record
 from rpc_backends_core.errors import BackendConflictError, BackendLoadError
-from rpc_backends_core.record import Record
 from rpc_backends_core.registry import Registry
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed import rpc
 
+import rpc_backends_core
 from core.kit import Site, calls
 from rpc_backends_core import functions, torch_bridge
 from rpc_backends_core.backend_type import BackendType
@@ -260,6 +261,12 @@ def test_refresh_returns_all_records(site: Site, registry: Registry) -> None:
     assert [record.state for record in functions.refresh()] == ["conflict", "conflict"]
     with pytest.raises(BackendConflictError):
         _ = B.CLAIMED
+
+
+def test_record_is_the_function_whatever_has_been_imported(site: Site, registry: Registry) -> None:
+    site.add_backend("PIGEON")
+    assert [record.name for record in rpc_backends_core.records()] == ["PIGEON"]
+    assert rpc_backends_core.record("PIGEON").name == "PIGEON"
 
 
 # --- without a running agent -----------------------------------------------------------------------

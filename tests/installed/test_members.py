@@ -22,8 +22,7 @@ def environment(make_environment: MakeEnvironment, tmp_path: Path) -> Environmen
     return make_environment(backend_package(tmp_path))
 
 
-@pytest.mark.parametrize("protocol", ["2", "5"])
-@pytest.mark.parametrize("imports", ["pass", "import torch"])
+@pytest.mark.parametrize(("imports", "protocol"), [("pass", "2"), ("import torch", "5")])
 def test_a_member_is_unpickled_in_a_process_that_has_not_loaded_its_plugin(
     environment: Environment, imports: str, protocol: str
 ) -> None:

@@ -178,6 +178,12 @@ class Open:
     files: tuple[str, ...]
 
 
+def warm_up(me: Me) -> None:
+    """Open what a process opens once and keeps: libuv, in the first TCP store, has a pair of pipes."""
+    assert rpc.BackendType["TENSORPIPE"].value
+    dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 def opened(me: Me) -> Open:
     """Return what this process has open now."""
     import gc

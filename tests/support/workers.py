@@ -242,7 +242,7 @@ class Workers:
         size: int,
         *,
         env: Mapping[str, str] | None = None,
-        seconds: float = 90,
+        seconds: float = 60,
         fresh: bool = False,
     ) -> None:
         self.size = size

@@ -10,6 +10,7 @@ import unittest
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,11 +52,6 @@ class Suites:
     def runnable(self) -> list[type[Any]]:
         """What can run on this machine: torch's CUDA lists only where there is a device."""
         return [*self.cpu, *(self.cuda if torch.cuda.is_available() else ())]
-
-    @property
-    def cpu_tests(self) -> int:
-        """How many tests torch's lists for the CPU hold."""
-        return sum(_count(suite) for suite in self.cpu)
 
     @property
     def cuda_tests(self) -> int:
@@ -108,9 +104,16 @@ def torch_release() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
+def generated_tests(suites: Suites, module: ModuleType) -> int:
+    """Count the tests for the CPU in the classes that `module` holds, where pytest collects them."""
+    classes = [vars(module).get(f"{suites.prefix}{suite.__name__}") for suite in suites.cpu]
+    return sum(_count(class_) for class_ in classes if class_ is not None)
+
+
 def _count(suite: type[Any]) -> int:
     # Only a TestCase has its tests counted, and torch's suites are mixed into one when generated.
-    case = type(suite.__name__, (suite, unittest.TestCase), {})
+    is_case = issubclass(suite, unittest.TestCase)
+    case = suite if is_case else type(suite.__name__, (suite, unittest.TestCase), {})
     return len(unittest.defaultTestLoader.getTestCaseNames(case))
 
 

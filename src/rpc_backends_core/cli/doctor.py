@@ -18,8 +18,8 @@ from rpc_backends_core.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from rpc_backends_core import Record
     from rpc_backends_core.cli.report import Finding, Section
-    from rpc_backends_core.record import Record
 
 Status = Callable[[str], None]
 

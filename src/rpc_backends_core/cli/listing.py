@@ -19,7 +19,7 @@ from rpc_backends_core.cli.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rpc_backends_core.record import Record
+    from rpc_backends_core import Record
 
 STATE_STYLES = {
     "found": "green",

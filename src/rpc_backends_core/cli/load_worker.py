@@ -42,12 +42,12 @@ def _load_hooks(name: str) -> str | None:
     """Load the hook packages whose entry point is ``name``."""
     import warnings
 
-    from rpc_backends_core import hooks
+    from rpc_backends_core.hook_packages import HookPackages
     from rpc_backends_core.process import default_registry
 
     found = [one for one in default_registry().hook_packages() if one.name == name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the same is in the state
-        states = hooks.Hooks(found).states.values()
+        states = HookPackages(found).states.values()
     errors = [state.error for state in states if state.error is not None]
     return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None

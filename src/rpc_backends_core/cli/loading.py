@@ -11,8 +11,8 @@ from rpc_backends_core.cli.output import origin
 from rpc_backends_core.cli.report import Finding, Section, seconds
 
 if TYPE_CHECKING:
+    from rpc_backends_core import Record
     from rpc_backends_core.discovery import Found
-    from rpc_backends_core.record import Record
 
 Item = tuple[str, str]  # ("backend" or "hook", name)
 

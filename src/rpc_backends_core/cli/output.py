@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from rpc_backends_core.record import Record
+    from rpc_backends_core import Record
 
 #: The key in a click context's ``meta`` under which ``--debug`` is remembered.
 DEBUG = "rpc_backends_core.debug"

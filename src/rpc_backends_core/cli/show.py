@@ -24,7 +24,7 @@ from rpc_backends_core.cli.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rpc_backends_core.record import Record
+    from rpc_backends_core import Record
 
 #: What each of `backend.Capability` promises, in a line.
 CAPABILITIES = {

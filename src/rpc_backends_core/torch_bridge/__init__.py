@@ -48,12 +48,10 @@ def uninstall() -> None:
             delattr(module, name)
         else:
             setattr(module, name, value)
-    registry = default_registry()
-    for entry in registry.entries():
-        if entry.source == "plugin" or rpc.backend_registry.backend_registered(entry.name):
-            continue
-        rpc.backend_registry.register_backend(entry.name, *registry.load(entry).value)
-        rpc.__dict__["BackendType"] = rpc.backend_registry.BackendType
+    for entry in default_registry().registered():
+        if not rpc.backend_registry.backend_registered(entry.name):
+            rpc.backend_registry.register_backend(entry.name, *entry.handlers())
+            rpc.__dict__["BackendType"] = rpc.backend_registry.BackendType
 
 
 def is_installed() -> bool:
@@ -96,6 +94,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
     return [
         *((registry_module, name, value) for name, value in shared.items()),
         *((rpc, name, value) for name, value in shared.items()),
+        (rpc, "BackendValue", registry_module.BackendValue),
         (rpc, "init_rpc", surface.init_rpc),
         (rpc, "_init_rpc_backend", surface._init_rpc_backend),
         (rpc, "shutdown", surface.shutdown),
@@ -108,7 +107,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
 
 def _take_over(registry: Registry, torchs: Any) -> None:
     """Register the members of an enum that torch made."""
-    for member in torchs:
+    for member in reversed(torchs):  # torch puts the newest first
         if registry.is_registered(member.name):
             continue
         own = _is_torchs(member.value)

@@ -106,7 +106,7 @@ class Session:
             raise GroupTimeoutError(
                 f"RPC worker {self.name!r} (rank {self.rank}) waited {limit:g} s for the others at "
                 f"{self.init_method}: {str(error).partition(chr(10))[0]} Start every worker with the "
-                f"same world_size and address; {settings.JOIN_TIMEOUT}=SECONDS changes how long they wait."
+                f"same world_size and address; {settings.JOIN_TIMEOUT}=SECONDS sets how long they wait."
             ) from error
         if self.world_size is not None:
             self.rank = rank

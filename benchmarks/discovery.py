@@ -1,0 +1,229 @@
+"""Finding the installed backends among 10, 100 and 1000 installed distributions.
+
+The distributions are folders as pip leaves them (METADATA, entry_points.txt and the rest), on a sys.path
+of their own beside the standard library; three of them declare backends and one a hook package. Each time
+is from a new process, since what is found is cached; it has imported what torch imports of the standard
+library, since nobody looks for RPC backends without torch. The processes of a round run in an order that
+is drawn. What is compared with `importlib_metadata.entry_points()`:
+
+- *first scan*: the first `rpc_backends_core.records()`: the scan, and all that is made of it. The modules
+  of ours and `importlib_metadata` are there before; what `importlib_metadata` imports late is not.
+- *first scan, with imports*: the same from nothing, as the first `rpc.BackendType.NAME` has it.
+- *refresh*: `rpc_backends_core.refresh()`, beside `entry_points()` after its caches were dropped, too.
+- *asked again*: `records()` when it has been asked before.
+
+Times are processor time, unless --clock says otherwise; the files are in the system's cache. Two more
+rows show `importlib.metadata` of the standard library beside `importlib_metadata`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from _measure import Bar, Comparisons, Machine, Progress, Report, add_arguments, in_turns, say
+from _scanner import FIRST, OURS, PROGRAMS, REFERENCE, STDLIB
+
+SIZES = (10, 100, 1000)
+BARS = {FIRST: Bar(1.2)}
+_STDLIB = sys.stdlib_module_names - {"__main__"}
+
+Times = dict[str, float]
+
+
+def make_distributions(folder: Path, count: int) -> None:
+    """Write ``count`` installed distributions, four of which are of interest to us."""
+    folder.mkdir()
+    ours = {count // 5: "ALPHA", count // 2: "BETA", count - 1: "GAMMA"}
+    for number in range(count):
+        name = f"made_up_package_{number:04}"
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").touch()
+        info = folder / f"{name}-1.{number}.dist-info"
+        info.mkdir()
+        files = {"METADATA": _metadata(name, number), "INSTALLER": "pip\n", "WHEEL": _WHEEL}
+        points = _entry_points(name, number, ours.get(number))
+        if points:
+            files["entry_points.txt"] = points
+        files["RECORD"] = "".join(
+            f"{info.name}/{file},sha256=,{len(text)}\n" for file, text in files.items()
+        )
+        for file, text in files.items():
+            (info / file).write_text(text)
+
+
+def _metadata(name: str, number: int) -> str:
+    """Return the METADATA of a package of usual size, with its README, of 3 KB to 9 KB."""
+    fields = [
+        "Metadata-Version: 2.4",
+        f"Name: {name.replace('_', '-')}",
+        f"Version: 1.{number}",
+        "Summary: A package that does something or other",
+        "License-Expression: BSD-3-Clause",
+        "Requires-Python: >=3.9",
+        *(f"Classifier: Programming Language :: Python :: 3.{minor}" for minor in range(9, 15)),
+        *(f"Requires-Dist: dependency-{other}>=1.0" for other in range(number % 8)),
+        "Description-Content-Type: text/markdown",
+    ]
+    line = "A line of the description, which is as long as such lines are in a README.\n"
+    return "\n".join(fields) + "\n\n" + line * (40 + number % 80)
+
+
+def _entry_points(name: str, number: int, backend: str | None) -> str:
+    """Return an entry_points.txt, empty for three quarters of the packages."""
+    if backend is not None:
+        return f"[rpc.backends]\n{backend} = {name}:BACKEND\n"
+    if number == 1:
+        return f"[rpc.backends.hooks]\n{name} = {name}:hooks\n"
+    if number % 4:
+        return ""
+    commands = "".join(f"{name}-{word} = {name}.cli:{word}\n" for word in ("run", "show"))
+    return f"[console_scripts]\n{commands}\n[pytest11]\n{name} = {name}.plugin\n"
+
+
+_WHEEL = "Wheel-Version: 1.0\nGenerator: benchmark\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def make_code(folder: Path) -> None:
+    """Link all that is installed here into ``folder``, but for what says that it is installed."""
+    folder.mkdir()
+    core = find_spec("rpc_backends_core")
+    library = find_spec("importlib_metadata")
+    assert core is not None and core.origin is not None
+    assert library is not None and library.origin is not None
+    for child in Path(library.origin).parents[1].iterdir():
+        if child.suffix not in (".dist-info", ".egg-info", ".pth"):
+            (folder / child.name).symlink_to(child)
+    if not (folder / "rpc_backends_core").exists():  # an editable installation is elsewhere
+        (folder / "rpc_backends_core").symlink_to(Path(core.origin).parent)
+
+
+class Scanner:
+    """Has programs run in new processes; see `_scanner`.
+
+    :param code: the folder that packages are imported from.
+    :param some: a folder with distributions, some of them ours.
+    """
+
+    def __init__(self, code: Path, some: Path, clock: str) -> None:
+        self._code = str(code)
+        torchs = self._imported_by("import torch", [self._code])
+        records = "import rpc_backends_core; assert rpc_backends_core.records()"
+        ours = self._imported_by(records, [str(some), self._code])
+        self._settings = {
+            "clock": clock,
+            # RPC backends are looked for when torch has been imported, and this is what of it matters.
+            "before": [name for name in torchs if name.partition(".")[0] in _STDLIB],
+            "ours": [name for name in ours if name.partition(".")[0] == "rpc_backends_core"],
+        }
+
+    def run(self, situation: str, side: str, folder: Path) -> Times:
+        """Run one program among the distributions in ``folder``.
+
+        :raises RuntimeError: it failed, or did not find what is there.
+        """
+        settings = {
+            **self._settings,
+            "situation": situation,
+            "side": side,
+            "folders": [str(folder), self._code],
+        }
+        program = str(Path(__file__).with_name("_scanner.py"))
+        times, found = json.loads(self._python(program, json.dumps(settings)))
+        if found != ["ALPHA", "BETA", "GAMMA"]:
+            raise RuntimeError(f"{situation} of {side} found {found} in {folder}")
+        result: Times = times
+        return result
+
+    def _imported_by(self, code: str, folders: list[str]) -> list[str]:
+        """Return the modules that ``code`` imports, in that order."""
+        lines = (
+            f"import sys; sys.path += {folders}; before = set(sys.modules)",
+            code,
+            "import json; print(json.dumps([name for name in sys.modules if name not in before]))",
+        )
+        names: list[str] = json.loads(self._python("-c", "\n".join(lines)))
+        return names
+
+    @staticmethod
+    def _python(*arguments: str) -> str:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("RPC_BACKENDS_")}
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", *arguments],
+            env={**environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"a measured program failed:\n{done.stderr}")
+        return done.stdout
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> Comparisons:
+    """Run all rounds; the first warms up the system's file cache and does not count."""
+    say("writing the distributions")
+    make_code(folder / "code")
+    for size in SIZES:
+        make_distributions(folder / str(size), size)
+    comparisons = Comparisons()
+    chance = random.Random(arguments.seed)
+    scanner = Scanner(folder / "code", folder / str(SIZES[0]), arguments.clock)
+    with Progress("discovery", arguments.rounds + 1) as progress:
+        for turn in range(arguments.rounds + 1):
+            for size in SIZES:
+                for situation, sides in PROGRAMS.items():
+                    times = {
+                        side: scanner.run(situation, side, folder / str(size))
+                        for side in in_turns(list(sides), chance)
+                    }
+                    if turn:
+                        _add(comparisons, f"{size} distributions", times)
+            progress.step()
+    return comparisons
+
+
+def _add(comparisons: Comparisons, section: str, times: dict[str, Times]) -> None:
+    reference = times[REFERENCE]
+    for name, ours in times[OURS].items():
+        comparisons.add(section, name, ours, reference[name], BARS.get(name))
+    for name, stdlib in times[STDLIB].items():
+        comparisons.add(section, f"{name}: {STDLIB}", stdlib, reference[name])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=30, help="processes of each kind (30)")
+    parser.add_argument(
+        "--clock",
+        choices=("cpu", "wall"),
+        default="cpu",
+        help="processor time, which other programs hardly change, or time that passes (cpu)",
+    )
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds = 4
+    if arguments.rounds < 1:
+        parser.error("a comparison needs one round at least")
+
+    machine = Machine.here("rpc-backends-core", "importlib-metadata", "torch")
+    say(str(machine))
+    with tempfile.TemporaryDirectory(prefix="rpc-bench-") as folder:
+        comparisons = measure(arguments, Path(folder))
+    title = f"Discovery ({arguments.clock} time)"
+    Report(title, "ours", "entry_points()", machine, comparisons).show(arguments)
+
+
+if __name__ == "__main__":
+    main()

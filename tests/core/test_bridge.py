@@ -1,0 +1,447 @@
+"""The bridge goes into `torch.distributed.rpc` and comes out again; each test in a process of its own.
+
+The processes have torch imported and nothing of ours in it: what is there right before our entry point
+runs at the end of ``import torch``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from core.kit import Children, Site
+
+HEAVY = ("importlib_metadata", "pluggy")
+
+SNAPSHOT = """
+import sys
+from torch.distributed import rpc
+MODULES = [rpc, rpc.api, rpc.backend_registry]
+def snapshot():
+    return [dict(vars(module)) for module in MODULES]
+"""
+
+
+def test_installing_scans_nothing_and_imports_neither_pluggy_nor_importlib_metadata(
+    site: Site, children: Children
+) -> None:
+    site.add_backend("PIGEON")
+    site.add_hooks("tracing", "")
+    output = children.run(
+        f"""
+        import json, sys
+        before = set(sys.modules)
+        from rpc_backends_core import autoload, discovery
+        discovery.scan = None  # would fail
+        autoload.install()
+        assert autoload.failure() is None
+        new = set(sys.modules) - before
+        from torch.distributed import rpc
+        assert rpc.BackendType.__module__ == "rpc_backends_core.backend_type"
+        print(json.dumps(sorted(new)))
+        """,
+        site=site,
+    )
+    new = json.loads(output)
+    assert not [name for name in new if name.partition(".")[0] in (*HEAVY, "rpc_backend_pigeon")]
+    # Little else either: this is paid for at every `import torch`.
+    assert [name for name in new if not name.startswith("rpc_backends_core")] == []
+
+
+def test_installing_makes_no_registry_yet(children: Children) -> None:
+    children.run(
+        """
+        import sys
+        from rpc_backends_core import autoload, process
+        autoload.install()
+        assert process._default == []
+        assert "rpc_backends_core.registry" not in sys.modules
+        """
+    )
+
+
+def test_uninstalling_gives_torch_back_exactly_what_it_had(children: Children) -> None:
+    children.run(
+        SNAPSHOT
+        + """
+from rpc_backends_core import torch_bridge
+before = snapshot()
+for _ in range(2):
+    torch_bridge.install()
+    assert torch_bridge.is_installed()
+    assert snapshot() != before
+    torch_bridge.uninstall()
+    assert not torch_bridge.is_installed()
+    after = snapshot()
+    for one, other in zip(before, after, strict=True):
+        assert one.keys() == other.keys(), one.keys() ^ other.keys()
+        assert [name for name in one if one[name] is not other[name]] == []
+"""
+    )
+
+
+def test_installing_twice_is_installing_once(children: Children) -> None:
+    children.run(
+        SNAPSHOT
+        + """
+from rpc_backends_core import torch_bridge
+before = snapshot()
+torch_bridge.install()
+torch_bridge.install()
+torch_bridge.uninstall()
+assert rpc.init_rpc is before[0]["init_rpc"]
+torch_bridge.uninstall()
+"""
+    )
+
+
+def test_a_plugin_used_meanwhile_changes_nothing_of_what_torch_gets_back(
+    site: Site, children: Children
+) -> None:
+    site.add_backend("PIGEON")
+    children.run(
+        SNAPSHOT
+        + """
+from rpc_backends_core import torch_bridge
+torchs = rpc.BackendType
+torch_bridge.install()
+rpc.BackendType.PIGEON.value
+torch_bridge.uninstall()
+assert rpc.BackendType is rpc.backend_registry.BackendType is torchs
+assert [member.name for member in torchs] == ["TENSORPIPE"]
+""",
+        site=site,
+    )
+
+
+def test_a_backend_registered_before_is_taken_over_and_one_registered_since_survives(
+    children: Children,
+) -> None:
+    children.run(
+        SNAPSHOT
+        + """
+from rpc_backends_core import torch_bridge
+pairs = {name: (lambda *a, **k: None, lambda *a, **k: None) for name in ("BEFORE", "SINCE", "BETWEEN")}
+old = rpc.backend_registry.register_backend("BEFORE", *pairs["BEFORE"])
+
+torch_bridge.install()
+assert rpc.BackendType(old) is rpc.BackendType.BEFORE
+assert rpc.BackendType.BEFORE.value == pairs["BEFORE"]
+rpc.backend_registry.register_backend("SINCE", *pairs["SINCE"])
+
+torch_bridge.uninstall()
+assert rpc.BackendType is rpc.backend_registry.BackendType
+assert {m.name for m in rpc.BackendType} == {"TENSORPIPE", "BEFORE", "SINCE"}
+assert rpc.BackendType.SINCE.value == pairs["SINCE"]
+rpc.backend_registry.register_backend("BETWEEN", *pairs["BETWEEN"])
+
+torch_bridge.install()
+names = [m.name for m in rpc.BackendType]
+assert sorted(names) == ["BEFORE", "BETWEEN", "SINCE", "TENSORPIPE"], names
+for name, pair in pairs.items():
+    assert rpc.BackendType[name].value == pair
+"""
+    )
+
+
+def test_uninstalling_leaves_no_backend_out_because_another_one_is_odd(children: Children) -> None:
+    children.run(
+        SNAPSHOT
+        + """
+from rpc_backends_core import torch_bridge
+torch_bridge.install()
+rpc.backend_registry.register_backend("A", print, print)
+rpc.backend_registry.register_backend("ODD", None, None)
+rpc.backend_registry.register_backend("Z", print, print)
+torch_bridge.uninstall()
+assert {"A", "Z"} <= {m.name for m in rpc.BackendType}
+"""
+    )
+
+
+def test_uninstalling_works_whatever_is_wrong_with_the_variables(children: Children) -> None:
+    children.run(
+        SNAPSHOT
+        + """
+from rpc_backends_core import torch_bridge
+torch_bridge.install()
+rpc.backend_registry.register_backend("MINE", print, print)
+from rpc_backends_core.process import default_registry
+default_registry()._plugins = None  # as where MINE was registered while torch was being imported
+import os
+os.environ["RPC_BACKENDS_DENY"] = "TYPO"
+torch_bridge.uninstall()
+assert "MINE" in {m.name for m in rpc.BackendType}
+"""
+    )
+
+
+def test_what_was_imported_from_torch_before_uninstalling_still_works_after_it(
+    children: Children,
+) -> None:
+    children.run(
+        """
+        from rpc_backends_core import torch_bridge
+        torch_bridge.install()
+        from torch.distributed.rpc import BackendType, construct_rpc_backend_options, shutdown
+        torch_bridge.uninstall()
+        assert construct_rpc_backend_options(BackendType.TENSORPIPE).rpc_timeout == 60
+        try:
+            shutdown()
+        except RuntimeError as error:
+            assert "has not been initialized" in str(error), error
+        """
+    )
+
+
+def test_torchs_own_backend_is_torchs_own_and_knows_its_options_without_being_loaded(
+    children: Children,
+) -> None:
+    children.run(
+        """
+        from rpc_backends_core import torch_bridge
+        torch_bridge.install()
+        from rpc_backends_core import record
+        from rpc_backends_core.process import default_registry
+        from torch.distributed import rpc
+        found = record("TENSORPIPE")
+        assert (found.source, found.distribution, found.state) == ("torch", "torch", "registered")
+        entry = default_registry().entry("TENSORPIPE")
+        assert entry.options_type is rpc.TensorPipeRpcBackendOptions
+        """
+    )
+
+
+# --- torch's own later registration ----------------------------------------------------------------
+
+TESTING = """
+import torch
+from rpc_backends_core import torch_bridge
+torch_bridge.install()
+from torch.distributed import rpc
+import torch.distributed.rpc._testing
+from rpc_backends_core import records
+print([(r.name, r.source, r.state) for r in records() if r.name == "FAULTY_TENSORPIPE"])
+assert rpc.BackendType is rpc.backend_registry.BackendType
+assert rpc.backend_registry.backend_registered("FAULTY_TENSORPIPE")
+"""
+
+
+def test_torchs_testing_module_registers_its_backend_as_torchs_own(children: Children) -> None:
+    assert children.run(TESTING) == "[('FAULTY_TENSORPIPE', 'torch', 'registered')]"
+
+
+def test_torchs_testing_module_takes_no_name_from_a_plugin(site: Site, children: Children) -> None:
+    site.add_backend("FAULTY_TENSORPIPE")
+    assert children.run(TESTING, site=site) == str(
+        [("FAULTY_TENSORPIPE", "plugin", "found"), ("FAULTY_TENSORPIPE", "torch", "shadowed")]
+    )
+
+
+def test_the_options_of_torchs_testing_backend_find_it(children: Children) -> None:
+    children.run(
+        TESTING
+        + """
+from rpc_backends_core.torch_bridge.choose import choose
+from torch._C._distributed_rpc_testing import FaultyTensorPipeRpcBackendOptions
+options = FaultyTensorPipeRpcBackendOptions(
+    num_worker_threads=1, rpc_timeout=1, init_method="env://",
+    messages_to_fail=[], messages_to_delay={}, num_fail_sends=0)
+assert choose(None, options) is rpc.BackendType.FAULTY_TENSORPIPE
+assert choose(None, rpc.TensorPipeRpcBackendOptions()) is rpc.BackendType.TENSORPIPE
+"""
+    )
+
+
+# --- old-style packages ----------------------------------------------------------------------------
+
+OLD_STYLE = """
+def register():
+    from torch.distributed.rpc import backend_registry
+    member = backend_registry.register_backend("CARRIER", print, print)
+    import torch.distributed.rpc
+    torch.distributed.rpc.BackendType = backend_registry.BackendType
+    return member
+"""
+AS_ONE_ENUM = """
+assert rpc.BackendType is rpc.backend_registry.BackendType is rpc_backends_core.BackendType
+assert rpc.BackendType.CARRIER.value == (print, print)
+assert rpc.BackendType(member) is rpc.BackendType.CARRIER
+assert {m.name for m in rpc.BackendType} == {"TENSORPIPE", "CARRIER"}
+assert rpc_backends_core.record("CARRIER").source == "process"
+"""
+
+
+def test_an_old_style_package_whose_entry_point_ran_before_ours_is_a_member(
+    children: Children,
+) -> None:
+    children.run(
+        OLD_STYLE
+        + """
+member = register()
+import rpc_backends_core
+from rpc_backends_core import autoload
+autoload.install()
+from torch.distributed import rpc
+"""
+        + AS_ONE_ENUM
+    )
+
+
+def test_an_old_style_package_whose_entry_point_runs_after_ours_is_a_member(
+    children: Children,
+) -> None:
+    children.run(
+        OLD_STYLE
+        + """
+import rpc_backends_core
+from rpc_backends_core import autoload
+autoload.install()
+from torch.distributed import rpc
+member = register()
+"""
+        + AS_ONE_ENUM
+    )
+
+
+def test_members_come_in_one_order_whichever_entry_point_ran_first(children: Children) -> None:
+    ours = "from rpc_backends_core import autoload; autoload.install()\n"
+    order = "from torch.distributed import rpc; print([m.name for m in rpc.BackendType])\n"
+    theirs_first = children.run(OLD_STYLE + "register()\n" + ours + order)
+    ours_first = children.run(OLD_STYLE + ours + "register()\n" + order)
+    assert theirs_first == ours_first == "['TENSORPIPE', 'CARRIER']"
+
+
+# --- a torch without RPC ---------------------------------------------------------------------------
+
+
+def without(function: str) -> str:
+    return (
+        SNAPSHOT
+        + f"""
+import torch.distributed
+{function} = lambda: False
+from rpc_backends_core import autoload, torch_bridge
+before = snapshot()
+autoload.install()
+assert snapshot() == before
+assert not torch_bridge.is_installed()
+assert autoload.failure() is None
+torch_bridge.uninstall()
+"""
+    )
+
+
+def test_a_torch_without_rpc_is_left_alone(children: Children) -> None:
+    children.run(without("torch.distributed.rpc.is_available"))
+
+
+def test_a_torch_without_distributed_is_left_alone(children: Children) -> None:
+    children.run(without("torch.distributed.is_available"))
+
+
+# --- failing ---------------------------------------------------------------------------------------
+
+
+def test_a_failing_install_is_kept_and_leaves_torch_as_it_was(children: Children) -> None:
+    children.run(
+        SNAPSHOT
+        + """
+from rpc_backends_core import autoload, torch_bridge
+del rpc.backend_registry
+before = snapshot()
+autoload.install()
+assert isinstance(autoload.failure(), AttributeError)
+assert snapshot() == before
+assert not torch_bridge.is_installed()
+"""
+    )
+
+
+def test_a_failing_import_of_the_bridge_is_kept(children: Children) -> None:
+    children.run(
+        """
+        import sys
+        sys.modules["rpc_backends_core.torch_bridge"] = None  # makes importing it fail
+        from rpc_backends_core import autoload
+        autoload.install()
+        assert isinstance(autoload.failure(), ImportError)
+        """
+    )
+
+
+def test_a_later_success_clears_the_failure(children: Children) -> None:
+    children.run(
+        """
+        from rpc_backends_core import autoload, torch_bridge
+        install, torch_bridge.install = torch_bridge.install, None
+        autoload.install()
+        assert isinstance(autoload.failure(), TypeError)
+        torch_bridge.install = install
+        autoload.install()
+        assert torch_bridge.is_installed()
+        assert autoload.failure() is None
+        """
+    )
+
+
+def test_a_torch_without_one_of_the_private_names_keeps_what_does_not_need_it(
+    children: Children,
+) -> None:
+    # Each name in torch_bridge.private says what fails without it; importing torch never does.
+    children.run(
+        SNAPSHOT
+        + """
+del rpc.api._delete_all_user_and_unforked_owner_rrefs
+from rpc_backends_core import autoload, torch_bridge
+autoload.install()
+assert autoload.failure() is None, autoload.failure()
+assert rpc.BackendType.TENSORPIPE.value
+torch_bridge.uninstall()
+assert not hasattr(rpc.api, "_delete_all_user_and_unforked_owner_rrefs")
+"""
+    )
+
+
+def test_the_entry_point_can_be_switched_off_and_the_bridge_installed_by_hand(
+    children: Children,
+) -> None:
+    for value in ("0", "false", " OFF "):
+        children.run(
+            """
+            from rpc_backends_core import autoload, torch_bridge
+            autoload.install()
+            assert not torch_bridge.is_installed()
+            torch_bridge.install()
+            assert torch_bridge.is_installed()
+            """,
+            env={"RPC_BACKENDS_AUTOLOAD": value},
+        )
+
+
+def test_a_switch_that_means_nothing_is_kept_as_a_failure_that_says_so(children: Children) -> None:
+    children.run(
+        """
+        from rpc_backends_core import autoload
+        autoload.install()
+        assert "RPC_BACKENDS_AUTOLOAD='offf'" in str(autoload.failure()), autoload.failure()
+        """,
+        env={"RPC_BACKENDS_AUTOLOAD": "offf"},
+    )
+
+
+# --- private names ---------------------------------------------------------------------------------
+
+
+def test_every_private_name_that_the_bridge_stands_on_is_in_this_torch() -> None:
+    from rpc_backends_core.torch_bridge import private
+
+    assert private.missing() == []
+
+
+def test_a_missing_private_name_is_reported(monkeypatch: Any) -> None:
+    from rpc_backends_core.torch_bridge import private
+
+    monkeypatch.delattr(sys.modules["torch.distributed.rpc.api"], "_init_rpc_states")
+    assert [name.path for name in private.missing()] == ["torch.distributed.rpc.api._init_rpc_states"]

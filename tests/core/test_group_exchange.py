@@ -1,0 +1,104 @@
+"""Members of a static group exchange data; if one cannot go on, all learn why, and who leaves is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from core.kit import Workers, form
+from rpc_backends_core.errors import GroupError, GroupTimeoutError
+
+
+@pytest.fixture
+def store() -> Any:
+    return dist.HashStore()
+
+
+def start(groups: list[Any], work: Any, *, but: int | None = None) -> Workers:
+    workers = Workers()
+    for group in groups:
+        if group.rank != but:
+            workers.start(group.rank, lambda group=group: work(group))  # type: ignore[misc]
+    return workers
+
+
+@pytest.mark.parametrize(
+    "payload", [None, "", "ä\x00\n", 0, [1, [2, None]], {"a": {"b": [True, 1.5]}}, "x" * 100_000]
+)
+def test_everybody_gets_what_everybody_gave_by_rank(store: Any, payload: Any) -> None:
+    groups = form(store, 3)
+    results = start(groups, lambda group: group.exchange([group.rank, payload])).all_results()
+    assert results == [[[rank, payload] for rank in range(3)]] * 3
+
+
+def test_exchanges_one_after_the_other_are_kept_apart(store: Any) -> None:
+    def twice(group: Any) -> Any:
+        return [group.exchange(turn * 10 + group.rank) for turn in range(5)]
+
+    results = start(form(store, 3), twice).all_results()
+    assert results == [[[turn * 10 + rank for rank in range(3)] for turn in range(5)]] * 3
+
+
+def test_a_member_that_does_not_come_ends_the_exchange_of_all_others_by_its_name(
+    store: Any,
+) -> None:
+    groups = form(store, 3, timeout=0.5)
+    workers = start(groups, lambda group: group.exchange(None), but=1).join()
+    (text,) = {str(error) for error in workers.errors.values()}
+    assert "'w1' (rank 1)" in text
+    assert "waited 0.5 s" in text
+    assert len(workers.errors) == 2
+    assert {type(error) for error in workers.errors.values()} == {GroupTimeoutError}
+    # Whoever comes after that does not wait for those who have given up.
+    with pytest.raises(GroupError, match="waited"):
+        groups[1].exchange(None)
+
+
+def test_a_failure_is_told_to_those_who_wait_in_the_same_exchange(store: Any) -> None:
+    groups = form(store, 3)
+    workers = start(groups, lambda group: group.exchange(None), but=2)
+    groups[2].fail("the disk is full")
+    workers.join()
+    assert {str(error) for error in workers.errors.values()} == {"the disk is full"}
+    assert {type(error) for error in workers.errors.values()} == {GroupError}
+
+
+@pytest.mark.parametrize("stages", [0, 1, 2])
+def test_a_failure_between_two_exchanges_is_told_in_the_next(store: Any, stages: int) -> None:
+    groups = form(store, 2)
+    for _ in range(stages):
+        start(groups, lambda group: group.exchange(None)).all_results()
+    workers = start(groups, lambda group: group.exchange(None), but=1)
+    groups[1].fail("bad device map", "ValueError")
+    workers.join()
+    assert type(workers.errors[0]) is ValueError
+    assert str(workers.errors[0]) == "bad device map"
+
+
+def test_a_failure_does_not_undo_an_exchange_that_is_complete(store: Any) -> None:
+    groups = form(store, 2)
+    results = start(groups, lambda group: group.exchange(group.rank)).all_results()
+    groups[0].fail("too late for that one")
+    assert results == [[0, 1]] * 2
+    with pytest.raises(GroupError, match="too late"):
+        groups[1].exchange(None)
+
+
+def test_the_first_of_several_failures_is_what_all_read(store: Any) -> None:
+    groups = form(store, 3)
+    groups[0].fail("first")
+    groups[1].fail("second")
+    with pytest.raises(GroupError, match="first"):
+        groups[2].exchange(None)
+
+
+def test_a_group_has_ended_when_all_of_it_have_left(store: Any) -> None:
+    groups = form(store, 3)
+    for group in groups[:2]:
+        group.end()
+        group.end()  # twice is once
+    assert groups[0].wait_until_ended(0.2) is False
+    groups[2].end()
+    assert groups[0].wait_until_ended(5) is True

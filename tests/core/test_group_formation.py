@@ -1,0 +1,391 @@
+"""Workers meet on a store and become a group, or all learn why not. Threads stand for workers."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from core.kit import Workers, form, joining
+from rpc_backends_core.errors import GroupError, GroupTimeoutError, SettingError
+from rpc_backends_core.group import formation
+
+MakeStore = Callable[[], Any]
+
+
+@pytest.fixture
+def store() -> Any:
+    return dist.HashStore()
+
+
+@pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    """Give a function that connects one more worker to one store of each kind."""
+    if request.param == "HashStore":
+        shared = dist.HashStore()
+        yield lambda: shared
+    elif request.param == "FileStore":
+        yield lambda: dist.FileStore(str(tmp_path / "store"), -1)
+    else:
+        timeout = timedelta(seconds=20)
+        host = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout
+        )
+        yield lambda: dist.TCPStore(
+            "127.0.0.1", host.port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
+
+
+def all_fail_alike(workers: Workers, kind: type[Exception] = GroupError) -> str:
+    """Check that all workers got one error, and return its text."""
+    workers.join()
+    assert workers.results == {}
+    assert {type(error) for error in workers.errors.values()} == {kind}
+    (text,) = {str(error) for error in workers.errors.values()}
+    return text
+
+
+# --- static groups ---------------------------------------------------------------------------------
+
+
+def test_workers_become_one_group_on_every_kind_of_store(connect: MakeStore) -> None:
+    workers = Workers()
+    for rank in range(3):
+        workers.start(rank, joining(connect(), f"w{rank}", rank, 3))
+    groups = workers.all_results()
+    assert len({group.members for group in groups}) == 1
+    assert [(m.name, m.rank, m.worker_id, m.autograd_id) for m in groups[0].members] == [
+        ("w0", 0, 0, 0),
+        ("w1", 1, 1, 1),
+        ("w2", 2, 2, 2),
+    ]
+    assert [group.me.name for group in groups] == ["w0", "w1", "w2"]
+
+
+def test_a_group_of_one_is_complete_at_once(store: Any) -> None:
+    (group,) = form(store, 1)
+    assert [member.name for member in group.members] == ["w0"]
+
+
+def test_groups_one_after_the_other_on_one_store_are_kept_apart(store: Any) -> None:
+    first = form(store, 2)
+    first[0].store.set("key", "first")
+    second = form(store, 2)
+    assert not second[0].store.check(["key"])
+    second[1].store.set("key", "second")
+    assert first[1].store.get("key") == b"first"
+
+
+def test_groups_of_other_sizes_may_follow_on_one_store(store: Any) -> None:
+    for size in (2, 3, 1, 2):
+        groups = form(store, size)
+        assert len(groups[0].members) == size
+        for group in groups:
+            group.end()
+
+
+def test_a_rank_that_is_not_below_the_world_size_is_refused_before_others_see_it(
+    store: Any,
+) -> None:
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match=f"rank {rank} of worker 'w' is not below the world"):
+            joining(store, "w", rank, 2)()
+    assert len(form(store, 2)) == 2
+
+
+def test_the_place_of_an_attempt_that_died_while_it_waited_is_taken_over(store: Any) -> None:
+    workers = Workers()
+    # The first of rank 0 stands for a process that was killed: nobody hears of it again, and it
+    # finds itself left out.
+    workers.start("dead", joining(store, "w0", 0, 2, join_timeout=2))
+    wait_for_key(store, "0/arrived")
+    workers.start(0, joining(store, "w0", 0, 2))
+    while f'"{workers}"' and not taken_over(store):
+        time.sleep(0.01)
+    workers.start(1, joining(store, "w1", 1, 2))
+    workers.join()
+    assert [member.name for member in workers.results[0].members] == ["w0", "w1"]
+    assert workers.results[0].members == workers.results[1].members
+    assert isinstance(workers.errors["dead"], GroupTimeoutError)
+
+
+def wait_for_key(store: Any, key: str) -> None:
+    store.wait([f"rpc_backends/{key}"], timedelta(seconds=10))
+
+
+def taken_over(store: Any) -> bool:
+    slot = "rpc_backends/0/slot/0"
+    first = getattr(taken_over, "first", None) or store.get(slot)
+    taken_over.first = first  # type: ignore[attr-defined]
+    return bool(store.get(slot) != first)
+
+
+class DyingStore:
+    """Makes the process die, as it were, at its n-th request of a kind with such a key."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, request: str, key: str, when: str) -> None:
+        real = getattr(dist.PrefixStore, request)
+        self.died = False
+
+        def dying(store: Any, asked: str, *args: Any) -> Any:
+            if not self.died and asked.endswith(key) and args != (0,):
+                self.died = True
+                if when == "after":
+                    real(store, asked, *args)
+                raise KeyboardInterrupt
+            return real(store, asked, *args)
+
+        monkeypatch.setattr(dist.PrefixStore, request, dying)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("dying_rank", [0, 1])
+def test_an_attempt_that_died_while_it_arrived_does_not_spoil_the_next(
+    store: Any, monkeypatch: pytest.MonkeyPatch, when: str, dying_rank: int
+) -> None:
+    workers = Workers()
+    if dying_rank == 1:  # the last to come
+        workers.start(0, joining(store, "w0", 0, 2, join_timeout=3))
+        wait_for_key(store, "0/arrived")
+    DyingStore(monkeypatch, "add", "/arrived", when)
+    with pytest.raises(KeyboardInterrupt):
+        joining(store, f"w{dying_rank}", dying_rank, 2)()
+    monkeypatch.undo()
+    workers.start(dying_rank, joining(store, f"w{dying_rank}", dying_rank, 2, join_timeout=3))
+    if dying_rank == 0:
+        workers.start(1, joining(store, "w1", 1, 2, join_timeout=3))
+    assert len(workers.all_results()) == 2
+
+
+def test_names_that_are_not_unique_are_told_to_all_with_their_ranks(store: Any) -> None:
+    workers = Workers()
+    for rank, name in enumerate(["a", "b", "a"]):
+        workers.start(rank, joining(store, name, rank, 3))
+    assert all_fail_alike(workers) == "RPC worker name a is not unique: ranks 0 and 2 share it."
+
+
+def test_workers_of_different_backends_are_told_to_all_with_their_backends(store: Any) -> None:
+    workers = Workers()
+    for rank, backend in enumerate(["PIGEON", "CARRIER"]):
+        workers.start(rank, joining(store, f"w{rank}", rank, 2, backend=backend))
+    text = all_fail_alike(workers)
+    assert "'w0' (rank 0): PIGEON" in text
+    assert "'w1' (rank 1): CARRIER" in text
+
+
+def test_workers_that_disagree_on_the_size_are_all_told_both_sizes(store: Any) -> None:
+    workers = Workers()
+    workers.start(0, joining(store, "w0", 0, 2))
+    wait_for_key(store, "0/arrived")
+    workers.start(1, joining(store, "w1", 1, 3))
+    text = all_fail_alike(workers)
+    assert "'w1' (rank 1) says 3, and a worker before it said 2" in text
+
+
+def test_after_a_group_that_failed_its_workers_may_try_again(store: Any) -> None:
+    workers = Workers()
+    for rank in range(2):
+        workers.start(rank, joining(store, "same", rank, 2))
+    all_fail_alike(workers)
+    assert [member.name for member in form(store, 2)[0].members] == ["w0", "w1"]
+
+
+# --- waiting ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("present", "missing"), [([0, 2], "Missing: rank 1."), ([1], "Missing: ranks 0, 2.")]
+)
+def test_a_group_that_stays_incomplete_names_the_missing_ranks_to_all_who_came(
+    store: Any, present: list[int], missing: str
+) -> None:
+    workers = Workers()
+    for rank in present:
+        workers.start(rank, joining(store, f"w{rank}", rank, 3, join_timeout=0.7))
+    text = all_fail_alike(workers, GroupTimeoutError)
+    assert "the group of 3 workers was not complete after 0.7 s" in text
+    assert missing in text
+    assert "RPC_BACKENDS_JOIN_TIMEOUT=SECONDS" in text
+
+
+def test_a_worker_that_comes_too_late_waits_for_the_next_group(store: Any) -> None:
+    with pytest.raises(GroupTimeoutError):
+        joining(store, "w0", 0, 2, join_timeout=0.2)()
+    workers = Workers()
+    workers.start(1, joining(store, "w1", 1, 2))
+    workers.start(0, joining(store, "w0", 0, 2))
+    assert len(workers.all_results()) == 2
+
+
+def test_the_variable_says_how_long_workers_wait(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_JOIN_TIMEOUT", "0.2")
+    with pytest.raises(GroupTimeoutError, match=r"after 0\.2 s"):
+        joining(store, "w0", 0, 2, join_timeout=None)()
+    monkeypatch.setenv("RPC_BACKENDS_JOIN_TIMEOUT", "soon")
+    with pytest.raises(SettingError, match="'soon'"):
+        joining(store, "w0", 0, 2, join_timeout=None)()
+
+
+def test_a_wait_can_be_interrupted_and_the_others_are_told(store: Any) -> None:
+    workers = Workers()
+    workers.start(1, joining(store, "w1", 1, 3, join_timeout=20))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    start = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            joining(store, "w0", 0, 3, join_timeout=20)()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 10
+    text = all_fail_alike(workers)
+    assert "RPC worker 'w0' (rank 0) gave up: KeyboardInterrupt" in text
+
+
+def test_a_store_that_goes_away_ends_the_wait_with_its_own_error() -> None:
+    timeout = timedelta(seconds=20)
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    guest = dist.TCPStore(
+        "127.0.0.1", host.port, is_master=False, wait_for_workers=False, timeout=timeout
+    )
+    workers = Workers()
+    workers.start(1, joining(guest, "w1", 1, 2, join_timeout=30))
+    host.wait(["rpc_backends/0/arrived"], timeout)
+    start = time.monotonic()
+    del host
+    workers.join()
+    assert isinstance(workers.errors[1], dist.DistNetworkError)
+    assert time.monotonic() - start < 10
+
+
+def test_a_long_wait_is_told_in_the_log_with_who_is_missing(
+    store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rpc_backends_core.group.waiting._FIRST_NEWS", 0.1)
+    monkeypatch.setattr("rpc_backends_core.group.waiting._SLICE", 0.05)
+    with caplog.at_level(logging.WARNING), pytest.raises(GroupTimeoutError):
+        joining(store, "w0", 0, 2, join_timeout=0.5)()
+    assert "RPC worker 'w0' (rank 0) has waited 0 s for rank 1" in caplog.messages
+    assert len(caplog.messages) <= 3  # less and less often
+
+
+# --- dynamic groups --------------------------------------------------------------------------------
+
+
+def test_workers_of_a_dynamic_group_share_a_store_and_wait_for_nobody(connect: MakeStore) -> None:
+    first = joining(connect(), "a", 0, None)()
+    first.store.set("key", "value")
+    second = joining(connect(), "b", 1, 0)()
+    assert second.store.get("key") == b"value"
+    assert (first.world_size, first.members) == (None, ())
+
+
+def test_a_static_group_may_follow_when_all_have_left_a_dynamic_one(connect: MakeStore) -> None:
+    groups = [joining(connect(), name, rank, None)() for rank, name in enumerate("ab")]
+    for group in groups:
+        group.end()
+        group.end()  # twice is once
+    workers = Workers()
+    for rank in range(2):
+        workers.start(rank, joining(connect(), f"w{rank}", rank, 2))
+    assert len(workers.all_results()) == 2
+
+
+def test_a_dynamic_group_may_follow_when_all_have_left_a_static_one(store: Any) -> None:
+    groups = form(store, 2)
+    groups[0].end()
+    with pytest.raises(GroupError, match="mixes statically and dynamically"):
+        joining(store, "d", 0, None)()
+    groups[1].end()
+    assert joining(store, "d", 0, None)().world_size is None
+
+
+def test_a_dynamic_group_may_follow_a_static_one_that_never_formed(store: Any) -> None:
+    with pytest.raises(GroupTimeoutError):
+        joining(store, "w0", 0, 2, join_timeout=0.1)()
+    assert joining(store, "d", 0, None)().world_size is None
+
+
+def test_static_and_dynamic_members_are_not_mixed_whichever_comes_first(store: Any) -> None:
+    dynamic = joining(store, "d", 0, None)()
+    with pytest.raises(GroupError, match="mixes.*'w1', rank 1. wants a static.*a dynamic one"):
+        joining(store, "w1", 1, 2)()
+    dynamic.end()
+
+    workers = Workers()
+    workers.start(0, joining(store, "w0", 0, 2))
+    wait_for_key(store, "1/arrived")
+    with pytest.raises(GroupError, match="mixes.*'d', rank 1. wants a dynamic.*a static one"):
+        joining(store, "d", 1, None)()
+    # Those who wait for the static group are not disturbed by it.
+    workers.start(1, joining(store, "w1", 1, 2))
+    assert len(workers.all_results()) == 2
+
+
+def test_a_worker_that_left_a_dynamic_group_may_come_back_to_it(store: Any) -> None:
+    stays = joining(store, "a", 0, None)()
+    leaves = joining(store, "b", 1, None)()
+    leaves.end()
+    back = joining(store, "b", 1, None)()
+    stays.store.set("key", "value")
+    assert back.store.get("key") == b"value"
+
+
+@pytest.fixture
+def process_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Give a function that makes what follows the doing of another process."""
+
+    def become(process: str) -> None:
+        monkeypatch.setattr(formation, "_process_nonce", lambda: process)
+
+    return become
+
+
+def test_no_two_processes_of_a_dynamic_group_get_one_autograd_id(
+    store: Any, process_of: Callable[[str], None]
+) -> None:
+    ids = []
+    # Ranks are what a program likes, and workers come and go.
+    for number, rank in enumerate([0, 1, 1, 0, 5, 1]):
+        process_of(f"process {number}")
+        ids.append(joining(store, f"w{number}", rank, None)().autograd_id)
+    assert len(set(ids)) == len(ids)
+    assert ids[:2] == [0, 1]
+    assert all(0 <= each < 2**15 for each in ids)
+
+
+def test_a_process_that_comes_back_keeps_its_autograd_id(
+    store: Any, process_of: Callable[[str], None]
+) -> None:
+    process_of("one")
+    first = joining(store, "a", 3, None)()
+    first.end()
+    # Torch has fixed it for the process by now.
+    again = joining(store, "a", 4, None, fixed_id=first.autograd_id)()
+    assert again.autograd_id == first.autograd_id == 3
+
+
+def test_an_autograd_id_that_two_processes_have_fixed_is_kept_and_warned_of(
+    store: Any, process_of: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    process_of("one")
+    joining(store, "a", 0, None, fixed_id=7)()
+    process_of("two")
+    with caplog.at_level(logging.WARNING):
+        group = joining(store, "b", 1, None, fixed_id=7)()
+    assert group.autograd_id == 7
+    assert "'b' and another member both were worker 7" in caplog.text

@@ -1,0 +1,110 @@
+"""Worker and autograd ids: properties that hold whatever ids torch has fixed in earlier groups."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from core.kit import Workers, joining
+from rpc_backends_core.group import composition
+
+Fixed = list[int | None]
+
+
+def cases() -> Iterator[Fixed]:
+    """Give all small groups, and some large ones, with ids of an earlier group or none."""
+    for size in range(1, 5):
+        yield from map(list, itertools.product([None, *range(size + 1)], repeat=size))
+    dice = random.Random(1)
+    for _ in range(300):
+        size = dice.randint(5, 40)
+        ids = [None, *range(2 * size), composition.MAX_ID, composition.MAX_ID - 1]
+        yield [dice.choice(ids) for _ in range(size)]
+
+
+def test_worker_ids_are_each_of_the_ids_below_the_size_once() -> None:
+    for fixed in cases():
+        assert sorted(composition.worker_ids(fixed)) == list(range(len(fixed))), fixed
+
+
+def test_a_worker_keeps_the_id_that_it_has_had_where_nobody_else_has_it() -> None:
+    for fixed in cases():
+        ids = composition.worker_ids(fixed)
+        for rank, one in enumerate(fixed):
+            if one is not None and one < len(fixed) and fixed.count(one) == 1:
+                assert ids[rank] == one, fixed
+
+
+def test_of_workers_that_have_had_one_id_exactly_one_keeps_it() -> None:
+    for fixed in cases():
+        ids = composition.worker_ids(fixed)
+        for one in {one for one in fixed if one is not None and one < len(fixed)}:
+            keepers = [rank for rank in range(len(fixed)) if fixed[rank] == ids[rank] == one]
+            assert len(keepers) == 1, fixed
+
+
+def test_in_a_group_of_fresh_processes_every_id_is_the_rank() -> None:
+    for size in (1, 2, 50):
+        ranks = list(range(size))
+        assert composition.worker_ids([None] * size) == ranks
+        assert composition.autograd_ids([None] * size, ranks) == ranks
+
+
+def test_a_fresh_process_gets_its_rank_unless_another_one_has_had_that_id() -> None:
+    for fixed in cases():
+        ids = composition.worker_ids(fixed)
+        for rank, one in enumerate(fixed):
+            if one is None and rank not in fixed:
+                assert ids[rank] == rank, fixed
+
+
+def test_autograd_ids_that_torch_has_fixed_are_kept() -> None:
+    for fixed in cases():
+        ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
+        for rank, one in enumerate(fixed):
+            assert one is None or ids[rank] == one, fixed
+
+
+def test_no_two_workers_share_an_autograd_id_unless_torch_has_fixed_it_for_both() -> None:
+    for fixed in cases():
+        ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
+        for one, other in itertools.combinations(range(len(fixed)), 2):
+            if fixed[one] is None or fixed[other] is None:
+                assert ids[one] != ids[other], fixed
+
+
+def test_every_id_fits_into_what_torch_keeps_it_in() -> None:
+    for fixed in cases():
+        ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
+        assert all(0 <= one < 2**15 for one in ids), fixed
+
+
+def test_ids_fixed_in_earlier_groups_reach_the_members(caplog: pytest.LogCaptureFixture) -> None:
+    store = dist.HashStore()
+    workers = Workers()
+    for rank, fixed in enumerate([1, None, None]):
+        workers.start(rank, joining(store, f"w{rank}", rank, 3, fixed_id=fixed))
+    groups = workers.all_results()
+    assert [(m.rank, m.worker_id, m.autograd_id) for m in groups[0].members] == [
+        (0, 1, 1),
+        (1, 0, 0),
+        (2, 2, 2),
+    ]
+    assert [group.autograd_id for group in groups] == [1, 0, 2]
+    assert caplog.messages == []
+
+
+def test_members_with_one_fixed_id_are_warned_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    store = dist.HashStore()
+    workers = Workers()
+    with caplog.at_level(logging.WARNING):
+        for rank, fixed in enumerate([1, 1, None]):
+            workers.start(rank, joining(store, f"w{rank}", rank, 3, fixed_id=fixed))
+        workers.all_results()
+    assert len(caplog.messages) == 2
+    assert all("both were worker 1 in an earlier group" in text for text in caplog.messages)

@@ -1,0 +1,114 @@
+"""What ``import torch`` alone gives and costs, in new interpreters, started side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from core.kit import Fresh, fresh
+
+PLAIN = """
+    import sys, torch
+    assert "pluggy" not in sys.modules, "pluggy was imported"
+    assert "importlib_metadata" not in sys.modules, "importlib_metadata was imported"
+    from torch.distributed import rpc
+    from torch.distributed.rpc import BackendType, init_rpc, register_backend
+    assert BackendType is rpc.BackendType is rpc.backend_registry.BackendType
+    import rpc_backends_core
+    assert rpc_backends_core.BackendType is BackendType
+    assert rpc_backends_core.is_installed()
+    assert init_rpc is rpc.init_rpc and register_backend is rpc.register_backend
+    assert BackendType["TENSORPIPE"].name == "TENSORPIPE"
+"""
+STAR = """
+    from torch.distributed.rpc import *
+    from torch.distributed import rpc
+    assert BackendType is rpc.BackendType
+    assert BackendType["TENSORPIPE"].value._fields == BackendValue._fields
+    assert init_rpc is rpc.init_rpc
+"""
+OURS_FIRST = """
+    import sys
+    import rpc_backends_core
+    assert "torch" not in sys.modules
+    assert set(rpc_backends_core.__all__) <= set(dir(rpc_backends_core))
+    from rpc_backends_core import *
+    from torch.distributed import rpc
+    assert BackendType is rpc.BackendType
+    assert is_installed()
+    for name in rpc_backends_core.__all__:
+        getattr(rpc_backends_core, name)
+"""
+SWITCHED_OFF = """
+    import torch
+    from torch.distributed import rpc
+    assert type(rpc.BackendType).__module__ == "enum", type(rpc.BackendType)
+    import rpc_backends_core
+    assert not rpc_backends_core.is_installed()
+    rpc_backends_core.install()
+    assert rpc.BackendType is rpc_backends_core.BackendType
+    assert "TENSORPIPE" in rpc.BackendType
+"""
+BREAKING = """
+    import sys
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "rpc_backends_core.torch_bridge":
+                raise OSError("the disk is gone")
+    sys.meta_path.insert(0, Broken())
+    import torch
+    from torch.distributed import rpc
+    assert [member.name for member in rpc.BackendType] == ["TENSORPIPE"]
+    from rpc_backends_core import autoload
+    assert isinstance(autoload.failure(), OSError)
+"""
+CASES = {
+    "plain": (PLAIN, {}),
+    "star": (STAR, {}),
+    "ours first": (OURS_FIRST, {}),
+    "switched off": (SWITCHED_OFF, {"RPC_BACKENDS_AUTOLOAD": "0"}),
+    "a typo in a list": (PLAIN.replace('BackendType["TENSORPIPE"].name', '"TENSORPIPE"'),
+                         {"RPC_BACKENDS_DENY": "TYPO"}),
+    "breaking": (BREAKING, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def interpreters() -> Iterator[dict[str, Fresh]]:
+    """Start all of them; importing torch is mostly waiting for files."""
+    yield {name: fresh(code, env=env) for name, (code, env) in CASES.items()}
+
+
+def test_torch_alone_gives_the_registry_under_torchs_names(interpreters: dict[str, Fresh]) -> None:
+    assert interpreters["plain"].output() == ""
+
+
+def test_everything_can_be_imported_from_torchs_rpc_by_a_star(
+    interpreters: dict[str, Fresh],
+) -> None:
+    assert interpreters["star"].output() == ""
+
+
+def test_importing_ours_first_imports_torch_when_it_is_needed_and_installs_the_bridge(
+    interpreters: dict[str, Fresh],
+) -> None:
+    assert interpreters["ours first"].output() == ""
+
+
+def test_switched_off_torch_has_its_own_enum_until_the_bridge_is_installed_by_hand(
+    interpreters: dict[str, Fresh],
+) -> None:
+    assert interpreters["switched off"].output() == ""
+
+
+def test_a_typo_in_a_variable_does_not_break_importing_torch(
+    interpreters: dict[str, Fresh],
+) -> None:
+    assert interpreters["a typo in a list"].output() == ""
+
+
+def test_importing_torch_survives_a_bridge_that_cannot_be_imported(
+    interpreters: dict[str, Fresh],
+) -> None:
+    assert interpreters["breaking"].output() == ""
