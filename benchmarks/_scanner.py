@@ -4,8 +4,8 @@ Run it isolated (``python -I -S``) with one argument, a JSON object: ``situation
 program; ``folders`` is the end of sys.path; ``before`` are the modules that are imported before anything
 is measured; ``ours`` are those that `ours` needs of our own; ``clock`` is ``cpu`` or ``wall``.
 
-To fork from a process that has all this imported would be quicker, and would measure how pages are copied:
-each one that is touched for the first time costs a microsecond or more, and our side touches more.
+To fork from a process that has all this imported would be quicker, and would measure how pages are
+copied: each one that is touched for the first time costs a microsecond or more.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ call to the last worker's return:
   listen yet when another worker wants to connect to the store, torch's store pauses for some tenths of a
   second, on both sides; so these times come in lumps.
 - *init_rpc, rank 0 before*: the others begin when rank 0 listens, and the time is counted from there.
-- *first call of each to all*: every worker calls every other one once, all at the same time, which is
-  when the connections are made that init_rpc has not made. *until then* has init_rpc in it, too.
+- *first call to all*: then every worker calls every other one once, all at the same time, which is when
+  the connections are made that init_rpc has not made. *until then* is both.
 - *shutdown*: graceful.
 - *init_rpc again*: all at once, in the same processes, after shutdown.
 
@@ -44,20 +44,18 @@ def static_group(side: Side, backend: str, workers: int) -> Times:
     """Start and stop two groups of new processes, one of them twice."""
     with side.group(workers) as group:
         first = group.start(backend)
-        greeting = group.greet()
+        group.greet()
         shutdown = group.stop()
         again = group.start(backend)
-        group.greet()
         group.stop()
     with side.group(workers) as group:
-        host_first = group.start(backend, host_first=True)
-        group.greet()
+        host_first, greeting = group.start(backend, host_first=True), group.greet()
         group.stop()
     return {
         FIRST: first,
         HOST_FIRST: host_first,
-        "first call of each to all": greeting,
-        "until then": first + greeting,
+        "first call to all": greeting,
+        "until then": host_first + greeting,
         "shutdown": shutdown,
         "init_rpc again": again,
     }

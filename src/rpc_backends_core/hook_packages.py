@@ -79,7 +79,7 @@ class HookPackages:
                 assert guilty is not None
                 self._leave_out(guilty, error)
                 if work.done:
-                    return work.result
+                    inner = _returning(work.result)  # once is enough; the other hooks go around it
                 continue
             if result is None and work.result is not None:
                 self._report_nothing_returned(caller)
@@ -175,6 +175,10 @@ class _Work:
             raise
         self.done = True
         return self.result
+
+
+def _returning(result: Any) -> Callable[[], Any]:
+    return lambda: result
 
 
 class _Core:

@@ -73,6 +73,7 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     command.install("pigeon-one", {"PIGEON": "BACKEND"}, backend_source("pass"))
     command.install("pigeon-two", {"PIGEON": "BACKEND"}, backend_source("pass"))
     command.install("rpc-tracing", {"tracing": ""}, "1/0", group="rpc.backends.hooks")
+    command.install("rpc-x-tracing", {"tracing": ""}, "", group="rpc.backends.hooks")
 
     ended = command("doctor", "--json", "--no-calls")
 
@@ -97,6 +98,7 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     assert "SIGABRT, at rpc_backend_crash.py:2" in crash
     assert "pip uninstall rpc-backend-crash" in crash
     assert "pigeon-one" in _finding(ended, "backends", "PIGEON")["text"]
+    assert _levels(ended, "hooks") == [("tracing", "problem"), ("tracing", "ok")]
     hook = _finding(ended, "hooks", "tracing")["text"]
     assert "ZeroDivisionError" in hook
     assert "pip uninstall rpc-tracing" in hook

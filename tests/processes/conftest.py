@@ -16,6 +16,13 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]:
         yield place
 
 
+@pytest.fixture(params=["file", "tcp", "agent"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]:
+    """Meet in all ways: also over TCP with a host that is no worker, as torchrun has it."""
+    with meeting(request.param, tmp_path) as place:
+        yield place
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """Meet over a file, for tests in which it does not matter."""

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core.cli import child
+
+if TYPE_CHECKING:
+    from rpc_backends_core.discovery import Found
+
+
+def hook_id(found: Found) -> str:
+    """Return what tells a hook package from others: several may choose one name."""
+    return f"{found.name} of {found.origin}"
 
 
 def main(spec: dict[str, Any], say: child.Say) -> None:
@@ -39,13 +47,13 @@ def _load_backend(name: str) -> str | None:
 
 
 def _load_hooks(name: str) -> str | None:
-    """Load the hook packages whose entry point is ``name``."""
+    """Load the hook package that :func:`hook_id` calls ``name``."""
     import warnings
 
     from rpc_backends_core.hook_packages import HookPackages
     from rpc_backends_core.process import default_registry
 
-    found = [one for one in default_registry().hook_packages() if one.name == name]
+    found = [one for one in default_registry().hook_packages() if hook_id(one) == name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the same is in the state
         states = HookPackages(found).states.values()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rpc_backends_core.cli import children
+from rpc_backends_core.cli.load_worker import hook_id
 from rpc_backends_core.cli.output import origin
 from rpc_backends_core.cli.report import Finding, Section, seconds
 
@@ -57,12 +58,12 @@ def check(records: list[Record], found_hooks: list[Found], limit: float) -> list
     """Return every backend and every hook package, and how loading it went."""
     tried = [record for record in records if record.state == "found"]
     items = [("backend", record.name) for record in tried]
-    items += dict.fromkeys(("hook", found.name) for found in found_hooks)
+    items += dict.fromkeys(("hook", hook_id(found)) for found in found_hooks)
     results = load_all(items, limit)
     backends = [_backend(record, results.get(("backend", record.name))) for record in records]
     # Packages that claim one name have one error between them.
     backends = list({(one.about, one.text): one for one in backends}.values())
-    hooks = [_hook(found, results["hook", found.name]) for found in found_hooks]
+    hooks = [_hook(found, results["hook", hook_id(found)]) for found in found_hooks]
     sections = [Section("backends", "Backends, and the time to load them", backends)]
     return [*sections, Section("hooks", "Hook packages", hooks)] if hooks else sections
 

@@ -76,7 +76,8 @@ class Group:
         if value is None:
             self.fail(
                 f"worker {self.name!r} (rank {self.rank}) waited {self.timeout:g} s for "
-                f"{self._missing(prefix)}"
+                f"{self._missing(prefix)}",
+                GroupTimeoutError.__name__,
             )
             value = self.store.get(result)
         answer = json.loads(value)

@@ -39,10 +39,11 @@ def _default() -> Any:
 
 
 def _by_options(options: Any) -> Any:
-    """Find the backend whose options type fits best, loading and constructing as little as can be.
+    """Find the backend whose options type is nearest, loading and constructing as little as can be.
 
-    Types that are known go first; then plugins that the options' package declares; then all other
-    plugins; and last old-style backends, of which nothing but their default options tells the type.
+    From the options' own class to its bases: first types that are known, then plugins of the package
+    that the class is from. Only then all other plugins; and last old-style backends, of which nothing
+    but their default options tells the type.
     """
     registry = default_registry()
     entries = []
@@ -56,37 +57,31 @@ def _by_options(options: Any) -> Any:
     default = (settings.default_backend() or "").casefold()
     entries.sort(key=lambda entry: entry.name.casefold() != default)
 
-    known = [(entry, _known_type(entry)) for entry in entries]
-    best = _best(options, known)
-    if best is None:
-        packages = {cls.__module__.partition(".")[0] for cls in type(options).__mro__}
-        for of_package in (True, False):
-            plugins = [
-                (entry, _loaded_type(entry))
-                for entry in entries
-                if entry.state == "found"
-                and ((entry.value or "").partition(".")[0].partition(":")[0] in packages)
-                is of_package
-            ]
-            best = best or _best(options, plugins)
-    if best is None:
-        best = _best(options, [(entry, _constructed_type(entry)) for entry in entries])
-    if best is None:
-        types = ", ".join(
-            f"{entry.name}: {kind.__name__}" for entry, kind in known if kind is not None
-        )
-        raise TypeError(
-            f"Could not infer backend for options {options!r} of type {type(options).__name__}. Pass "
-            f"backend=NAME, or options of one of these types ({types})."
-        )
-    return BackendType[best.name]
+    for kind in type(options).__mro__:
+        package = kind.__module__.partition(".")[0]
+        for entry in entries:
+            if _known_type(entry) is kind:
+                return BackendType[entry.name]
+        for entry in entries:
+            if _package(entry) == package and _loaded_type(entry) is kind:
+                return BackendType[entry.name]
+    for learn in (_loaded_type, _constructed_type):
+        for kind in type(options).__mro__:
+            for entry in entries:
+                if learn(entry) is kind:
+                    return BackendType[entry.name]
+    types = ", ".join(
+        f"{entry.name}: {kind.__name__}" for entry in entries if (kind := _known_type(entry))
+    )
+    raise TypeError(
+        f"Could not infer backend for options {options!r} of type {type(options).__name__}. Pass "
+        f"backend=NAME, or options of one of these types ({types})."
+    )
 
 
-def _best(options: Any, candidates: list[tuple[Entry, type | None]]) -> Entry | None:
-    """Return the candidate whose type is nearest to the options' own class; the first of equals."""
-    order = type(options).__mro__
-    fitting = [(order.index(kind), entry) for entry, kind in candidates if kind in order]
-    return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+def _package(entry: Entry) -> str | None:
+    """Return the package that an installed backend is in, None for any other backend."""
+    return entry.value.partition(":")[0].partition(".")[0] if entry.value else None
 
 
 def _known_type(entry: Entry) -> type | None:
@@ -94,6 +89,8 @@ def _known_type(entry: Entry) -> type | None:
 
 
 def _loaded_type(entry: Entry) -> type | None:
+    if entry.source != "plugin":
+        return None
     try:
         return default_registry().load(entry).options_type
     except RpcBackendsError:

@@ -85,20 +85,21 @@ class Session:
         return store
 
     def _rendezvous_store(self) -> Any:
-        if (
-            self.world_size is None
-            and self.rank == -1
-            and self.init_method.startswith("env:")
-            and "RANK" in os.environ
-        ):
+        scheme = self.init_method.partition(":")[0]
+        if self.rank == -1 and scheme == "env" and "RANK" in os.environ:
             self.rank = int(os.environ["RANK"])
         # torch's own schemes take a timeout; one that a program has registered may not
-        scheme = self.init_method.partition(":")[0]
         timed = self._forms_group() and scheme in ("env", "tcp")
         limit = settings.join_timeout()
         extra = {"timeout": timedelta(seconds=limit)} if timed else {}
         try:
-            self._rendezvous = _rendezvous(self.init_method, self.rank, self.world_size, **extra)
+            if timed:
+                # A TCP store that is told the size of the group waits for that many clients, by
+                # count alone; the group's own formation knows who is missing.
+                url = self.init_method if self.rank == -1 else _tcp(self.init_method)
+                self._rendezvous = _rendezvous(url, self.rank, None, **extra)
+            else:
+                self._rendezvous = _rendezvous(self.init_method, self.rank, self.world_size)
             store, rank, _ = next(self._rendezvous)
         except dist.DistError as error:
             if not timed or "timed out" not in str(error).lower():
@@ -185,6 +186,18 @@ def _rendezvous(init_method: str, rank: int, world_size: int | None, **extra: An
         return dist.rendezvous(init_method, rank=rank, world_size=world_size, **extra)
     module = sys.modules["torch.distributed.rendezvous"]
     return module._rendezvous_helper(init_method, rank, None, **extra)
+
+
+def _tcp(init_method: str) -> str:
+    """Return the ``tcp://`` address that an ``env://`` one stands for; the size is not asked for then.
+
+    Where the environment lacks the address, torch's own handler is left to say so.
+    """
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not init_method.startswith("env:") or not host or not port or not port.isdigit():
+        return init_method
+    query = init_method.partition("?")[2]
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port}{'?' if query else ''}{query}"
 
 
 def rpc_seconds(rpc_timeout: float) -> float:

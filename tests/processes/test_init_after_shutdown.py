@@ -1,0 +1,196 @@
+"""One group after another: the same processes or others, the same ranks or others.
+
+Stock torch numbers its groups per process, so processes with different histories never meet, and it
+refuses a process another rank than it had.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support import steps
+from support.steps import AT_ONCE, Meeting
+from support.workers import Me, Workers
+from torch.distributed import rpc
+
+
+def everybody(*names: str) -> dict[str, str]:
+    return {name: name for name in sorted(names)}
+
+
+def assert_a_group_works(
+    workers: Workers, where: Meeting, ranks: dict[int, int], **options: object
+) -> None:
+    """Form a static group of some workers, use it, and leave it.
+
+    :param ranks: rank by index of the worker.
+    """
+    names = {f"worker{index}": rank for index, rank in ranks.items()}
+    indices = list(ranks)
+    workers.run(
+        steps.join,
+        where.url,
+        world_size=len(ranks),
+        only={index: {"rank": rank} for index, rank in ranks.items()},
+        on=indices,
+        **options,
+    )
+    assert workers.run(steps.members, on=indices) == [names] * len(ranks)
+    assert workers.run(steps.call_all, on=indices) == [everybody(*names)] * len(ranks)
+    assert workers.run(my_rank, on=indices) == list(ranks.values())
+    for index, rank in ranks.items():
+        assert workers[indices[0]].call(steps.call, rank).split()[0] == f"worker{index}"
+    workers.run(steps.leave, on=indices)
+
+
+def my_rank(me: Me) -> int:
+    return int(rpc.get_worker_info().id)
+
+
+def test_the_same_workers_under_the_same_ranks(anywhere: Meeting) -> None:
+    with Workers(2, env=anywhere.env) as workers:
+        for _ in range(4):
+            assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+        assert [worker.end() for worker in workers] == [0, 0]
+
+
+def test_the_same_workers_under_other_ranks(anywhere: Meeting) -> None:
+    """Stock torch: "Container is already initialized with worker_id"."""
+    with Workers(3, env=anywhere.env) as workers:
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1, 2: 2})
+        assert_a_group_works(workers, anywhere, {0: 1, 1: 0, 2: 2})
+        assert_a_group_works(workers, anywhere, {0: 2, 1: 1, 2: 0})
+
+
+def test_groups_of_other_sizes(anywhere: Meeting) -> None:
+    with Workers(4, env=anywhere.env) as workers:
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1, 2: 2, 3: 3})
+        assert_a_group_works(workers, anywhere, {0: 0})
+        assert_a_group_works(workers, anywhere, {0: 0, 2: 1, 3: 2})
+
+
+def test_a_new_process_meets_one_that_has_had_two_groups(anywhere: Meeting) -> None:
+    with Workers(2, env=anywhere.env) as workers:
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+        workers[1].kill()
+        workers.add()
+        assert_a_group_works(workers, anywhere, {0: 0, 2: 1})
+
+
+def test_a_new_process_takes_the_place_of_the_first(anywhere: Meeting) -> None:
+    """Rank 0 is the one that hosts a TCP store."""
+    with Workers(2, env=anywhere.env) as workers:
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+        assert workers[0].end() == 0
+        workers.add()
+        assert_a_group_works(workers, anywhere, {2: 0, 1: 1})
+
+
+def test_two_processes_that_had_the_same_rank_in_different_groups(anywhere: Meeting) -> None:
+    """Torch fixes a worker id in each for life, and these two have the same."""
+    with Workers(3, env=anywhere.env) as workers:
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+        assert_a_group_works(workers, anywhere, {0: 0, 2: 1})
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1, 2: 2})
+
+
+def test_a_static_group_after_a_dynamic_one_and_the_other_way_round(anywhere: Meeting) -> None:
+    with Workers(2, env=anywhere.env) as workers:
+        for _ in range(2):
+            assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+            workers.run(steps.join_dynamic, anywhere.url)
+            assert workers.run(steps.call_all) == [everybody("worker0", "worker1")] * 2
+            workers.run(steps.leave)
+
+
+def test_a_group_after_one_that_was_not_left_gracefully(anywhere: Meeting) -> None:
+    with Workers(2, env=anywhere.env) as workers:
+        workers.run(steps.join, anywhere.url)
+        workers.run(steps.leave, False)
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+
+
+def test_other_names_and_options_in_a_later_group(anywhere: Meeting) -> None:
+    with Workers(2, env=anywhere.env) as workers:
+        workers.run(steps.join, anywhere.url, num_worker_threads=2, rpc_timeout=20)
+        workers.run(steps.leave)
+
+        workers.run(
+            steps.join,
+            anywhere.url,
+            only={0: {"name": "left"}, 1: {"name": "right"}},
+            num_worker_threads=3,
+            rpc_timeout=30,
+        )
+
+        assert workers.run(steps.call_all) == [everybody("left", "right")] * 2
+        assert workers.run(threads_and_timeout) == [("3", 30.0)] * 2
+        workers.run(steps.leave)
+
+
+def threads_and_timeout(me: Me) -> tuple[str, float]:
+    agent = rpc.api._get_current_rpc_agent()
+    return agent.get_metrics()["agent.thread_pool_size"], rpc.get_rpc_timeout()
+
+
+def test_another_backend_in_a_later_group(where: Meeting) -> None:
+    with Workers(2, env=where.env) as workers:
+        assert_a_group_works(workers, where, {0: 0, 1: 1})
+        assert_a_group_works(workers, where, {0: 0, 1: 1}, backend="FAULTY_TENSORPIPE")
+        assert_a_group_works(workers, where, {0: 1, 1: 0}, backend="FAULTY_TENSORPIPE")
+        assert_a_group_works(workers, where, {0: 0, 1: 1})
+
+
+def test_distributed_autograd_in_a_later_group_under_other_ranks(where: Meeting) -> None:
+    with Workers(2, env=where.env) as workers:
+        workers.run(steps.join, where.url)
+        assert workers.run(steps.differentiate, "worker1") == [[3.0, 3.0]] * 2
+        workers.run(steps.leave)
+
+        workers.run(steps.join, where.url, only={0: {"rank": 1}, 1: {"rank": 0}})
+
+        assert workers.run(steps.differentiate, "worker1") == [[3.0, 3.0]] * 2
+        assert workers.run(steps.differentiate, "worker0") == [[3.0, 3.0]] * 2
+        workers.run(steps.leave)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_leaving_a_later_group_in_which_rrefs_were_used_takes_no_time(
+    where: Meeting, dynamic: bool
+) -> None:
+    """Torch makes its RRefContext once in a process, and cannot delete RRefs of a later group.
+
+    That an RRef of a later group works at all is not claimed: what is, is that trying costs nothing.
+    """
+    join = steps.join_dynamic if dynamic else steps.join
+    with Workers(2, env=where.env) as workers:
+        workers.run(join, where.url)
+        assert workers[0].call(steps.use_rref, "worker1") == [2.0, 2.0, 2.0]
+        workers.run(steps.leave)
+
+        workers.run(join, where.url)
+        workers.run(keep_rref, "worker1")
+        leaving = [worker.start(steps.leave) for worker in workers]
+
+        for step in leaving:
+            step.result()
+            assert step.outcome().seconds < AT_ONCE
+
+
+def keep_rref(me: Me, to: str) -> None:
+    import torch
+
+    me.memory["rref"] = rpc.remote(to, torch.full, args=((3,), 1.0))
+
+
+def test_starting_twice_without_a_shutdown_is_refused(url: str) -> None:
+    with Workers(1) as workers:
+        workers[0].call(steps.join, url)
+
+        failure = workers[0].start(steps.join, url).error()
+
+        assert failure.kinds[0] == "RuntimeError"
+        assert failure.text == "RPC is already initialized"
+        assert workers[0].call(steps.call_all) == {"worker0": "worker0"}
+        workers[0].call(steps.leave)
