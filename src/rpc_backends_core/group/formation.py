@@ -242,6 +242,7 @@ class _Arrival:
             f"{wanted.partition('/')[2]}, and a worker before it said {found.partition('/')[2]}. "
             "Give every worker the same world_size."
         )
+        self._store.add(f"{g}/arrived", 1)  # one more to read why; that group is over
         self._give_up(g, reason, GroupError.__name__)
         self._let_others_read(g)
         raise GroupError(reason)

@@ -71,7 +71,7 @@ def _by_options(options: Any) -> Any:
                 if learn(entry) is kind:
                     return BackendType[entry.name]
     types = ", ".join(
-        f"{entry.name}: {kind.__name__}" for entry in entries if (kind := _known_type(entry))
+        f"{entry.name}: {known.__name__}" for entry in entries if (known := _known_type(entry))
     )
     raise TypeError(
         f"Could not infer backend for options {options!r} of type {type(options).__name__}. Pass "
