@@ -87,7 +87,8 @@ class Site:
 
     def add_backend(self, name: str, source: str = BACKEND, version: str = "1.0") -> str:
         """Install ``rpc-backend-NAME`` with one backend, and return the name of its module."""
-        module = f"rpc_backend_{name.lower()}"
+        # Not a name that an installed plugin has, and may have been imported under.
+        module = f"sample_backend_{name.lower()}"
         self.add(
             f"rpc-backend-{name.lower()}",
             version,
@@ -100,9 +101,7 @@ class Site:
         """Install ``rpc-hooks-NAME``, whose module is itself the object with the hooks."""
         module = f"rpc_hooks_{name}"
         head = "import sys\nfrom rpc_backends_core import RefusedError, hookimpl\nCALLS = []\n"
-        self.add(
-            f"rpc-hooks-{name}", hooks={name: module}, modules={module: head + dedent(source)}
-        )
+        self.add(f"rpc-hooks-{name}", hooks={name: module}, modules={module: head + dedent(source)})
         return module
 
     def remove(self, distribution: str) -> None:
@@ -184,7 +183,9 @@ class Children:
             text=True,
         )
 
-    def run(self, code: str, *, site: Site | None = None, env: Mapping[str, str] | None = None) -> str:
+    def run(
+        self, code: str, *, site: Site | None = None, env: Mapping[str, str] | None = None
+    ) -> str:
         """Run `code` (dedented) and return what it printed.
 
         :param site: where alone it is to find backends and hooks; none at all if it is not given.

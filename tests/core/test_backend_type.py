@@ -104,9 +104,7 @@ def test_an_unknown_name_is_the_error_that_each_way_of_asking_promises(registry:
 
 
 @pytest.mark.parametrize("key", [5, None, [], {}, object(), b"TENSORPIPE", 1.5])
-def test_what_is_neither_name_nor_member_is_nothing_it_has(
-    with_torchs: Registry, key: Any
-) -> None:
+def test_what_is_neither_name_nor_member_is_nothing_it_has(with_torchs: Registry, key: Any) -> None:
     assert key not in BackendType
     with pytest.raises((KeyError, TypeError)):
         B[key]
@@ -314,14 +312,14 @@ def test_a_member_is_unpickled_in_a_process_that_has_imported_nothing_yet(
         import pickle, sys
         sys.path.insert(0, sys.argv[1])
         member = pickle.loads(bytes.fromhex(sys.argv[2]))
-        print("rpc_backend_pigeon" in sys.modules)
+        print("sample_backend_pigeon" in sys.modules)
         from torch.distributed import rpc
         print(member, member is rpc.BackendType.PIGEON, member.value[1].__module__)
         """,
         str(site.folder),
         pickle.dumps(B.PIGEON).hex(),
     ).output()
-    assert output.split("\n") == ["False", "BackendType.PIGEON True rpc_backend_pigeon"]
+    assert output.split("\n") == ["False", "BackendType.PIGEON True sample_backend_pigeon"]
 
 
 # --- torch's own enums -----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_installing_scans_nothing_and_imports_neither_pluggy_nor_importlib_metad
         site=site,
     )
     new = json.loads(output)
-    assert not [name for name in new if name.partition(".")[0] in (*HEAVY, "rpc_backend_pigeon")]
+    assert not [name for name in new if name.partition(".")[0] in (*HEAVY, "sample_backend_pigeon")]
     # Little else either: this is paid for at every `import torch`.
     assert [name for name in new if not name.startswith("rpc_backends_core")] == []
 
@@ -210,6 +210,33 @@ def test_torchs_own_backend_is_torchs_own_and_knows_its_options_without_being_lo
         entry = default_registry().entry("TENSORPIPE")
         assert entry.options_type is rpc.TensorPipeRpcBackendOptions
         """
+    )
+
+
+def test_everything_can_be_imported_from_torchs_rpc_by_a_star(children: Children) -> None:
+    # Stock torch lacks five of the names that its own `__all__` promises.
+    children.run(
+        """
+        from rpc_backends_core import torch_bridge
+        torch_bridge.install()
+        from torch.distributed.rpc import *
+        from torch.distributed import rpc
+        assert BackendType is rpc.BackendType
+        assert BackendType["TENSORPIPE"].value._fields == BackendValue._fields
+        assert init_rpc is rpc.init_rpc
+        """
+    )
+
+
+def test_a_typo_in_a_list_does_not_keep_the_bridge_out(children: Children) -> None:
+    children.run(
+        """
+        from rpc_backends_core import autoload, torch_bridge
+        autoload.install()
+        assert autoload.failure() is None
+        assert torch_bridge.is_installed()
+        """,
+        env={"RPC_BACKENDS_DENY": "TYPO"},
     )
 
 
@@ -444,4 +471,6 @@ def test_a_missing_private_name_is_reported(monkeypatch: Any) -> None:
     from rpc_backends_core.torch_bridge import private
 
     monkeypatch.delattr(sys.modules["torch.distributed.rpc.api"], "_init_rpc_states")
-    assert [name.path for name in private.missing()] == ["torch.distributed.rpc.api._init_rpc_states"]
+    assert [name.path for name in private.missing()] == [
+        "torch.distributed.rpc.api._init_rpc_states"
+    ]

@@ -145,7 +145,9 @@ def test_a_programs_own_class_of_options_finds_the_backend_of_its_base(
 
 def test_of_several_types_that_fit_the_nearest_decides(site: Site, with_torchs: Registry) -> None:
     far = site.add_backend("FAR")
-    source = with_options(f"{far}.Options").replace("from torch", f"import {far}\n    from torch", 1)
+    source = with_options(f"{far}.Options").replace(
+        "from torch", f"import {far}\n    from torch", 1
+    )
     near = site.add_backend("NEAR", source)
     _ = B.FAR.value, B.NEAR.value
     own = type("Own", (sys.modules[near].Options,), {})
@@ -235,6 +237,25 @@ def test_an_old_style_backend_is_found_by_its_default_options(with_torchs: Regis
     assert choose(None, OldOptions()) is B.OLD
 
 
+def test_options_that_derive_from_those_of_an_old_style_backend_find_it(
+    with_torchs: Registry,
+) -> None:
+    made: list[Any] = []
+
+    def needy(rpc_timeout: float, init_method: str) -> Any:
+        made.append(init_method)
+        raise TypeError("an option is required")
+
+    functions.register_backend("NEEDY", needy, init)
+    functions.register_backend("OLD", lambda rpc_timeout, init_method: OldOptions(), init)
+
+    class Derived(OldOptions):
+        pass
+
+    assert choose(None, Derived()) is B.OLD
+    assert len(made) == 1
+
+
 def test_an_old_style_backend_whose_options_the_program_has_made_is_not_asked_again(
     with_torchs: Registry,
 ) -> None:
@@ -254,7 +275,9 @@ def test_an_old_style_backend_whose_options_the_program_has_made_is_not_asked_ag
 def test_an_old_style_pair_of_a_package_is_found_by_its_default_options(
     site: Site, with_torchs: Registry
 ) -> None:
-    source = BACKEND.replace("BACKEND = Backend(", "BACKEND = (construct, init)\n    UNUSED = dict(")
+    source = BACKEND.replace(
+        "BACKEND = Backend(", "BACKEND = (construct, init)\n    UNUSED = dict("
+    )
     module = site.add_backend("PIGEON", source)
     assert choose(None, options_of(site, module)) is B.PIGEON
 

@@ -124,7 +124,7 @@ def test_broken_metadata_of_a_package_hides_neither_its_backend_nor_others(
     site.add_backend("PIGEON")
     site.add(
         "rpc-backend-odd",
-        backends={"ODD": "rpc_backend_pigeon:BACKEND"},
+        backends={"ODD": "sample_backend_pigeon:BACKEND"},
         metadata=metadata,
     )
     registry = Registry(scan=site.scan)
@@ -142,7 +142,9 @@ def test_an_error_about_a_package_with_broken_metadata_invents_no_name_for_it(si
 # --- names -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["my-backend", "2fast", "with space", "a.b", "_PRIVATE", "__len__"])
+@pytest.mark.parametrize(
+    "name", ["my-backend", "2fast", "with space", "a.b", "_PRIVATE", "__len__"]
+)
 def test_a_name_that_cannot_be_a_member_is_recorded_with_its_package_and_harms_nobody(
     site: Site, name: str
 ) -> None:
@@ -171,7 +173,12 @@ def test_two_packages_with_one_name_conflict_and_both_are_named_with_a_remedy(si
     site.add("dist-b", "2.2", backends={"PIGEON": "b:X"})
     with pytest.raises(BackendConflictError) as caught:
         Registry(scan=site.scan).entry("PIGEON")
-    for part in ("'PIGEON'", "dist-a 1.1 (a:X)", "dist-b 2.2 (b:X)", "pip uninstall dist-a | dist-b"):
+    for part in (
+        "'PIGEON'",
+        "dist-a 1.1 (a:X)",
+        "dist-b 2.2 (b:X)",
+        "pip uninstall dist-a | dist-b",
+    ):
         assert part in str(caught.value)
 
 

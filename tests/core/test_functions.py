@@ -185,9 +185,7 @@ def test_a_backend_is_given_as_a_member_or_a_name(registry: Registry, how: str) 
 
 
 @pytest.mark.parametrize("backend", [None, 5, object(), [], b"MINE"])
-def test_what_is_no_backend_is_refused_with_torchs_text(
-    registry: Registry, backend: Any
-) -> None:
+def test_what_is_no_backend_is_refused_with_torchs_text(registry: Registry, backend: Any) -> None:
     for function in (functions.construct_rpc_backend_options, functions.init_backend):
         with pytest.raises(TypeError, match="Argument backend must be a member of BackendType"):
             function(backend)

@@ -106,8 +106,10 @@ def test_the_place_of_an_attempt_that_died_while_it_waited_is_taken_over(store: 
     # finds itself left out.
     workers.start("dead", joining(store, "w0", 0, 2, join_timeout=2))
     wait_for_key(store, "0/arrived")
+    slot = "rpc_backends/0/slot/0"
+    dead = store.get(slot)
     workers.start(0, joining(store, "w0", 0, 2))
-    while f'"{workers}"' and not taken_over(store):
+    while store.get(slot) == dead:
         time.sleep(0.01)
     workers.start(1, joining(store, "w1", 1, 2))
     workers.join()
@@ -120,29 +122,18 @@ def wait_for_key(store: Any, key: str) -> None:
     store.wait([f"rpc_backends/{key}"], timedelta(seconds=10))
 
 
-def taken_over(store: Any) -> bool:
-    slot = "rpc_backends/0/slot/0"
-    first = getattr(taken_over, "first", None) or store.get(slot)
-    taken_over.first = first  # type: ignore[attr-defined]
-    return bool(store.get(slot) != first)
+def die_while_arriving(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Make the next worker die, as it were, right before or after it counts itself as arrived."""
+    real = dist.PrefixStore.add
 
+    def dying(store: Any, key: str, amount: int) -> int:
+        if key.endswith("/arrived") and amount == 1:
+            if when == "after":
+                real(store, key, amount)
+            raise KeyboardInterrupt
+        return real(store, key, amount)
 
-class DyingStore:
-    """Makes the process die, as it were, at its n-th request of a kind with such a key."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, request: str, key: str, when: str) -> None:
-        real = getattr(dist.PrefixStore, request)
-        self.died = False
-
-        def dying(store: Any, asked: str, *args: Any) -> Any:
-            if not self.died and asked.endswith(key) and args != (0,):
-                self.died = True
-                if when == "after":
-                    real(store, asked, *args)
-                raise KeyboardInterrupt
-            return real(store, asked, *args)
-
-        monkeypatch.setattr(dist.PrefixStore, request, dying)
+    monkeypatch.setattr(dist.PrefixStore, "add", dying)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -152,15 +143,15 @@ def test_an_attempt_that_died_while_it_arrived_does_not_spoil_the_next(
 ) -> None:
     workers = Workers()
     if dying_rank == 1:  # the last to come
-        workers.start(0, joining(store, "w0", 0, 2, join_timeout=3))
+        workers.start(0, joining(store, "w0", 0, 2, join_timeout=1.5))
         wait_for_key(store, "0/arrived")
-    DyingStore(monkeypatch, "add", "/arrived", when)
+    die_while_arriving(monkeypatch, when)
     with pytest.raises(KeyboardInterrupt):
         joining(store, f"w{dying_rank}", dying_rank, 2)()
     monkeypatch.undo()
-    workers.start(dying_rank, joining(store, f"w{dying_rank}", dying_rank, 2, join_timeout=3))
+    workers.start(dying_rank, joining(store, f"w{dying_rank}", dying_rank, 2, join_timeout=1.5))
     if dying_rank == 0:
-        workers.start(1, joining(store, "w1", 1, 2, join_timeout=3))
+        workers.start(1, joining(store, "w1", 1, 2, join_timeout=1.5))
     assert len(workers.all_results()) == 2
 
 

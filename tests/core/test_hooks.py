@@ -87,9 +87,7 @@ def test_torchs_own_tensorpipe_passes_through_the_hooks(site: Site, with_torchs:
     module = site.add_hooks("tracing", WRAP_ALL)
     options = functions.construct_rpc_backend_options("TENSORPIPE", num_worker_threads=3)
     assert isinstance(options, rpc.TensorPipeRpcBackendOptions)
-    assert calls(module) == [
-        ("construct", "TENSORPIPE", 60.0, "env://", {"num_worker_threads": 3})
-    ]
+    assert calls(module) == [("construct", "TENSORPIPE", 60.0, "env://", {"num_worker_threads": 3})]
 
 
 def test_a_wrapper_may_replace_the_result(site: Site, registry: Registry) -> None:
@@ -386,6 +384,33 @@ def test_a_defect_of_a_hook_that_is_a_method_is_its_packages(
     )
     with pytest.warns(HookWarning, match="rpc-hooks-broken"):
         assert hooks.agent_to_install("agent") == "agent"
+
+
+def test_packages_whose_hooks_are_one_librarys_code_cost_no_call_either(
+    site: Site, registry: Registry
+) -> None:
+    site.add(
+        "hook-library",
+        modules={
+            "hook_library": """
+                from rpc_backends_core import hookimpl
+                class Base:
+                    @hookimpl(wrapper=True)
+                    def rpc_backends_agent(self, agent):
+                        raise OSError("in the library")
+                        yield
+            """
+        },
+    )
+    for name in ("a", "b"):
+        site.add(
+            f"rpc-hooks-{name}",
+            hooks={name: f"rpc_hooks_{name}:HOOKS"},
+            modules={f"rpc_hooks_{name}": "import hook_library\nHOOKS = hook_library.Base()\n"},
+        )
+    with pytest.warns(HookWarning) as warned:
+        assert hooks.agent_to_install("agent") == "agent"
+    assert len(warned) == 2
 
 
 def test_the_package_that_broke_is_blamed_and_not_one_that_its_exception_passed_through(

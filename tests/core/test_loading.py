@@ -12,9 +12,9 @@ from rpc_backends_core.errors import BackendLoadError
 from rpc_backends_core.registry import Registry
 
 
-def failing(site: Site, source: str, value: str = "rpc_backend_odd:BACKEND") -> BackendLoadError:
+def failing(site: Site, source: str, value: str = "sample_backend_odd:BACKEND") -> BackendLoadError:
     """Install a backend of that source, and return the error that asking for it gives."""
-    modules = {"rpc_backend_odd": source}
+    modules = {"sample_backend_odd": source}
     site.add("rpc-backend-odd", "1.2", backends={"ODD": value}, modules=modules)
     with pytest.raises(BackendLoadError) as caught:
         Registry(scan=site.scan).backend("ODD")
@@ -39,15 +39,15 @@ def test_a_loaded_backend_is_the_same_object_ever_after(site: Site) -> None:
 @pytest.mark.parametrize(
     ("source", "value", "cause"),
     [
-        ("import no_such_module", "rpc_backend_odd:BACKEND", ModuleNotFoundError),
-        ("raise RuntimeError('boom')", "rpc_backend_odd:BACKEND", RuntimeError),
-        ("def broken(:", "rpc_backend_odd:BACKEND", SyntaxError),
-        ("import sys; sys.exit(3)", "rpc_backend_odd:BACKEND", SystemExit),
-        ("", "rpc_backend_odd:BACKEND", AttributeError),
-        ("BACKEND = 7", "rpc_backend_odd:BACKEND", TypeError),
-        ("BACKEND = None", "rpc_backend_odd:BACKEND", TypeError),
-        ("BACKEND = (print,)", "rpc_backend_odd:BACKEND", TypeError),
-        ("BACKEND = (print, 'no')", "rpc_backend_odd:BACKEND", TypeError),
+        ("import no_such_module", "sample_backend_odd:BACKEND", ModuleNotFoundError),
+        ("raise RuntimeError('boom')", "sample_backend_odd:BACKEND", RuntimeError),
+        ("def broken(:", "sample_backend_odd:BACKEND", SyntaxError),
+        ("import sys; sys.exit(3)", "sample_backend_odd:BACKEND", SystemExit),
+        ("", "sample_backend_odd:BACKEND", AttributeError),
+        ("BACKEND = 7", "sample_backend_odd:BACKEND", TypeError),
+        ("BACKEND = None", "sample_backend_odd:BACKEND", TypeError),
+        ("BACKEND = (print,)", "sample_backend_odd:BACKEND", TypeError),
+        ("BACKEND = (print, 'no')", "sample_backend_odd:BACKEND", TypeError),
         ("", "no_such_module:BACKEND", ModuleNotFoundError),
         ("", "not a reference!", Exception),
         ("", "", Exception),

@@ -231,4 +231,3 @@ def test_a_name_that_was_away_comes_back_to_its_place(site: Site) -> None:
     assert registry.names() == ["X", "Z"]
     registry.register("Y", PAIR, owner="program")
     assert registry.names() == ["X", "Y", "Z"]
-

@@ -38,7 +38,9 @@ def test_join_timeout_is_half_an_hour_unless_it_is_set() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "5 min", "1e400", "ten"])
 def test_join_timeout_refuses_what_is_no_positive_number_of_seconds(text: str) -> None:
-    with pytest.raises(SettingError, match=r"positive number of seconds. Example: .*=300") as caught:
+    with pytest.raises(
+        SettingError, match=r"positive number of seconds. Example: .*=300"
+    ) as caught:
         settings.join_timeout({"RPC_BACKENDS_JOIN_TIMEOUT": text})
     assert repr(text) in str(caught.value)
 

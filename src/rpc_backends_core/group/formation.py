@@ -116,16 +116,19 @@ class _Arrival:
         """Stand in for our rank in generation ``g``; complete the group if we are the last."""
         mine = json.dumps(self._who)
         slot = f"{g}/slot/{self._rank}"
-        if self._store.compare_set(slot, "", mine).decode() != mine:
-            if self._store.add("generation", 0) != g:
-                return False  # that group is complete; ours is the next
+        if self._store.compare_set(slot, "", mine).decode() == mine:
+            self._store.add(f"{g}/arrived", 1)
+        elif self._store.add("generation", 0) != g:
+            return False  # that group is complete; ours is the next
+        else:
             # Our rank has arrived before: an attempt that was killed, whose place we take. (If it
             # lives, it finds itself left out and waits for the next group.)
             self._store.set(slot, mine)
-            return True
-        if self._store.add(f"{g}/arrived", 1) == world_size:
-            slots = get_all(self._store, [f"{g}/slot/{rank}" for rank in range(world_size)])
-            settle(self._store, f"{g}/group", compose([json.loads(slot) for slot in slots]))
+        slots = [f"{g}/slot/{rank}" for rank in range(world_size)]
+        # The last to write its slot sees them all; if two do, the first answer stands.
+        if self._store.check(slots):
+            arrivals = [json.loads(value) for value in get_all(self._store, slots)]
+            settle(self._store, f"{g}/group", compose(arrivals))
             self._close(g)
         return True
 

@@ -151,9 +151,9 @@ class Session:
         group, self.group = self.group, None
         if group is not None:
             group.end()
-            # Rank 0 hosts a TCP store: if it goes while others still use it, they fail.
+            # If a store goes while others still use it, they fail.
             patience = _HOST_PATIENCE if together else 0.0
-            if self.rank == 0 and not group.wait_until_ended(patience):
+            if self._hosts_store() and not group.wait_until_ended(patience):
                 _lingering.append((self._store, self._rendezvous))
         self._let_go()
 
@@ -171,9 +171,14 @@ class Session:
                     kind,
                 )
             group.end()
-            if self.rank == 0:
+            if self._hosts_store():
                 group.wait_until_ended(_HOST_PATIENCE)  # the others have yet to read why
         self._let_go()
+
+    def _hosts_store(self) -> bool:
+        """Return whether other workers are connected to a store in this process."""
+        elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return self.rank == 0 and not elsewhere and not self.init_method.startswith("file:")
 
     def _let_go(self) -> None:
         self.agents.clear()

@@ -1,0 +1,64 @@
+"""What a process has open after RPC is shut down: what torch itself keeps, once, and nothing of ours.
+
+Torch makes its RRefContext once in a process, at the latest in the first shutdown, and it holds the agent
+of that first group for good: the threads of its pool (asleep), its shared memory, and an event loop with
+no thread. Nothing here can let go of it, so it is what the first group leaves; later groups leave nothing.
+
+A worker of rank 0 that hosts a TCP store, and leaves while others are still there, keeps the store for them
+until it joins another group, or ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from support import steps
+from support.steps import Meeting, Open
+from support.workers import Workers
+
+THREADS = 3
+
+
+def run_group(
+    workers: Workers, where: Meeting, join: Callable[..., None], *, graceful: bool
+) -> list[Open]:
+    """Have one group, and return what its workers have open when all have left."""
+    workers.run(join, where.url, num_worker_threads=THREADS)
+    workers.run(steps.call_all)
+    if join is steps.join and graceful:
+        workers.run(steps.leave)  # all together: each waits for the others
+    else:
+        for worker in workers:
+            worker.call(steps.leave, graceful)
+    return workers.run(steps.opened)
+
+
+def more(after: Open, before: Open) -> Counter[str]:
+    """Return the files that are open after and were not before."""
+    return Counter(after.files) - Counter(before.files)
+
+
+@pytest.mark.parametrize("graceful", [True, False], ids=["graceful", "not graceful"])
+@pytest.mark.parametrize("join", [steps.join, steps.join_dynamic])
+def test_only_the_first_agents_pool_is_left_and_later_groups_leave_nothing(
+    anywhere: Meeting, join: Callable[..., None], graceful: bool
+) -> None:
+    host_keeps_store = anywhere.kind == "tcp" and not (join is steps.join and graceful)
+    with Workers(2, env=anywhere.env) as workers:
+        workers.run(steps.warm_up)
+        before = workers.run(steps.opened)
+
+        first = run_group(workers, anywhere, join, graceful=graceful)
+
+        for worker, one, at_start in zip(workers, first, before, strict=True):
+            if worker.index == 0 and host_keeps_store:
+                continue
+            assert one.threads == at_start.threads + THREADS
+            left = more(one, at_start)
+            assert left.pop("/memfd:tensorpipe_shm (deleted)") > 0
+            assert left == {"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1}
+
+        for _ in range(2):
+            assert run_group(workers, anywhere, join, graceful=graceful) == first
