@@ -1,7 +1,7 @@
 """The two sides of a comparison: processes with our packages, and processes with stock torch.
 
 Each side has one server with torch imported, which forks workers (`_worker`). TensorPipe polls its
-shared memory without a pause, so an idle worker takes half a core; :meth:`Group.frozen` stops the
+shared memory without a pause, so an idle worker takes half a core; :meth:`Group.freeze` stops the
 processes of a group that waits for its turn.
 """
 

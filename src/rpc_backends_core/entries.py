@@ -175,7 +175,7 @@ def _why_conflict(claimants: list[Found]) -> str:
         )
     return (
         f"RPC backend {claimants[0].name!r} is claimed by more than one installed package: {who}. "
-        f"Uninstall all but one of them: pip uninstall {' | '.join(packages) or 'PACKAGE'}."
+        f"Uninstall all but one of them: pip uninstall {' or '.join(packages) or 'PACKAGE'}."
     )
 
 
@@ -187,8 +187,8 @@ def not_loaded(entry: Entry, cause: BaseException, *, fallback: bool) -> Backend
     )
     error = BackendLoadError(
         f"RPC backend {entry.name!r} of {entry.origin} cannot be used: "
-        f"{entry.value} failed with {type(cause).__name__}: {_text(cause)}. "
-        f"Mend or reinstall the package{reinstall}, uninstall it{own}."
+        f"{entry.value} failed with {type(cause).__name__}: {_text(cause).rstrip('.')}. "
+        f"Mend or reinstall the package{reinstall}, or uninstall it{own}."
     )
     error.__cause__ = cause
     return error

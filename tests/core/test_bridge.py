@@ -29,7 +29,7 @@ def test_installing_scans_nothing_and_imports_neither_pluggy_nor_importlib_metad
     site.add_backend("PIGEON")
     site.add_hooks("tracing", "")
     output = children.run(
-        f"""
+        """
         import json, sys
         before = set(sys.modules)
         from rpc_backends_core import autoload, discovery

@@ -1,4 +1,4 @@
-"""Members of a static group exchange data; if one cannot go on, all learn why, and who leaves is known."""
+"""Members of a static group exchange data; if one cannot go on, all others learn why."""
 
 from __future__ import annotations
 

@@ -313,14 +313,14 @@ def test_a_dynamic_group_may_follow_a_static_one_that_never_formed(store: Any) -
 
 def test_static_and_dynamic_members_are_not_mixed_whichever_comes_first(store: Any) -> None:
     dynamic = joining(store, "d", 0, None)()
-    with pytest.raises(GroupError, match="mixes.*'w1', rank 1. wants a static.*a dynamic one"):
+    with pytest.raises(GroupError, match=r"mixes.*'w1', rank 1\) wants a static.*a dynamic one"):
         joining(store, "w1", 1, 2)()
     dynamic.end()
 
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))
     wait_for_key(store, "1/arrived")
-    with pytest.raises(GroupError, match="mixes.*'d', rank 1. wants a dynamic.*a static one"):
+    with pytest.raises(GroupError, match=r"mixes.*'d', rank 1\) wants a dynamic.*a static one"):
         joining(store, "d", 1, None)()
     # Those who wait for the static group are not disturbed by it.
     workers.start(1, joining(store, "w1", 1, 2))

@@ -1,0 +1,155 @@
+"""Backends written for torch's registry, registered by a program or a package, carry calls unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from support import steps
+from support.workers import Me, Workers
+from torch._C._distributed_rpc import _TensorPipeRpcBackendOptionsBase
+from torch.distributed import rpc
+
+registry: Any = rpc.backend_registry
+
+
+class Options(_TensorPipeRpcBackendOptionsBase):  # type: ignore[misc]  # torch gives it no types
+    """A sibling of torch's ``TensorPipeRpcBackendOptions``, not a child."""
+
+    def __init__(self, rpc_timeout: float, init_method: str, num_worker_threads: int) -> None:
+        super().__init__(num_worker_threads, None, None, rpc_timeout, init_method, {}, [])
+
+
+def construct(rpc_timeout: float, init_method: str, num_worker_threads: int, **_: Any) -> Options:
+    """Construct options; the number of threads is required."""
+    return Options(rpc_timeout, init_method, num_worker_threads)
+
+
+def start_agent(
+    store: Any, name: str, rank: int, world_size: int, rpc_backend_options: Any
+) -> Any:
+    """Start torch's agent, in the way of the handlers in torch, with torch's private helpers."""
+    group = registry._init_process_group(store, rank, world_size)
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, (name, rpc_backend_options.device_maps), group)
+    reverse = registry._create_reverse_mapping(name, [one for one, _ in gathered], dict(gathered))
+    devices = registry._create_device_list(
+        rpc_backend_options.devices, rpc_backend_options.device_maps, reverse
+    )
+    agent = rpc.TensorPipeAgent(
+        store, name, rank, world_size, rpc_backend_options, reverse, devices
+    )
+    rpc.api._init_rpc_states(agent)
+    rpc.api._all_gather(None, timeout=rpc_backend_options.rpc_timeout)
+    group.barrier().wait()
+    return agent
+
+
+def register(me: Me, *names: str) -> list[str]:
+    """Register backends, and rebind torch's enum as packages do that know torch's way."""
+    for name in names:
+        registry.register_backend(name, construct, start_agent)
+        rpc.__dict__["BackendType"] = registry.BackendType
+    return [member.name for member in rpc.BackendType]
+
+
+def test_it_carries_calls_rrefs_and_autograd(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(register, "OLD")
+
+        workers.run(steps.join, url, backend="OLD", num_worker_threads=2)
+
+        assert workers.run(agent_type) == ["TensorPipeAgent"] * 2
+        assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+        assert workers.run(steps.use_rref, "worker1") == [[2.0] * 3] * 2
+        assert workers.run(steps.differentiate, "worker1") == [[3.0, 3.0]] * 2
+        workers.run(steps.leave)
+        assert workers.run(steps.is_running) == [False, False]
+
+
+def agent_type(me: Me) -> str:
+    return type(rpc.api._get_current_rpc_agent()).__name__
+
+
+def test_a_second_group_of_it_works_and_so_do_groups_of_others(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(register, "OLD")
+        for options in ({"backend": "OLD", "num_worker_threads": 2}, {}) * 2:
+            workers.run(steps.join, url, **options)
+            assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+            workers.run(steps.leave)
+
+
+def test_backends_with_the_same_handlers_are_two_members() -> None:
+    """In torch's enum one of them becomes an alias of the other."""
+    with Workers(1) as workers:
+        names = workers[0].call(register, "ONE", "TWO")
+
+        assert names[-2:] == ["ONE", "TWO"]
+        assert workers[0].call(are_two) == (True, True)
+
+
+def are_two(me: Me) -> tuple[bool, bool]:
+    one, two = rpc.BackendType.ONE, rpc.BackendType.TWO
+    return one is not two and one != two, one.value == two.value
+
+
+def test_options_with_no_backend_find_it_once_it_has_made_them(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(register, "OLD")
+
+        workers.run(start_by_options, url)
+
+        assert workers.run(agent_type) == ["TensorPipeAgent"]
+        workers.run(steps.leave)
+
+
+def start_by_options(me: Me, url: str) -> None:
+    options = registry.construct_rpc_backend_options(
+        rpc.BackendType.OLD, init_method=url, num_worker_threads=2
+    )
+    rpc.init_rpc(me.name, rank=0, world_size=1, rpc_backend_options=options)
+
+
+def test_required_options_that_are_missing_are_the_handlers_own_error(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(register, "OLD")
+
+        (failure,) = workers.errors(start_without_options)
+
+        assert failure.kinds[0] == "TypeError"
+        assert "num_worker_threads" in failure.text
+
+
+def start_without_options(me: Me) -> None:
+    rpc.init_rpc(me.name, backend=rpc.BackendType.OLD, rank=0, world_size=1)
+
+
+def test_a_taken_name_is_torchs_error() -> None:
+    with Workers(1) as workers:
+        for name in ("TENSORPIPE", "FAULTY_TENSORPIPE"):
+            (failure,) = workers.errors(register, name)
+            assert failure.kinds[0] == "RuntimeError"
+            assert failure.text == f"RPC backend {name}: already registered"
+
+
+def test_when_its_start_fails_nothing_is_left_and_another_start_works(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(register_broken)
+
+        (failure,) = workers.errors(steps.join, url, backend="BROKEN", num_worker_threads=2)
+
+        assert failure.text == "broken after the agent was started"
+        assert workers.run(steps.is_running) == [False]
+        workers.run(steps.join, url)
+        assert workers.run(steps.call_all) == [{"worker0": "worker0"}]
+        workers.run(steps.leave)
+
+
+def register_broken(me: Me) -> None:
+    registry.register_backend("BROKEN", construct, start_agent_and_fail)
+
+
+def start_agent_and_fail(**arguments: Any) -> Any:
+    start_agent(**arguments)
+    raise OSError("broken after the agent was started")

@@ -1,0 +1,192 @@
+"""What published programs use of torch's RPC beside its documented functions goes on working."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import steps
+from support.steps import Meeting
+from support.workers import Me, Workers
+from torch import nn
+from torch.distributed import rpc
+
+
+def test_require_initialized_guards_functions_of_programs(url: str) -> None:
+    with Workers(1) as workers:
+        (failure,) = workers.errors(guarded)
+        assert failure.kinds[0] == "RuntimeError"
+        assert failure.text.startswith("RPC has not been initialized.")
+
+        workers.run(steps.join, url)
+        assert workers.run(guarded) == ["through"]
+        workers.run(steps.leave)
+
+        workers.errors(guarded)
+
+
+def guarded(me: Me) -> str:
+    return str(rpc.api._require_initialized(lambda: "through")())
+
+
+def test_whether_an_agent_is_set_can_be_asked(url: str) -> None:
+    with Workers(1) as workers:
+        assert workers.run(agent_is_set) == [False]
+        workers.run(steps.join, url)
+        assert workers.run(agent_is_set) == [True]
+        workers.run(steps.leave)
+        assert workers.run(agent_is_set) == [False]
+
+
+def agent_is_set(me: Me) -> bool:
+    from torch._C._distributed_rpc import _is_current_rpc_agent_set
+
+    return bool(_is_current_rpc_agent_set())
+
+
+@pytest.mark.parametrize("world_size", [0, None], ids=["static", "dynamic"])
+def test_all_gather_spans_all_members(where: Meeting, world_size: int | None) -> None:
+    """In a dynamic group of stock torch it sees only the caller."""
+    with Workers(3, env=where.env) as workers:
+        workers.run(steps.join, where.url, world_size=world_size)
+
+        for value in ("first", "second"):
+            everybody = dict.fromkeys(("worker0", "worker1", "worker2"), value)
+            assert workers.run(steps.gather, value) == [everybody] * 3
+
+        workers.run(steps.leave)
+
+
+def test_the_barrier_of_named_workers_works(url: str) -> None:
+    with Workers(3) as workers:
+        workers.run(steps.join, url)
+
+        workers.run(barrier, on=[0, 2])
+
+        workers.run(steps.leave)
+
+
+def barrier(me: Me) -> None:
+    rpc.api._barrier({"worker0", "worker2"})
+
+
+@pytest.mark.parametrize("world_size", [0, None], ids=["static", "dynamic"])
+def test_remote_modules_work(url: str, world_size: int | None) -> None:
+    """They ask the agent for its device map to the worker the module is on."""
+    with Workers(2) as workers:
+        workers.run(steps.join, url, world_size=world_size)
+
+        assert workers[0].call(use_remote_module) == [[3.0]]
+
+        workers.run(steps.leave)
+
+
+def use_remote_module(me: Me) -> Any:
+    from torch.distributed.nn import RemoteModule
+
+    module = RemoteModule("worker1/cpu", nn.Linear, args=(2, 1))
+    for parameter, value in zip(module.remote_parameters(), (1.0, 1.0), strict=True):
+        rpc.rpc_sync("worker1", fill, args=(parameter, value))
+    result = module.forward(torch.ones(1, 2))
+    return result.tolist()
+
+
+def fill(parameter: Any, value: float) -> None:
+    with torch.no_grad():
+        parameter.local_value().fill_(value)
+
+
+def test_a_process_group_on_the_same_master_port_before_and_beside_rpc(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with steps.meeting("tcp", tmp_path_factory.mktemp("unused")) as place:
+        port = place.url.rpartition(":")[2]
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+        with Workers(2, env=env) as workers:
+            workers.run(begin_process_group)
+            for _ in range(2):
+                workers.run(steps.join, "env://")
+                assert (
+                    workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+                )
+                assert workers.run(all_reduce) == [2.0, 2.0]
+                workers.run(steps.leave)
+            assert workers.run(all_reduce) == [2.0, 2.0]
+            workers.run(end_process_group)
+
+
+def begin_process_group(me: Me) -> None:
+    os.environ["RANK"] = str(me.index)
+    dist.init_process_group("gloo")
+
+
+def all_reduce(me: Me) -> float:
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return float(ones)
+
+
+def end_process_group(me: Me) -> None:
+    dist.destroy_process_group()
+
+
+def test_rank_and_address_come_from_the_environment(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """As torchrun starts workers: all is in variables, the program says a name alone."""
+    with steps.meeting("agent", tmp_path_factory.mktemp("unused")) as place:
+        port = place.url.rpartition(":")[2]
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", **place.env}
+        with Workers(2, env=env) as workers:
+            workers.run(start_as_torchrun_does)
+
+            assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1}] * 2
+            assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+
+            workers.run(steps.leave)
+
+
+def start_as_torchrun_does(me: Me) -> None:
+    os.environ["RANK"] = str(me.index)
+    rpc.init_rpc(me.name, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+
+
+def test_debug_info_can_be_asked_for(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(steps.join, url)
+
+        (info,) = workers.run(debug_info)
+        assert "agent.thread_pool_size" in info
+
+        workers.run(steps.leave)
+
+
+def debug_info(me: Me) -> dict[str, str]:
+    return dict(rpc._get_debug_info())
+
+
+def test_a_store_that_the_program_brings_is_used() -> None:
+    """Torch's own tests, and some programs, call ``_init_rpc_backend`` with a store."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with Workers(2) as workers:
+        for _ in range(2):
+            workers.run(start_on_own_store, store.port)
+            assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+            workers.run(steps.leave)
+
+
+def start_on_own_store(me: Me, port: int) -> None:
+    me.memory["store"] = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    # What init_rpc does before it calls this.
+    dist.autograd._init(me.index)
+    rpc._init_rpc_backend(
+        backend=rpc.BackendType.TENSORPIPE,
+        store=me.memory["store"],
+        name=me.name,
+        rank=me.index,
+        world_size=me.size,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
+    )
