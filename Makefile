@@ -42,8 +42,10 @@ demo: setup  ## train a classifier over RPC, on TENSORPIPE and then on FAULTY_TE
 	$(BIN)/rpc-backends demo
 
 test: lint typecheck  ## everything: lint, types, all tests of all distributions
-	@echo "==> pytest: every suite"
-	$(BIN)/python -m pytest --durations=10 $(PYTEST_ARGS)
+	@echo "==> pytest: this project's tests"
+	$(BIN)/python -m pytest -m "not torch_suites" --durations=10 $(PYTEST_ARGS)
+	@echo "==> pytest: torch's own RPC suites on our handlers (they mostly wait: three at a time)"
+	$(BIN)/python -m pytest tests/torch_suites -n 3 $(PYTEST_ARGS)
 
 test-quick: setup  ## the tests that need no environment of their own and not torch's suites (3 min)
 	$(BIN)/python -m pytest -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)

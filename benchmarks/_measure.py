@@ -294,7 +294,7 @@ class Report:
                 _spread(one.reference),
                 f"{one.ratio:.3f}",
                 f"{one.interval[0]:.3f} - {one.interval[1]:.3f}",
-                f"{one.pair_ratios[0]:.2f} - {one.pair_ratios[2]:.2f}",
+                _ratios(one.pair_ratios),
                 one.bar or "",
                 f"[{styles[one.verdict]}]{one.verdict}[/]" if one.verdict else "",
             )
@@ -333,6 +333,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the order in which the sides take turns (0)"
     )
+
+
+def _ratios(values: tuple[float, float, float]) -> str:
+    low, middle, high = values
+    return f"{middle:.3f} ({low:.2f} - {high:.2f})"
 
 
 def _spread(values: tuple[float, float, float]) -> str:

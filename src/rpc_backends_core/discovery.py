@@ -56,11 +56,28 @@ def select(entry_points: Iterable[Any]) -> Scan:
 
 
 def _found(entry_point: Any) -> Found:
-    try:
-        name, version = entry_point.dist.name, entry_point.dist.version
-    except Exception:
-        name = version = None
+    name, version = _name_and_version(entry_point.dist)
     return Found(entry_point.name, entry_point.value, name, version, entry_point)
+
+
+def _name_and_version(dist: Any) -> tuple[str | None, str | None]:
+    """Return a distribution's name and version, None for what its metadata does not say.
+
+    From the first lines of its file: `dist.name` and `dist.version` would parse all of it, twice, and
+    import the email package for that, which takes longer than the scan.
+    """
+    try:
+        text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+    except (OSError, UnicodeDecodeError, AttributeError):
+        text = ""  # metadata that cannot be read hides a package's name, no more
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            break  # the end of the headers
+        field, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(field.lower(), value.strip())
+    return fields.get("name") or None, fields.get("version") or None
 
 
 def _sort_key(found: Found) -> tuple[str, str, str]:

@@ -52,7 +52,7 @@ class HookPackages:
         self.states: dict[str, HookState] = {}
         #: Whose each hook function is; stays when a package is left out, for calls still under way.
         #: By identity: code objects of different files may be equal.
-        self._owners: dict[int, tuple[Any, str]] = {}
+        self._owners: dict[int, tuple[Any, list[str]]] = {}
         self._reported = set() if reported is None else reported
         for one in found:
             self._add(one)
@@ -73,10 +73,9 @@ class HookPackages:
                 raise
             except Exception as error:
                 # What the backend's own failure became on its way out is the caller's to see.
-                guilty = None if work.failed else self._guilty(error)
-                if guilty not in taking_part:
+                guilty = None if work.failed else self._guilty(error, taking_part)
+                if guilty is None:
                     raise
-                assert guilty is not None
                 self._leave_out(guilty, error)
                 if work.done:
                     inner = _returning(work.result)  # once is enough; the other hooks go around it
@@ -113,7 +112,7 @@ class HookPackages:
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
                     code = getattr(impl.function, "__code__", None)
-                    self._owners[id(code)] = (code, name)
+                    self._owners.setdefault(id(code), (code, []))[1].append(name)
 
     def _leave_out(self, name: str, error: BaseException) -> None:
         self.states[name].error = error
@@ -143,15 +142,19 @@ class HookPackages:
             stacklevel=5,
         )
 
-    def _guilty(self, error: BaseException) -> str | None:
-        """Return the package in whose hook ``error`` was raised."""
+    def _guilty(self, error: BaseException, taking_part: set[str]) -> str | None:
+        """Return the package in whose hook ``error`` was raised.
+
+        Of packages that share the code of a library, it is the first; the others' turn comes.
+        """
         # pluggy itself refuses a wrapper that does not yield once, and names its place.
-        for code, name in self._owners.values():
+        for code, names in self._owners.values():
             if code is not None and f"{code.co_filename}:{code.co_firstlineno}" in str(error):
-                return name
+                return next((name for name in names if name in taking_part), None)
         for frame in reversed(list(_frames(error))):
-            if id(frame) in self._owners:
-                return self._owners[id(frame)][1]
+            for name in self._owners.get(id(frame), (None, []))[1]:
+                if name in taking_part:
+                    return name
         return None
 
 

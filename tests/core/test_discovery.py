@@ -177,7 +177,7 @@ def test_two_packages_with_one_name_conflict_and_both_are_named_with_a_remedy(si
         "'PIGEON'",
         "dist-a 1.1 (a:X)",
         "dist-b 2.2 (b:X)",
-        "pip uninstall dist-a | dist-b",
+        "pip uninstall dist-a or dist-b",
     ):
         assert part in str(caught.value)
 

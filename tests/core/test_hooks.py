@@ -239,7 +239,7 @@ def test_a_refusal_reaches_the_caller_and_the_handler_is_not_called(
 
 
 @pytest.mark.parametrize(
-    "error", [LookupError("mine"), TypeError("mine"), KeyboardInterrupt(), StopIteration("mine")]
+    "error", [LookupError("mine"), TypeError("mine"), KeyboardInterrupt(), SystemExit(3)]
 )
 def test_the_handlers_own_exception_passes_through_wrappers_unchanged(
     site: Site, registry: Registry, error: BaseException

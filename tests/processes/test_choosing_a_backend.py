@@ -7,9 +7,10 @@ import os
 from typing import Any
 
 import pytest
+from torch.distributed import rpc
+
 from support import steps
 from support.workers import Me, Workers
-from torch.distributed import rpc
 
 
 def start(me: Me, url: str, **arguments: Any) -> list[str]:
@@ -30,7 +31,7 @@ def is_faulty(kinds: list[str]) -> bool:
 
 
 def is_torchs(kinds: list[str]) -> bool:
-    """Whether the agent is torch's class itself, and no plugin's that derives from it."""
+    """Return whether the agent is torch's class itself, and no plugin's that derives from it."""
     return kinds[0] in ("TensorPipeAgent", "FaultyTensorPipeAgent")
 
 

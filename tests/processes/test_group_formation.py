@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support import steps
+from support.packages import write_package
 from support.steps import AT_ONCE, Meeting
 from support.workers import Failure, Me, Step, Workers
-
-from rpc_backends_core import RefusedError, hookimpl
 
 
 def assert_same_error_at_once(failures: list[Failure], kind: str) -> str:
@@ -46,9 +46,7 @@ def join_and_tell(me: Me, url: str, **arguments: Any) -> None:
         formation.wait_for = wait_for
 
 
-def start_waiting(
-    workers: Workers, where: Meeting, *indices: int, **arguments: Any
-) -> list[Step]:
+def start_waiting(workers: Workers, where: Meeting, *indices: int, **arguments: Any) -> list[Step]:
     """Let workers arrive that wait for others; return when they do."""
     started = [workers[index].start(join_and_tell, where.url, **arguments) for index in indices]
     for step in started:
@@ -70,9 +68,7 @@ def test_two_workers_of_one_name_are_an_error_for_all(where: Meeting) -> None:
 
 def test_workers_of_different_backends_are_an_error_for_all(where: Meeting) -> None:
     with Workers(2, env=where.env) as workers:
-        failures = workers.errors(
-            steps.join, where.url, only={1: {"backend": "FAULTY_TENSORPIPE"}}
-        )
+        failures = workers.errors(steps.join, where.url, only={1: {"backend": "FAULTY_TENSORPIPE"}})
 
         text = assert_same_error_at_once(failures, "GroupError")
         assert "'worker0' (rank 0): TENSORPIPE" in text
@@ -154,51 +150,71 @@ def test_a_worker_killed_before_the_group_is_complete_is_named(where: Meeting) -
             assert "'worker1' (rank 1)" in failure.text
 
 
-def test_the_others_are_told_when_the_host_of_the_store_is_killed(where: Meeting) -> None:
-    if where.kind == "file":
-        pytest.skip("a file has no host")
-    with Workers(3, env=where.env) as workers:
+def test_the_host_of_the_store_killed_while_the_group_forms_can_be_started_again(
+    tmp_path: Path,
+) -> None:
+    with steps.meeting("tcp", tmp_path) as where, Workers(2, env=where.env) as workers:
+        _, second = start_waiting(workers, where, 0, 1, world_size=3)
+        workers[0].kill()
+
+        workers.add()
+        workers.add()
+        workers.run(
+            steps.join,
+            where.url,
+            only={2: {"rank": 0, "name": "worker0"}, 3: {"rank": 2, "name": "worker2"}},
+            world_size=3,
+            on=[2, 3],
+        )
+
+        second.result()
+        everybody = {name: name for name in ("worker0", "worker1", "worker2")}
+        assert workers.run(steps.call_all) == [everybody] * 3
+        workers.run(steps.leave)
+
+
+def test_a_host_of_the_store_that_was_killed_and_does_not_come_back_is_a_timeout(
+    tmp_path: Path,
+) -> None:
+    env = {"RPC_BACKENDS_JOIN_TIMEOUT": "2"}
+    with steps.meeting("tcp", tmp_path) as where, Workers(3, env={**where.env, **env}) as workers:
         _, second = start_waiting(workers, where, 0, 1)
-        killed = time.monotonic()
         workers[0].kill()
 
         failure = second.error()
 
-        assert time.monotonic() - killed < 2 * AT_ONCE
-        assert failure.kinds[0] in ("DistNetworkError", "GroupError")
+        assert failure.kinds[0] == "GroupTimeoutError"
+        assert where.url in failure.text
+        assert failure.seconds < AT_ONCE + 2
+        assert not workers[1].call(steps.is_running)
 
 
 # --- workers that fail ---------------------------------------------------------------------------
 
 
-class RefusesToStart:
-    """A hook package that forbids RPC on one worker."""
+REFUSES = """
+    from rpc_backends_core import RefusedError, hookimpl
 
     @hookimpl
-    def rpc_backends_init_backend(self) -> None:
+    def {hook}():
         raise RefusedError("not on this host")
+"""
 
 
-class RefusesTheAgent:
-    """A hook package that forbids an agent."""
-
-    @hookimpl
-    def rpc_backends_agent(self) -> None:
-        raise RefusedError("not on this host")
-
-
-def join_with_hook_on_the_second(me: Me, url: str, plugin: type) -> None:
-    from rpc_backends_core import hooks
-
-    if me.index == 1:
-        hooks._hooks().manager.register(plugin())
-    steps.join(me, url)
-
-
-@pytest.mark.parametrize("plugin", [RefusesToStart, RefusesTheAgent])
-def test_a_refusal_by_a_hook_on_one_worker_is_read_by_all(where: Meeting, plugin: type) -> None:
+@pytest.mark.parametrize("hook", ["rpc_backends_init_backend", "rpc_backends_agent"])
+def test_a_refusal_by_a_hook_on_one_worker_is_read_by_all(
+    where: Meeting, tmp_path: Path, hook: str
+) -> None:
+    wheel = write_package(
+        tmp_path,
+        "rpc-hooks-policy",
+        modules={"rpc_hooks_policy.py": REFUSES.format(hook=hook)},
+        entry_points={"rpc.backends.hooks": {"policy": "rpc_hooks_policy"}},
+    )
     with Workers(3, env=where.env) as workers:
-        failures = workers.errors(join_with_hook_on_the_second, where.url, plugin)
+        workers[1].call(steps.put_on_path, wheel)
+
+        failures = workers.errors(steps.join, where.url)
 
         assert failures[1].kinds[0] == "RefusedError"
         for failure in (failures[0], failures[2]):

@@ -7,10 +7,11 @@ refuses a process another rank than it had.
 from __future__ import annotations
 
 import pytest
+from torch.distributed import rpc
+
 from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import Me, Workers
-from torch.distributed import rpc
 
 
 def everybody(*names: str) -> dict[str, str]:

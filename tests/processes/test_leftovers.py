@@ -1,11 +1,12 @@
 """What a process has open after RPC is shut down: what torch itself keeps, once, and nothing of ours.
 
-Torch makes its RRefContext once in a process, at the latest in the first shutdown, and it holds the agent
-of that first group for good: the threads of its pool (asleep), its shared memory, and an event loop with
-no thread. Nothing here can let go of it, so it is what the first group leaves; later groups leave nothing.
+Torch makes its RRefContext once in a process, at the latest in the first shutdown, and it holds the
+agent of that first group for good: the threads of its pool (asleep), its shared memory, and an event loop
+with no thread. Nothing here can let go of it, so it is what the first group leaves; later groups leave
+nothing.
 
-A worker of rank 0 that hosts a TCP store, and leaves while others are still there, keeps the store for them
-until it joins another group, or ends.
+A worker of rank 0 that hosts a TCP store, and leaves while others are still there, keeps the store for
+them until it joins another group, or ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+
 from support import steps
 from support.steps import Meeting, Open
 from support.workers import Workers

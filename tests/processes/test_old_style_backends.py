@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from support import steps
-from support.workers import Me, Workers
 from torch._C._distributed_rpc import _TensorPipeRpcBackendOptionsBase
 from torch.distributed import rpc
+
+from support import steps
+from support.workers import Me, Workers
 
 registry: Any = rpc.backend_registry
 
@@ -25,9 +26,7 @@ def construct(rpc_timeout: float, init_method: str, num_worker_threads: int, **_
     return Options(rpc_timeout, init_method, num_worker_threads)
 
 
-def start_agent(
-    store: Any, name: str, rank: int, world_size: int, rpc_backend_options: Any
-) -> Any:
+def start_agent(store: Any, name: str, rank: int, world_size: int, rpc_backend_options: Any) -> Any:
     """Start torch's agent, in the way of the handlers in torch, with torch's private helpers."""
     group = registry._init_process_group(store, rank, world_size)
     gathered: list[Any] = [None] * group.size()
@@ -85,7 +84,7 @@ def test_backends_with_the_same_handlers_are_two_members() -> None:
     with Workers(1) as workers:
         names = workers[0].call(register, "ONE", "TWO")
 
-        assert names[-2:] == ["ONE", "TWO"]
+        assert {"ONE", "TWO"} < set(names)
         assert workers[0].call(are_two) == (True, True)
 
 

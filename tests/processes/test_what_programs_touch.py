@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed import rpc
+
 from support import steps
 from support.steps import Meeting
 from support.workers import Me, Workers
-from torch import nn
-from torch.distributed import rpc
 
 
 def test_require_initialized_guards_functions_of_programs(url: str) -> None:
@@ -110,7 +111,8 @@ def test_a_process_group_on_the_same_master_port_before_and_beside_rpc(
             for _ in range(2):
                 workers.run(steps.join, "env://")
                 assert (
-                    workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+                    workers.run(steps.call_all)
+                    == [{"worker0": "worker0", "worker1": "worker1"}] * 2
                 )
                 assert workers.run(all_reduce) == [2.0, 2.0]
                 workers.run(steps.leave)

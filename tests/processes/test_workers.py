@@ -1,17 +1,19 @@
-"""The harness itself."""
+"""The harness of these tests: it says what went wrong, in time, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
+
 from support.workers import Me, WorkerError, Workers
 
 
-def identity(me: Me) -> tuple[int, str, int]:
-    return me.index, me.name, os.getpid()
+def identity(me: Me) -> tuple[int, str, int, int]:
+    return me.index, me.name, me.size, os.getpid()
 
 
 def fail_on_the_second(me: Me) -> str:
@@ -20,14 +22,14 @@ def fail_on_the_second(me: Me) -> str:
     return "fine"
 
 
-def sleep(me: Me, seconds: float) -> None:
+def sleep(me: Me) -> None:
     me.tell("sleeping")
-    time.sleep(seconds)
+    time.sleep(1000)
 
 
-def remember(me: Me, value: int) -> int:
+def add_up(me: Me, value: int) -> int:
     me.memory["sum"] = me.memory.get("sum", 0) + value
-    return me.memory["sum"]
+    return int(me.memory["sum"])
 
 
 def variable(me: Me) -> str | None:
@@ -35,31 +37,75 @@ def variable(me: Me) -> str | None:
 
 
 def threads(me: Me) -> int:
-    return len(os.listdir("/proc/self/task"))
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
-def test_all(): 
-    with Workers(3, env={"SOME_VARIABLE": "x"}) as ws:
-        r = ws.run(identity)
-        assert [x[:2] for x in r] == [(i, f"worker{i}") for i in range(3)]
-        assert ws.run(threads) == [1, 1, 1]
-        assert ws.run(variable) == ["x"] * 3
-        with pytest.raises(WorkerError, match="the second fails") as e:
-            ws.run(fail_on_the_second)
-        print(e.value)
-        s = ws[0].start(sleep, 100)
-        assert s.news() == "sleeping"
-        ws[0].interrupt()
-        assert s.error().kinds[0] == "KeyboardInterrupt"
-        s = ws[0].start(sleep, 100)
-        with pytest.raises(WorkerError) as e:
-            s.result(1)
-        print(e.value)
-        ws[1].kill()
-        assert ws[1].status == -signal.SIGKILL
-        assert ws[2].end() == 0
+def end_abruptly(me: Me) -> None:
+    print("last words")
+    os._exit(3)
 
 
-def test_fresh(): 
-    with Workers(1, env={"SOME_VARIABLE": "x"}, fresh=True) as ws:
-        assert ws.run(variable) == ["x"] * 1
+@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
+def test_steps_run_in_processes_of_their_own_that_remember(fresh: bool) -> None:
+    with Workers(3, env={"SOME_VARIABLE": "x"}, fresh=fresh) as workers:
+        seen = workers.run(identity)
+        assert seen == [(i, f"worker{i}", 3, workers[i].pid) for i in range(3)]
+        assert workers.run(variable) == ["x"] * 3
+        assert workers.run(threads) == [1, 1, 1]
+        assert workers.run(add_up, 2) == [2, 2, 2]
+        assert workers[1].call(add_up, 3) == 5
+        assert workers.run(add_up, 0, on=[2, 1]) == [2, 5]
+
+
+def test_an_error_shows_the_traceback_of_the_worker_that_failed() -> None:
+    with Workers(2) as workers, pytest.raises(WorkerError) as caught:
+        workers.run(fail_on_the_second)
+
+    assert "--- worker1" in str(caught.value)
+    assert "in fail_on_the_second" in str(caught.value)
+    assert "KeyError: 'the second fails'" in str(caught.value)
+    assert "--- worker0" not in str(caught.value)
+
+
+def test_an_error_that_was_expected_and_did_not_come_is_an_error() -> None:
+    with Workers(2) as workers, pytest.raises(WorkerError, match="worker0 returned 'fine'"):
+        workers.errors(fail_on_the_second)
+
+
+def test_when_the_time_is_up_the_error_shows_where_each_worker_is() -> None:
+    with Workers(2, seconds=2) as workers, pytest.raises(WorkerError) as caught:
+        workers.run(sleep)
+
+    assert str(caught.value).startswith("worker0 was not through with its step in time")
+    assert str(caught.value).count(" in sleep\n") == 2
+
+
+def test_a_worker_that_ends_in_a_step_is_an_error_with_its_last_words() -> None:
+    with Workers(1) as workers, pytest.raises(WorkerError) as caught:
+        workers.run(end_abruptly)
+
+    assert "worker0 ended, exit status 3\nlast words" in str(caught.value)
+
+
+def test_workers_can_be_interrupted_killed_and_ended() -> None:
+    with Workers(3) as workers:
+        step = workers[0].start(sleep)
+        assert step.news() == "sleeping"
+        workers[0].interrupt()
+        assert step.error().kinds[0] == "KeyboardInterrupt"
+
+        workers[1].kill()
+        assert workers[1].status == -signal.SIGKILL
+        assert workers[2].end() == 0
+        assert len(workers.run(identity)) == 1
+
+
+def test_no_process_is_left_when_a_test_fails() -> None:
+    pids = []
+    with pytest.raises(ZeroDivisionError), Workers(2) as workers:
+        pids = [worker.pid for worker in workers]
+        workers[0].start(sleep)
+        raise ZeroDivisionError
+
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

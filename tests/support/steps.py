@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,21 +76,12 @@ def join(
 
     :param only: arguments for some workers alone, by their index.
     """
+    given = {"name": name, "rank": rank, "world_size": world_size, "backend": backend, **options}
     if only is not None:
-        return join(
-            me,
-            url,
-            **{
-                "name": name,
-                "rank": rank,
-                "world_size": world_size,
-                "backend": backend,
-                **options,
-                **only.get(me.index, {}),
-            },
-        )
+        join(me, url, **{**given, **only.get(me.index, {})})
+        return
     member = rpc.BackendType[backend]
-    return rpc.init_rpc(
+    rpc.init_rpc(
         me.name if name is None else name,
         backend=member,
         rank=me.index if rank is None else rank,
@@ -108,6 +100,11 @@ def join_dynamic(me: Me, url: str, **arguments: Any) -> None:
 def leave(me: Me, graceful: bool = True, timeout: float = 0) -> None:
     """Shut RPC down."""
     rpc.shutdown(graceful, timeout)
+
+
+def put_on_path(me: Me, wheel: Path) -> None:
+    """Make a package (`support.packages`) an installed one; before anything has asked for packages."""
+    sys.path.append(str(wheel))
 
 
 # --- working -------------------------------------------------------------------------------------

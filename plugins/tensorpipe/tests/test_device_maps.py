@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import Workers
@@ -58,9 +59,10 @@ def test_the_same_processes_can_form_a_static_group_after_that(where: Meeting) -
 
         workers.run(steps.join, where.url)
 
-        assert workers.run(steps.call_all) == [
-            {"worker0": "worker0", "worker1": "worker1", "worker2": "worker2"}
-        ] * 3
+        assert (
+            workers.run(steps.call_all)
+            == [{"worker0": "worker0", "worker1": "worker1", "worker2": "worker2"}] * 3
+        )
         workers.run(steps.leave)
 
 
@@ -92,9 +94,7 @@ def test_only_the_joiner_of_a_dynamic_group_gets_the_error(wrong: str, where: Me
 def test_a_map_that_does_not_fit_who_joins_later_fails_the_later_one(where: Meeting) -> None:
     """Whether the map fits shows when its target comes, and who is there has done nothing wrong."""
     with Workers(2, env=where.env) as workers:
-        workers[0].call(
-            steps.join_dynamic, where.url, device_maps={"worker1": {"cpu": "cuda:100"}}
-        )
+        workers[0].call(steps.join_dynamic, where.url, device_maps={"worker1": {"cpu": "cuda:100"}})
 
         failure = workers[1].start(steps.join_dynamic, where.url).error()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import rpc
+
 from support import steps
 from support.steps import AT_ONCE, Meeting, join_dynamic
-from support.workers import Me, Workers
+from support.workers import Done, Failure, Me, Workers
 
 
 def everybody(*names: str) -> dict[str, str]:
-    """What `steps.call_all` returns when all of ``names`` answer under their own name."""
+    """Return what `steps.call_all` does when all of ``names`` answer under their own name."""
     return {name: name for name in sorted(names)}
 
 
@@ -94,6 +99,95 @@ def test_a_worker_that_left_comes_back(where: Meeting, process: str, again: dict
         assert workers[0].call(steps.call, rank).split()[0] == name
         assert back.call(steps.call, 2).split()[0] == "worker2"
         workers.run(steps.leave, on=living)
+
+
+def test_rrefs_and_autograd_work_with_a_worker_that_was_replaced(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+        assert workers[0].call(steps.use_rref, "worker1") == [2.0, 2.0, 2.0]
+        assert workers[1].call(steps.differentiate, "worker0") == [3.0, 3.0]
+        workers[1].call(steps.leave)
+        new = workers.add()
+        new.call(join_dynamic, url, name="worker1", rank=1)
+
+        assert workers[0].call(steps.use_rref, "worker1") == [2.0, 2.0, 2.0]
+        assert workers[0].call(steps.differentiate, "worker1") == [3.0, 3.0]
+        assert new.call(steps.use_rref, "worker0") == [2.0, 2.0, 2.0]
+        assert new.call(steps.differentiate, "worker0") == [3.0, 3.0]
+        workers.run(steps.leave, on=[0, 2])
+
+
+def test_what_a_program_knows_of_a_worker_can_be_handed_on(url: str) -> None:
+    """A ``WorkerInfo`` is good to call in another process too, also of a worker that came back."""
+    with Workers(3) as workers:
+        workers.run(join_dynamic, url)
+        workers[1].call(steps.leave)
+        workers[1].call(join_dynamic, url)
+
+        assert workers[0].call(call_through, "worker2", "worker1").split()[0] == "worker1"
+        assert workers[1].call(call_through, "worker2", "worker1").split()[0] == "worker1"
+        workers.run(steps.leave)
+
+
+def call_through(me: Me, relay: str, to: str) -> str:
+    return str(rpc.rpc_sync(relay, pass_on, args=(rpc.get_worker_info(to),)))
+
+
+def pass_on(to: rpc.WorkerInfo) -> str:
+    return str(rpc.rpc_sync(to, steps.who))
+
+
+def test_a_worker_that_leaves_finishes_what_it_serves(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+        calling = workers[0].start(call_and_tell, "worker1")
+        assert calling.news() == "serving"
+
+        workers[1].call(steps.leave)
+
+        assert calling.result() == "served"
+        workers[0].call(steps.leave)
+
+
+def call_and_tell(me: Me, to: str) -> str:
+    future = rpc.rpc_async(to, serve_slowly, args=(me.name,))
+    assert SERVING.wait(30)
+    me.tell("serving")
+    return str(future.wait())
+
+
+SERVING = threading.Event()
+
+
+def now_serving() -> None:
+    SERVING.set()
+
+
+def serve_slowly(caller: str) -> str:
+    rpc.rpc_sync(caller, now_serving)
+    time.sleep(1)
+    return "served"
+
+
+def test_a_worker_that_leaves_gets_the_answers_it_waits_for(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+
+        assert workers[1].call(ask_and_leave, "worker0") == "served"
+
+        workers[0].call(steps.leave)
+
+
+def ask_and_leave(me: Me, to: str) -> str:
+    future = rpc.rpc_async(to, answer_slowly)
+    result = future.then(lambda done: done.value())
+    rpc.shutdown()
+    return str(result.wait())
+
+
+def answer_slowly() -> str:
+    time.sleep(1)
+    return "served"
 
 
 def test_a_worker_leaves_and_comes_back_many_times(where: Meeting) -> None:
@@ -206,6 +300,55 @@ def test_a_joiner_whose_name_or_rank_is_taken_is_refused_and_the_group_is_as_bef
         workers.run(steps.leave)
 
 
+def test_of_several_that_join_at_once_under_one_name_one_is_let_in(url: str) -> None:
+    with Workers(4) as workers:
+        workers[0].call(join_dynamic, url)
+
+        steps_under_way = [
+            workers[index].start(join_dynamic, url, name="same") for index in (1, 2, 3)
+        ]
+        outcomes = [step.outcome() for step in steps_under_way]
+
+        refused = [one for one in outcomes if isinstance(one, Failure)]
+        assert len(refused) == 2
+        assert all("name same is not unique" in one.text for one in refused)
+        running = [0, 1 + next(i for i, one in enumerate(outcomes) if isinstance(one, Done))]
+        assert_all_call_all(workers, "worker0", "same", on=running)
+        workers.run(steps.leave, on=running)
+
+
+@pytest.mark.slow
+def test_workers_that_come_and_go_all_the_time_end_up_as_one_group(where: Meeting) -> None:
+    with Workers(5, env=where.env, seconds=120) as workers:
+        workers[0].call(join_dynamic, where.url)
+
+        workers.run(come_and_go, where.url, 5, on=[1, 2, 3, 4])
+
+        assert_all_call_all(workers, *(f"worker{index}" for index in range(5)))
+        workers.run(steps.leave)
+
+
+def come_and_go(me: Me, url: str, times: int) -> None:
+    for number in range(times):
+        join_dynamic(me, url)
+        assert rpc.rpc_sync("worker0", steps.who).split()[0] == "worker0"
+        if number < times - 1:
+            rpc.shutdown()
+
+
+def test_members_go_on_and_leave_when_the_host_of_the_store_was_killed(tmp_path: Path) -> None:
+    with steps.meeting("tcp", tmp_path) as where, Workers(3, env=where.env) as workers:
+        workers.run(join_dynamic, where.url)
+        workers[0].kill()
+
+        assert workers[1].call(steps.call, "worker2").split()[0] == "worker2"
+        for index in (1, 2):
+            step = workers[index].start(steps.leave)
+            step.outcome()
+            assert step.outcome().seconds < AT_ONCE
+        assert workers.run(steps.is_running) == [False, False]
+
+
 def test_a_worker_that_is_killed_while_it_joins_stops_nobody(url: str) -> None:
     """With stock torch it keeps the token, and everybody after it waits for the store's timeout."""
     with Workers(3) as workers:
@@ -223,8 +366,6 @@ def test_a_worker_that_is_killed_while_it_joins_stops_nobody(url: str) -> None:
 
 
 def join_and_stop_before_telling(me: Me, url: str) -> None:
-    import threading
-
     from rpc_backend_tensorpipe import dynamic_group
 
     def stop(*args: Any) -> None:

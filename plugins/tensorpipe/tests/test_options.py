@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import rpc
+
 from support import steps
 from support.workers import Me, Workers
-from torch.distributed import rpc
 
 KNOWN = (
     "rpc_timeout",

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import rpc
+
 from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import Me, Workers
-from torch.distributed import rpc
 
 # All that torch documents for a name, at the length it allows.
 LONGEST_NAME = (string.ascii_letters + string.digits + "_:-" * 30)[:127]
@@ -31,6 +32,22 @@ def test_every_worker_calls_every_other(where: Meeting, size: int) -> None:
         workers.run(steps.leave)
         assert workers.run(steps.is_running) == [False] * size
         assert [worker.end() for worker in workers] == [0] * size
+
+
+def test_calls_may_be_made_at_once_when_init_returns(where: Meeting) -> None:
+    """Whoever is through first must find the others ready to serve, and to gather."""
+    with Workers(4, env=where.env) as workers:
+        everybody = [f"worker{rank}" for rank in range(4)]
+        for _ in range(3):
+            results = workers.run(join_and_call, where.url)
+
+            assert results == [({name: name for name in everybody}, sorted(everybody))] * 4
+            workers.run(steps.leave)
+
+
+def join_and_call(me: Me, url: str) -> tuple[dict[str, str], list[str]]:
+    steps.join(me, url)
+    return steps.call_all(me), sorted(steps.gather(me, None))
 
 
 def test_rrefs_and_distributed_autograd_work(url: str) -> None:
@@ -134,6 +151,21 @@ def known_workers(me: Me) -> list[tuple[str, int]]:
     return [(info.name, info.id) for info in infos]
 
 
+def test_rank_and_world_size_may_be_any_integer(url: str) -> None:
+    """Torch takes every ``numbers.Integral``; programs read them from arrays."""
+    with Workers(2) as workers:
+        workers.run(join_with_numpy, url)
+
+        assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1}] * 2
+        workers.run(steps.leave)
+
+
+def join_with_numpy(me: Me, url: str) -> None:
+    import numpy as np
+
+    steps.join(me, url, rank=np.int64(me.index), world_size=np.int32(2))
+
+
 @pytest.mark.parametrize("absent", ["nobody", 7])
 def test_an_absent_worker_is_a_runtime_error(url: str, absent: str | int) -> None:
     with Workers(2) as workers:
@@ -173,6 +205,29 @@ def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:
 
         workers[1].call(steps.leave, False)
         assert [worker.end() for worker in workers] == [0, 0]
+
+
+def test_shutdown_of_what_was_not_started_is_torchs_error() -> None:
+    with Workers(1) as workers:
+        (failure,) = workers.errors(steps.leave)
+
+        assert failure.kinds[0] == "RuntimeError"
+        assert failure.text.startswith("RPC has not been initialized.")
+
+
+def test_a_graceful_shutdown_gives_up_on_a_killed_worker_after_its_timeout(url: str) -> None:
+    with Workers(3) as workers:
+        workers.run(steps.join, url)
+        workers[1].kill()
+
+        failures = workers.errors(steps.leave, True, 2)
+
+        assert max(failure.seconds for failure in failures) < AT_ONCE
+        assert workers.run(steps.is_running) == [False, False]
+        # The other two may go on in a group of their own.
+        workers.run(steps.join, url, world_size=2, only={2: {"rank": 1}})
+        assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker2": "worker2"}] * 2
+        workers.run(steps.leave)
 
 
 def test_a_graceful_shutdown_waits_for_all_workers_and_their_work(url: str) -> None:

@@ -7,6 +7,7 @@ no group), ``closed``, ``left``, ``ended``; for a dynamic group ``present``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -117,20 +118,23 @@ class _Arrival:
         mine = json.dumps(self._who)
         slot = f"{g}/slot/{self._rank}"
         if self._store.compare_set(slot, "", mine).decode() == mine:
-            self._store.add(f"{g}/arrived", 1)
+            if self._store.add(f"{g}/arrived", 1) == world_size:
+                self._complete(g, world_size)
         elif self._store.add("generation", 0) != g:
             return False  # that group is complete; ours is the next
         else:
             # Our rank has arrived before: an attempt that was killed, whose place we take. (If it
             # lives, it finds itself left out and waits for the next group.)
             self._store.set(slot, mine)
+        return True
+
+    def _complete(self, g: int, world_size: int) -> None:
+        """Make the group, if all are there; if two workers do, the first answer stands."""
         slots = [f"{g}/slot/{rank}" for rank in range(world_size)]
-        # The last to write its slot sees them all; if two do, the first answer stands.
         if self._store.check(slots):
             arrivals = [json.loads(value) for value in get_all(self._store, slots)]
             settle(self._store, f"{g}/group", compose(arrivals))
             self._close(g)
-        return True
 
     def _wait_for_group(self, g: int, world_size: int, limit: float) -> tuple[Member, ...] | None:
         """Return the members, or None if the group was completed without this process."""
@@ -138,10 +142,18 @@ class _Arrival:
         reader = f"RPC worker {self._name!r} (rank {self._rank})"
         try:
             value = wait_for(
-                self._store, key, limit, lambda: self._missing(g, world_size), reader=reader
+                self._store,
+                key,
+                limit,
+                lambda: self._missing(g, world_size),
+                reader=reader,
+                # A worker that was killed as it arrived may not have been counted.
+                meanwhile=lambda: self._complete(g, world_size),
             )
         except BaseException as error:
             self._give_up(g, f"{reader} gave up: {type(error).__name__}: {error}", "GroupError")
+            with contextlib.suppress(RuntimeError):  # the store may be what failed
+                self._let_others_read(g)
             raise
         if value is None:
             reason = (

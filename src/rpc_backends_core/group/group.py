@@ -115,12 +115,19 @@ class Group:
     def wait_until_ended(self, seconds: float) -> bool:
         """Wait until every member of a static group has left; the host of the store does."""
         if self.world_size is None:
-            return bool(self.store.add("present", 0) <= 0)
+            return self.is_over()
         try:
             done = wait_for(self.store, "ended", seconds, lambda: "the others to leave")
         except RuntimeError:
             return False
         return done is not None
+
+    def is_over(self) -> bool:
+        """Return whether all members of a dynamic group have left; True too if the store is gone."""
+        try:
+            return bool(self.store.add("present", 0) <= 0)
+        except RuntimeError:
+            return True
 
     @property
     def _reader(self) -> str:

@@ -17,12 +17,19 @@ _FIRST_NEWS = 10.0
 
 
 def wait_for(
-    store: Any, key: str, timeout: float, what: Callable[[], str], *, reader: str = ""
+    store: Any,
+    key: str,
+    timeout: float,
+    what: Callable[[], str],
+    *,
+    reader: str = "",
+    meanwhile: Callable[[], None] | None = None,
 ) -> bytes | None:
     """Return the value of ``key`` once it is there; None when ``timeout`` seconds have passed.
 
     :param what: says what is being waited for, for the log; called only if it takes long.
     :param reader: who waits, for the log.
+    :param meanwhile: called once a second while it takes that long.
     """
     start = time.monotonic()
     news = _FIRST_NEWS
@@ -37,6 +44,8 @@ def wait_for(
         if _wait(store, key, min(left, _SLICE)):
             value: bytes = store.get(key)
             return value
+        if meanwhile is not None:
+            meanwhile()
 
 
 def _wait(store: Any, key: str, seconds: float) -> bool:

@@ -66,9 +66,10 @@ def _by_options(options: Any) -> Any:
             if _package(entry) == package and _loaded_type(entry) is kind:
                 return BackendType[entry.name]
     for learn in (_loaded_type, _constructed_type):
+        learned = [(entry, learn(entry)) for entry in entries]
         for kind in type(options).__mro__:
-            for entry in entries:
-                if learn(entry) is kind:
+            for entry, own in learned:
+                if own is kind:
                     return BackendType[entry.name]
     types = ", ".join(
         f"{entry.name}: {known.__name__}" for entry in entries if (known := _known_type(entry))
@@ -100,7 +101,7 @@ def _loaded_type(entry: Entry) -> type | None:
 def _constructed_type(entry: Entry) -> type | None:
     """Return the type of an old-style backend's default options, None if it cannot be known."""
     if entry.options_type is not None or entry.state not in ("registered", "loaded"):
-        return None
+        return entry.options_type
     try:
         return type(construct_rpc_backend_options(entry.name))
     except Exception:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
@@ -26,6 +28,8 @@ NEVER = timedelta(milliseconds=2**31 - 1)
 #: Seconds the host of the store waits for the others to have left it; they are at most an agent's
 #: shutdown behind.
 _HOST_PATIENCE = 5.0
+#: Seconds between two looks whether the host listens.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 #: Seconds between two attempts to meet while the last host closes its store.
 _HOST_PAUSE = 0.05
 
@@ -60,8 +64,8 @@ class Session:
         """Meet the other workers and return the store for the backend."""
         if self.rank != 0:
             # A store that this process hosted for an earlier group would keep its port from the
-            # process that hosts one now.
-            _lingering.clear()
+            # process that hosts one now. A dynamic group that we come back to still uses it.
+            _release(all_but=self.init_method if self.world_size is None else None)
         if not self._forms_group():
             return self._torchs_way(self._meet())
         end = time.monotonic() + _HOST_PATIENCE
@@ -79,7 +83,8 @@ class Session:
     def _meet(self) -> Any:
         """Rendezvous, and return the raw store."""
         store = self._rendezvous_store()
-        _lingering.clear()
+        if self.rank == 0:
+            _release()  # torch gives one port one server, and we have it now
         store.set_timeout(timedelta(seconds=self.timeout) if self.timeout else NEVER)
         self._store = store
         return store
@@ -97,6 +102,8 @@ class Session:
                 # A TCP store that is told the size of the group waits for that many clients, by
                 # count alone; the group's own formation knows who is missing.
                 url = self.init_method if self.rank == -1 else _tcp(self.init_method)
+                if self.rank > 0:
+                    _wait_for_host(url, limit)
                 self._rendezvous = _rendezvous(url, self.rank, None, **extra)
             else:
                 self._rendezvous = _rendezvous(self.init_method, self.rank, self.world_size)
@@ -154,7 +161,9 @@ class Session:
             # If a store goes while others still use it, they fail.
             patience = _HOST_PATIENCE if together else 0.0
             if self._hosts_store() and not group.wait_until_ended(patience):
-                _lingering.append((self._store, self._rendezvous))
+                _lingering.append((self.init_method, self._store, self._rendezvous))
+            elif self.world_size is None and group.is_over():
+                _release()
         self._let_go()
 
     def abandon(self, error: BaseException) -> None:
@@ -205,6 +214,28 @@ def _tcp(init_method: str) -> str:
     return f"tcp://{f'[{host}]' if ':' in host else host}:{port}{'?' if query else ''}{query}"
 
 
+def _wait_for_host(url: str, limit: float) -> None:
+    """Wait until something listens at a ``tcp://`` address, or for ``limit`` seconds at most.
+
+    Torch's own client, if the host does not listen when it first tries, sleeps for up to a second.
+    """
+    address = urlsplit(url)
+    if address.scheme != "tcp" or not address.hostname or not address.port:
+        return
+    end = time.monotonic() + limit
+    pause = _SHORTEST_PAUSE
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((address.hostname, address.port), timeout=1).close()
+        except (ConnectionRefusedError, TimeoutError):
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+        except OSError:
+            return  # a name that means nothing, say: torch's client words it
+        else:
+            return
+
+
 def rpc_seconds(rpc_timeout: float) -> float:
     """Return a timeout in seconds; 0 stays 0 and means never."""
     return float(rpc_timeout)
@@ -252,4 +283,10 @@ def current_group(store: Any) -> Group | None:
 
 
 _current: list[Session] = []
-_lingering: list[Any] = []
+#: Stores that this process hosts for others beyond its own membership: (init method, what holds them).
+_lingering: list[tuple[Any, ...]] = []
+
+
+def _release(all_but: str | None = None) -> None:
+    """Let go of stores that were kept for others."""
+    _lingering[:] = [kept for kept in _lingering if kept[0] == all_but]

@@ -18,7 +18,8 @@ from torch.distributed import rpc
 
 from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backend_tensorpipe.membership import Membership, Peer, State, is_listening, logger
+from rpc_backend_tensorpipe.liveness import Pulse, is_alive
+from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.torch_bridge.engine_store import EngineStore
 from rpc_backends_core.torch_bridge.session import fixed_worker_id
 from rpc_backends_core.torch_bridge.tensorpipe_agents import (
@@ -44,6 +45,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
     engine: EngineStore
     membership: Membership
     me: Peer
+    pulse: Pulse | None = None
 
     def begin(self, engine: EngineStore, membership: Membership, me: Peer) -> None:
         """Set what this agent knows before it is started."""
@@ -54,6 +56,8 @@ class DynamicAgent(Ranked, TensorPipeAgent):
 
     def apply(self, state: State) -> None:
         """Bring this agent's peers in line with ``state``, unless it knows a later one."""
+        if self.pulse is not None:
+            self.pulse.take_off()
         with self._changing:
             if state.version <= self._state.version:
                 return
@@ -120,6 +124,12 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         self._finish_serving(_SERVING_PATIENCE)
         self.join(shutdown=True)
 
+    def shutdown(self) -> None:
+        """Stop the agent."""
+        if self.pulse is not None:
+            self.pulse.close()
+        TensorPipeAgent.shutdown(self)
+
     def _finish_serving(self, seconds: float) -> None:
         """Wait until no request is being served here; members know that we leave and send no more."""
         end = time.monotonic() + seconds
@@ -144,11 +154,12 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
     worker_id = membership.reserve(name, rank, mine, wanted=fixed_worker_id())
     engine = EngineStore(name)
     agent = DynamicAgent(engine.store, name, worker_id, None, options, {}, [])
-    me = Peer(name, rank, worker_id, "", mine)
+    me = Peer(name, rank, worker_id, mine)
     agent.begin(engine, membership, me)
     try:
         rpc.api._init_rpc_states(agent)
-        agent.me = me = me.at(engine.own_address)
+        agent.pulse = Pulse(engine.own_address)
+        agent.me = me = me.at(engine.own_address, agent.pulse.address)
         state = membership.add(me)
         _introduce(agent, state, options)
     except BaseException:
@@ -167,7 +178,7 @@ def learn(payload: dict[str, Any]) -> None:
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
     """Tell every member of the new one; take members off the list that are no longer there."""
     silent = agent.tell(state, timeout=options.rpc_timeout)
-    gone = [peer for peer in silent if not is_listening(peer.address)]
+    gone = [peer for peer in silent if not is_alive(peer.pulse)]
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
         logger.warning("taking RPC workers that are gone off the list of members: %s", names)
@@ -183,7 +194,7 @@ def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     except RuntimeError as error:
         logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
     finally:
-        TensorPipeAgent.shutdown(agent)
+        agent.shutdown()
 
 
 def _renew_gathers(names: set[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +12,7 @@ from torch._C._distributed_rpc import WorkerInfo
 
 from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.devices import WorkerDevices
+from rpc_backend_tensorpipe.liveness import is_alive
 from rpc_backends_core.torch_bridge.tensorpipe_agents import dumps, worker_info
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
@@ -21,9 +20,6 @@ logger = logging.getLogger("rpc_backends.tensorpipe")
 _KEY = "members"
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_WORKER_ID = 32767
-#: Seconds in which a process that lives must accept a connection.
-_PROBE_SECONDS = 2.0
-_TCP_ADDRESS = re.compile(r"uv://\[?(?P<host>[^\]]+)\]?:(?P<port>\d+)$")
 
 
 @dataclass(frozen=True)
@@ -32,17 +28,19 @@ class Peer:
 
     :ivar worker_id: what agents know it by; never given to a second worker of the group.
     :ivar address: where its agent listens, as TensorPipe writes it.
+    :ivar pulse: host and port by which to tell whether it lives; see :mod:`.liveness`.
     """
 
     name: str
     rank: int
     worker_id: int
-    address: str
     devices: WorkerDevices
+    address: str = ""
+    pulse: tuple[str, int] = ("", 0)
 
-    def at(self, address: str) -> Peer:
-        """Return this member with the address its agent listens on."""
-        return replace(self, address=address)
+    def at(self, address: str, pulse: tuple[str, int]) -> Peer:
+        """Return this member with the addresses it has once its agent runs."""
+        return replace(self, address=address, pulse=pulse)
 
     def info(self) -> WorkerInfo:
         """Return what programs see of it."""
@@ -70,7 +68,14 @@ class State:
             "version": self.version,
             "used": sorted(self.used),
             "peers": [
-                [peer.name, peer.rank, peer.worker_id, peer.address, peer.devices.to_json()]
+                [
+                    peer.name,
+                    peer.rank,
+                    peer.worker_id,
+                    peer.devices.to_json(),
+                    peer.address,
+                    list(peer.pulse),
+                ]
                 for peer in self.peers.values()
             ],
         }
@@ -79,8 +84,8 @@ class State:
     def from_json(cls, value: dict[str, Any]) -> State:
         """Return what :meth:`to_json` wrote."""
         peers = [
-            Peer(name, rank, worker_id, address, WorkerDevices.from_json(of))
-            for name, rank, worker_id, address, of in value["peers"]
+            Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, tuple(pulse))
+            for name, rank, worker_id, of, address, pulse in value["peers"]
         ]
         return cls(value["version"], {peer.name: peer for peer in peers}, frozenset(value["used"]))
 
@@ -162,21 +167,6 @@ class Membership:
             text = now
 
 
-def is_listening(address: str) -> bool:
-    """Return whether something accepts connections at a TensorPipe address.
-
-    An address that is not TCP cannot be tried; it counts as listening.
-    """
-    match = _TCP_ADDRESS.match(address)
-    if match is None:
-        return True
-    try:
-        socket.create_connection((match["host"], int(match["port"])), _PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
-
-
 def _others(state: State, name: str, rank: int) -> list[Peer]:
     """Return the members beside a worker of this name and rank.
 
@@ -186,7 +176,7 @@ def _others(state: State, name: str, rank: int) -> list[Peer]:
     for peer in state.peers.values():
         if name != peer.name and rank != peer.rank:
             others.append(peer)
-        elif is_listening(peer.address):
+        elif is_alive(peer.pulse):
             what = f"name {name}" if name == peer.name else f"rank {rank}"
             raise RuntimeError(
                 f"RPC worker {what} is not unique: the member {peer.name!r} (rank {peer.rank}, "

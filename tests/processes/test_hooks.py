@@ -1,0 +1,142 @@
+"""Hook packages go around every backend's start: plugins, torch's own, and old-style ones.
+
+The package is a real one: a wheel on ``sys.path``, found by its entry point.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import rpc
+
+from support import steps
+from support.packages import write_package
+from support.workers import Me, Workers
+
+OBSERVER = """
+    from rpc_backends_core import hookimpl
+
+    SEEN = []
+
+    @hookimpl(wrapper=True)
+    def rpc_backends_construct_options(backend, rpc_timeout):
+        options = yield
+        SEEN.append(("options", backend, rpc_timeout, type(options).__name__))
+        return options
+
+    @hookimpl(wrapper=True)
+    def rpc_backends_init_backend(backend, kwargs):
+        agent = yield
+        SEEN.append(("init", backend, kwargs["name"], type(agent).__name__))
+        return agent
+
+    @hookimpl(wrapper=True)
+    def rpc_backends_agent(backend, agent):
+        agent = yield
+        SEEN.append(("agent", backend, agent.get_worker_info().name, type(agent).__name__))
+        return agent
+"""
+
+REPLACER = """
+    import torch.distributed as dist
+    from torch.distributed import rpc
+    from rpc_backends_core import hookimpl
+
+    class Replacement(rpc.TensorPipeAgent):
+        pass
+
+    @hookimpl
+    def rpc_backends_agent(agent):
+        options = rpc.TensorPipeRpcBackendOptions()
+        name = agent.get_worker_info().name
+        return Replacement(dist.HashStore(), name, 0, 1, options, {}, [])
+"""
+
+BROKEN = """
+    from rpc_backends_core import hookimpl
+
+    @hookimpl
+    def rpc_backends_agent(agent):
+        raise ZeroDivisionError("a defect")
+"""
+
+
+def package(folder: Path, source: str) -> Path:
+    """Write a hook package."""
+    return write_package(
+        folder,
+        "rpc-hooks-sample",
+        modules={"rpc_hooks_sample.py": source},
+        entry_points={"rpc.backends.hooks": {"sample": "rpc_hooks_sample"}},
+    )
+
+
+def seen(me: Me) -> list[tuple[Any, ...]]:
+    """Return what the observer has seen since this was asked last."""
+    import rpc_hooks_sample
+
+    news = list(rpc_hooks_sample.SEEN)
+    rpc_hooks_sample.SEEN.clear()
+    return news
+
+
+def register_old_style(me: Me) -> None:
+    handlers = rpc.BackendType.TENSORPIPE.value
+    rpc.backend_registry.register_backend("OLD", *handlers)
+
+
+@pytest.mark.parametrize(
+    "backend", ["TENSORPIPE", "FAULTY_TENSORPIPE", "torch's TENSORPIPE", "OLD"]
+)
+def test_they_see_every_start(url: str, tmp_path: Path, backend: str) -> None:
+    own = backend == "torch's TENSORPIPE"
+    name = "TENSORPIPE" if own else backend
+    env = {"RPC_BACKENDS_DENY": "TENSORPIPE"} if own else {}
+    with Workers(2, env=env) as workers:
+        workers.run(steps.put_on_path, package(tmp_path, OBSERVER))
+        if backend == "OLD":
+            workers.run(register_old_style)
+
+        workers.run(steps.join, url, backend=name, rpc_timeout=9)
+
+        for index, news in enumerate(workers.run(seen)):
+            what = [one[0] for one in news]
+            assert what == ["options", "agent", "init"]
+            assert {one[1] for one in news} == {name}
+            assert news[0][2] == 9
+            assert news[1][2] == news[2][2] == f"worker{index}"
+            assert (news[1][3] == "TensorPipeAgent") is own
+        assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+        workers.run(steps.leave)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["plugin", "torch's own"])
+def test_they_may_put_another_agent_in_place(url: str, tmp_path: Path, own: bool) -> None:
+    with Workers(1, env={"RPC_BACKENDS_DENY": "TENSORPIPE"} if own else {}) as workers:
+        workers.run(steps.put_on_path, package(tmp_path, REPLACER))
+
+        workers.run(steps.join, url)
+
+        assert workers.run(agent_type) == ["Replacement"]
+        assert workers.run(steps.call_all) == [{"worker0": "worker0"}]
+        workers.run(steps.leave)
+        assert workers[0].end() == 0
+
+
+def agent_type(me: Me) -> str:
+    return type(rpc.api._get_current_rpc_agent()).__name__
+
+
+def test_one_that_breaks_is_named_and_left_out_and_rpc_starts(url: str, tmp_path: Path) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.put_on_path, package(tmp_path, BROKEN))
+
+        workers.run(steps.join, url)
+
+        assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+        for worker in workers:
+            assert "HookWarning: the RPC hook package rpc-hooks-sample 1.0" in worker.output
+            assert "ZeroDivisionError: a defect" in worker.output
+        workers.run(steps.leave)
