@@ -10,14 +10,9 @@ from typing import Any
 
 import pytest
 
-# `core.kit` is found as the other suites' `support` is: below the folder of all tests.
-_TESTS = str(Path(__file__).parents[1])
-if _TESTS not in sys.path:
-    sys.path.insert(0, _TESTS)
-
-from core.kit import Children, Site  # noqa: E402 - needs the path
-from rpc_backends_core import hooks, process  # noqa: E402
-from rpc_backends_core.registry import Registry  # noqa: E402
+from core.kit import Children, Site
+from rpc_backends_core import hooks, process
+from rpc_backends_core.registry import Registry
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,10 +29,10 @@ def wait_for(
 
     :param what: says what is being waited for, for the log; called only if it takes long.
     :param reader: who waits, for the log.
-    :param meanwhile: called once a second while it takes that long.
+    :param meanwhile: called after a second or two of waiting, and after each doubling of that.
     """
     start = time.monotonic()
-    news = _FIRST_NEWS
+    news, look = _FIRST_NEWS, _SLICE
     while True:
         waited = time.monotonic() - start
         left = timeout - waited
@@ -44,8 +44,9 @@ def wait_for(
         if _wait(store, key, min(left, _SLICE)):
             value: bytes = store.get(key)
             return value
-        if meanwhile is not None:
+        if meanwhile is not None and waited >= look:
             meanwhile()
+            look *= 2
 
 
 def _wait(store: Any, key: str, seconds: float) -> bool:

@@ -82,12 +82,17 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         """Tell all other members of ``state`` at once; return those that did not answer."""
         self.apply(state)
         payload = state.to_json()
-        asked = [
-            (peer, rpc.rpc_async(peer.engine_info(), learn, args=(payload,), timeout=timeout))
-            for peer in state.peers.values()
-            if peer.worker_id != self.me.worker_id
-        ]
+        asked = []
         silent = []
+        for peer in state.peers.values():
+            if peer.worker_id == self.me.worker_id:
+                continue
+            try:
+                answer = rpc.rpc_async(peer.engine_info(), learn, args=(payload,), timeout=timeout)
+            except RuntimeError as error:  # it has left, and this agent knows already
+                logger.debug("RPC worker %r cannot be told: %s", peer.name, error)
+            else:
+                asked.append((peer, answer))
         for peer, answer in asked:
             try:
                 answer.wait()
@@ -108,19 +113,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
             rpc.api._delete_all_user_and_unforked_owner_rrefs(_RREF_PATIENCE)
         except RuntimeError as error:
             logger.warning("RPC worker %r leaves with RRefs not deleted: %s", self.me.name, error)
-        state = self.membership.remove([self.me])
-        # Not applied here: answers to requests that are under way still need the peers.
-        asked = [
-            rpc.rpc_async(peer.engine_info(), learn, args=(state.to_json(),), timeout=limit)
-            for peer in state.peers.values()
-        ]
-        for answer in asked:
-            try:
-                answer.wait()
-            except RuntimeError as error:
-                logger.warning(
-                    "RPC worker %r leaves: a member did not answer: %s", self.me.name, error
-                )
+        self.tell(self.membership.remove([self.me]), timeout=limit)
         self._finish_serving(_SERVING_PATIENCE)
         self.join(shutdown=True)
 
