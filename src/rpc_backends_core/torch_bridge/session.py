@@ -269,6 +269,15 @@ def current() -> Session | None:
     return _current[-1] if _current else None
 
 
+def agents() -> list[Any]:
+    """Return the agents of the running session: the backend's own, and what a hook put before it."""
+    session = current()
+    found = list(session.agents) if session is not None else []
+    if rpc.api._is_current_rpc_agent_set():
+        found.append(rpc.api._get_current_rpc_agent())
+    return found
+
+
 def end_current(*, together: bool) -> None:
     """Close the running session, if there is one; see :meth:`Session.close`."""
     while _current:

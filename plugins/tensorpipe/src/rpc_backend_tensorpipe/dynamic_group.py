@@ -20,6 +20,7 @@ from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import Pulse, is_alive
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
+from rpc_backends_core.torch_bridge import session
 from rpc_backends_core.torch_bridge.engine_store import EngineStore
 from rpc_backends_core.torch_bridge.session import fixed_worker_id
 from rpc_backends_core.torch_bridge.tensorpipe_agents import (
@@ -163,9 +164,11 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
 
 def learn(payload: dict[str, Any]) -> None:
     """Take in a new list of members; runs on the members, called by the one that changed it."""
-    agent = rpc.api._get_current_rpc_agent()
-    if isinstance(agent, DynamicAgent):
-        agent.apply(State.from_json(payload))
+    # Not simply the current agent: a hook may have put another in front of it.
+    for agent in session.agents():
+        if isinstance(agent, DynamicAgent):
+            agent.apply(State.from_json(payload))
+            return
 
 
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
