@@ -28,6 +28,9 @@ PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(DISTRIBUTIONS)))
 SOURCES := src $(wildcard plugins/*/src)
 
+# pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.
+NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
+
 # The name holds what was installed, so that another TORCH is another file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
@@ -42,10 +45,14 @@ demo: setup  ## train a classifier over RPC, on TENSORPIPE and then on FAULTY_TE
 	$(BIN)/rpc-backends demo
 
 test: lint typecheck  ## everything: lint, types, all tests of all distributions
-	@echo "==> pytest: this project's tests"
-	$(BIN)/python -m pytest -m "not torch_suites" --durations=10 $(PYTEST_ARGS)
-	@echo "==> pytest: torch's own RPC suites on our handlers (they mostly wait: three at a time)"
-	$(BIN)/python -m pytest tests/torch_suites -n 3 $(PYTEST_ARGS)
+	@failed=; \
+	echo "==> pytest: torch's own RPC suites on our handlers (they mostly wait: three at a time)"; \
+	$(BIN)/python -m pytest tests/torch_suites -n 3 $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="torch's suites"; \
+	echo "==> pytest: this project's tests"; \
+	$(BIN)/python -m pytest -m "not torch_suites" --durations=10 $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
+	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
 
 test-quick: setup  ## the tests that need no environment of their own and not torch's suites (3 min)
 	$(BIN)/python -m pytest -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)

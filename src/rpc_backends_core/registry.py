@@ -253,6 +253,9 @@ class Registry:
         with self._lock:
             if self._plugins is None:
                 self._plugins, self._unusable, self._hooks = plugins, unusable, hooks
+                # Now, and not when somebody lists them: loading one may register another.
+                for name in (*self._torch, *self._process, *sorted(plugins)):
+                    self._order.setdefault(name)
             return self._plugins
 
     def _look(self) -> tuple[dict[str, Entry], list[Entry], list[Found]]:

@@ -112,6 +112,18 @@ def test_a_worker_that_never_comes_is_named_and_nothing_is_left(where: Meeting) 
         assert_a_group_can_be_formed(workers, where)
 
 
+def test_a_host_of_the_store_that_never_comes_is_a_timeout(tmp_path: Path) -> None:
+    env = {"RPC_BACKENDS_JOIN_TIMEOUT": "2"}
+    with steps.meeting("tcp", tmp_path) as where, Workers(2, env={**where.env, **env}) as workers:
+        failure = workers[1].start(steps.join, where.url).error()
+
+        assert failure.kinds[0] == "GroupTimeoutError"
+        assert "'worker1' (rank 1)" in failure.text
+        assert where.url in failure.text
+        assert failure.seconds < AT_ONCE
+        assert not workers[1].call(steps.is_running)
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "inf", "nan"])
 def test_a_join_timeout_that_is_no_number_of_seconds_is_refused(url: str, text: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_JOIN_TIMEOUT": text}) as workers:

@@ -6,6 +6,8 @@ refuses a process another rank than it had.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from torch.distributed import rpc
 
@@ -86,6 +88,16 @@ def test_a_new_process_takes_the_place_of_the_first(anywhere: Meeting) -> None:
         assert workers[0].end() == 0
         workers.add()
         assert_a_group_works(workers, anywhere, {2: 0, 1: 1})
+
+
+def test_a_job_that_was_killed_is_started_again_on_the_same_store(tmp_path: Path) -> None:
+    with steps.meeting("agent", tmp_path) as where, Workers(2, env=where.env) as workers:
+        workers.run(steps.join, where.url)
+        for worker in workers:
+            worker.kill()
+        for _ in range(2):
+            workers.add()
+        assert_a_group_works(workers, where, {2: 0, 3: 1})
 
 
 def test_two_processes_that_had_the_same_rank_in_different_groups(anywhere: Meeting) -> None:

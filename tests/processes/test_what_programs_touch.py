@@ -135,15 +135,17 @@ def end_process_group(me: Me) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("world_size", [2, None], ids=["static", "dynamic"])
+@pytest.mark.parametrize("says_rank", [True, False], ids=["rank said", "rank not said"])
 def test_rank_and_address_come_from_the_environment(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, says_rank: bool, world_size: int | None
 ) -> None:
-    """As torchrun starts workers: all is in variables, the program says a name alone."""
+    """As torchrun starts workers: a program need not say more than a name."""
     with steps.meeting("agent", tmp_path_factory.mktemp("unused")) as place:
         port = place.url.rpartition(":")[2]
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", **place.env}
         with Workers(2, env=env) as workers:
-            workers.run(start_as_torchrun_does)
+            workers.run(start_as_torchrun_does, says_rank, world_size)
 
             assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1}] * 2
             assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
@@ -151,9 +153,9 @@ def test_rank_and_address_come_from_the_environment(
             workers.run(steps.leave)
 
 
-def start_as_torchrun_does(me: Me) -> None:
+def start_as_torchrun_does(me: Me, says_rank: bool, world_size: int | None) -> None:
     os.environ["RANK"] = str(me.index)
-    rpc.init_rpc(me.name, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    rpc.init_rpc(me.name, world_size=world_size, **{"rank": me.index} if says_rank else {})
 
 
 def test_debug_info_can_be_asked_for(url: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import rpc
 
 from support import steps
@@ -250,6 +251,20 @@ def test_a_killed_member_is_taken_off_the_list_by_the_next_to_join(url: str) -> 
         workers.run(steps.leave)
 
 
+def test_a_group_whose_members_were_all_killed_can_be_started_again(tmp_path: Path) -> None:
+    with steps.meeting("agent", tmp_path) as where, Workers(3, env=where.env) as workers:
+        workers.run(join_dynamic, where.url)
+        for worker in workers:
+            worker.kill()
+        for _ in range(2):
+            workers.add()
+
+        workers.run(join_dynamic, where.url, only={3: {"name": "worker0", "rank": 0}})
+
+        assert_all_call_all(workers, "worker0", "worker4", on=[3, 4])
+        workers.run(steps.leave)
+
+
 def test_a_killed_member_is_replaced_under_its_name_and_rank(url: str) -> None:
     with Workers(3) as workers:
         workers.run(join_dynamic, url)
@@ -449,6 +464,23 @@ def test_rrefs_and_distributed_autograd_work(url: str) -> None:
         assert workers[1].call(steps.differentiate, "worker0") == [3.0, 3.0]
 
         workers.run(steps.leave)
+
+
+def test_a_worker_may_leave_while_others_hold_rrefs_to_its_values(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+        workers[0].call(keep_rref, "worker1")
+
+        for worker in (workers[1], workers[0]):
+            step = worker.start(steps.leave)
+            step.result()
+            assert step.outcome().seconds < AT_ONCE
+        assert [worker.end() for worker in workers] == [0, 0]
+
+
+def keep_rref(me: Me, to: str) -> None:
+    me.memory["rref"] = rpc.remote(to, torch.full, args=((3,), 1.0))
+    me.memory["rref"].to_here()
 
 
 def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:

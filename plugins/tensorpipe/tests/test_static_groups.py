@@ -215,6 +215,14 @@ def test_shutdown_of_what_was_not_started_is_torchs_error() -> None:
         assert failure.text.startswith("RPC has not been initialized.")
 
 
+def test_a_program_may_end_without_a_shutdown(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, url)
+        workers.run(steps.call_all)
+
+        assert [worker.end() for worker in workers] == [0, 0]
+
+
 def test_a_graceful_shutdown_gives_up_on_a_killed_worker_after_its_timeout(url: str) -> None:
     with Workers(3) as workers:
         workers.run(steps.join, url)
