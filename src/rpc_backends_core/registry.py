@@ -46,7 +46,9 @@ class Registry:
         plugins = self._installed()
         with self._lock:
             known = {**self._torch, **self._process}
-            for name in (*known, *sorted(plugins)):
+            # A plugin's name has its place among the plugins, also if loading it makes torch register
+            # one of its own.
+            for name in (*(one for one in known if one not in plugins), *sorted(plugins)):
                 self._order.setdefault(name)
             return [name for name in self._order if name in known or self._usable(plugins, name)]
 
@@ -224,7 +226,8 @@ class Registry:
             if name in layer:  # another thread was first
                 raise RuntimeError(f"RPC backend {name}: already registered")
             layer[name] = entry
-            self._order.setdefault(name)
+            if not torch_own or not look:
+                self._order.setdefault(name)
         return entry
 
     def unregister(self, name: str) -> None:
@@ -253,9 +256,6 @@ class Registry:
         with self._lock:
             if self._plugins is None:
                 self._plugins, self._unusable, self._hooks = plugins, unusable, hooks
-                # Now, and not when somebody lists them: loading one may register another.
-                for name in (*self._torch, *self._process, *sorted(plugins)):
-                    self._order.setdefault(name)
             return self._plugins
 
     def _look(self) -> tuple[dict[str, Entry], list[Entry], list[Found]]:

@@ -60,7 +60,7 @@ def with_torchs(registry: Registry) -> Registry:
         backend_registry._tensorpipe_construct_rpc_backend_options_handler,
         backend_registry._tensorpipe_init_backend_handler,
     )
-    registry.register("TENSORPIPE", handlers, owner="torch", torch_own=True)
+    registry.register("TENSORPIPE", handlers, owner="torch", torch_own=True, look=False)
     return registry
 
 
