@@ -88,6 +88,11 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         for peer in state.peers.values():
             if peer.worker_id == self.me.worker_id:
                 continue
+            if not is_alive(peer.pulse):
+                # Its port may be another engine's by now, and TensorPipe aborts a process that is
+                # greeted by mistake.
+                silent.append(peer)
+                continue
             try:
                 answer = rpc.rpc_async(peer.engine_info(), learn, args=(payload,), timeout=timeout)
             except RuntimeError as error:  # it has left, and this agent knows already
