@@ -112,6 +112,7 @@ def test_a_worker_that_never_comes_is_named_and_nothing_is_left(where: Meeting) 
         assert_a_group_can_be_formed(workers, where)
 
 
+@pytest.mark.slow
 def test_a_host_of_the_store_that_never_comes_is_a_timeout(tmp_path: Path) -> None:
     env = {"RPC_BACKENDS_JOIN_TIMEOUT": "2"}
     with steps.meeting("tcp", tmp_path) as where, Workers(2, env={**where.env, **env}) as workers:
@@ -150,6 +151,7 @@ def test_a_worker_killed_while_the_group_forms_can_be_started_again(where: Meeti
         workers.run(steps.leave)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_before_the_group_is_complete_is_named(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         (first, _) = start_waiting(workers, where, 0, 1, rpc_timeout=2)
@@ -185,6 +187,7 @@ def test_the_host_of_the_store_killed_while_the_group_forms_can_be_started_again
         workers.run(steps.leave)
 
 
+@pytest.mark.slow
 def test_a_host_of_the_store_that_was_killed_and_does_not_come_back_is_a_timeout(
     tmp_path: Path,
 ) -> None:
