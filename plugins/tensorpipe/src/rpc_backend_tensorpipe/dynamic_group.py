@@ -30,6 +30,8 @@ from rpc_backends_core.torch_bridge.tensorpipe_agents import (
 
 #: Seconds given to requests that are being served when a worker leaves.
 _SERVING_PATIENCE = 5.0
+#: Seconds in which the engine has written the last answer.
+_WRITING_SECONDS = 0.3
 #: Seconds that each member has to learn that a worker has failed to join.
 _UNDOING_PATIENCE = 5.0
 #: Seconds given to deleting RRefs then: the RRefs of others to values here may well stay for ever.
@@ -132,9 +134,15 @@ class DynamicAgent(Ranked, TensorPipeAgent):
     def _finish_serving(self, seconds: float) -> None:
         """Wait until no request is being served here; members know that we leave and send no more."""
         end = time.monotonic() + seconds
+        had_to_wait = False
         while time.monotonic() < end:
             if self.get_metrics()["agent.server_active_calls"] == "0":
+                if had_to_wait:
+                    # The engine counts a request as served before its answer is written, and nothing
+                    # says when it is.
+                    time.sleep(_WRITING_SECONDS)
                 return
+            had_to_wait = True
             time.sleep(0.002)
 
     def _tell_engine(self, peer: Peer, used: Any, reverse: Any, *, joins: bool) -> None:
