@@ -29,11 +29,14 @@ class Capability(StrEnum):
     STATIC_GROUPS = "static-groups"
     DYNAMIC_GROUPS = "dynamic-groups"
     REJOIN = "rejoin"
+    DEVICES = "devices"
     DEVICE_MAPS = "device-maps"
     TORCHSCRIPT = "torchscript"
     FAULT_INJECTION = "fault-injection"
     ENCRYPTION = "encryption"
     PEER_LOSS_DETECTION = "peer-loss-detection"
+    STRICT_OPTIONS = "strict-options"
+    CLEAN_SHUTDOWN = "clean-shutdown"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,277 +1,46 @@
-"""Worker processes for tests that need several, told step by step what to do.
+"""Worker processes as the tests of this repository have them: the core's own, in a clean environment.
 
-A worker lives until its `Workers` ends, so a scenario is a sequence of steps, and a test waits for
-results and not for time to pass::
-
-    with Workers(3) as workers:
-        workers.run(join, "file:///...")             # a step on all at once
-        assert workers[0].call(ask, "worker1") == 4  # a step on one
-        waiting = workers[1].start(hear_from, "worker2")
-        workers[2].kill()
-        assert "eof" in waiting.error().text         # the end of a step that was started before
-
-A step is a function of a test module; its first argument is the `Me` of the worker that runs it.
+See `rpc_backends_core.testing.processes.workers`.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import select
-import signal
-import socket
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from multiprocessing.connection import Connection
+import functools
+from pathlib import Path
 from typing import Any
 
-from support.worker_process import Done, Failure, Me, News, start_fresh, template
+from rpc_backends_core.testing.processes import (
+    Done,
+    Failure,
+    Me,
+    Step,
+    Template,
+    Worker,
+    WorkerError,
+)
+from rpc_backends_core.testing.processes import Workers as _Workers
+from support.environments import clean_environ
 
 __all__ = ["Done", "Failure", "Me", "Step", "Worker", "WorkerError", "Workers"]
 
-
-class WorkerError(AssertionError):
-    """A step failed, a worker died or was too late; the text shows tracebacks and what they printed."""
+ROOT = Path(__file__).parents[2]
 
 
-class Step:
-    """A step under way in one worker."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._outcome: Done | Failure | None = None
-
-    def outcome(self, seconds: float | None = None) -> Done | Failure:
-        """Wait for the end, at most ``seconds`` or until the time of all `Workers` is up."""
-        __tracebackhide__ = True
-        while self._outcome is None:
-            said = self._worker.receive(seconds)
-            if not isinstance(said, News):
-                self._outcome = said
-        return self._outcome
-
-    def result(self, seconds: float | None = None) -> Any:
-        """Return what the step returned.
-
-        :raises WorkerError: it raised.
-        """
-        __tracebackhide__ = True
-        return _results([self._worker], [self.outcome(seconds)])[0]
-
-    def error(self, seconds: float | None = None) -> Failure:
-        """Return how the step failed, which it must."""
-        __tracebackhide__ = True
-        return _failures([self._worker], [self.outcome(seconds)])[0]
-
-    def news(self) -> Any:
-        """Wait for what the step says by `Me.tell` and return it."""
-        __tracebackhide__ = True
-        said = self._worker.receive(None)
-        if isinstance(said, News):
-            return said.value
-        self._outcome = said
-        _results([self._worker], [said])
-        raise WorkerError(f"{self._worker.name} was through with its step and had said nothing")
+@functools.cache
+def template() -> Template:
+    """Return how the workers of this repository's tests start."""
+    return Template(
+        # Not the faulty plugin, whose import makes torch register a backend.
+        preload=["rpc_backend_tensorpipe"],
+        variables=clean_environ(),
+        path=[str(ROOT / "tests")],
+        # pytest's names for test modules, from this repository alone
+        packages={folder: str(ROOT / folder) for folder in ("tests", "plugins")},
+    )
 
 
-class Worker:
-    """One process. ``start`` and ``call`` run a step in it."""
+class Workers(_Workers):
+    """Workers in a clean environment; see the class of this name in the core."""
 
-    def __init__(self, workers: Workers, index: int, env: Mapping[str, str], fresh: bool) -> None:
-        self.index = index
-        self.name = f"worker{index}"
-        #: The exit status, once the process has ended.
-        self.status: int | None = None
-        self._workers = workers
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            start = start_fresh if fresh else template().fork
-            self.pid, self._reap = start(theirs.fileno(), self._log.fileno(), env)
-        self._pidfd = os.pidfd_open(self.pid)
-        self._connection = Connection(ours.detach())
-        self._connection.send(Me(index, self.name, workers.size))
-
-    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Step:
-        """Begin a step; the one before must have ended."""
-        self._connection.send_bytes(pickle.dumps((function, args, kwargs)))
-        return Step(self)
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a step and return its result."""
-        __tracebackhide__ = True
-        return self.start(function, *args, **kwargs).result()
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the step under way."""
-        os.kill(self.pid, signal.SIGINT)
-
-    def kill(self) -> None:
-        """End the process at once (SIGKILL) and wait until the kernel has closed all it had open."""
-        if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self._wait_for_end(30)
-
-    def end(self) -> int:
-        """Let the process end as a program does, and return its exit status."""
-        __tracebackhide__ = True
-        self._connection.close()
-        if not self._wait_for_end(self._workers.seconds_left()):
-            self._workers.give_up(f"{self.name} did not end")
-        assert self.status is not None
-        return self.status
-
-    def receive(self, seconds: float | None) -> Done | Failure | News:
-        """Wait for what the step under way has to say."""
-        __tracebackhide__ = True
-        left = self._workers.seconds_left()
-        if not self._connection.poll(left if seconds is None else min(left, seconds)):
-            self._workers.give_up(f"{self.name} was not through with its step in time")
-        try:
-            said: Done | Failure | News = self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._wait_for_end(5)
-            text = f"{self.name} ended, exit status {self.status}\n{self.output}"
-            raise WorkerError(text) from None
-        return said
-
-    @property
-    def output(self) -> str:
-        """What the worker, and the C++ in it, has printed."""
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
-
-    def print_stacks(self) -> None:
-        """Make the process print where each of its threads is; its Python need not be running."""
-        if self.status is None:
-            os.kill(self.pid, signal.SIGUSR1)
-
-    def close(self) -> None:
-        """End the process if it lives, and let go of it."""
-        self.kill()
-        self._connection.close()
-        os.close(self._pidfd)
-        self._log.close()
-
-    def _wait_for_end(self, seconds: float) -> bool:
-        if self.status is None and select.select([self._pidfd], [], [], seconds)[0]:
-            self.status = self._reap()
-        return self.status is not None
-
-
-class Workers:
-    """Workers named ``worker0`` ...; all are gone after the ``with`` block, however it ends.
-
-    :param env: variables that they see on top of a clean environment.
-    :param seconds: how long all of it may take; a wait that is longer fails, and shows where each is.
-    :param fresh: start new interpreters, for variables that matter at ``import torch`` (a second each).
-    """
-
-    def __init__(
-        self,
-        size: int,
-        *,
-        env: Mapping[str, str] | None = None,
-        seconds: float = 60,
-        fresh: bool = False,
-    ) -> None:
-        self.size = size
-        self._end = time.monotonic() + seconds
-        self._env = dict(env or {})
-        self._fresh = fresh
-        self._all: list[Worker] = []
-
-    def __enter__(self) -> Workers:
-        """Start the workers."""
-        try:
-            for _ in range(self.size):
-                self.add()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """End them."""
-        for worker in self._all:
-            worker.close()
-
-    def __getitem__(self, index: int) -> Worker:
-        return self._all[index]
-
-    def __iter__(self) -> Iterator[Worker]:
-        return iter(self._all)
-
-    def add(self) -> Worker:
-        """Start one more worker."""
-        self._all.append(Worker(self, len(self._all), self._env, self._fresh))
-        return self._all[-1]
-
-    def run(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        on: Iterable[int] | None = None,
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Run a step in all living workers at once (or those of index ``on``); return the results.
-
-        :raises WorkerError: with the traceback of each that failed.
-        """
-        __tracebackhide__ = True
-        return _results(*self._outcomes(function, args, kwargs, on))
-
-    def errors(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        on: Iterable[int] | None = None,
-        **kwargs: Any,
-    ) -> list[Failure]:
-        """Run a step that must fail in all living workers (or those of index ``on``)."""
-        __tracebackhide__ = True
-        return _failures(*self._outcomes(function, args, kwargs, on))
-
-    def seconds_left(self) -> float:
-        """Return how much of the time is left."""
-        return max(0.0, self._end - time.monotonic())
-
-    def give_up(self, why: str) -> None:
-        """Raise a `WorkerError` that shows where every worker is."""
-        __tracebackhide__ = True
-        for worker in self._all:
-            worker.print_stacks()
-        time.sleep(0.5)  # nothing says when stacks are printed
-        shown = "\n".join(f"--- {worker.name}\n{worker.output}" for worker in self._all)
-        raise WorkerError(f"{why}; what the workers printed, and their stacks:\n{shown}")
-
-    def _outcomes(
-        self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None
-    ) -> tuple[list[Worker], list[Done | Failure]]:
-        __tracebackhide__ = True
-        alive = [worker for worker in self._all if worker.status is None]
-        chosen = alive if on is None else [self._all[index] for index in on]
-        steps = [worker.start(function, *args, **kwargs) for worker in chosen]
-        return chosen, [step.outcome() for step in steps]
-
-
-def _results(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Any]:
-    __tracebackhide__ = True
-    failed = [
-        f"--- {worker.name}, after {outcome.seconds:.2f} s\n{outcome.trace}{worker.output}"
-        for worker, outcome in zip(workers, outcomes, strict=True)
-        if isinstance(outcome, Failure)
-    ]
-    if failed:
-        raise WorkerError("\n".join(["a step failed", *failed]))
-    return [outcome.value for outcome in outcomes if isinstance(outcome, Done)]
-
-
-def _failures(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Failure]:
-    __tracebackhide__ = True
-    for worker, outcome in zip(workers, outcomes, strict=True):
-        if isinstance(outcome, Done):
-            text = f"{worker.name} returned {outcome.value!r}, where an error was expected"
-            raise WorkerError(text)
-    return [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    def __init__(self, size: int, **settings: Any) -> None:
+        super().__init__(size, **{"template": template(), **settings})
