@@ -148,13 +148,16 @@ class Registry:
     def load(self, entry: Entry) -> Backend:
         """Return what ``entry`` stands for; a failure is remembered and raised again."""
         from rpc_backends_core.backend import Backend, as_backend
+        from rpc_backends_core.torchs_own import CAPABILITIES
 
         if isinstance(entry.backend, tuple):  # a pair from register_backend, taken as it is
             pair = entry.backend
+            known = CAPABILITIES.get(entry.name) if entry.source == "torch" else None
             entry.backend = Backend(
                 construct_rpc_backend_options_handler=pair[0],
                 init_backend_handler=pair[1],
                 options_type=entry.options_type,
+                capabilities=known or frozenset(),
             )
         if entry.backend is not None:
             return entry.backend

@@ -58,6 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.parent == Path(__file__).parent]
     if not ours:
         return
+    from rpc_backends_core.testing.torch_tier import generation
+
     from . import suites
 
     backends = {f"test_{which.backend.lower()}.py": which.backend for which in suites.ALL}
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.name not in backends:
             continue
         item.user_properties.append((_BACKEND, backends[item.path.name]))
-        if suites.bridge_is_installed() and item.name in suites.ADAPTED:
+        if generation.bridge_is_installed() and item.name in generation.ADAPTED:
             item.user_properties.append((_ADAPTED, item.name))
 
 
@@ -146,14 +148,14 @@ class _Results:
         ]
 
     def _verdict(self, passed: int) -> str:
-        from . import suites
+        from rpc_backends_core.testing.torch_tier import generation
 
         adapted = [
             name for test, name in sorted(self.adapted.items()) if self.outcomes[test] == "passed"
         ]
         if not adapted:
             return f"{passed} passed, as torch wrote them"
-        reasons = "; ".join(f"{name}, because {suites.ADAPTED[name]}" for name in adapted)
+        reasons = "; ".join(f"{name}, because {generation.ADAPTED[name]}" for name in adapted)
         return (
             f"{passed} passed: {passed - len(adapted)} as torch wrote them,"
             f" {len(adapted)} adapted: {reasons}"

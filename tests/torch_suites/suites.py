@@ -1,4 +1,4 @@
-"""Which of torch's suites run for which backend, how many tests they hold, what is adapted.
+"""Which of torch's suites run for which backend, and how many tests they hold.
 
 The test modules build their classes here, and so do the processes that their tests start.
 """
@@ -7,30 +7,19 @@ from __future__ import annotations
 
 import importlib
 import unittest
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.distributed import rpc
 
-from . import processes
-
-with warnings.catch_warnings():
-    # A hundred times at import, torch's test modules do what torch deprecates.
-    warnings.simplefilter("ignore")
-    from torch.testing._internal.dist_utils import worker_name
-    from torch.testing._internal.distributed import rpc_utils
+from rpc_backends_core.testing.torch_tier import generation
+from rpc_backends_core.testing.torch_tier.generation import rpc_utils
 
 _FIXTURES = "torch.testing._internal.distributed.rpc"
 
 #: Tests by backend in torch's lists for the CPU, by torch release.
 EXPECTED_TESTS = {"2.13": {"TENSORPIPE": 436, "FAULTY_TENSORPIPE": 28}}
-
-#: Tests that do not run as torch wrote them, and why.
-ADAPTED = {"test_wrong_types": "init_rpc takes a name here"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ TENSORPIPE = Suites(
     backend="TENSORPIPE",
     prefix="TensorPipe",
     fixture=f"{_FIXTURES}.tensorpipe_rpc_agent_test_fixture:TensorPipeRpcAgentTestFixture",
-    cpu=(*rpc_utils.GENERIC_TESTS, *rpc_utils.TENSORPIPE_TESTS),
+    cpu=(*generation.GENERIC, *rpc_utils.TENSORPIPE_TESTS),
     cuda=(*rpc_utils.GENERIC_CUDA_TESTS, *rpc_utils.TENSORPIPE_CUDA_TESTS),
 )
 FAULTY_TENSORPIPE = Suites(
@@ -83,20 +72,7 @@ def generate(suites: Suites, module_name: str) -> dict[str, type[Any]]:
     """
     module, _, name = suites.fixture.partition(":")
     fixture = getattr(importlib.import_module(module), name)
-    classes: dict[str, type[Any]] = rpc_utils.generate_tests(
-        suites.prefix, fixture, suites.runnable, module_name
-    )
-    for class_ in classes.values():
-        class_._spawn_processes = processes.start
-        class_.tearDown = _tear_down(class_)
-        if bridge_is_installed() and hasattr(class_, "test_wrong_types"):
-            class_.test_wrong_types = _test_wrong_types
-    return classes
-
-
-def bridge_is_installed() -> bool:
-    """Tell whether `torch.distributed.rpc` is this project's, which takes names in `init_rpc`."""
-    return getattr(rpc.BackendType, "__module__", "").startswith("rpc_backends_core")
+    return generation.generate(suites.prefix, fixture, suites.runnable, module_name)
 
 
 def torch_release() -> str:
@@ -115,46 +91,3 @@ def _count(suite: type[Any]) -> int:
     is_case = issubclass(suite, unittest.TestCase)
     case = suite if is_case else type(suite.__name__, (suite, unittest.TestCase), {})
     return len(unittest.defaultTestLoader.getTestCaseNames(case))
-
-
-def _tear_down(class_: type[Any]) -> Any:
-    inherited = class_.tearDown
-
-    def tear_down(self: Any) -> None:
-        inherited(self)
-        # Torch makes this file for the processes to meet at, some tests a second one with a suffix
-        # to its name, and neither is removed.
-        meeting_point = Path(self.file_name)
-        for file in meeting_point.parent.glob(f"{meeting_point.name}*"):
-            file.unlink(missing_ok=True)
-
-    return tear_down
-
-
-def _test_wrong_types(self: Any) -> None:
-    """Torch's `RpcTest.test_wrong_types`, but with a backend that is neither a name nor a member.
-
-    Torch passes the string "TENSORPIPE" and expects it to be refused. The rest is torch's.
-    """
-    with self.assertRaisesRegex(
-        TypeError,
-        "Argument backend must be a member of BackendType",
-    ):
-        rpc.init_rpc(
-            name=worker_name(self.rank),
-            rank=self.rank,
-            world_size=self.world_size,
-            backend=3,
-        )
-
-    with self.assertRaisesRegex(
-        TypeError,
-        "Argument rpc_backend_options must be an instance of RpcBackendOptions",
-    ):
-        rpc.init_rpc(
-            name=worker_name(self.rank),
-            rank=self.rank,
-            world_size=self.world_size,
-            backend=self.rpc_backend,
-            rpc_backend_options={"init_method": self.init_method},
-        )

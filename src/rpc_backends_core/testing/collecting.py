@@ -31,6 +31,10 @@ def check(items: list[pytest.Item]) -> None:
             _ = found[0].capabilities
         except RpcBackendsError as error:
             raise pytest.UsageError(f"--rpc-backend {found[0].name}: {error}") from error
+        if item.path.parent.name == "torch_tier":
+            from rpc_backends_core.testing.torch_tier.fixture import announce
+
+            announce(found[0])
 
 
 def arrange(items: list[pytest.Item]) -> None:

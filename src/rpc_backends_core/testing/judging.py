@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import unittest
 from dataclasses import asdict
 
 import pytest
@@ -143,7 +144,12 @@ def _turn(report: pytest.TestReport, item: pytest.Item, result: Result, version:
 
 
 def _id(item: pytest.Item, chapter: str) -> str:
-    return f"{chapter}.{item.name.removeprefix('test_')}"
+    name = item.name.removeprefix("test_")
+    # Torch's suites have tests of one name in several classes.
+    class_ = getattr(item, "cls", None)
+    if isinstance(class_, type) and issubclass(class_, unittest.TestCase):
+        return f"{chapter}.{class_.__name__}.{name}"
+    return f"{chapter}.{name}"
 
 
 def _words(item: pytest.Item) -> tuple[str, str]:

@@ -56,7 +56,13 @@ BACKEND = Backend(
     init_backend_handler=init_backend,
     options_type=FaultyTensorPipeRpcBackendOptions,
     capabilities=frozenset(
-        {Capability.STATIC_GROUPS, Capability.TORCHSCRIPT, Capability.FAULT_INJECTION}
+        {
+            Capability.STATIC_GROUPS,
+            Capability.REJOIN,
+            Capability.TORCHSCRIPT,
+            Capability.FAULT_INJECTION,
+            Capability.STRICT_OPTIONS,
+        }
     ),
     description="torch's TensorPipe agent that fails and delays chosen messages, for tests",
 )

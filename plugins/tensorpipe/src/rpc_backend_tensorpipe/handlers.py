@@ -84,8 +84,10 @@ BACKEND = Backend(
             Capability.STATIC_GROUPS,
             Capability.DYNAMIC_GROUPS,
             Capability.REJOIN,
+            Capability.DEVICES,
             Capability.DEVICE_MAPS,
             Capability.TORCHSCRIPT,
+            Capability.STRICT_OPTIONS,
         }
     ),
     description="torch's TensorPipe agent: shared memory, TCP, InfiniBand, CUDA",

@@ -27,4 +27,5 @@ CHAPTERS = (
     Chapter("metrics", "metrics and debug information"),
     Chapter("devices", "tensors on accelerators"),
     Chapter("security", "nobody on the way reads what is sent"),
+    Chapter("torch", "torch's own backend-neutral suites (--tier torch)"),
 )

@@ -64,6 +64,8 @@ def work(fd: int) -> None:
     """Be a worker: run steps until there are no more."""
     # No worker outlives the tests' process, however that ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A shell makes background jobs ignore it, and who is started by one inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # prints where every thread is
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
