@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rpc-report",
         metavar="FILE",
         type=Path,
-        help="write FILE.json and FILE.html (a suffix of FILE is replaced)",
+        help="write FILE.json and FILE.html",
     )
     group.addoption(
         "--rpc-suite-version",
@@ -74,7 +74,7 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> None:
     """Add ``--tier``, which is too plain a name to take in runs that have nothing to do with us."""
-    if any(arg.partition("=")[0] == "--rpc-backend" for arg in args):
+    if {"--rpc-backend", "--tier"} <= {arg.partition("=")[0] for arg in args}:
         _add_tier(parser.getgroup("rpc-backends"), "--tier")
 
 
@@ -84,10 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"{_REQUIREMENT}: a requirement of the contract for RPC backends"
     )
     config.addinivalue_line("markers", "rpc_backend(subject, suite_version): the backend to test")
-    if hasattr(config, "workerinput"):
-        return  # the process that started this one has looked
-    config.pluginmanager.register(_Recorder(config))
     config.option.rpc_option = dict(map(_key_and_value, config.option.rpc_option))
+    if hasattr(config, "workerinput"):
+        return  # the process that started this one has looked at the rest, and keeps the results
+    config.pluginmanager.register(_Recorder(config))
     if config.option.rpc_patience <= 0:
         raise pytest.UsageError(
             f"--rpc-patience is {config.option.rpc_patience:g}; it must be positive."
@@ -152,15 +152,16 @@ class _Recorder:
         """Print the summary by chapter, and write the report where one is asked for."""
         if not self._results:
             return
-        from rpc_backends_core.testing.recording import reports, summary, write
+        from rpc_backends_core.testing.recording import file_of, reports, summary, write
 
         file = self._config.getoption("rpc_report")
-        for report in reports(self._config, self._results, self._started):
+        found = list(reports(self._config, self._results, self._started))
+        for report in found:
             terminalreporter.section(f"conformance of {report.backend['name']}")
             for line in summary(report):
                 terminalreporter.write_line(line)
             if file is not None:
-                for path in write(report, file):
+                for path in write(report, file_of(report, file, len(found))):
                     terminalreporter.write_line(f"report: {path}")
 
 

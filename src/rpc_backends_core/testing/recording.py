@@ -59,24 +59,51 @@ def reports(
 def summary(report: Report) -> Iterator[str]:
     """Yield the lines that say, by chapter, what came out."""
     titles = {chapter.name: chapter.title for chapter in CHAPTERS}
-    yield f"{'':12}{'passed':>7}{'failed':>7}{'other':>7}"
+    yield f"{'':10}{'passed':>7}{'failed':>7}{'other':>7}"
     for name, results in report.chapters().items():
-        yield f"{name:12}{_numbers(report, results)}   {titles.get(name, '')}"
-    yield f"{'total':12}{_numbers(report, report.results)}"
-    yield ""
+        yield f"{name:10}{_numbers(report, results)}   {titles.get(name, '')}".rstrip()
+    yield f"{'all':10}{_numbers(report, report.results)}"
     for result in report.results:
         if result.outcome is Outcome.FAILED:
+            yield ""
             yield f"FAILED {result.id}: {result.title}"
-            yield f"    {result.call}: expected {result.expected}; got {result.got}"
-        elif result.outcome is Outcome.FAILS_NEWER:
-            yield f"newer  {result.id}: {result.reason}"
-    for name, word in report.capabilities().items():
-        yield f"capability {name}: {word}"
-    for result in report.results:
-        if result.outcome is Outcome.NOT_RUN:
-            yield f"not run: {result.id}: {result.reason}"
-    held = "" if report.counted_version == SUITE_VERSION else f", held to {report.counted_version}"
-    yield f"{report.backend['name']} {report.verdict} (suite version {SUITE_VERSION}{held})"
+            yield f"  call      {result.call}"
+            yield f"  expected  {result.expected}"
+            yield f"  got       {result.got}"
+    yield from _others(report, Outcome.FAILS_NEWER, "Newer than the version that counts")
+    yield from _others(report, Outcome.NOT_RUN, "Could not be tried here")
+    capabilities = report.capabilities()
+    if capabilities:
+        yield ""
+    for name, state in capabilities.items():
+        yield f"capability {name:20} {WORDS.get(state, state)}".rstrip()
+    yield ""
+    yield verdict(report)
+
+
+#: What a summary says of a capability where there is more to say than its state.
+WORDS = {"works, not declared": "works, and is not declared: declare it"}
+
+
+def verdict(report: Report) -> str:
+    """Return the last line of a summary."""
+    version = f"suite version {report.suite_version}"
+    if report.counted_version != report.suite_version:
+        version += f", held to version {report.counted_version}"
+    name = report.backend["name"]
+    if report.verdict == "partial":
+        return f"{name}: nothing failed, in a part of the suite ({version})"
+    part = "" if report.complete else ", seen in a part of the suite"
+    return f"{name} {report.verdict}{part} ({version})"
+
+
+def _others(report: Report, outcome: Outcome, title: str) -> Iterator[str]:
+    found = [result for result in report.results if result.outcome is outcome]
+    if found:
+        yield ""
+        yield f"{title}:"
+    for result in found:
+        yield f"  {result.id}: {result.reason}"
 
 
 def _numbers(report: Report, results: Iterable[Result]) -> str:
@@ -86,14 +113,25 @@ def _numbers(report: Report, results: Iterable[Result]) -> str:
 
 
 def write(report: Report, file: Path) -> tuple[Path, Path]:
-    """Write the report as JSON and as a page of HTML beside it, and return where they are."""
+    """Write the report as JSON and as a page of HTML beside it, and return where they are.
+
+    :param file: where, without a suffix or with that of one of the two.
+    """
     from rpc_backends_core.testing.report_page import render
 
-    as_json, as_html = file.with_suffix(".json"), file.with_suffix(".html")
+    stem = file.with_suffix("") if file.suffix in (".json", ".html") else file
+    as_json, as_html = (stem.with_name(stem.name + suffix) for suffix in (".json", ".html"))
     as_json.parent.mkdir(parents=True, exist_ok=True)
-    as_json.write_text(json.dumps(report.to_json(), indent=2) + "\n")
-    as_html.write_text(render(report))
+    as_json.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    as_html.write_text(render(report), encoding="utf-8")
     return as_json, as_html
+
+
+def file_of(report: Report, file: Path, among: int) -> Path:
+    """Return where a report goes that is one of several: its backend's name is added to ``file``."""
+    if among == 1:
+        return file
+    return file.with_name(f"{file.stem}-{report.backend['name']}{file.suffix}")
 
 
 def _declared(name: str) -> list[str]:

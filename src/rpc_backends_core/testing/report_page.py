@@ -49,12 +49,18 @@ def render(report: Report) -> str:
             (name, results, _row(report, results)) for name, results in report.chapters().items()
         ],
         total=_row(report, report.results),
-        columns=list(Outcome),
+        columns=_columns(report),
         capabilities=[_capability(report, *one) for one in report.capabilities().items()],
         tones=_TONES,
         verdict_tone=_VERDICT_TONES[report.verdict],
         seconds=_seconds,
     )
+
+
+def _columns(report: Report) -> list[Outcome]:
+    """Return the outcomes to count: passed and failed, and what else there was."""
+    there = report.count()
+    return [one for one in Outcome if there[one] or one in (Outcome.PASSED, Outcome.FAILED)]
 
 
 def _of(report: Report, outcome: Outcome) -> list[Result]:
@@ -77,13 +83,18 @@ def _row(report: Report, results: list[Result]) -> dict[str, Any]:
 def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
     """Return a row of the table of capabilities."""
     results = [result for result in report.results if result.capability == name]
-    met = [one for one in results if one.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)]
+    tried = [one for one in results if one.outcome is not Outcome.NOT_RUN]
+    met = [one for one in tried if one.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)]
+    if tried:
+        asked = f"{len(met)} of {len(tried)}"
+    else:
+        asked = "could not be tried" if results else "none in this run"
     return {
         "name": name,
         "state": state,
         "tone": _CAPABILITY_TONES[state],
-        "met": len(met),
-        "asked": len(results),
+        "advice": "it can be declared" if state == "works, not declared" else "",
+        "asked": asked,
     }
 
 

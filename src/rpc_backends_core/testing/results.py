@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -93,6 +93,13 @@ class Report:
     seconds: float
     complete: bool
     results: list[Result] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        """Return the report that :meth:`to_json` made ``data`` of."""
+        names = {one.name for one in fields(cls)}
+        facts = {name: value for name, value in data.items() if name in names}
+        return cls(**{**facts, "results": [Result.from_json(one) for one in data["results"]]})
 
     @property
     def verdict(self) -> str:
