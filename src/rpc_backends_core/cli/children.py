@@ -90,7 +90,7 @@ def run(module: str, specs: Sequence[Mapping[str, Any]], limit: float) -> list[O
     :param module: one of ours, with ``main(spec, say)``.
     :param limit: seconds; a child that still runs then is ended.
     """
-    with tempfile.TemporaryDirectory(prefix="rpc-backends-") as folder, _ended_by_signals():
+    with tempfile.TemporaryDirectory(prefix="rpc-backends-") as folder, ended_by_signals():
         children = []
         try:
             for number, spec in enumerate(specs):
@@ -185,7 +185,7 @@ def _innermost(dump: str) -> str:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Let a request to end this process unwind it, so that no child stays behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
