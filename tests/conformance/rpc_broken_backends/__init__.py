@@ -1,0 +1,45 @@
+"""Backends that each break the contract in one way, for tests of the suite that must find it.
+
+Each is TENSORPIPE with something put in between: where torch sends a call, packs a message, runs a
+function, or asks the agent. They are installed as a package of their own (`conftest.py`), so that the
+suite finds them as it finds any backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rpc_backends_core import Backend
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A backend that breaks one thing.
+
+    :ivar backend: it.
+    :ivar chapter: the chapter of the suite that must fail, and the only one.
+    :ivar tells: a requirement that must fail (its id begins like this), and words that its call, what was
+        expected or what came must have: they tell the author what is wrong.
+    """
+
+    backend: Backend
+    chapter: str
+    tells: tuple[str, str]
+
+
+def all_broken() -> dict[str, Broken]:
+    """Return every broken backend by name."""
+    from rpc_broken_backends import calls, data, life, others
+
+    found: dict[str, Broken] = {}
+    for module in (calls, data, life, others):
+        found.update(module.BROKEN)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """Return the backend of that name, for the entry points."""
+    if not name.isupper():
+        raise AttributeError(name)
+    return all_broken()[name].backend

@@ -1,0 +1,82 @@
+"""Backends that break the chapter `calls`."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import torch
+from torch.distributed.rpc.internal import RemoteException
+
+from rpc_broken_backends import Broken
+from rpc_broken_backends.seams import Send, around_running, around_sending, once, tensorpipe
+
+
+def drop_every_hundredth() -> None:
+    count = itertools.count(1)
+
+    def send(_name: str, send: Send, args: Any, kwargs: Any) -> Any:
+        if next(count) % 100 == 0:
+            return torch.futures.Future()  # of an answer that will never come
+        return send(*args, **kwargs)
+
+    around_sending(send, only="_invoke_rpc")
+
+
+def send_every_hundredth_twice() -> None:
+    count = itertools.count(1)
+
+    def send(_name: str, send: Send, args: Any, kwargs: Any) -> Any:
+        if next(count) % 100 == 0:
+            send(*args, **kwargs)
+        return send(*args, **kwargs)
+
+    around_sending(send, only="_invoke_rpc")
+
+
+def run_one_function_at_a_time() -> None:
+    lock = threading.Lock()
+
+    def run(run: Any, request: Any) -> Any:
+        with lock:
+            return run(request)
+
+    around_running(run)
+
+
+def swallow_exceptions() -> None:
+    def run(run: Any, request: Any) -> Any:
+        result = run(request)
+        return None if isinstance(result, RemoteException) else result
+
+    around_running(run)
+
+
+def forget_the_type_of_exceptions() -> None:
+    def run(run: Any, request: Any) -> Any:
+        result = run(request)
+        if isinstance(result, RemoteException):
+            return RemoteException("something went wrong", RuntimeError)
+        return result
+
+    around_running(run)
+
+
+BROKEN = {
+    "DROPS_EVERY_HUNDREDTH_MESSAGE": Broken(
+        tensorpipe(once(drop_every_hundredth)), "calls", ("calls.", "time")
+    ),
+    "SENDS_EVERY_HUNDREDTH_MESSAGE_TWICE": Broken(
+        tensorpipe(once(send_every_hundredth_twice)), "calls", ("calls.", "times")
+    ),
+    "DEADLOCKS_ON_NESTED_CALLS": Broken(
+        tensorpipe(once(run_one_function_at_a_time)), "calls", ("calls.nested", "time")
+    ),
+    "SWALLOWS_EXCEPTIONS": Broken(
+        tensorpipe(once(swallow_exceptions)), "calls", ("calls.", "no error")
+    ),
+    "FORGETS_THE_TYPE_OF_EXCEPTIONS": Broken(
+        tensorpipe(once(forget_the_type_of_exceptions)), "calls", ("calls.", "ValueError")
+    ),
+}

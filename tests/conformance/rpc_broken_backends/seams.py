@@ -1,0 +1,79 @@
+"""The places where something can be put between a program and a sound backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.rpc import api, internal
+
+from rpc_backend_tensorpipe.handlers import BACKEND
+from rpc_backends_core import Backend
+
+#: What torch's API calls to send, each with the place of the timeout among its arguments.
+SENDERS = {
+    "_invoke_rpc_builtin": 2,
+    "_invoke_rpc_torchscript": 4,
+    "_invoke_rpc_python_udf": 3,
+    "_invoke_remote_builtin": 2,
+    "_invoke_remote_torchscript": 2,
+    "_invoke_remote_python_udf": 3,
+}
+
+Send = Callable[..., Any]
+
+
+def tensorpipe(sabotage: Callable[[], None], **changes: Any) -> Backend:
+    """Return TENSORPIPE, which calls ``sabotage`` before each start of RPC in a process."""
+
+    def init_backend(
+        store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+    ) -> Any:
+        sabotage()
+        return BACKEND.init_backend_handler(store, name, rank, world_size, rpc_backend_options)
+
+    return dataclasses.replace(BACKEND, **{"init_backend_handler": init_backend, **changes})
+
+
+def once(sabotage: Callable[[], None]) -> Callable[[], None]:
+    """Return ``sabotage`` such that only the first call of a process does it."""
+    done: list[bool] = []
+
+    def first() -> None:
+        if not done:
+            done.append(True)
+            sabotage()
+
+    return first
+
+
+def around_sending(
+    put_between: Callable[[str, Send, tuple[Any, ...], dict[str, Any]], Any],
+    only: str = "_invoke",
+) -> None:
+    """Have ``put_between(name, send, args, kwargs)`` called instead of each ``send``.
+
+    :param only: what the names of the senders begin with.
+    """
+    for name in SENDERS:
+        if name.startswith(only):
+            setattr(api, name, _between(name, getattr(api, name), put_between))
+
+
+def _between(name: str, send: Send, put_between: Callable[..., Any]) -> Send:
+    return lambda *args, **kwargs: put_between(name, send, args, kwargs)
+
+
+def around_running(put_between: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+    """Have ``put_between(run, request)`` called where a worker runs a Python function for another."""
+    run = internal._run_function
+    internal._run_function = lambda request: put_between(run, request)
+
+
+def on_tensors(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Have every tensor that is packed into a message go through ``change``."""
+    pickler = internal._internal_rpc_pickler
+    reduce = pickler._tensor_reducer
+    pickler._dispatch_table[torch.Tensor] = lambda tensor: reduce(change(tensor))

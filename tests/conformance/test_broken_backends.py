@@ -1,0 +1,33 @@
+"""The suite is itself tested: each broken backend fails the chapter that it breaks, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rpc_broken_backends import Broken, all_broken
+
+pytestmark = pytest.mark.slow
+
+BROKEN = all_broken()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_backend_fails_the_chapter_that_it_breaks_and_no_other(
+    name: str, run_suite: Callable[..., dict[str, Any]]
+) -> None:
+    broken: Broken = BROKEN[name]
+    report = run_suite(name)
+    failed = [result for result in report["results"] if result["outcome"] == "failed"]
+    shown = "\n".join(f"{r['id']}: {r['call']}: {r['expected']}; {r['got']}" for r in failed)
+    assert {result["chapter"] for result in failed} == {broken.chapter}, shown
+    assert report["verdict"] == "does not conform"
+    assert report["status"] == 1
+    assert all(result["call"] and result["expected"] and result["got"] for result in failed), shown
+    start, words = broken.tells
+    assert any(
+        result["id"].startswith(start)
+        and words in f"{result['call']} {result['expected']} {result['got']}"
+        for result in failed
+    ), shown
