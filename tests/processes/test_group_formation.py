@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_core.testing.leftovers import opened
 from support import steps
 from support.packages import write_package
 from support.steps import AT_ONCE, Meeting
@@ -99,7 +100,7 @@ def test_a_rank_beyond_the_world_size_is_an_error_of_that_worker(url: str) -> No
 def test_a_worker_that_never_comes_is_named_and_nothing_is_left(where: Meeting) -> None:
     with Workers(3, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2", **where.env}) as workers:
         workers.run(steps.warm_up)
-        before = workers.run(steps.opened)
+        before = workers.run(opened)
 
         failures = workers.errors(steps.join, where.url, on=[0, 1])
 
@@ -108,7 +109,7 @@ def test_a_worker_that_never_comes_is_named_and_nothing_is_left(where: Meeting) 
         assert "RPC_BACKENDS_JOIN_TIMEOUT" in text
         assert {"TimeoutError", "RuntimeError"} < set(failures[0].kinds)
         assert workers.run(steps.is_running) == [False] * 3
-        assert workers.run(steps.opened) == before
+        assert workers.run(opened) == before
         assert_a_group_can_be_formed(workers, where)
 
 
@@ -243,7 +244,7 @@ def test_a_refusal_by_a_hook_on_one_worker_is_read_by_all(
 def test_a_worker_whose_engine_cannot_start_is_named_to_all(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         workers.run(steps.warm_up)
-        before = workers.run(steps.opened)
+        before = workers.run(opened)
 
         # A transport that no host has on which these tests run.
         failures = workers.errors(steps.join, where.url, only={1: {"_transports": ["ibv"]}})
@@ -254,14 +255,14 @@ def test_a_worker_whose_engine_cannot_start_is_named_to_all(where: Meeting) -> N
             assert "'worker1' (rank 1) failed to start" in failure.text
             assert failures[1].text in failure.text
         assert max(failure.seconds for failure in failures) < AT_ONCE
-        assert workers.run(steps.opened) == before
+        assert workers.run(opened) == before
         assert_a_group_can_be_formed(workers, where)
 
 
 def test_an_interrupt_ends_the_wait_and_the_others_are_told(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         workers.run(steps.warm_up)
-        before = workers.run(steps.opened)
+        before = workers.run(opened)
         first, second = start_waiting(workers, where, 0, 1)
 
         workers[1].interrupt()
@@ -270,5 +271,5 @@ def test_an_interrupt_ends_the_wait_and_the_others_are_told(where: Meeting) -> N
         failure = first.error()
         assert failure.kinds[0] == "GroupError"
         assert "'worker1' (rank 1) gave up: KeyboardInterrupt" in failure.text
-        assert workers.run(steps.opened) == before
+        assert workers.run(opened) == before
         assert_a_group_can_be_formed(workers, where)

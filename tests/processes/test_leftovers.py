@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 import pytest
 
+from rpc_backends_core.testing.leftovers import Open, opened
 from support import steps
-from support.steps import Meeting, Open
+from support.steps import Meeting
 from support.workers import Workers
 
 THREADS = 3
@@ -34,7 +35,7 @@ def run_group(
     else:
         for worker in workers:
             worker.call(steps.leave, graceful)
-    return workers.run(steps.opened)
+    return workers.run(opened)
 
 
 def more(after: Open, before: Open) -> Counter[str]:
@@ -50,7 +51,7 @@ def test_only_the_first_agents_pool_is_left_and_later_groups_leave_nothing(
     host_keeps_store = anywhere.kind == "tcp" and not (join is steps.join and graceful)
     with Workers(2, env=anywhere.env) as workers:
         workers.run(steps.warm_up)
-        before = workers.run(steps.opened)
+        before = workers.run(opened)
 
         first = run_group(workers, anywhere, join, graceful=graceful)
 

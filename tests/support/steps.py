@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -163,41 +162,7 @@ def is_running(me: Me) -> bool:
 # --- what a process has open ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Open:
-    """What a process has open.
-
-    :ivar threads: how many.
-    :ivar files: what descriptors stand for, sockets by their protocol and their inode left out, sorted.
-    """
-
-    threads: int
-    files: tuple[str, ...]
-
-
 def warm_up(me: Me) -> None:
     """Open what a process opens once and keeps: libuv, in the first TCP store, has a pair of pipes."""
     assert rpc.BackendType["TENSORPIPE"].value
     dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-def opened(me: Me) -> Open:
-    """Return what this process has open now."""
-    import gc
-
-    gc.collect()
-    inodes = _sockets()
-    files = []
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
-            target = str(fd.readlink())
-            files.append(inodes.get(target, re.sub(r"#?\d+", "N", target)))
-    return Open(len(list(Path("/proc/self/task").iterdir())), tuple(sorted(files)))
-
-
-def _sockets() -> dict[str, str]:
-    kinds = {}
-    for table, column in (("tcp", 9), ("tcp6", 9), ("unix", 6), ("udp", 9)):
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-            kinds[f"socket:[{line.split()[column]}]"] = f"{table} socket"
-    return kinds

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
+from rpc_backends_core.testing import leftovers
 from support import steps
 from support.workers import Me, Workers
 
@@ -61,8 +62,8 @@ def test_transports_arrive(url: str) -> None:
         workers.run(steps.leave)
 
 
-def opened(workers: Workers) -> list[steps.Open]:
-    return workers.run(steps.opened)
+def opened(workers: Workers) -> list[leftovers.Open]:
+    return workers.run(leftovers.opened)
 
 
 @pytest.mark.parametrize("option", ["_transports", "_channels"])

@@ -174,6 +174,18 @@ def run_step(me: Me, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         _step.clear()
 
 
+def checking(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a step of a function with checks, for `Workers.run`: they say what they do."""
+
+    def run(me: Me, *args: Any, **kwargs: Any) -> Any:
+        return run_step(me, step, *args, **kwargs)
+
+    # Not functools.wraps: a reference to a step goes through what that leaves behind.
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(run, name, getattr(step, name))
+    return run
+
+
 def _say(text: str) -> None:
     for me in _step:
         me.doing(text)

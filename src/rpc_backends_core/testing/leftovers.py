@@ -1,0 +1,91 @@
+"""What a process has open, and what processes have left behind on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Where POSIX shared memory and semaphores are files.
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Open:
+    """What a process has open.
+
+    :ivar threads: how many.
+    :ivar files: what descriptors stand for, sockets by their protocol and their inode left out, sorted.
+    """
+
+    threads: int
+    files: tuple[str, ...]
+
+    def beyond(self, before: Open) -> dict[str, int]:
+        """Return what is open here and was not ``before``, with how many of each; nothing for less."""
+        more = Counter(self.files) - Counter(before.files)
+        threads = max(0, self.threads - before.threads)
+        return {**more, **({"thread": threads} if threads else {})}
+
+
+def opened(me: Any = None) -> Open:
+    """Return what this process has open now; a step."""
+    del me
+    gc.collect()
+    kinds = _sockets()
+    files = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+            target = str(fd.readlink())
+            files.append(kinds.get(target, re.sub(r"#?\d+", "N", target)))
+    return Open(len(list(Path("/proc/self/task").iterdir())), tuple(sorted(files)))
+
+
+def _sockets() -> dict[str, str]:
+    kinds = {}
+    for table, column in (("tcp", 9), ("tcp6", 9), ("unix", 6), ("udp", 9)):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            kinds[f"socket:[{line.split()[column]}]"] = f"{table} socket"
+    return kinds
+
+
+def shared_memory() -> frozenset[str]:
+    """Return the names of this user's objects in shared memory."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):  # a system without it
+        for path in SHARED_MEMORY.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_uid == os.geteuid():
+                    found.add(path.name)
+    return frozenset(found)
+
+
+def abandoned(names: frozenset[str]) -> list[str]:
+    """Return those of ``names`` in shared memory that are still there and that no process has open.
+
+    Others use shared memory at the same time; what they use, they have open.
+    """
+    there = names & shared_memory()
+    if not there:
+        return []
+    used = set(_used())
+    return sorted(name for name in there if str(SHARED_MEMORY / name) not in used)
+
+
+def _used() -> Iterator[str]:
+    """Yield the paths of all files that this user's processes have open or mapped."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for line in (process / "maps").read_text().splitlines():
+                _, _, path = line.partition(str(SHARED_MEMORY))
+                if path:
+                    yield f"{SHARED_MEMORY}{path}"
+            for fd in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    yield str(fd.readlink())
