@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rpc_backends_core import testing
 from rpc_backends_core.cli.children import ended_by_signals
 from rpc_backends_core.cli.conformance_view import Progress, render
 from rpc_backends_core.cli.output import Failure, console, debug_option, json_option
@@ -29,6 +30,8 @@ _GRACE = 10.0
 _USAGE = 2
 _TESTING = 'pip install "rpc-backends-core[testing]"'
 _SUITE = "rpc_backends_core.testing"
+_TORCH = "torch"  # the chapter that is a tier
+_FOLDER = Path(testing.__file__).parent
 
 # The path is handed over so that the child finds the packages that this process finds.
 _BOOTSTRAP = (
@@ -60,12 +63,15 @@ def arguments(
     :param folder: an empty one; the report is written there as ``report.json``.
     """
     (folder / "pytest.ini").write_text("[pytest]\n")
-    chosen = [f"{_SUITE}.chapters.test_{chapter}" for chapter in chapters] or [_SUITE]
-    if torch_tier and chapters:
+    torch_tier = torch_tier or _TORCH in chapters
+    chosen = [f"{_SUITE}.chapters.test_{chapter}" for chapter in chapters if chapter != _TORCH]
+    if not chapters:
+        chosen = [_SUITE]
+    elif torch_tier:
         chosen.append(f"{_SUITE}.torch_tier")
-    result = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
-    # No conftest.py from above the suite, nothing kept for a next run.
-    result += ["--confcutdir", str(_suite_folder()), "-p", "no:cacheprovider"]
+    result = ["-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider"]
+    # No conftest.py from above the suite; and tests are named by their place in it.
+    result += ["--confcutdir", str(_FOLDER), "--rootdir", str(_FOLDER)]
     result += ["--basetemp", str(folder / "tmp")]
     result += ["-p", f"{_SUITE}.plugin", "-p", f"{_SUITE}.progress"]
     result += ["--rpc-backend", name, "--rpc-report", str(folder / "report")]
@@ -82,10 +88,6 @@ def arguments(
     if jobs is not None and jobs > 1:
         result += ["-p", "xdist.plugin", "-n", str(jobs)]
     return [*result, "--pyargs", *chosen]
-
-
-def _suite_folder() -> Path:
-    return Path(__file__).parents[1] / "testing"
 
 
 def events(pytest_arguments: Sequence[str], log: Path) -> Generator[dict[str, Any]]:
@@ -131,7 +133,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _run(pytest_arguments: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
+def _run(
+    name: str, pytest_arguments: Sequence[str], folder: Path, progress: Progress
+) -> dict[str, Any]:
     """Run the suite and return its report as JSON.
 
     :raises UsageFailure: there was nothing to run, or not with these arguments.
@@ -155,7 +159,8 @@ def _run(pytest_arguments: Sequence[str], folder: Path, progress: Progress) -> d
     printed = log.read_text(errors="replace").strip().splitlines()
     errors = [line for line in printed if line.startswith("ERROR: ")]
     if errors:
-        raise UsageFailure("\n".join(line.removeprefix("ERROR: ") for line in errors))
+        said = errors[0].removeprefix("ERROR: ").removeprefix(f"--rpc-backend {name}: ")
+        raise UsageFailure("\n".join([said, *errors[1:]]))
     if status in (0, 5):
         raise UsageFailure("no requirement was chosen: -k and --chapter leave none.")
     text = "\n".join(printed[-40:])
@@ -176,6 +181,24 @@ def _check_options(options: Sequence[str]) -> None:
     for option in options:
         if not option.partition("=")[0] or "=" not in option:
             raise UsageFailure(f"--option is {option!r}; it must be KEY=VALUE.")
+
+
+def _check_chapters(chapters: Sequence[str]) -> None:
+    for chapter in chapters:
+        if chapter != _TORCH and not (_FOLDER / "chapters" / f"test_{chapter}.py").exists():
+            raise UsageFailure(f"the chapter {chapter} has no requirements in this version.")
+
+
+def _check_file(file: Path | None) -> None:
+    """Find out before a run of minutes that its report could not be written."""
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageFailure(f"the report cannot be written: {error}") from error
+    if not os.access(file.parent, os.W_OK):
+        raise UsageFailure(f"the report cannot be written: {file.parent} may not be written to.")
 
 
 @click.command(
@@ -262,6 +285,8 @@ def command(
     """
     _check_installed(jobs)
     _check_options(options)
+    _check_chapters(chapters)
+    _check_file(file)
     with tempfile.TemporaryDirectory(prefix="rpc-backends-") as place, ended_by_signals():
         folder = Path(place)
         pytest_arguments = arguments(
@@ -275,7 +300,7 @@ def command(
             expression=expression,
             jobs=jobs,
         )
-        data = _run(pytest_arguments, folder, Progress(name, quiet=as_json))
+        data = _run(name, pytest_arguments, folder, Progress(name, quiet=as_json))
         report = _report(data)
         written = _publish(report, file)
     if as_json:
@@ -296,7 +321,4 @@ def _publish(report: Report, file: Path | None) -> tuple[Path, ...]:
         return ()
     from rpc_backends_core.testing.recording import write
 
-    try:
-        return write(report, file)
-    except OSError as error:
-        raise Failure(f"the report cannot be written: {error}") from error
+    return write(report, file)

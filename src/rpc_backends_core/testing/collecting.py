@@ -10,13 +10,14 @@ from rpc_backends_core.testing.marks import REQUIREMENT
 
 
 def check(items: list[pytest.Item]) -> None:
-    """See that every requirement has a backend that can be used.
+    """See that every requirement has a backend that can be used, and that takes the options given.
 
     :raises pytest.UsageError: none is named, or there is none of that name, or it cannot be loaded.
     """
     from rpc_backends_core.errors import RpcBackendsError
-    from rpc_backends_core.functions import records
+    from rpc_backends_core.functions import construct_rpc_backend_options, records
 
+    tried = []
     for item in items:
         found = subject_of(item)
         if found is None:
@@ -31,6 +32,15 @@ def check(items: list[pytest.Item]) -> None:
             _ = found[0].capabilities
         except RpcBackendsError as error:
             raise pytest.UsageError(f"--rpc-backend {found[0].name}: {error}") from error
+        if found[0].options and found[0] not in tried:
+            tried.append(found[0])
+            try:
+                construct_rpc_backend_options(found[0].name, **found[0].options)
+            except Exception as error:
+                shown = ", ".join(f"{key}={value!r}" for key, value in found[0].options.items())
+                raise pytest.UsageError(
+                    f"{found[0].name} refuses the options {shown}: {type(error).__name__}: {error}"
+                ) from error
         if item.path.parent.name == "torch_tier":
             from rpc_backends_core.testing.torch_tier.fixture import announce
 

@@ -75,7 +75,9 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         explain(result, call.excinfo.value, str(report.longrepr))
         _turn(report, item, result, version)
     whose = {"backend": subject.name, "suite_version": version}
-    report.user_properties.append((PROPERTY, {**asdict(result), **whose}))
+    # Plain types only: xdist sends it to another process.
+    plain = {**asdict(result), "outcome": str(result.outcome)}
+    report.user_properties.append((PROPERTY, {**plain, **whose}))
 
 
 def explain(result: Result, error: BaseException, trace: str) -> None:
