@@ -208,6 +208,7 @@ def _text(
     then: str = "",
 ) -> str:
     name = getattr(func, "__qualname__", None) or getattr(func, "name", None) or repr(func)
+    name = name.replace("_VariableFunctionsClass.", "torch.")  # torch's builtins
     parts = [repr(to) if isinstance(to, str) else str(to), str(name)]
     if args:
         shown = ", ".join(describe(arg) for arg in args)
