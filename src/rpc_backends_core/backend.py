@@ -24,7 +24,7 @@ INIT_ARGUMENTS = ("store", "name", "rank", "world_size", "rpc_backend_options")
 
 
 class Capability(StrEnum):
-    """What a backend can declare that it does; `docs/architecture.md` says what each commits to."""
+    """What a backend can declare that it does; `contract.COMMITMENTS` says what each commits to."""
 
     STATIC_GROUPS = "static-groups"
     DYNAMIC_GROUPS = "dynamic-groups"
@@ -37,6 +37,8 @@ class Capability(StrEnum):
     PEER_LOSS_DETECTION = "peer-loss-detection"
     STRICT_OPTIONS = "strict-options"
     CLEAN_SHUTDOWN = "clean-shutdown"
+    JOIN_RECOVERY = "join-recovery"
+    SPARSE_LAYOUTS = "sparse-layouts"
 
 
 @dataclass(frozen=True, kw_only=True)
