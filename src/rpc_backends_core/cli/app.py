@@ -15,6 +15,8 @@ _COMMANDS = {
     "list": "rpc_backends_core.cli.listing:command",
     "show": "rpc_backends_core.cli.show:command",
     "doctor": "rpc_backends_core.cli.doctor:command",
+    "conformance": "rpc_backends_core.cli.conformance:command",
+    "new": "rpc_backends_core.cli.new:command",
     "demo": "rpc_backends_core.demo.command:demo",
 }
 
@@ -88,6 +90,8 @@ Examples:
   rpc-backends doctor                    find out what is wrong
   rpc-backends doctor --json > FILE      the same, to send to somebody
   rpc-backends demo --quick              train a model over them
+  rpc-backends new MY_BACKEND            write the package of a backend of your own
+  rpc-backends conformance MY_BACKEND    test a backend against the contract
 """,
 )
 @click.version_option(__version__, package_name="rpc-backends-core", prog_name="rpc-backends")
