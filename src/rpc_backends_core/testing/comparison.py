@@ -26,9 +26,18 @@ def describe(value: Any) -> str:
         shown = ", ".join(describe(each) for each in value[:3])
         more = f", and {len(value) - 3} more" if len(value) > 3 else ""
         return f"{type(value).__name__} of {shown}{more}"
-    short = reprlib.Repr()
+    short = _Short()
     short.maxstring = short.maxother = 120
     return short.repr(value)
+
+
+class _Short(reprlib.Repr):
+    """Cuts what is long, and says of a tensor in a container what it is."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        return (
+            _describe_tensor(x) if isinstance(x, torch.Tensor) else super().repr_instance(x, level)
+        )
 
 
 def difference(  # noqa: PLR0911 - one return for each kind of value
@@ -113,6 +122,10 @@ def _dense_difference(want: torch.Tensor, got: torch.Tensor, where: str) -> Diff
     if want.is_quantized:
         if want.qscheme() != got.qscheme():
             return _plain(want.qscheme(), got.qscheme(), f"{where}.qscheme()")
+        if want.qscheme() is torch.per_tensor_affine:
+            scales = [(each.q_scale(), each.q_zero_point()) for each in (want, got)]
+            if scales[0] != scales[1]:
+                return _plain(*scales, f"{where} scale and zero point")
         return _dense_difference(want.int_repr(), got.int_repr(), f"{where}.int_repr()")
     wanted, found = _bytes(want), _bytes(got)
     if torch.equal(wanted, found):
