@@ -6,13 +6,6 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.backend import Capability
-from rpc_backends_core.cli.show import CAPABILITIES
-
-
-def test_every_capability_has_a_meaning() -> None:
-    assert set(CAPABILITIES) == set(Capability)
-
 
 def test_a_backend_is_shown_with_its_options_and_where_it_comes_from(command: Any) -> None:
     page = command("show", "tensorpipe", "--json").json
@@ -46,8 +39,9 @@ def test_the_page_has_what_the_json_has(command: Any) -> None:
         assert any(
             line.split()[:2] == [option["name"], option["default"]] for line in text.splitlines()
         )
+    words = " ".join(text.split())  # a long line goes on in the next one
     for name, meaning in page["capabilities"].items():
-        assert any(line.split() == [name, *meaning.split()] for line in text.splitlines())
+        assert f" {name} {meaning} " in words
 
 
 def test_options_come_from_the_options_type_where_the_handler_takes_any(command: Any) -> None:

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
     from rpc_backends_core import Record
 
-#: What each of `backend.Capability` promises, in a line.
-CAPABILITIES = {
-    "static-groups": "all workers start together; world_size is given",
-    "dynamic-groups": "workers join and leave; init_rpc without world_size",
-    "rejoin": "a worker may leave a dynamic group and come back",
-    "device-maps": "tensors go from device to device as device_maps says",
-    "torchscript": "TorchScript functions can be called",
-    "fault-injection": "fails and delays messages on purpose",
-    "encryption": "nobody on the way can read or change messages",
-    "peer-loss-detection": "calls to a worker that has died fail soon, not at the timeout",
-}
-
 
 @dataclass(frozen=True)
 class Page:
@@ -71,6 +59,7 @@ def gather(name: str) -> Page:
     :raises BackendLoadError: it cannot be loaded.
     """
     from rpc_backends_core.cli.torch_state import import_torch
+    from rpc_backends_core.contract import COMMITMENTS
     from rpc_backends_core.functions import records
     from rpc_backends_core.process import default_registry
 
@@ -81,6 +70,8 @@ def gather(name: str) -> Page:
     entry = registry.entry(name)
     backend = registry.load(entry)
     record = entry.record()
+    # Not all names are ours: a backend may declare what only its users know.
+    commitments = {str(name): text for name, text in COMMITMENTS.items()}
     others = [one for one in records() if one.name == record.name and one.state == "shadowed"]
     return Page(
         record.name,
@@ -94,7 +85,7 @@ def gather(name: str) -> Page:
         backend.description,
         None if backend.options_type is None else _path(backend.options_type),
         options_of(backend),
-        {name: CAPABILITIES.get(name, "") for name in sorted(backend.capabilities)},
+        {name: commitments.get(name, "") for name in sorted(backend.capabilities)},
         {field: _path(handler) for field, handler in backend.value._asdict().items()},
         [origin(other) for other in others],
     )

@@ -27,11 +27,11 @@ class Open:
     threads: int
     files: tuple[str, ...]
 
-    def beyond(self, before: Open) -> dict[str, int]:
-        """Return what is open here and was not ``before``, with how many of each; nothing for less."""
+    def beyond(self, before: Open) -> str:
+        """Return in words what is open here and was not ``before``: "nothing", or what and how many."""
         more = Counter(self.files) - Counter(before.files)
-        threads = max(0, self.threads - before.threads)
-        return {**more, **({"thread": threads} if threads else {})}
+        more["thread"] = self.threads - before.threads
+        return ", ".join(f"{count} x {what}" for what, count in (+more).items()) or "nothing"
 
 
 def opened(me: Any = None) -> Open:
