@@ -88,7 +88,7 @@ def _check_taken(names: Names) -> None:
     if failure is not None:
         raise Failure(f"torch cannot be imported, so nobody knows which names are taken: {failure}")
     holders = [one.origin for one in records() if one.name.casefold() == names.member.casefold()]
-    if names.member in CAPABILITIES:
+    if names.member in CAPABILITIES and not holders:
         holders.append("torch itself")
     if holders:
         who = " and ".join(dict.fromkeys(holders))
@@ -109,7 +109,8 @@ def _render(names: Names, folder: Path, paths: list[str], to: Console) -> None:
     for line in (f"cd {folder}", 'pip install -e ".[test]"', "pytest"):
         to.print(Text(f"  {line}", "green"), soft_wrap=True)
     to.print()
-    to.print(
-        f"Then there is BackendType.{names.member}. It runs on torch's agent until you put yours"
-    )
-    to.print(f"into src/{names.package}/handlers.py. No licence is chosen.", soft_wrap=True)
+    for line in (
+        f"There is then a BackendType.{names.member}, on torch's agent until you put yours into",
+        f"src/{names.package}/handlers.py. The licence is yours to choose.",
+    ):
+        to.print(line, soft_wrap=True)
