@@ -519,7 +519,7 @@ def test_own_rref_comes_home(me: Me) -> None:
     expect(doing("num_forks on worker0", lambda: counts_when({"num_forks": 0}))).gives(
         {"num_forks": 0}
     )
-    expect(doing("to_here() on its owner", lambda: rref.to_here().number)).gives(7)
+    expect(fact("its value on its owner", fetch_number(rref))).gives(7)
     del rref
     gc.collect()
     expect(doing("counts on worker0", lambda: counts_when(NOTHING))).gives(NOTHING)
