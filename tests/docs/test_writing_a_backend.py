@@ -1,0 +1,126 @@
+"""docs/writing-a-backend.md: its examples run, and it leaves nothing out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc_backends_core.backend import Capability
+from rpc_backends_core.contract import COMMITMENTS
+from rpc_backends_core.testing.chapters import CHAPTERS
+from rpc_backends_core.testing.marks import REQUIREMENT
+from rpc_backends_core.testing.suite import modules
+from support import steps
+from support.workers import Me, Workers
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "writing-a-backend.md"
+TEXT = DOCUMENT.read_text()
+EXAMPLE = ROOT / "examples" / "small_backend" / "small_backend.py"
+
+
+def blocks() -> list[tuple[int, str]]:
+    """Return the Python in the document, with the line where each piece begins."""
+    found = re.finditer(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return [(TEXT.count("\n", 0, match.start(1)) + 1, match.group(1)) for match in found]
+
+
+def execute(line: int, code: str) -> dict[str, Any]:
+    """Run a piece of the document as a module of its own."""
+    module = types.ModuleType(f"piece_at_line_{line}")
+    exec(compile("\n" * (line - 1) + code, str(DOCUMENT), "exec"), vars(module))
+    return vars(module)
+
+
+@pytest.mark.parametrize(("line", "code"), blocks(), ids=lambda value: str(value)[:10])
+def test_an_example_runs(line: int, code: str) -> None:
+    assert execute(line, code)
+
+
+def test_there_is_a_heading_for_each_chapter_since_failures_link_to_it() -> None:
+    headings = re.findall(r"^### (\w+)$", TEXT, re.MULTILINE)
+    assert headings == [chapter.name for chapter in CHAPTERS]
+
+
+def test_every_link_within_the_document_leads_somewhere() -> None:
+    headings = re.findall(r"^#+ (.+)$", TEXT, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(#([^)]+)\)", TEXT)
+    assert links
+    assert set(links) <= anchors
+    files = [link for link in re.findall(r"\]\(([^)#]+)\)", TEXT) if "://" not in link]
+    assert all((DOCUMENT.parent / link).exists() for link in files)
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    """Return the table of capabilities: what each commits to, and where it is checked."""
+    found = re.findall(r"^\| `([\w-]+)` \| (.+?) \| (.+?) \|$", TEXT, re.MULTILINE)
+    return {
+        name: (commitment, where) for name, commitment, where in found if name in set(Capability)
+    }
+
+
+def test_every_capability_has_its_commitment_which_the_document_repeats() -> None:
+    assert set(COMMITMENTS) == set(Capability)
+    assert {name: commitment for name, (commitment, _) in rows().items()} == dict(COMMITMENTS)
+
+
+def test_the_document_says_where_each_capability_is_checked() -> None:
+    table = rows()
+    for name in modules():
+        module = __import__(name, fromlist=["_"])
+        for function in vars(module).values():
+            for mark in getattr(function, "pytestmark", []) if callable(function) else []:
+                if mark.name == REQUIREMENT and mark.kwargs["capability"]:
+                    chapter = mark.kwargs["chapter"]
+                    assert f"`{chapter}`" in table[mark.kwargs["capability"]][1], function.__name__
+
+
+def test_the_backend_in_the_document_is_the_example_and_has_60_lines_at_most() -> None:
+    code = EXAMPLE.read_text()
+    assert code in [block for _, block in blocks()]
+    assert len(code.splitlines()) <= 60
+
+
+def become_small(me: Me, line: int, code: str) -> None:
+    from torch.distributed import rpc
+
+    backend = execute(line, code)["BACKEND"]
+    rpc.backend_registry.register_backend("SMALL", *backend.value)
+
+
+def test_the_backend_in_the_document_works(tmp_path: Path) -> None:
+    (piece,) = [block for block in blocks() if "BACKEND = " in block[1]]
+    with Workers(2) as workers:
+        workers.run(become_small, *piece)
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="SMALL", threads=2)
+        assert workers[0].call(steps.call, "worker1").split()[0] == "worker1"
+        workers.run(steps.leave)
+
+
+def refusals(file: str) -> set[str]:
+    """Return the names at which mypy refuses an assignment in a file beside this one."""
+    path = Path(__file__).parent / file
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    lines = path.read_text().splitlines()
+    found = re.findall(r":(\d+): error:.*\[assignment\]", done.stdout)
+    assert len(found) == done.stdout.count("error:"), done.stdout
+    return {lines[int(number) - 1].partition(":")[0] for number in found}
+
+
+@pytest.mark.slow
+def test_the_handlers_of_installed_backends_fit_the_types_of_the_contract() -> None:
+    assert refusals("handlers_that_fit.py") == set()
+
+
+@pytest.mark.slow
+def test_the_types_of_the_contract_refuse_what_does_not_fit() -> None:
+    assert refusals("handlers_that_do_not_fit.py") == {"CONSTRUCT", "INIT", "AGENT"}
