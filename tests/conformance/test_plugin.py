@@ -1,0 +1,359 @@
+"""The pytest plugin: its options, what a run tells, and leaving other people's runs alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from support.environments import clean_environ
+
+# Requirements that need no workers: what they find is known, and a run takes a second or two.
+REQUIREMENTS = """
+    import pytest
+    from rpc_backends_core.testing import expect, requirement
+    from rpc_backends_core.testing.checks import fact
+
+    @requirement("calls")
+    def test_good():
+        '''One is one.'''
+        expect(fact("one", 1)).gives(1)
+
+    @requirement("data")
+    def test_bad():
+        '''One is two.
+
+        Look at the number.
+        '''
+        expect(fact("one", 1)).gives(2)
+
+    @requirement("data", since=2)
+    def test_new_and_bad():
+        '''One is three.'''
+        expect(fact("one", 1)).gives(3)
+
+    @requirement("life", capability="telepathy")
+    def test_undeclared_that_works():
+        '''One is one without a word.'''
+        expect(fact("one", 1)).gives(1)
+
+    @requirement("life", capability="levitation")
+    def test_undeclared_that_fails():
+        '''One is four in the air.'''
+        expect(fact("one", 1)).gives(4)
+
+    @requirement("time", capability="torchscript")
+    def test_declared():
+        '''One is one in TorchScript.'''
+        expect(fact("one", 1)).gives(1)
+
+    @requirement("devices")
+    def test_not_here():
+        '''One is on the moon.'''
+        pytest.skip("there is no moon")
+"""
+BACKEND = "--rpc-backend=FAULTY_TENSORPIPE"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run of pytest."""
+
+    status: int
+    output: str
+    folder: Path
+
+    def report(self, name: str = "report") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / f"{name}.json").read_text())
+        return found
+
+    def outcomes(self) -> dict[str, str]:
+        return {one["id"]: one["outcome"] for one in self.report()["results"]}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Give a function that runs pytest in a folder of its own, on the files that it is given."""
+
+    def start(*arguments: str, **files: str) -> Run:
+        for name, source in files.items():
+            (tmp_path / f"{name}.py").write_text(dedent(source))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+            cwd=tmp_path,
+            env=clean_environ(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Run(done.returncode, done.stdout + done.stderr, tmp_path)
+
+    return start
+
+
+def lines_with(text: str, output: str) -> list[str]:
+    return [line for line in output.splitlines() if text in line]
+
+
+# --- which backend -------------------------------------------------------------------------------
+
+
+def test_without_a_backend_the_error_names_those_that_there_are(run: Any) -> None:
+    done = run(test_mine=REQUIREMENTS)
+
+    assert done.status == pytest.ExitCode.USAGE_ERROR
+    (error,) = lines_with("ERROR:", done.output)
+    assert "no backend is named. Use --rpc-backend NAME" in error
+    there = re.findall(r"\w+", error.partition("there are:")[2])
+    assert {"TENSORPIPE", "FAULTY_TENSORPIPE"} <= set(there)
+    assert "passed" not in done.output
+
+
+def test_an_unknown_backend_is_an_error_with_the_nearest_name(run: Any) -> None:
+    done = run("--rpc-backend", "TENSORPIPPE", test_mine=REQUIREMENTS)
+
+    assert done.status == pytest.ExitCode.USAGE_ERROR
+    (error,) = lines_with("ERROR:", done.output)
+    assert "no RPC backend 'TENSORPIPPE'. Did you mean 'TENSORPIPE'?" in error
+    assert "Traceback" not in done.output
+
+
+def test_options_that_the_backend_refuses_are_an_error_before_anything_runs(run: Any) -> None:
+    done = run(BACKEND, "--rpc-option", "messages_to_fial=[]", test_mine=REQUIREMENTS)
+
+    assert done.status == pytest.ExitCode.USAGE_ERROR
+    (error,) = lines_with("ERROR:", done.output)
+    assert "FAULTY_TENSORPIPE refuses the options messages_to_fial=[]" in error
+    assert "messages_to_fail" in error
+
+
+def test_an_option_that_is_no_pair_is_an_error(run: Any) -> None:
+    done = run(BACKEND, "--rpc-option", "num_worker_threads", test_mine=REQUIREMENTS)
+
+    assert done.status == pytest.ExitCode.USAGE_ERROR
+    assert "it must be KEY=VALUE" in done.output
+
+
+# --- what a run tells ----------------------------------------------------------------------------
+
+
+def test_every_outcome_is_told_and_only_what_counts_fails(run: Any) -> None:
+    done = run(
+        *(BACKEND, "--rpc-report=report", "--rpc-suite-version=1", "-rs"), test_mine=REQUIREMENTS
+    )
+
+    assert done.outcomes() == {
+        "calls.good": "passed",
+        "data.bad": "failed",
+        "data.new_and_bad": "fails, newer",
+        "time.declared": "passed",
+        "life.undeclared_that_works": "works, not declared",
+        "life.undeclared_that_fails": "not declared",
+        "devices.not_here": "not run",
+    }
+    assert done.status == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 3 passed, 3 skipped" in done.output
+    assert "new in version 2 of the suite, and this backend is held to version 1" in done.output
+    assert lines_with("capability telepathy", done.output)[0].endswith(
+        "works, and is not declared: declare it"
+    )
+    assert "levitation is not declared: at" not in done.output
+    assert "levitation is not declared: 1" in done.output
+    assert "devices.not_here: there is no moon" in done.output
+    assert "FAULTY_TENSORPIPE does not conform" in done.output
+
+
+def test_a_failure_says_the_chapter_the_call_and_the_difference(run: Any) -> None:
+    done = run(BACKEND, "-k", "bad and not new", test_mine=REQUIREMENTS)
+
+    shown = done.output.partition("= FAILURES =")[2]
+    for line in (
+        "chapter   data (docs/writing-a-backend.md#data)",
+        "required  One is two",
+        "call      one",
+        "expected  2",
+        "got       1",
+        "look at   Look at the number.",
+    ):
+        assert line in shown.splitlines(), shown
+
+
+def test_a_requirement_that_counts_from_a_version_fails_in_it(run: Any) -> None:
+    done = run(
+        *(BACKEND, "--rpc-report=report", "--rpc-suite-version=2", "-k", "new_and_bad"),
+        test_mine=REQUIREMENTS,
+    )
+
+    assert done.outcomes() == {"data.new_and_bad": "failed"}
+    assert done.status == pytest.ExitCode.TESTS_FAILED
+
+
+def test_requirements_run_in_the_order_of_their_chapters(run: Any) -> None:
+    done = run(BACKEND, "-v", test_mine=REQUIREMENTS)
+
+    names = re.findall(r"^test_mine.py::test_(\w+) \w", done.output, re.MULTILINE)
+    assert names[:3] == ["good", "bad", "new_and_bad"]
+    assert names[3:] == [
+        "declared",
+        "undeclared_that_works",
+        "undeclared_that_fails",
+        "not_here",
+    ]
+
+
+def test_the_report_is_written_as_json_and_as_a_page(run: Any) -> None:
+    done = run(
+        *(BACKEND, "--rpc-report", "made/for.1/mine.html", "--rpc-option", "num_worker_threads=3"),
+        test_mine=REQUIREMENTS,
+    )
+
+    report = done.report("made/for.1/mine")
+    page = (done.folder / "made/for.1/mine.html").read_text()
+    assert sorted(path.name for path in (done.folder / "made/for.1").iterdir()) == [
+        "mine.html",
+        "mine.json",
+    ]
+    assert report["backend"]["name"] == "FAULTY_TENSORPIPE"
+    assert report["backend"]["options"] == {"num_worker_threads": 3}
+    assert report["verdict"] == "does not conform"
+    assert report["suite_version"] >= 1
+    assert report["machine"]["torch"]
+    assert "FAULTY_TENSORPIPE" in page
+    assert "num_worker_threads=3" in page
+
+
+CENSUS = """
+    from rpc_backends_core.testing import census
+
+    census.requirements = lambda: {"calls.good": 1, "time.declared": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "verdict"), [("good", "partial"), ("good or declared", "conforms")]
+)
+def test_a_part_of_the_suite_is_no_conformance(run: Any, chosen: str, verdict: str) -> None:
+    done = run(
+        *(BACKEND, "--rpc-report=report", "-k", f"({chosen}) and not undeclared"),
+        conftest=CENSUS,
+        test_mine=REQUIREMENTS,
+    )
+
+    assert done.status == pytest.ExitCode.OK
+    assert done.report()["verdict"] == verdict
+    assert done.report()["complete"] is (verdict == "conforms")
+    partly = "FAULTY_TENSORPIPE: nothing failed, in a part of the suite"
+    assert (partly in done.output) is (verdict == "partial")
+
+
+def test_with_xdist_the_report_is_the_same(run: Any) -> None:
+    arguments = (BACKEND, "--rpc-option", "num_worker_threads=3", "--rpc-report=report")
+    alone = run(*arguments, test_mine=REQUIREMENTS)
+    first = alone.report()
+    shared = run(*arguments, "-n", "2", test_mine=REQUIREMENTS)
+    second = shared.report()
+
+    assert "2 workers" in shared.output
+    for report in (first, second):
+        for result in report["results"]:
+            del result["seconds"], result["detail"]
+        report["results"].sort(key=lambda one: one["id"])
+    assert shared.status == alone.status
+    for key in ("results", "capabilities", "chapters", "verdict", "backend", "declared"):
+        assert second[key] == first[key]
+
+
+# --- an author's own tests -----------------------------------------------------------------------
+
+OWN_CLASS = """
+    from rpc_backends_core.testing import conformance
+
+    Test{0} = conformance({0!r}, suite_version=1)
+"""
+
+
+def test_an_author_takes_the_suite_in_as_a_class(run: Any) -> None:
+    source = OWN_CLASS.format("FAULTY_TENSORPIPE")
+    done = run("--rpc-report=report", "-k", "TestCalls and test_self", test_conformance=source)
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    outcomes = done.outcomes()
+    assert {name.partition("[")[0] for name in outcomes} == {"calls.self"}
+    assert set(outcomes.values()) == {"passed"}
+    assert done.report()["backend"]["name"] == "FAULTY_TENSORPIPE"
+    assert done.report()["counted_version"] == 1
+
+
+def test_each_backend_of_a_run_has_a_report_of_its_own(run: Any) -> None:
+    done = run(
+        *("--rpc-report=report", "-k", "TestCalls and test_self and not asynchronous"),
+        test_one=OWN_CLASS.format("FAULTY_TENSORPIPE"),
+        test_two=OWN_CLASS.format("TENSORPIPE"),
+    )
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    for name in ("FAULTY_TENSORPIPE", "TENSORPIPE"):
+        assert done.report(f"report-{name}")["backend"]["name"] == name
+        assert (done.folder / f"report-{name}.html").exists()
+
+
+# --- other people's runs -------------------------------------------------------------------------
+
+
+def test_a_project_keeps_an_option_of_the_name_tier(run: Any) -> None:
+    done = run(
+        "--tier=gold",
+        conftest="""
+            def pytest_addoption(parser):
+                parser.addoption("--tier", choices=["gold", "lead"])
+        """,
+        test_mine="""
+            def test_tier(request):
+                assert request.config.getoption("--tier") == "gold"
+        """,
+    )
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    assert "1 passed" in done.output
+
+
+@pytest.mark.parametrize("option", ["--tier", "--rpc-tier"])
+def test_the_tier_is_chosen_by_either_name(run: Any, option: str) -> None:
+    done = run(
+        BACKEND,
+        option,
+        "torch",
+        test_mine="def test_it(request): assert request.config.option.rpc_tier == 'torch'",
+    )
+
+    assert done.status == pytest.ExitCode.OK, done.output
+
+
+def test_a_run_that_has_nothing_to_do_with_backends_imports_no_torch(run: Any) -> None:
+    done = run(
+        test_mine="""
+            import sys
+
+            def test_it():
+                assert "rpc_backends_core.testing.plugin" in sys.modules
+                heavy = {"torch", "numpy", "jinja2", "importlib_metadata"}
+                assert not heavy & set(sys.modules)
+        """,
+    )
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    assert "conformance" not in done.output
+
+
+def test_marks_are_known_where_marks_are_strict(run: Any) -> None:
+    done = run(BACKEND, "--strict-markers", "-k", "good", test_mine=REQUIREMENTS)
+
+    assert done.status == pytest.ExitCode.OK, done.output

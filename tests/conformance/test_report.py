@@ -1,0 +1,272 @@
+"""What a run found, as values; its summary; and its page, which needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from rpc_backends_core.testing.recording import summary, verdict
+from rpc_backends_core.testing.report_page import render
+from rpc_backends_core.testing.results import Outcome, Report, Result, settle
+
+
+def result(
+    name: str, outcome: Outcome = Outcome.PASSED, capability: str | None = None, **more: Any
+) -> Result:
+    facts: dict[str, Any] = {
+        "id": name,
+        "chapter": name.partition(".")[0],
+        "title": f"title of {name}",
+        "advice": "",
+        "capability": capability,
+        "since": 1,
+        "outcome": outcome,
+        "seconds": 0.5,
+    }
+    return Result(**{**facts, **more})
+
+
+def failed(name: str, **more: Any) -> Result:
+    facts = {
+        "call": "rpc_sync('a', f)",
+        "expected": "<two>",
+        "got": "3 & 4",
+        "detail": "<b>trace</b>",
+    }
+    return result(name, Outcome.FAILED, **{**facts, **more})
+
+
+def report(*results: Result, **more: Any) -> Report:
+    facts: dict[str, Any] = {
+        "suite_version": 3,
+        "counted_version": 3,
+        "backend": {
+            "name": "PIGEON",
+            "distribution": "rpc-backend-pigeon",
+            "version": "1.2",
+            "description": "messages by <bird>",
+            "options": {"birds": 3},
+        },
+        "machine": {"rpc-backends-core": "0.1.0", "torch": "2.13.0", "processors": 2},
+        "declared": [],
+        "started": "2026-11-21T15:00:00+00:00",
+        "seconds": 61.0,
+        "complete": True,
+        "results": list(results),
+    }
+    return Report(**{**facts, **more})
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("works", "declared", "since", "outcome"),
+    [
+        (True, True, 1, Outcome.PASSED),
+        (True, True, 9, Outcome.PASSED),
+        (False, True, 2, Outcome.FAILED),
+        (False, True, 3, Outcome.FAILS_NEWER),
+        (True, False, 1, Outcome.WORKS_UNDECLARED),
+        (False, False, 1, Outcome.NOT_DECLARED),
+        (False, False, 3, Outcome.NOT_DECLARED),
+    ],
+)
+def test_what_counts(works: bool, declared: bool, since: int, outcome: Outcome) -> None:
+    assert settle(works, declared=declared, since=since, suite_version=2) is outcome
+
+
+@pytest.mark.parametrize(
+    ("results", "complete", "expected"),
+    [
+        ([result("a.x")], True, "conforms"),
+        ([result("a.x")], False, "partial"),
+        ([result("a.x"), failed("a.y")], True, "does not conform"),
+        ([failed("a.y")], False, "does not conform"),
+        ([result("a.x", Outcome.FAILS_NEWER)], True, "conforms"),
+        ([result("a.x", Outcome.NOT_DECLARED, "c")], True, "conforms"),
+    ],
+)
+def test_the_verdict(results: list[Result], complete: bool, expected: str) -> None:
+    assert report(*results, complete=complete).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("declared", "outcomes", "state"),
+    [
+        (True, [Outcome.PASSED, Outcome.PASSED], "kept"),
+        (True, [Outcome.PASSED, Outcome.NOT_RUN], "kept"),
+        (True, [Outcome.PASSED, Outcome.FAILED], "broken"),
+        (True, [Outcome.NOT_RUN], "declared, not tested"),
+        (True, [], "declared, not tested"),
+        (False, [Outcome.WORKS_UNDECLARED, Outcome.WORKS_UNDECLARED], "works, not declared"),
+        (False, [Outcome.WORKS_UNDECLARED, Outcome.NOT_DECLARED], "not declared"),
+        (False, [Outcome.NOT_RUN], "not declared"),
+    ],
+)
+def test_what_is_said_of_a_capability(declared: bool, outcomes: list[Outcome], state: str) -> None:
+    results = [result(f"life.{n}", outcome, "c") for n, outcome in enumerate(outcomes)]
+
+    assert report(*results, declared=["c"] if declared else []).capabilities() == {"c": state}
+
+
+def test_chapters_are_in_their_order_and_unknown_ones_last() -> None:
+    made = report(*map(result, ("zzz.a", "life.a", "calls.a", "data.a", "calls.b")))
+
+    assert list(made.chapters()) == ["calls", "data", "life", "zzz"]
+    assert [one.id for one in made.chapters()["calls"]] == ["calls.a", "calls.b"]
+
+
+def test_a_report_comes_back_from_its_json() -> None:
+    made = report(result("calls.a"), failed("data.b"), declared=["c"], complete=False)
+
+    data = json.loads(json.dumps(made.to_json()))
+
+    assert Report.from_json(data) == made
+    assert data["verdict"] == "does not conform"
+    assert data["chapters"] == {"calls": {"passed": 1}, "data": {"failed": 1}}
+    assert data["capabilities"] == {"c": "declared, not tested"}
+
+
+# --- the summary ---------------------------------------------------------------------------------
+
+
+def test_the_summary_says_by_chapter_what_came_out() -> None:
+    lines = list(
+        summary(
+            report(
+                result("calls.a"),
+                failed("calls.b"),
+                result("life.c", Outcome.WORKS_UNDECLARED, "rejoin"),
+                result("life.d", Outcome.NOT_RUN, reason="no accelerator"),
+                result("life.e", Outcome.FAILS_NEWER, reason="new in version 3"),
+                counted_version=2,
+            )
+        )
+    )
+
+    numbers = {line.split()[0]: line.split()[1:4] for line in lines if line[:5].strip()}
+    assert numbers["calls"] == ["1", "1", "0"]
+    assert numbers["life"] == ["0", "0", "3"]
+    assert numbers["all"] == ["1", "1", "3"]
+    begin = lines.index("FAILED calls.b: title of calls.b")
+    assert [line.split(None, 1)[1] for line in lines[begin + 1 : begin + 4]] == [
+        "rpc_sync('a', f)",
+        "<two>",
+        "3 & 4",
+    ]
+    assert "  life.d: no accelerator" in lines
+    assert "  life.e: new in version 3" in lines
+    assert any(re.match(r"capability rejoin +works, and is not declared", line) for line in lines)
+    assert lines[-1] == "PIGEON does not conform (suite version 3, held to version 2)"
+
+
+def test_the_last_line_says_what_was_left_out() -> None:
+    assert verdict(report(complete=False)) == (
+        "PIGEON: nothing failed, in a part of the suite (suite version 3)"
+    )
+    assert verdict(report(failed("a.b"), complete=False)) == (
+        "PIGEON does not conform, seen in a part of the suite (suite version 3)"
+    )
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """A page's text by the tag that it is in, its attributes, and whether its tags are closed."""
+
+    VOID = ("meta", "br", "link", "img", "input")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.append((self.open[-1] if self.open else "", " ".join(data.split())))
+
+    def texts(self, tag: str) -> list[str]:
+        return [text for where, text in self.words if where == tag]
+
+
+EVERYTHING = report(
+    result("calls.a"),
+    failed("calls.b", advice="the pipe"),
+    result("data.c", Outcome.FAILS_NEWER, call="newer()", expected="1", got="2"),
+    result("life.d", Outcome.WORKS_UNDECLARED, "rejoin"),
+    result("life.e", Outcome.NOT_DECLARED, "devices", reason="devices is not declared: no"),
+    result("life.f", Outcome.NOT_RUN, "device-maps", reason="no accelerator"),
+    declared=["device-maps"],
+    counted_version=2,
+)
+
+
+def test_the_page_holds_everything() -> None:
+    page = Page(render(EVERYTHING))
+    everything = " ".join(text for _, text in page.words)
+
+    assert page.texts("title") == ["PIGEON does not conform"]
+    for text in (
+        "rpc-backend-pigeon 1.2",
+        "messages by <bird>",
+        "birds=3",
+        "version 3, held to version 2",
+        "torch 2.13.0",
+        "processors 2",
+        "2026-11-21 15:00:00 UTC",
+        "1 min 01 s",
+        "works, not declared",
+        "no accelerator",
+        "the pipe",
+        *(f"title of {one.id}" for one in EVERYTHING.results),
+    ):
+        assert text in everything, text
+
+
+def test_the_page_begins_with_what_failed_its_detail_folded() -> None:
+    text = render(EVERYTHING)
+    page = Page(text)
+
+    assert page.texts("h2")[0] == "What failed"
+    assert text.index("title of calls.b") < text.index("title of calls.a")
+    begin = text.index('id="calls.b"')
+    card = Page(text[text.rindex("<article", 0, begin) : text.index("</article>", begin) + 10])
+    assert card.texts("dt") == ["call", "expected", "got", "look at"]
+    assert card.texts("code")[-1:] == ["rpc_sync('a', f)"]
+    assert card.texts("dd") == ["<two>", "3 & 4", "the pipe"]
+    assert card.texts("pre") == ["<b>trace</b>"]
+    assert ("details", "open", "") not in card.attributes
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = render(EVERYTHING)
+
+    assert not [one for one in Page(text).attributes if one[1] in ("src", "href", "srcset")]
+    assert not re.search(r"https?://|@import|url\(|<script", text)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_page_of_a_backend_that_conforms_has_no_failures_and_no_empty_columns() -> None:
+    page = Page(render(report(result("calls.a"))))
+
+    assert page.texts("title") == ["PIGEON conforms"]
+    assert page.texts("h2") == ["Chapters", "Requirements"]
+    assert [one for one in page.texts("th") if one in list(Outcome)] == ["passed", "failed"]
