@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import rpc
 
 from rpc_backend_tensorpipe.handlers import BACKEND
 from rpc_backends_core import Capability
@@ -64,6 +65,20 @@ def no_dynamic_groups(
     return BACKEND.init_backend_handler(store, name, rank, world_size, rpc_backend_options)
 
 
+def wrong_ranks(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> Any:
+    agent = BACKEND.init_backend_handler(store, name, rank, world_size, rpc_backend_options)
+    members = agent.get_worker_infos
+
+    def get_worker_infos() -> list[rpc.WorkerInfo]:
+        names = sorted((info.name for info in members()), reverse=True)
+        return [rpc.WorkerInfo(name, place) for place, name in enumerate(names)]
+
+    agent.get_worker_infos = get_worker_infos
+    return agent
+
+
 BROKEN = {
     "LEAKS_A_THREAD": Broken(tensorpipe(leak_a_thread), "life", ("life.", "thread")),
     "LEAKS_A_SOCKET": Broken(tensorpipe(leak_a_socket), "life", ("life.", "socket")),
@@ -72,6 +87,11 @@ BROKEN = {
     ),
     "HANGS_WHEN_A_PEER_DIES": Broken(
         tensorpipe(once(hang_when_a_peer_dies)), "life", ("life.", "")
+    ),
+    "GIVES_WRONG_RANKS": Broken(
+        tensorpipe(lambda: None, init_backend_handler=wrong_ranks),
+        "life",
+        ("life.static_group", "get_worker_infos"),
     ),
     "CLAIMS_DYNAMIC_GROUPS": Broken(
         tensorpipe(lambda: None, init_backend_handler=no_dynamic_groups),
