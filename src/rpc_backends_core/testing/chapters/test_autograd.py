@@ -130,7 +130,7 @@ def linear_here(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None
 
 def contexts() -> int:
     """Return how many contexts this worker has."""
-    return int(dist_autograd._get_debug_info()["num_autograd_contexts"])  # type: ignore[attr-defined]
+    return int(dist_autograd._get_debug_info()["num_autograd_contexts"])
 
 
 def contexts_when(wanted: int) -> int:
@@ -487,7 +487,7 @@ def train_here(kind: str) -> list[torch.Tensor]:
     optimizer = optimizer_class(parameters, **options)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        sum((module(x) * scale).sum() for module in modules).backward()  # type: ignore[union-attr]
+        sum((module(x) * scale).sum() for module in modules).backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in parameters]
 

@@ -37,7 +37,7 @@ def join_with(me: Me, subject: Subject, url: str, given: dict[str, Any]) -> None
 def expect_options(me: Me, subject: Subject, given: dict[str, Any]) -> None:
     """See that the backend has the options, before others wait for a worker that could not start."""
     member = rpc.BackendType[subject.name]
-    construct = rpc.backend_registry.construct_rpc_backend_options
+    construct: Any = rpc.backend_registry.construct_rpc_backend_options
     expect(
         doing(
             f"construct_rpc_backend_options({subject.name}, {', '.join(given)}=...)",
@@ -55,7 +55,7 @@ def expect_refusal(me: Me, subject: Subject, url: str, given: dict[str, Any], te
 
 def refused(groups: Groups, given: dict[str, Any], text: str) -> None:
     with groups.workers(2) as workers:
-        workers[0].call(expect_options, groups.subject, {key: None for key in given})
+        workers[0].call(expect_options, groups.subject, dict.fromkeys(given))
         workers.run(expect_refusal, groups.subject, groups.place(), given, text)
 
 

@@ -40,7 +40,7 @@ def agents_debug_info() -> Any:
 
 def owned_rrefs() -> int:
     """Return what torch's debug information counts; it is the agent's, that of RRefs and of autograd."""
-    info = rpc._get_debug_info()  # type: ignore[attr-defined]
+    info = rpc._get_debug_info()
     return int(info["num_owner_rrefs"])
 
 
@@ -93,7 +93,7 @@ def test_gil_wait(me: Me) -> None:
     Torch measures it where a Python function is run and tells the agent (`addGilWaitTime`), which gives
     the average of all, in microseconds, as `agent.gil_average_wait_time_us`.
     """
-    rpc.enable_gil_profiling(True)  # type: ignore[attr-defined]
+    rpc.enable_gil_profiling(True)
     expect(sync("worker0", add, args=(1, 2))).gives(3)
     found = expect(doing("agent.get_metrics() with GIL profiling on", metrics)).satisfies(
         f"a dict with {GIL!r}", lambda found: GIL in found
@@ -173,7 +173,7 @@ def test_worker_infos(rpc_groups: Groups) -> None:
 @in_group(2)
 def test_worker_info(me: Me) -> None:
     """The agent finds a worker by its name, by its rank, and itself."""
-    agent = rpc.api._get_current_rpc_agent()
+    agent: Any = rpc.api._get_current_rpc_agent()
     for text, found, wanted in (
         ("get_worker_info()", rpc.get_worker_info(), ("worker0", 0)),
         ("get_worker_info('worker1')", rpc.get_worker_info("worker1"), ("worker1", 1)),

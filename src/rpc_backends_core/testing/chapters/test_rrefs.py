@@ -120,21 +120,21 @@ def drop(key: str) -> None:
 
 def counts() -> dict[str, int]:
     """Return what this worker counts of RRefs."""
-    found = rpc._rref_context_get_debug_info()  # type: ignore[attr-defined]
+    found = rpc._rref_context_get_debug_info()
     return {key: int(found[key]) for key in sorted(found)}
 
 
-def counts_when(wanted: dict[str, int]) -> dict[str, int]:
+def counts_when(wanted: dict[str, int]) -> Any:
     """Wait for the counts ``wanted``; return them as they are then, or at the end of :data:`SOON`."""
     return _when(lambda: {key: counts().get(key, -1) for key in wanted}, wanted)
 
 
-def alive_when(wanted: int) -> int:
+def alive_when(wanted: int) -> Any:
     """Wait until ``wanted`` of the things made here live; return how many do then."""
     return _when(lambda: sum(one() is not None for one in MADE), wanted)
 
 
-def made_when(wanted: int) -> int:
+def made_when(wanted: int) -> Any:
     """Wait until ``wanted`` things have been made here; return how many have been."""
     return _when(lambda: len(MADE), wanted)
 
