@@ -123,9 +123,9 @@ def _dense_difference(want: torch.Tensor, got: torch.Tensor, where: str) -> Diff
         if want.qscheme() != got.qscheme():
             return _plain(want.qscheme(), got.qscheme(), f"{where}.qscheme()")
         if want.qscheme() is torch.per_tensor_affine:
-            scales = [(each.q_scale(), each.q_zero_point()) for each in (want, got)]
-            if scales[0] != scales[1]:
-                return _plain(*scales, f"{where} scale and zero point")
+            scale, other = ((each.q_scale(), each.q_zero_point()) for each in (want, got))
+            if scale != other:
+                return _plain(scale, other, f"{where} scale and zero point")
         return _dense_difference(want.int_repr(), got.int_repr(), f"{where}.int_repr()")
     wanted, found = _bytes(want), _bytes(got)
     if torch.equal(wanted, found):

@@ -177,6 +177,12 @@ def rpc_subject(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.fixture
+def rpc_patience(request: pytest.FixtureRequest) -> float:
+    """Give what time limits are multiplied by."""
+    return float(request.config.getoption("rpc_patience"))
+
+
+@pytest.fixture
 def rpc_groups(request: pytest.FixtureRequest, rpc_subject: Subject, tmp_path: Path) -> Groups:
     """Give what makes groups of workers under the backend under test."""
     from rpc_backends_core.testing.groups import Groups

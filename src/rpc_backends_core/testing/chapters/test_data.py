@@ -35,7 +35,7 @@ MIB = 1024 * 1024
 QUANTIZED = ("qint8", "quint8", "qint32")
 # Left out, with torch 2.13: quint4x2 and quint2x4 (torch's own unpickler takes their size for another and
 # ends the process) and the dtypes torch can hold but not copy (bits*, int1 ... int7, uint1 ... uint7).
-DTYPES = [
+DTYPES = (
     "float64",
     "float32",
     "float16",
@@ -58,7 +58,8 @@ DTYPES = [
     "uint16",
     "uint8",
     "bool",
-] + list(QUANTIZED)
+    *QUANTIZED,
+)
 
 
 def _dtype_parameter(name: str) -> Any:
