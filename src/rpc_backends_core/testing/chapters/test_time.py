@@ -49,7 +49,7 @@ class Gate:
     """What calls wait at on the callee until the caller opens it.
 
     It is made of named pipes, so that it opens for a callee that executes nothing else meanwhile. It
-    opens by itself after a while: a timeout that does not fire is then a result in its place, and no hang.
+    opens by itself after a while: a timeout that does not fire is then a result, and no hang.
     """
 
     def __init__(self, folder: str, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Gate:
             calls -= len(os.read(self._passed, calls))
 
     def close(self) -> None:
-        """Open it for good: the pipes stay open, for who is on the way through, as long as this process."""
+        """Open it for good: the pipes stay, for who is on the way through, as long as this process."""
         self.open()
         self._by_itself.cancel()
 
