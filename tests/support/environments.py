@@ -311,12 +311,13 @@ def distributions(root: Path) -> list[Path]:
 def base_requirements(root: Path) -> list[str]:
     """Return what a base has: the torch that runs here, and all else that the core depends on.
 
-    numpy is there because torch warns at import where it is not.
+    That is with its extra ``testing``, and so with numpy: torch warns at import where it is not.
     """
     # A local version ("+cpu") cannot be asked for everywhere; the public one is enough.
     torch = f"torch=={metadata.version('torch').partition('+')[0]}"
-    others = [text for text in read_project(root)["dependencies"] if not text.startswith("torch")]
-    return [torch, "numpy", *others]
+    project = read_project(root)
+    others = [text for text in project["dependencies"] if not text.startswith("torch")]
+    return [torch, *others, *project["optional-dependencies"]["testing"]]
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> Result:

@@ -70,8 +70,8 @@ def arguments(
     elif torch_tier:
         chosen.append(f"{_SUITE}.torch_tier")
     result = ["-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider"]
-    # No conftest.py from above the suite; and tests are named by their place in it.
-    result += ["--confcutdir", str(_FOLDER), "--rootdir", str(_FOLDER)]
+    # No conftest.py, not even from the current folder; and tests are named by their place in the suite.
+    result += ["--noconftest", "--rootdir", str(_FOLDER)]
     result += ["--basetemp", str(folder / "tmp")]
     result += ["-p", f"{_SUITE}.plugin", "-p", f"{_SUITE}.progress"]
     result += ["--rpc-backend", name, "--rpc-report", str(folder / "report")]

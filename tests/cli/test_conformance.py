@@ -1,0 +1,265 @@
+"""`rpc-backends conformance NAME`: a run that nothing around it changes, its summary and its status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc_backends_core.cli.conformance import arguments, events
+
+CALLS = ("--chapter", "calls", "-k", "test_self")
+FAILING = """
+from rpc_backends_core import Backend
+from torch.distributed.rpc import RpcBackendOptions
+
+def construct(rpc_timeout, init_method, **options):
+    made = RpcBackendOptions()
+    made.rpc_timeout, made.init_method = rpc_timeout, init_method
+    return made
+
+def init(store, name, rank, world_size, rpc_backend_options):
+    raise RuntimeError("the pigeon is asleep")
+
+BACKEND = Backend(
+    construct_rpc_backend_options_handler=construct, init_backend_handler=init,
+    capabilities=frozenset({"carrier"}), description="by air",
+)
+"""
+
+
+@pytest.fixture
+def pigeon(command: Any) -> Any:
+    """Give the command with a backend PIGEON that cannot be started."""
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, FAILING)
+    return command
+
+
+def test_a_backend_is_tested_and_the_summary_shown(command: Any) -> None:
+    ended = command("conformance", "FAULTY_TENSORPIPE", *CALLS)
+
+    assert ended.status == 0, ended.stderr
+    assert "\x1b" not in ended.stdout + ended.stderr
+    assert ["calls", "3", "0"] in [line.split()[:3] for line in ended.stdout.splitlines()]
+    assert ended.stderr.startswith("calls: 3 passed (")
+    assert "Capabilities" in ended.stdout
+    assert "FAULTY_TENSORPIPE" in ended.stdout.splitlines()[-1]
+
+
+def test_a_backend_that_fails_is_status_1_with_the_chapter_the_call_and_the_difference(
+    pigeon: Any,
+) -> None:
+    ended = pigeon("conformance", "PIGEON", "--chapter", "calls", "-k", "test_self and remote")
+
+    assert ended.status == 1
+    lines = [line.split(None, 1) for line in ended.stdout.splitlines() if line.strip()]
+    shown = dict(line for line in lines if len(line) == 2)
+    assert shown["FAILED"].split()[0] == "calls.self[remote]"
+    assert shown["chapter"] == "calls"
+    assert shown["call"].startswith("init_rpc(")
+    assert shown["got"] == "RuntimeError: the pigeon is asleep"
+    assert shown["carrier"] == "declared, not tested"
+    assert "PIGEON does not conform" in ended.stdout.splitlines()[-1]
+
+
+def test_json_is_the_report_and_nothing_else(pigeon: Any) -> None:
+    ended = pigeon("conformance", "pigeon", "--json", "--chapter", "calls", "-k", "test_self")
+
+    assert ended.status == 1
+    assert ended.stderr == ""
+    assert ended.json["verdict"] == "does not conform"
+    assert ended.json["backend"]["name"] == "PIGEON"
+    assert {one["id"].partition("[")[0] for one in ended.json["results"]} == {"calls.self"}
+
+
+def test_options_version_and_report_reach_the_run(command: Any, tmp_path: Path) -> None:
+    ended = command(
+        *("conformance", "FAULTY_TENSORPIPE", *CALLS, "--suite-version", "1", "--patience", "2"),
+        *("--option", "num_worker_threads=3", "--report", str(tmp_path / "out" / "mine")),
+    )
+
+    assert ended.status == 0, ended.stderr
+    written = json.loads((tmp_path / "out" / "mine.json").read_text())
+    assert written["backend"]["options"] == {"num_worker_threads": 3}
+    assert written["counted_version"] == 1
+    assert "FAULTY_TENSORPIPE" in (tmp_path / "out" / "mine.html").read_text()
+    assert ended.stdout.splitlines()[-2:] == [
+        f"report: {tmp_path / 'out' / 'mine.json'}",
+        f"report: {tmp_path / 'out' / 'mine.html'}",
+    ]
+
+
+def test_nothing_of_the_current_folder_has_a_part_in_it(command: Any) -> None:
+    here = command.packages.parent
+    (here / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (here / "conftest.py").write_text("raise RuntimeError('a conftest of somebody')\n")
+    (here / "test_mine.py").write_text("def test_mine(): assert False\n")
+    (command.packages / "conftest.py").write_text("raise RuntimeError('another')\n")
+    command.install("pytest-somebody", {"somebody": ""}, "1/0", group="pytest11")
+
+    ended = command(
+        *("conformance", "FAULTY_TENSORPIPE", *CALLS),
+        env={"PYTEST_ADDOPTS": "--no-such-option", "PYTEST_PLUGINS": "no_such_plugin"},
+    )
+
+    assert ended.status == 0, ended.stderr
+    assert not (here / ".pytest_cache").exists()
+
+
+def test_several_jobs_give_the_same_report(command: Any) -> None:
+    both = [
+        command("conformance", "FAULTY_TENSORPIPE", "--json", *CALLS, *more).json
+        for more in ((), ("--jobs", "2"))
+    ]
+
+    first, second = ({one["id"]: one["outcome"] for one in report["results"]} for report in both)
+    assert first == second
+    assert len(first) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("TENSORPIP",), "no RPC backend 'TENSORPIP'. Did you mean 'TENSORPIPE'?"),
+        (("FAULTY_TENSORPIPE", "--option", "x"), "--option is 'x'; it must be KEY=VALUE"),
+        (
+            ("FAULTY_TENSORPIPE", "--option", "num_fail_send=1"),
+            "FAULTY_TENSORPIPE refuses the options num_fail_send=1: TypeError: ",
+        ),
+        (("FAULTY_TENSORPIPE", "-k", "no_such_test"), "no requirement was chosen"),
+        (("FAULTY_TENSORPIPE", "--chapter", "sonnets"), "'sonnets' is not one of 'calls'"),
+        (("FAULTY_TENSORPIPE", "--report", "/proc/no/such"), "the report cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_status_2(command: Any, given: tuple[str, ...], said: str) -> None:
+    ended = command("conformance", *given)
+
+    assert ended.status == 2
+    assert ended.stdout == ""
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "--rpc-" not in ended.stderr  # those are pytest's
+
+
+def test_a_backend_that_cannot_be_loaded_is_status_2_with_the_cause(command: Any) -> None:
+    command.install("rpc-backend-broken", {"BROKEN": "B"}, "import no_such_library")
+
+    ended = command("conformance", "BROKEN", *CALLS)
+
+    assert ended.status == 2
+    assert "No module named 'no_such_library'" in ended.stderr
+
+
+def test_without_pytest_it_says_what_to_install(command: Any) -> None:
+    code = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Nothing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pytest":
+            sys.meta_path.remove(self)
+            sys.path[:] = []
+        return None
+
+sys.meta_path.insert(0, Nothing())
+sys.argv = ["rpc-backends", "conformance", "TENSORPIPE"]
+from rpc_backends_core.cli import main
+main()
+"""
+    ended = command.python("-c", code)
+
+    assert ended.status == 2
+    assert 'pip install "rpc-backends-core[testing]"' in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_on_a_terminal_one_line_tells_where_the_run_is(command: Any) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rpc_backends_core", "conformance", "FAULTY_TENSORPIPE", *CALLS],
+        env=command.environ({"TERM": "xterm", "COLUMNS": "90"}),
+        cwd=command.packages.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b"".join(_read(ours))
+    stdout, _ = process.communicate()
+    os.close(ours)
+
+    assert process.returncode == 0
+    text = shown.decode()
+    assert "test_self[sync]" in text
+    assert "of 3" in text
+    assert "0 failed" in text
+    assert b"\x1b" not in stdout
+
+
+def _read(descriptor: int) -> Iterator[bytes]:
+    while True:
+        try:
+            data = os.read(descriptor, 4096)
+        except OSError:  # the other side is closed: the end, on a terminal
+            return
+        if not data:
+            return
+        yield data
+
+
+def test_what_is_interrupted_leaves_no_process(command: Any) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rpc_backends_core", "conformance", "FAULTY_TENSORPIPE", *CALLS],
+        env=command.environ({"RUN_OF_A_TEST": str(command.packages)}),
+        cwd=command.packages.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    mark = f"RUN_OF_A_TEST={command.packages}".encode()
+    _wait(lambda: len(_marked(mark)) >= 3)  # the command, pytest, the template of the workers
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(60) == 1
+    _wait(lambda: not _marked(mark))
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Return the processes that have ``mark`` in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def _wait(until: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_leaving_the_events_early_ends_the_run(tmp_path: Path) -> None:
+    told = events(arguments("FAULTY_TENSORPIPE", tmp_path, chapters=["calls"]), tmp_path / "log")
+
+    first = next(told)
+    told.close()
+
+    assert first["event"] == "collected"
+    assert first["chapters"].keys() == {"calls"}

@@ -1,0 +1,94 @@
+"""A package that `rpc-backends new` has written: built, installed, used, and its tests run untouched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.environments import Environment, build_wheels
+from support.samples import CORE
+
+pytestmark = pytest.mark.slow
+
+NAME = "CARRIER_PIGEON"
+
+CALL = """
+    import os
+    from torch.distributed import rpc
+    import torch
+
+    rank = int(os.environ["RANK"])
+    rpc.init_rpc(f"worker{rank}", backend="CARRIER_PIGEON", rank=rank, world_size=2)
+    print(rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), rank)).tolist())
+    print(type(rpc.api._get_current_rpc_agent()).__module__)
+    rpc.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def package(core_only: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a package with the command that the core's wheel installs."""
+    folder = tmp_path_factory.mktemp("new") / "pigeon"
+    core_only.command("rpc-backends", "new", NAME, "--path", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(
+    base: Environment,
+    wheels: dict[str, Path],
+    package: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Environment]:
+    """Make an environment with the wheels of the core and of the new package, and no other backend."""
+    built = build_wheels([package], tmp_path_factory.mktemp("dist"))
+    made = Environment.on(base, tmp_path_factory.mktemp("environment"))
+    made.install(wheels[CORE], *built.values())
+    yield made
+    shutil.rmtree(made.root, ignore_errors=True)
+
+
+def test_it_is_a_member_once_it_is_installed(environment: Environment) -> None:
+    done = environment.run(
+        """
+        from torch.distributed import rpc
+
+        print(repr(rpc.BackendType.CARRIER_PIGEON), "CARRIER_PIGEON" in dir(rpc.BackendType))
+        print([member.name for member in rpc.BackendType])
+        """
+    )
+
+    assert "CARRIER_PIGEON" in done.stdout.splitlines()[0]
+    assert f"'{NAME}'" in done.stdout.splitlines()[1]
+    environment.pip_check()
+
+
+def test_two_workers_call_each_other(environment: Environment) -> None:
+    results = environment.run_workers(CALL)
+
+    answers = [result.stdout.splitlines() for result in results]
+    agent = "rpc_backend_carrier_pigeon.handlers"
+    assert answers == [["[1.0, 1.0]", agent], ["[2.0, 2.0]", agent]]
+
+
+def test_its_tests_pass_untouched(environment: Environment, package: Path) -> None:
+    report = environment.root / "conformance"
+
+    done = environment.command(
+        *("python", "-m", "pytest", str(package), "-p", "no:cacheprovider"),
+        *("--rpc-report", str(report)),
+        check=False,
+        timeout=900,
+    )
+
+    assert done.returncode == 0, done
+    found = json.loads(report.with_suffix(".json").read_text())
+    assert found["verdict"] == "conforms", done
+    assert found["backend"]["name"] == NAME
+    assert "broken" not in found["capabilities"].values()
+    # What works is declared: an author starts from what is true.
+    assert "works, not declared" not in found["capabilities"].values(), found["capabilities"]
