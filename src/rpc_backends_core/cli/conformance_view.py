@@ -192,6 +192,7 @@ def _render_failure(result: Result, to: Console) -> None:
 
 
 def _render_reasons(report: Report, outcome: Outcome, title: str, to: Console) -> None:
+    from rich.padding import Padding
     from rich.text import Text
 
     found = [result for result in report.results if result.outcome is outcome]
@@ -200,7 +201,8 @@ def _render_reasons(report: Report, outcome: Outcome, title: str, to: Console) -
     to.print()
     to.print(Text(title, _OUTCOME_STYLES[outcome]))
     for result in found:
-        to.print(Text(f"  {result.id}: {result.reason}"), overflow="fold")
+        text = Text(f"{result.id}: {result.reason}", overflow="fold")
+        to.print(Padding(text, (0, 0, 0, 2)))
 
 
 def _render_capabilities(report: Report, to: Console) -> None:
