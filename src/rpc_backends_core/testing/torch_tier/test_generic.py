@@ -11,3 +11,5 @@ for _name, _class in generate("Torch", Fixture, GENERIC, __name__).items():
     _needs = Capability.TORCHSCRIPT if "Jit" in _name else None
     _class.pytestmark = [requirement("torch", capability=_needs)]
     globals()[_name] = _class
+
+del _name, _class, _needs  # pytest would take the last class for one more
