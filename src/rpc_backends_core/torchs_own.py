@@ -12,12 +12,17 @@ CAPABILITIES = {
         {
             Capability.STATIC_GROUPS,
             Capability.DYNAMIC_GROUPS,
-            Capability.DEVICES,
-            Capability.DEVICE_MAPS,
+            # No device maps: its engine has them, and its handler drops the option.
             Capability.TORCHSCRIPT,
+            Capability.PEER_LOSS_DETECTION,
         }
     ),
     "FAULTY_TENSORPIPE": frozenset(
-        {Capability.STATIC_GROUPS, Capability.TORCHSCRIPT, Capability.FAULT_INJECTION}
+        {
+            Capability.STATIC_GROUPS,
+            Capability.TORCHSCRIPT,
+            Capability.FAULT_INJECTION,
+            Capability.PEER_LOSS_DETECTION,
+        }
     ),
 }

@@ -46,7 +46,9 @@ def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
     def run(backend: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         report = tmp_path / f"{backend}.json"
         command = [sys.executable, "-m", "pytest", "--pyargs", "rpc_backends_core.testing"]
-        command += ["-q", "-p", "no:cacheprovider", "--rpc-backend", backend, *arguments]
+        # Most of the time a test waits, a broken backend's all the more.
+        command += ["-q", "-p", "no:cacheprovider", "-n", "3"]
+        command += ["--rpc-backend", backend, *arguments]
         done = subprocess.run(
             [*command, "--rpc-report", str(report)],
             cwd=tmp_path,

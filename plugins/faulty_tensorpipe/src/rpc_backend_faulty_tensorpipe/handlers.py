@@ -62,6 +62,8 @@ BACKEND = Backend(
             Capability.TORCHSCRIPT,
             Capability.FAULT_INJECTION,
             Capability.STRICT_OPTIONS,
+            Capability.JOIN_RECOVERY,
+            Capability.PEER_LOSS_DETECTION,
         }
     ),
     description="torch's TensorPipe agent that fails and delays chosen messages, for tests",

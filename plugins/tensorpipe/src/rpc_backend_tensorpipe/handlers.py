@@ -88,6 +88,8 @@ BACKEND = Backend(
             Capability.DEVICE_MAPS,
             Capability.TORCHSCRIPT,
             Capability.STRICT_OPTIONS,
+            Capability.JOIN_RECOVERY,
+            Capability.PEER_LOSS_DETECTION,
         }
     ),
     description="torch's TensorPipe agent: shared memory, TCP, InfiniBand, CUDA",
