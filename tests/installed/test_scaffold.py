@@ -81,13 +81,11 @@ def test_its_tests_pass_untouched(environment: Environment, package: Path) -> No
     done = environment.command(
         *("python", "-m", "pytest", str(package), "-p", "no:cacheprovider"),
         *("--rpc-report", str(report)),
-        check=False,
         timeout=900,
     )
 
-    assert done.returncode == 0, done
     found = json.loads(report.with_suffix(".json").read_text())
-    assert found["verdict"] == "conforms", done
+    assert found["verdict"] == "conforms", str(done)
     assert found["backend"]["name"] == NAME
     assert "broken" not in found["capabilities"].values()
     # What works is declared: an author starts from what is true.

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_core.testing import steps
 from rpc_backends_core.testing.checks import doing, expect, fact, sync
 from rpc_backends_core.testing.groups import Groups
 from rpc_backends_core.testing.marks import in_group, requirement
@@ -158,25 +157,3 @@ def test_while_calls_are_in_flight(rpc_groups: Groups) -> None:
         calling.news()
         workers[1].call(look_and_let_go)
         calling.result()
-
-
-def test_worker_infos(rpc_groups: Groups) -> None:
-    """On every worker, the agent lists all workers with their names and ranks."""
-    with rpc_groups.running(3) as workers:
-        wanted = {f"worker{rank}": rank for rank in range(3)}
-        for index, found in enumerate(workers.run(steps.members)):
-            expect(fact(f"get_worker_infos() on worker{index}", dict(sorted(found.items())))).gives(
-                wanted
-            )
-
-
-@in_group(2)
-def test_worker_info(me: Me) -> None:
-    """The agent finds a worker by its name, by its rank, and itself."""
-    agent: Any = rpc.api._get_current_rpc_agent()
-    for text, found, wanted in (
-        ("get_worker_info()", rpc.get_worker_info(), ("worker0", 0)),
-        ("get_worker_info('worker1')", rpc.get_worker_info("worker1"), ("worker1", 1)),
-        ("agent.get_worker_info(1)", agent.get_worker_info(1), ("worker1", 1)),
-    ):
-        expect(fact(text, (found.name, found.id))).gives(wanted)
