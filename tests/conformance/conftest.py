@@ -45,22 +45,59 @@ def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
 
     def run(backend: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         report = tmp_path / f"{backend}.json"
-        command = [sys.executable, "-m", "pytest", "--pyargs", "rpc_backends_core.testing"]
-        # Most of the time a test waits, a broken backend's all the more.
-        command += ["-q", "-p", "no:cacheprovider", "-n", "3"]
-        command += ["--rpc-backend", backend, *arguments]
-        done = subprocess.run(
-            [*command, "--rpc-report", str(report)],
-            cwd=tmp_path,
-            env=clean_environ({"PYTHONPATH": str(broken_backends), **(env or {})}),
-            capture_output=True,
-            text=True,
-            check=False,
+        suite = ["--pyargs", "rpc_backends_core.testing", "--rpc-backend", backend]
+        done = _pytest(
+            [*suite, *arguments, "--rpc-report", str(report)], tmp_path, broken_backends, env
         )
-        if not report.exists():
-            raise AssertionError(f"no report of {backend}\n{done.stdout}\n{done.stderr}")
-        found: dict[str, Any] = json.loads(report.read_text())
-        found["status"], found["output"] = done.returncode, done.stdout + done.stderr
-        return found
+        return _report(report, done)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def reports_of_broken(
+    broken_backends: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, dict[str, Any]]:
+    """Run the suite on every broken backend that a test of this session asks for, in one run.
+
+    One run, because what hangs in one of them then costs the others nothing.
+    """
+    items = (item for item in request.session.items if isinstance(item, pytest.Function))
+    names = sorted(
+        item.callspec.params["broken_name"]
+        for item in items
+        if "broken_name" in getattr(getattr(item, "callspec", None), "params", {})
+    )
+    folder = tmp_path_factory.mktemp("suite")
+    lines = [f"Test{name} = conformance({name!r})" for name in names]
+    tests = "\n".join(["from rpc_backends_core.testing import conformance", *lines, ""])
+    (folder / "test_broken.py").write_text(tests)
+    done = _pytest(["--rpc-report", "report.json", "test_broken.py"], folder, broken_backends)
+    found = {}
+    for name in names:
+        file = "report.json" if len(names) == 1 else f"report-{name}.json"
+        found[name] = _report(folder / file, done)
+    return found
+
+
+def _pytest(
+    arguments: list[str], folder: Path, packages: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    # Most of the time a test waits, a broken backend's all the more.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "4"]
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=folder,
+        env=clean_environ({"PYTHONPATH": str(packages), **(env or {})}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _report(file: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    if not file.exists():
+        raise AssertionError(f"no report {file.name}\n{done.stdout}\n{done.stderr}")
+    found: dict[str, Any] = json.loads(file.read_text())
+    found["status"], found["output"] = done.returncode, done.stdout + done.stderr
+    return found

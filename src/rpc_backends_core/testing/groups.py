@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rpc_backends_core.process import default_registry
 from rpc_backends_core.testing import steps
 from rpc_backends_core.testing.checks import run_step
 from rpc_backends_core.testing.processes import Template, Workers
@@ -20,8 +21,13 @@ SECONDS = 30.0
 
 @functools.cache
 def template(modules: tuple[str, ...]) -> Template:
-    """Return how workers start: with the suite's tests imported, so that a fork has them."""
-    return Template(preload=modules)
+    """Return how workers start: with the suite's tests imported and the backends found."""
+    return Template(preload=modules, prepare=[find_backends])
+
+
+def find_backends() -> None:
+    """Look for what is installed, so that not every worker has to."""
+    default_registry().names()
 
 
 class Groups:

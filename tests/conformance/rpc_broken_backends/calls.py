@@ -10,7 +10,15 @@ import torch
 from torch.distributed.rpc.internal import RemoteException
 
 from rpc_broken_backends import Broken
-from rpc_broken_backends.seams import Send, around_running, around_sending, once, tensorpipe
+from rpc_broken_backends.seams import (
+    Send,
+    around_running,
+    around_sending,
+    is_running,
+    once,
+    tell_who_runs,
+    tensorpipe,
+)
 
 
 def drop_every_hundredth() -> None:
@@ -35,13 +43,27 @@ def send_every_hundredth_twice() -> None:
     around_sending(send, only="_invoke_rpc")
 
 
-def run_one_function_at_a_time() -> None:
-    lock = threading.Lock()
+def let_one_function_call() -> None:
+    """Let only one of the functions that a worker runs be calling others, until it is through."""
+    calling = threading.Lock()
+    mine = threading.local()
+
+    def send(_name: str, send: Send, args: Any, kwargs: Any) -> Any:
+        if is_running() and not getattr(mine, "calling", False):
+            calling.acquire()
+            mine.calling = True
+        return send(*args, **kwargs)
 
     def run(run: Any, request: Any) -> Any:
-        with lock:
+        try:
             return run(request)
+        finally:
+            if getattr(mine, "calling", False):
+                mine.calling = False
+                calling.release()
 
+    tell_who_runs()
+    around_sending(send, only="_invoke")
     around_running(run)
 
 
@@ -71,7 +93,7 @@ BROKEN = {
         tensorpipe(once(send_every_hundredth_twice)), "calls", ("calls.", "times")
     ),
     "DEADLOCKS_ON_NESTED_CALLS": Broken(
-        tensorpipe(once(run_one_function_at_a_time)), "calls", ("calls.nested", "time")
+        tensorpipe(once(let_one_function_call)), "calls", ("calls.nested", "time")
     ),
     "SWALLOWS_EXCEPTIONS": Broken(
         tensorpipe(once(swallow_exceptions)), "calls", ("calls.", "no error")

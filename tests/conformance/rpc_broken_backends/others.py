@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from typing import Any
 
 from rpc_backend_tensorpipe.handlers import BACKEND
 from rpc_backends_core import Backend, Capability
 from rpc_broken_backends import Broken
-from rpc_broken_backends.seams import SENDERS, Send, around_sending, once, tensorpipe
+from rpc_broken_backends.seams import (
+    SENDERS,
+    Send,
+    around_sending,
+    construct,
+    once,
+    tensorpipe,
+)
 
-construct = BACKEND.construct_rpc_backend_options_handler
 _kept: list[Any] = []
 
 
@@ -56,7 +63,7 @@ def time_out_late() -> None:
 
 
 def swallow_unknown_options(rpc_timeout: float, init_method: str, **options: Any) -> Any:
-    known = inspect.signature(construct).parameters
+    known = inspect.signature(BACKEND.construct_rpc_backend_options_handler).parameters
     mine = {key: value for key, value in options.items() if key in known}
     return construct(rpc_timeout, init_method, **mine)
 
@@ -66,18 +73,19 @@ def drop_device_maps(rpc_timeout: float, init_method: str, **options: Any) -> An
     return construct(rpc_timeout, init_method, **options)
 
 
-def without_transports_but_tcp(rpc_timeout: float, init_method: str, **options: Any) -> Any:
-    options |= {"_transports": ["uv"], "_channels": ["basic"]}
-    return construct(rpc_timeout, init_method, **options)
-
-
 def _metrics_raise() -> Backend:
     def init_backend(
         store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
     ) -> Any:
         agent = BACKEND.init_backend_handler(store, name, rank, world_size, rpc_backend_options)
 
+        measure = agent.get_metrics
+
         def get_metrics() -> dict[str, str]:
+            # The backend itself counts the calls that it waits for when it leaves.
+            if sys._getframe(1).f_globals["__name__"].startswith("rpc_backend_"):
+                found: dict[str, str] = measure()
+                return found
             raise NotImplementedError("this backend counts nothing")
 
         agent.get_metrics = get_metrics
@@ -107,7 +115,6 @@ BROKEN = {
     "CLAIMS_ENCRYPTION": Broken(
         tensorpipe(
             lambda: None,
-            construct_rpc_backend_options_handler=without_transports_but_tcp,
             capabilities=BACKEND.capabilities | {Capability.ENCRYPTION},
         ),
         "security",

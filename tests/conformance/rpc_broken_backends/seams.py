@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,18 @@ SENDERS = {
 Send = Callable[..., Any]
 
 
+def construct(rpc_timeout: float, init_method: str, **options: Any) -> Any:
+    """Construct TENSORPIPE's options, for TCP alone unless they say otherwise.
+
+    Its shared memory costs each pair of workers 32 MB of page faults, which is most of what a test costs.
+    """
+    return BACKEND.construct_rpc_backend_options_handler(
+        rpc_timeout, init_method, **{"_transports": ["uv"], "_channels": ["basic"], **options}
+    )
+
+
 def tensorpipe(sabotage: Callable[[], None], **changes: Any) -> Backend:
-    """Return TENSORPIPE, which calls ``sabotage`` before each start of RPC in a process."""
+    """Return TENSORPIPE over TCP, which calls ``sabotage`` before each start of RPC in a process."""
 
     def init_backend(
         store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
@@ -34,7 +45,11 @@ def tensorpipe(sabotage: Callable[[], None], **changes: Any) -> Backend:
         sabotage()
         return BACKEND.init_backend_handler(store, name, rank, world_size, rpc_backend_options)
 
-    return dataclasses.replace(BACKEND, **{"init_backend_handler": init_backend, **changes})
+    handlers = {
+        "construct_rpc_backend_options_handler": construct,
+        "init_backend_handler": init_backend,
+    }
+    return dataclasses.replace(BACKEND, **{**handlers, **changes})
 
 
 def once(sabotage: Callable[[], None]) -> Callable[[], None]:
@@ -70,6 +85,28 @@ def around_running(put_between: Callable[[Callable[[Any], Any], Any], Any]) -> N
     """Have ``put_between(run, request)`` called where a worker runs a Python function for another."""
     run = internal._run_function
     internal._run_function = lambda request: put_between(run, request)
+
+
+_thread = threading.local()
+
+
+def tell_who_runs() -> None:
+    """Have :func:`is_running` know which threads run a function for another worker."""
+
+    def run(run: Any, request: Any) -> Any:
+        before = is_running()
+        _thread.running = True
+        try:
+            return run(request)
+        finally:
+            _thread.running = before
+
+    around_running(run)
+
+
+def is_running() -> bool:
+    """Tell whether this thread runs a function for another worker."""
+    return getattr(_thread, "running", False)
 
 
 def on_tensors(change: Callable[[torch.Tensor], torch.Tensor]) -> None:

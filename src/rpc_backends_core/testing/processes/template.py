@@ -15,8 +15,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
-#: What every template imports: what `init_rpc` would import otherwise.
-PRELOAD = ("torch.distributed.rpc", "importlib_metadata", "pluggy", "pytest")
+from rpc_backends_core.testing.processes.protocol import Reference
+
+#: What every template imports: what starting and stopping RPC would import otherwise, in each worker.
+PRELOAD = (
+    "torch.distributed.rpc",
+    "torch.distributed.rpc.rref_proxy",
+    "importlib_metadata",
+    "pluggy",
+    "pytest",
+    "rpc_backends_core.registry",
+    "rpc_backends_core.torch_bridge.start",
+    "rpc_backends_core.torch_bridge.stop",
+    "rpc_backends_core.torch_bridge.tensorpipe_agents",
+    "rpc_backends_core.torchs_own",
+)
 #: Variables by which a worker of a test would take itself for one of a job, or meet another's store.
 _OF_A_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -41,6 +54,8 @@ class Template:
     The process that they are forked from is started when the first is asked for, and ends with this one.
 
     :param preload: modules that it imports, beyond :data:`PRELOAD`.
+    :param prepare: functions that it calls then, of modules that it can import; they must start no
+        thread and open nothing, which a fork would lose or share.
     :param variables: its environment; this process's by default (:func:`environ`).
     :param path: more folders for ``sys.path``.
     :param packages: folders that are to be packages, by name, though nothing installs them.
@@ -50,6 +65,7 @@ class Template:
         self,
         *,
         preload: Iterable[str] = (),
+        prepare: Iterable[Callable[[], object]] = (),
         variables: Mapping[str, str] | None = None,
         path: Iterable[str] = (),
         packages: Mapping[str, str] | None = None,
@@ -59,6 +75,7 @@ class Template:
             "path": [*path, *sys.path],
             "packages": dict(packages or {}),
             "preload": [*PRELOAD, *preload],
+            "prepare": [*map(Reference.to, prepare)],
         }
 
     @functools.cached_property

@@ -81,7 +81,8 @@ def _set_up(settings: Mapping[str, Any], preload: bool) -> None:
     """Make this process find the modules of the tests' process.
 
     :param settings: ``path``, what to have on ``sys.path``; ``packages``, folders to
-        be packages, by name; ``preload``, modules to import before any worker is forked.
+        be packages, by name; ``preload``, modules to import before any worker is forked, and ``prepare``,
+        functions to call.
     """
     sys.path[:] = dict.fromkeys([*settings["path"], *sys.path])
     for name, folder in settings["packages"].items():
@@ -93,6 +94,8 @@ def _set_up(settings: Mapping[str, Any], preload: bool) -> None:
             warnings.simplefilter("ignore")
             for module in settings["preload"]:
                 importlib.import_module(module)
+            for function in settings["prepare"]:
+                function.resolve()()
 
 
 def _run(me: Me, request: bytes) -> bytes:
