@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 BACKENDS_GROUP = "rpc.backends"
 HOOKS_GROUP = "rpc.backends.hooks"
+#: What packages add to the command ``rpc-backends``; only that looks for these.
+COMMANDS_GROUP = "rpc.backends.commands"
+CHECKS_GROUP = "rpc.backends.checks"
 
 
 class Found(NamedTuple):
@@ -36,14 +39,14 @@ class Scan(NamedTuple):
 
 
 def scan() -> Scan:
-    """Look at all installed packages once, for both groups."""
+    """Look at all installed packages once, for backends and hooks."""
     import importlib_metadata
 
     return select(importlib_metadata.entry_points())
 
 
 def select(entry_points: Iterable[Any]) -> Scan:
-    """Pick our two groups out of ``entry_points``; the order does not depend on ``sys.path``."""
+    """Pick backends and hooks out of ``entry_points``; the order does not depend on ``sys.path``."""
     backends: list[Found] = []
     hooks: list[Found] = []
     for entry_point in entry_points:
@@ -53,6 +56,14 @@ def select(entry_points: Iterable[Any]) -> Scan:
             hooks.append(_found(entry_point))
     key = _sort_key
     return Scan(sorted(set(backends), key=key), sorted(set(hooks), key=key))
+
+
+def declared(group: str) -> list[Found]:
+    """Look at all installed packages for one group, and return what they declare, sorted."""
+    import importlib_metadata
+
+    found = {_found(entry_point) for entry_point in importlib_metadata.entry_points(group=group)}
+    return sorted(found, key=_sort_key)
 
 
 def _found(entry_point: Any) -> Found:

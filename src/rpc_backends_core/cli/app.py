@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rpc_backends_core import __version__
+from rpc_backends_core.cli import installed
 from rpc_backends_core.cli.output import DEBUG, Failure, debug_option, unexpected
+
+if TYPE_CHECKING:
+    from rpc_backends_core.discovery import Found
 
 _COMMANDS = {
     "list": "rpc_backends_core.cli.listing:command",
@@ -22,24 +27,43 @@ _COMMANDS = {
 
 
 class Application(click.Group):
-    """A group whose commands are imported by name, so that one which cannot be harms no other."""
+    """A group whose commands are imported by name, so that one which cannot be harms no other.
+
+    Those of installed packages come after its own, and are looked for when help or another name is
+    asked for.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which a newcomer needs them."""
-        return list(_COMMANDS)
+        return [*_COMMANDS, *self._installed]
+
+    @functools.cached_property
+    def _installed(self) -> dict[str, list[Found]]:
+        return installed.commands(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command, or return one that says why that cannot be done."""
         path = _COMMANDS.get(cmd_name)
         if path is None:
-            return None
+            return self._get_installed(cmd_name)
         module, _, attribute = path.partition(":")
         try:
             command = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            return _unavailable(cmd_name, error)
+            why = f"it cannot be loaded: {type(error).__name__}: {error}. Reinstall the package: "
+            why += "pip install --force-reinstall rpc-backends-core"
+            return _unavailable(cmd_name, why, error)
         assert isinstance(command, click.Command)
         return command
+
+    def _get_installed(self, name: str) -> click.Command | None:
+        claims = self._installed.get(name)
+        if claims is None:
+            return None
+        try:
+            return installed.load_command(claims)
+        except installed.UnusableError as error:
+            return _unavailable(name, str(error), error)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an error is one message, and a traceback only with ``--debug``."""
@@ -68,13 +92,9 @@ def _show_warning(message: Warning | str, *_place: object, **_more: object) -> N
     click.echo(f"Warning: {message}", err=True)
 
 
-def _unavailable(name: str, error: Exception) -> click.Command:
-    why = f"`{name}` cannot be loaded: {type(error).__name__}: {error}"
-
+def _unavailable(name: str, why: str, error: Exception) -> click.Command:
     def refuse(**_: object) -> None:
-        raise Failure(
-            f"{why}. Reinstall the package: pip install --force-reinstall rpc-backends-core"
-        ) from error
+        raise Failure(f"`{name}` cannot be used: {why}") from error
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(name, callback=refuse, help=f"({why})", context_settings=settings)

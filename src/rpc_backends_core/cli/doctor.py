@@ -31,7 +31,7 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
     :param limit: seconds for loading a package, and for the calls over a backend.
     :param status: is told what is being done.
     """
-    from rpc_backends_core.cli import addresses, checks
+    from rpc_backends_core.cli import addresses, checks, installed_checks
 
     status("importing torch")
     yield from _guarded("versions", lambda: [checks.versions()])
@@ -41,7 +41,22 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
     yield from _guarded("variables", lambda: [checks.variables()])
     status("looking at network interfaces")
     yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
+    yield from _guarded("packages", lambda: installed_checks.check(_KEYS, limit, status))
     yield from _guarded("backends", lambda: _backends(names, limit, calls, status))
+
+
+#: The keys of doctor's own sections.
+_KEYS = (
+    "versions",
+    "bridge",
+    "variables",
+    "addresses",
+    "packages",
+    "unknown",
+    "backends",
+    "hooks",
+    "calls",
+)
 
 
 def _guarded(key: str, look: Callable[[], Iterable[Section]]) -> Iterator[Section]:
@@ -132,7 +147,8 @@ Examples:
 def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) -> None:
     """Find out what is wrong, and try every backend.
 
-    Looks at versions, the bridge to torch, environment variables and the address that workers would use;
+    Looks at versions, the bridge to torch, environment variables, the address that workers would use, and
+    whatever installed packages add to that;
     loads every backend, or those of the given NAMEs; and makes calls between two processes over each.
     Ends with status 1 if something is broken.
     """

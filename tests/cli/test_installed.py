@@ -1,0 +1,161 @@
+"""Subcommands and checks of installed packages: found, used, and broken ones harm nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+COMMANDS = "rpc.backends.commands"
+CHECKS = "rpc.backends.checks"
+
+GREET = """
+import click
+
+@click.command("greet")
+@click.argument("name")
+def greet(name):
+    '''Greet a pigeon.'''
+    click.echo(f"Hello {name}.")
+"""
+
+LOOK = """
+from rpc_backends_core.cli.report import Finding, Section
+
+def look():
+    return Section("any", "Pigeons", [Finding("warning", "loft", "two are missing", {"left": {3}})])
+"""
+
+
+def _installed_check(command: Any, source: str, name: str = "pigeons", package: str = "") -> Any:
+    package = package or f"rpc-{name}"
+    command.install(package, {name: "look"}, source, group=CHECKS)
+
+
+def _doctor(command: Any, *arguments: str) -> Any:
+    return command("doctor", "--no-calls", "--json", *arguments, "TENSORPIPE")
+
+
+# --- subcommands ---------------------------------------------------------------------------------
+
+
+def test_a_command_of_an_installed_package_is_listed_and_used_like_any_other(command: Any) -> None:
+    command.install("rpc-pigeons", {"greet": "greet"}, GREET, group=COMMANDS)
+
+    assert "\n  greet " in command("--help").stdout
+    assert "Greet a pigeon." in command("--help").stdout
+    assert "greet [OPTIONS] NAME" in command("greet", "--help").stdout
+    assert command("greet", "Ada").stdout == "Hello Ada.\n"
+
+
+def test_a_package_s_module_is_imported_for_its_own_command_and_for_help_alone(
+    command: Any,
+) -> None:
+    source = "import sys\nprint('imported', file=sys.stderr)\n" + GREET
+    command.install("rpc-pigeons", {"greet": "greet"}, source, group=COMMANDS)
+
+    assert "imported" not in command("list").stderr
+    assert "imported" in command("greet", "Ada").stderr
+    assert "imported" in command("--help").stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("greet = 3", "is no click.Command"),
+        ("", "has no attribute 'greet'"),
+    ],
+)
+def test_a_command_that_is_broken_says_so_and_harms_no_other(
+    command: Any, source: str, why: str
+) -> None:
+    command.install("rpc-pigeons", {"greet": "greet"}, source, group=COMMANDS)
+    command.install("rpc-sparrows", {"greet2": "greet"}, GREET, group=COMMANDS)
+
+    helped, asked = command("--help"), command("greet", "Ada", "--loud")
+
+    assert helped.status == 0
+    assert "rpc-pigeons 1.0" in helped.stdout
+    assert "Greet a pigeon." in helped.stdout
+    assert asked.status == 1
+    assert why in asked.stderr
+    assert "pip uninstall rpc-pigeons" in asked.stderr
+    assert "Traceback" not in asked.stderr
+    assert command("greet2", "Ada").stdout == "Hello Ada.\n"
+
+
+def test_a_command_that_two_packages_claim_is_an_error_that_names_both(command: Any) -> None:
+    command.install("rpc-pigeons", {"greet": "greet"}, GREET, group=COMMANDS)
+    command.install("rpc-sparrows", {"greet": "greet"}, GREET, group=COMMANDS)
+
+    asked = command("greet", "Ada")
+
+    assert asked.status == 1
+    assert "rpc-pigeons 1.0 and rpc-sparrows 1.0 both claim it" in asked.stderr
+    assert command("--help").status == 0
+
+
+def test_no_package_can_take_the_place_of_a_command_of_the_core(command: Any) -> None:
+    command.install("rpc-pigeons", {"list": "greet"}, GREET, group=COMMANDS)
+
+    assert "TENSORPIPE" in command("list").stdout
+    assert "Greet a pigeon" not in command("--help").stdout
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def test_doctor_shows_what_a_package_looks_at_under_the_name_that_it_declares(command: Any) -> None:
+    _installed_check(command, LOOK)
+
+    ended = _doctor(command)
+
+    assert ended.status == 0
+    assert ended.json["warnings"] == 1
+    assert ended.json["sections"]["pigeons"] == [
+        {"level": "warning", "about": "loft", "text": "two are missing", "data": {"left": "{3}"}}
+    ]
+    assert "Pigeons\n  warning  loft" in command("doctor", "--no-calls", "TENSORPIPE").stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("def look(): raise OSError('no loft')", "OSError: no loft"),
+        ("def look(): return 3", "returned int and no rpc_backends_core.cli.report.Section"),
+        ("import os\ndef look(): os.abort()", "SIGABRT"),
+        ("import time\ndef look(): time.sleep(600)", "The limit was 8 s"),
+    ],
+    ids=["import", "raises", "returns", "crashes", "hangs"],
+)
+def test_a_check_that_is_broken_is_a_problem_and_stops_nothing(
+    command: Any, source: str, why: str
+) -> None:
+    _installed_check(command, source)
+    _installed_check(command, LOOK, "sparrows")
+
+    ended = _doctor(command, "--timeout", "8")
+
+    assert ended.status == 1
+    assert ended.json["problems"] == 1
+    (finding,) = ended.json["sections"]["pigeons"]
+    assert why in finding["text"]
+    assert "pip uninstall rpc-pigeons" in finding["text"]
+    assert ended.json["sections"]["sparrows"][0]["about"] == "loft"
+    assert ended.json["sections"]["backends"]
+
+
+def test_checks_of_one_name_and_of_one_of_doctor_s_own_are_all_shown(command: Any) -> None:
+    _installed_check(command, LOOK, "pigeons", "rpc-pigeons")
+    _installed_check(command, LOOK, "pigeons", "rpc-sparrows")
+    _installed_check(command, LOOK, "versions", "rpc-versions")
+
+    sections = _doctor(command).json["sections"]
+
+    assert {"pigeons", "pigeons of rpc-sparrows 1.0", "versions of rpc-versions 1.0"} <= set(
+        sections
+    )
+    assert sections["versions"][0]["about"] == "Python"
