@@ -10,6 +10,7 @@ from rpc_backends_core.errors import SettingError
 
 AUTOLOAD = "RPC_BACKENDS_AUTOLOAD"
 DEFAULT = "RPC_BACKENDS_DEFAULT"
+OVERRIDE = "RPC_BACKENDS_OVERRIDE"
 ALLOW = "RPC_BACKENDS_ALLOW"
 DENY = "RPC_BACKENDS_DENY"
 JOIN_TIMEOUT = "RPC_BACKENDS_JOIN_TIMEOUT"
@@ -18,6 +19,7 @@ JOIN_TIMEOUT = "RPC_BACKENDS_JOIN_TIMEOUT"
 VARIABLES = {
     AUTOLOAD: "0 keeps the registry out of torch.distributed.rpc (default: 1)",
     DEFAULT: "the backend of programs that name none (default: TENSORPIPE)",
+    OVERRIDE: "the backend that programs get whatever they name (default: the one they name)",
     ALLOW: "comma-separated names: no other installed backend may be used",
     DENY: "comma-separated names: these installed backends may not be used",
     JOIN_TIMEOUT: "seconds a worker waits for its group to be complete (default: 1800)",
@@ -50,6 +52,11 @@ def autoload_enabled(environ: Mapping[str, str] = os.environ) -> bool:
 def default_backend(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the name in ``RPC_BACKENDS_DEFAULT``, or None where it is not set or empty."""
     return environ.get(DEFAULT, "").strip() or None
+
+
+def override_backend(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the name in ``RPC_BACKENDS_OVERRIDE``, or None where it is not set or empty."""
+    return environ.get(OVERRIDE, "").strip() or None
 
 
 def join_timeout(environ: Mapping[str, str] = os.environ) -> float:

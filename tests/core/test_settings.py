@@ -31,6 +31,11 @@ def test_default_backend_is_a_name_or_nothing(text: str, name: str | None) -> No
     assert settings.default_backend({"RPC_BACKENDS_DEFAULT": text}) == name
 
 
+@pytest.mark.parametrize(("text", "name"), [("", None), ("  ", None), (" ZEROMQ ", "ZEROMQ")])
+def test_override_backend_is_a_name_or_nothing(text: str, name: str | None) -> None:
+    assert settings.override_backend({"RPC_BACKENDS_OVERRIDE": text}) == name
+
+
 def test_join_timeout_is_half_an_hour_unless_it_is_set() -> None:
     assert settings.join_timeout({}) == 1800
     assert settings.join_timeout({"RPC_BACKENDS_JOIN_TIMEOUT": " 2.5 "}) == 2.5

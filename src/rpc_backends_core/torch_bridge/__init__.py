@@ -84,6 +84,7 @@ _undo: list[tuple[Any, str, Any]] = []
 
 def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
     registry_module, api = rpc.backend_registry, rpc.api
+    options: Any = options_type_of_torchs("TENSORPIPE")
     shared = {
         "BackendType": BackendType,
         "backend_registered": surface.backend_registered,
@@ -102,6 +103,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (api, "_set_and_start_rpc_agent", surface._set_and_start_rpc_agent),
         (api, "_reset_current_rpc_agent", surface._reset_current_rpc_agent),
         (api, _DELETE_RREFS, surface._delete_all_user_and_unforked_owner_rrefs),
+        *([(options, "__init__", surface.keeping_arguments(options.__init__))] if options else []),
     ]
 
 

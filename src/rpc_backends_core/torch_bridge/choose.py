@@ -80,6 +80,11 @@ def _by_options(options: Any) -> Any:
     )
 
 
+def options_type(entry: Entry) -> type | None:
+    """Return the class of a backend's options, loading and constructing if need be; None if not known."""
+    return _known_type(entry) or _loaded_type(entry) or _constructed_type(entry)
+
+
 def _package(entry: Entry) -> str | None:
     """Return the package that an installed backend is in, None for any other backend."""
     return entry.value.partition(":")[0].partition(".")[0] if entry.value else None

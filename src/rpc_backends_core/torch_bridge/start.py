@@ -12,7 +12,7 @@ from torch.distributed import rpc
 
 from rpc_backends_core import hooks
 from rpc_backends_core.functions import as_member, construct_rpc_backend_options, init_backend
-from rpc_backends_core.torch_bridge import original
+from rpc_backends_core.torch_bridge import original, override
 from rpc_backends_core.torch_bridge.choose import choose
 from rpc_backends_core.torch_bridge.session import Session, begin, current
 
@@ -34,8 +34,10 @@ def init_rpc(
             "Argument rpc_backend_options must be an instance of RpcBackendOptions; got "
             f"{type(rpc_backend_options).__name__}."
         )
-    member = choose(backend, rpc_backend_options)
-    if backend is None and rpc_backend_options is not None and member.name != "TENSORPIPE":
+    overriding = override.backend_for(backend, rpc_backend_options)
+    member = overriding or choose(backend, rpc_backend_options)
+    by_options = overriding is None and backend is None and rpc_backend_options is not None
+    if by_options and member.name != "TENSORPIPE":
         rpc.logger.warning(
             "init_rpc was given options of %(member)s and no backend, so %(member)s is used rather than "
             "TENSORPIPE. Pass backend=%(member)r to say so yourself.",
@@ -45,6 +47,8 @@ def init_rpc(
         raise RuntimeError("RPC is already initialized")
     if rpc_backend_options is None:
         rpc_backend_options = construct_rpc_backend_options(member)
+    elif overriding is not None:
+        rpc_backend_options = override.options_for(overriding, rpc_backend_options)
     _check_arguments(member, name, rank, world_size, rpc_backend_options)
 
     session = Session(member.name, name, rank, world_size, rpc_backend_options)
@@ -67,7 +71,8 @@ def init_rpc_backend(
     rpc_backend_options: Any,
 ) -> None:
     """Start a backend on the caller's store; torch's function of this name."""
-    member = choose(backend, None)
+    overriding = override.backend_for(backend, rpc_backend_options)
+    member = overriding or choose(backend, None)
     if not isinstance(store, dist.Store):
         # torch raises RuntimeError here and below; programs may look for it
         raise RuntimeError(  # noqa: TRY004
@@ -76,6 +81,8 @@ def init_rpc_backend(
     _check_arguments(member, name, rank, world_size, rpc_backend_options)
     if rpc.api._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
+    if overriding is not None:
+        rpc_backend_options = override.options_for(overriding, rpc_backend_options)
     session = Session(member.name, name, rank, world_size, rpc_backend_options, store=store)
     try:
         with begin(session):

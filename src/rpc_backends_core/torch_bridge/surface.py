@@ -5,7 +5,9 @@ They are thin on purpose: this module is imported with torch, and what does the 
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -57,6 +59,7 @@ def init_rpc(
     :param name: this worker's name, unique in the group: letters, digits, ``_``, ``:``, ``-``; below 128.
     :param backend: a member of ``BackendType`` or a backend's name. If it is not given, the type of
         ``rpc_backend_options`` decides, then ``RPC_BACKENDS_DEFAULT``, then it is TENSORPIPE.
+        ``RPC_BACKENDS_OVERRIDE`` goes before all of them.
     :param rank: this worker's rank.
     :param world_size: how many workers there are; None for a group that workers join and leave.
     :param rpc_backend_options: the backend's options; its defaults where they are not given.
@@ -108,3 +111,23 @@ def _delete_all_user_and_unforked_owner_rrefs(*timeout: Any) -> None:
     from rpc_backends_core.torch_bridge import stop
 
     stop.delete_rrefs(*timeout)
+
+
+#: Arguments of torch's ``TensorPipeRpcBackendOptions`` that cannot be read back: torch keeps them in C++.
+_KEPT = ("_transports", "_channels")
+
+
+def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """Return the ``__init__`` of torch's options, keeping what they do not show as their attributes.
+
+    `override` has to know if a program has chosen transports; nothing else looks at it.
+    """
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        for name in _KEPT:
+            if kwargs.get(name) is not None:
+                setattr(self, name, kwargs[name])
+
+    return __init__

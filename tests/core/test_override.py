@@ -1,0 +1,469 @@
+"""What `RPC_BACKENDS_OVERRIDE` puts in a backend's place, and what becomes of the program's options."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from core.kit import Children, Site, calls
+from rpc_backends_core import functions, torch_bridge
+from rpc_backends_core.backend_type import BackendType
+from rpc_backends_core.errors import SettingError
+from rpc_backends_core.process import default_registry
+from rpc_backends_core.registry import Registry
+from rpc_backends_core.torch_bridge import override
+
+B: Any = BackendType
+VARIABLE = "RPC_BACKENDS_OVERRIDE"
+TensorPipeOptions: Any = rpc.TensorPipeRpcBackendOptions
+MAPS = {"worker1": {"cuda:0": "cuda:1"}}
+
+
+class Options(rpc.RpcBackendOptions):
+    """The options of MINE; what its handler was given is kept."""
+
+    def __init__(self, rpc_timeout: float, init_method: str, **given: Any) -> None:
+        super().__init__(rpc_timeout, init_method)
+        self.given = given
+
+
+def init(store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any) -> Any:
+    raise AssertionError("this backend was initialised")
+
+
+def only_common(rpc_timeout: float, init_method: str) -> Any:
+    return Options(rpc_timeout, init_method)
+
+
+def with_threads(rpc_timeout: float, init_method: str, num_worker_threads: int = 4) -> Any:
+    return Options(rpc_timeout, init_method, num_worker_threads=num_worker_threads)
+
+
+def convert(options: Any, construct: Callable[..., Any] = with_threads) -> Any:
+    """Return ``options`` as those of a backend MINE whose handler is ``construct``."""
+    if not functions.backend_registered("MINE"):
+        functions.register_backend("MINE", construct, init)
+    return override.options_for(B.MINE, options)
+
+
+@pytest.fixture(autouse=True)
+def installed(with_torchs: Registry) -> None:
+    torch_bridge.install()
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """Give what the package has logged, by level."""
+    caplog.set_level(logging.INFO, "rpc_backends")
+    return lambda: [(one.levelname, one.getMessage()) for one in caplog.records]
+
+
+# --- which backend ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [None, "", "  "])
+def test_not_set_or_empty_it_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    if text is not None:
+        monkeypatch.setenv(VARIABLE, text)
+    assert override.backend_for("TENSORPIPE", TensorPipeOptions()) is None
+
+
+@pytest.mark.parametrize("name", ["PIGEON", "pigeon", " Pigeon "])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: ("TENSORPIPE", None),
+        lambda: (B.TENSORPIPE, None),
+        lambda: (None, TensorPipeOptions()),
+        lambda: (B.TENSORPIPE, TensorPipeOptions()),
+        lambda: (None, None),
+    ],
+    ids=["name", "member", "options", "member and options", "nothing"],
+)
+def test_it_goes_before_all_that_a_program_says(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str, ask: Callable[[], tuple[Any, Any]]
+) -> None:
+    site.add_backend("PIGEON")
+    monkeypatch.setenv(VARIABLE, name)
+    assert override.backend_for(*ask()) is B.PIGEON
+
+
+def test_it_goes_before_the_default(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.add_backend("PIGEON")
+    monkeypatch.setenv(VARIABLE, "PIGEON")
+    monkeypatch.setenv("RPC_BACKENDS_DEFAULT", "TYPO")
+    assert override.backend_for(None, None) is B.PIGEON
+
+
+def test_the_backend_that_a_program_names_need_not_be_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add_backend("PIGEON")
+    monkeypatch.setenv(VARIABLE, "PIGEON")
+    assert override.backend_for("CARRIER", None) is B.PIGEON
+
+
+@pytest.mark.parametrize("backend", [3, object(), ["TENSORPIPE"]])
+def test_what_is_no_backend_is_torchs_type_error_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, backend: Any
+) -> None:
+    monkeypatch.setenv(VARIABLE, "TENSORPIPE")
+    with pytest.raises(TypeError, match="Argument backend must be a member of BackendType"):
+        override.backend_for(backend, None)
+
+
+def test_a_typo_is_an_error_with_the_variable_the_nearest_name_and_all_that_are_known(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add_backend("PIGEON")
+    monkeypatch.setenv(VARIABLE, "PIGOEN")
+    with pytest.raises(SettingError) as caught:
+        override.backend_for("TENSORPIPE", None)
+    text = str(caught.value)
+    assert "RPC_BACKENDS_OVERRIDE='PIGOEN'" in text
+    assert "Did you mean 'PIGEON'?" in text
+    assert "TENSORPIPE, PIGEON" in text
+
+
+def test_a_denied_backend_is_an_error_that_says_who_denies_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add_backend("PIGEON")
+    monkeypatch.setenv(VARIABLE, "PIGEON")
+    monkeypatch.setenv("RPC_BACKENDS_DENY", "PIGEON")
+    with pytest.raises(SettingError, match=r"RPC_BACKENDS_OVERRIDE='PIGEON': .*RPC_BACKENDS_DENY"):
+        override.backend_for("TENSORPIPE", None)
+
+
+def test_a_broken_backend_is_an_error_with_its_cause(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add_backend("PIGEON", "raise OSError('no wings')")
+    monkeypatch.setenv(VARIABLE, "PIGEON")
+    with pytest.raises(
+        SettingError, match=r"RPC_BACKENDS_OVERRIDE='PIGEON': .*no wings.*reinstall"
+    ) as caught:
+        override.backend_for("TENSORPIPE", None)
+    assert caught.value.__cause__ is not None
+    assert isinstance(caught.value.__cause__.__cause__, OSError)
+
+
+def test_a_backend_that_two_packages_claim_names_both(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.add("dist-a", backends={"PIGEON": "a:X"})
+    site.add("dist-b", backends={"PIGEON": "b:X"})
+    monkeypatch.setenv(VARIABLE, "PIGEON")
+    with pytest.raises(SettingError, match=r"RPC_BACKENDS_OVERRIDE.*dist-a.*dist-b"):
+        override.backend_for("TENSORPIPE", None)
+
+
+@pytest.mark.parametrize(
+    ("ask", "asked"),
+    [
+        (lambda: ("TENSORPIPE", None), "asked for TENSORPIPE"),
+        (lambda: (B.TENSORPIPE, TensorPipeOptions()), "asked for TENSORPIPE"),
+        (lambda: (None, TensorPipeOptions()), "the one of its TensorPipeRpcBackendOptions"),
+        (lambda: (None, None), "asked for none"),
+    ],
+    ids=["name", "member", "options", "nothing"],
+)
+def test_one_line_says_what_the_program_asked_for_and_what_it_gets(
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[], list[tuple[str, str]]],
+    ask: Callable[[], tuple[Any, Any]],
+    asked: str,
+) -> None:
+    site.add_backend("PIGEON")
+    monkeypatch.setenv(VARIABLE, "PIGEON")
+    override.backend_for(*ask())
+    ((level, text),) = said()
+    assert level == "INFO"
+    assert text.startswith("RPC_BACKENDS_OVERRIDE: ")
+    assert asked in text
+    assert text.endswith("starting PIGEON")
+
+
+def test_a_program_that_names_that_very_backend_is_no_news(
+    site: Site, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[tuple[str, str]]]
+) -> None:
+    site.add_backend("PIGEON")
+    monkeypatch.setenv(VARIABLE, "PIGEON")
+    assert override.backend_for("pigeon", None) is B.PIGEON
+    assert said() == []
+
+
+# --- what options share ----------------------------------------------------------------------------
+
+
+def test_timeout_init_method_and_threads_are_carried_over() -> None:
+    made = convert(
+        TensorPipeOptions(rpc_timeout=7.5, init_method="file:///there", num_worker_threads=3)
+    )
+    assert type(made) is Options
+    assert (made.rpc_timeout, made.init_method) == (7.5, "file:///there")
+    assert made.given == {"num_worker_threads": 3}
+
+
+def test_a_program_keeps_the_number_of_threads_that_its_options_have_by_default() -> None:
+    assert convert(TensorPipeOptions()).given == {"num_worker_threads": 16}
+
+
+def test_options_without_threads_leave_their_number_to_the_backend() -> None:
+    assert convert(rpc.RpcBackendOptions(5, "file:///there")).given == {"num_worker_threads": 4}
+
+
+def test_a_timeout_of_never_stays_never() -> None:
+    assert convert(TensorPipeOptions(rpc_timeout=0)).rpc_timeout == 0
+
+
+def test_threads_of_a_backend_that_has_no_such_option_are_named_if_the_program_set_them(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    convert(TensorPipeOptions(), only_common)
+    assert said() == []
+    convert(TensorPipeOptions(num_worker_threads=3), only_common)
+    ((level, text),) = said()
+    assert level == "WARNING"
+    assert "MINE runs without num_worker_threads" in text
+
+
+@pytest.mark.parametrize("kind", [Options, type("Derived", (Options,), {})])
+def test_options_that_the_backend_has_itself_are_passed_as_they_are(kind: type) -> None:
+    functions.register_backend("MINE", with_threads, init)
+    options = kind(5, "env://")
+    assert convert(options) is options
+
+
+def test_every_backends_base_class_of_options_makes_none_its_own() -> None:
+    functions.register_backend("MINE", rpc.RpcBackendOptions, init)
+    options = TensorPipeOptions(rpc_timeout=5)
+    made = convert(options)
+    assert type(made) is rpc.RpcBackendOptions
+    assert made.rpc_timeout == 5
+    assert convert(made) is made
+
+
+def test_a_handler_that_takes_any_keyword_gets_those_that_it_names() -> None:
+    def construct(
+        rpc_timeout: float, init_method: str, *, num_worker_threads: int = 4, **more: Any
+    ) -> Any:
+        return Options(rpc_timeout, init_method, num_worker_threads=num_worker_threads, **more)
+
+    made = convert(TensorPipeOptions(num_worker_threads=3, _transports=["uv"]), construct)
+    assert made.given == {"num_worker_threads": 3}
+
+
+def test_a_handler_without_a_signature_gets_timeout_and_init_method_alone() -> None:
+    handler = rpc.RpcBackendOptions  # in C++
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(handler)
+    made = convert(TensorPipeOptions(rpc_timeout=5, num_worker_threads=3), handler)
+    assert made.rpc_timeout == 5
+
+
+def test_what_a_handler_calls_timeout_and_url_is_given_by_position() -> None:
+    def construct(seconds: float, url: str, num_worker_threads: int = 4) -> Any:
+        return Options(seconds, url, num_worker_threads=num_worker_threads)
+
+    made = convert(
+        TensorPipeOptions(rpc_timeout=5, init_method="file:///x", num_worker_threads=2), construct
+    )
+    assert (made.rpc_timeout, made.init_method) == (5, "file:///x")
+    assert made.given == {"num_worker_threads": 2}
+
+
+def test_a_required_option_that_no_other_options_have_is_the_handlers_own_error() -> None:
+    def construct(rpc_timeout: float, init_method: str, certificate: str) -> Any:
+        raise AssertionError("not reached")
+
+    with pytest.raises(TypeError, match="certificate"):
+        convert(TensorPipeOptions(), construct)
+
+
+def test_options_are_constructed_through_the_hooks(site: Site) -> None:
+    module = site.add_hooks(
+        "noting",
+        """
+        @hookimpl
+        def rpc_backends_construct_options(backend, rpc_timeout, options):
+            CALLS.append((backend, rpc_timeout, dict(options)))
+        """,
+    )
+    with_declared_type(with_threads)
+    convert(TensorPipeOptions(rpc_timeout=5, num_worker_threads=3))
+    assert calls(module) == [("MINE", 5.0, {"num_worker_threads": 3})]
+
+
+def with_declared_type(construct: Callable[..., Any]) -> None:
+    """Register MINE, its type of options known, so that none are constructed to see it."""
+    functions.register_backend("MINE", construct, init)
+    default_registry().entry("MINE").options_type = Options
+
+
+# --- what has no counterpart -----------------------------------------------------------------------
+
+
+def test_transports_and_channels_are_named_in_one_warning(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    made = convert(TensorPipeOptions(_transports=["uv"], _channels=["basic"]))
+    ((level, text),) = said()
+    assert level == "WARNING"
+    assert "MINE runs without _transports, _channels" in text
+    assert "TensorPipeRpcBackendOptions" in text
+    assert made.given == {"num_worker_threads": 16}
+
+
+def test_what_is_left_at_its_default_is_no_warning(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    convert(TensorPipeOptions(device_maps={}, devices=[], _transports=None, _channels=None))
+    assert said() == []
+
+
+def test_transports_of_a_programs_own_class_of_options_are_seen(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    class Slow(TensorPipeOptions):  # type: ignore[misc]  # made Any above
+        def __init__(self, **options: Any) -> None:
+            super().__init__(_transports=["uv"], **options)
+
+    convert(Slow())
+    assert "MINE runs without _transports," in said()[0][1]
+
+
+def test_faults_that_are_not_the_default_are_named(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    from torch.distributed.rpc._testing import FaultyTensorPipeRpcBackendOptions as Faulty
+
+    plain = {"num_worker_threads": 2, "rpc_timeout": 5, "init_method": "env://"}
+    none = {"messages_to_fail": [], "messages_to_delay": {}, "num_fail_sends": 0}
+    assert convert(Faulty(**plain, **none)).given == {"num_worker_threads": 2}
+    assert said() == []
+    some = {"messages_to_fail": ["PYTHON_CALL"], "messages_to_delay": {}, "num_fail_sends": 3}
+    convert(Faulty(**plain, **some))
+    assert "MINE runs without messages_to_fail, num_fail_sends," in said()[0][1]
+
+
+class Guarded(rpc.RpcBackendOptions):
+    """The options of some other backend."""
+
+    def __init__(
+        self, *, secret: str = "", level: int = 3, colour: str = "red", num_worker_threads: int = 8
+    ) -> None:
+        super().__init__(5, "file:///there")
+        self.secret = secret
+        self.level = level
+        self.colour = colour
+        self.num_worker_threads = num_worker_threads
+        self._cache = {"some": "thing"}
+
+    @property
+    def is_open(self) -> bool:
+        return not self.secret
+
+
+def test_options_of_another_backend_are_named_where_they_differ_from_their_defaults(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    made = convert(Guarded(secret="", level=0))
+    assert (made.rpc_timeout, made.init_method) == (5, "file:///there")
+    assert made.given == {"num_worker_threads": 8}
+    assert "MINE runs without level," in said()[0][1]
+
+
+def test_the_warning_shows_no_value_for_it_may_be_a_secret(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    convert(Guarded(secret="open sesame"))
+    ((_, text),) = said()
+    assert "MINE runs without secret," in text
+    assert "sesame" not in text
+
+
+def test_an_option_of_the_same_name_is_carried_over_if_it_is_not_the_default() -> None:
+    def construct(
+        rpc_timeout: float, init_method: str, level: int = 1, colour: str = "blue"
+    ) -> Any:
+        return Options(rpc_timeout, init_method, level=level, colour=colour)
+
+    assert convert(Guarded(level=7), construct).given == {"level": 7, "colour": "blue"}
+
+
+# --- devices ---------------------------------------------------------------------------------------
+
+
+def test_device_maps_are_refused_with_what_was_asked_and_what_to_do(
+    said: Callable[[], list[tuple[str, str]]],
+) -> None:
+    with pytest.raises(ValueError, match="RPC_BACKENDS_OVERRIDE") as caught:
+        convert(TensorPipeOptions(device_maps=MAPS, _transports=["uv"]))
+    text = str(caught.value)
+    assert "device_maps={'worker1': {'cuda:0': 'cuda:1'}}" in text
+    assert "MINE has no device maps" in text
+    assert "Take device_maps out of the options, or unset RPC_BACKENDS_OVERRIDE." in text
+    assert said() == []
+
+
+def test_device_maps_set_after_construction_are_refused_too() -> None:
+    options = TensorPipeOptions()
+    options.set_device_map("worker1", {"cuda:0": "cuda:0"})
+    with pytest.raises(ValueError, match=r"device_maps=\{'worker1': \{'cuda:0': 'cuda:0'\}\}"):
+        convert(options)
+
+
+def test_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"have devices=\['cuda:0', 'cuda:1'\]\. MINE .*Take devi"):
+        convert(TensorPipeOptions(devices=["cuda:0", "cuda:1"]))
+
+
+def test_a_backend_that_takes_device_maps_gets_them() -> None:
+    def construct(
+        rpc_timeout: float, init_method: str, device_maps: Any = None, devices: Any = None
+    ) -> Any:
+        return Options(rpc_timeout, init_method, device_maps=device_maps, devices=devices)
+
+    made = convert(TensorPipeOptions(device_maps=MAPS, devices=["cuda:0"]), construct)
+    zero, one = torch.device("cuda:0"), torch.device("cuda:1")
+    assert made.given == {"device_maps": {"worker1": {zero: one}}, "devices": [zero]}
+
+
+# --- torch's class of options ----------------------------------------------------------------------
+
+
+def test_torchs_options_are_constructed_and_refuse_as_before(children: Children) -> None:
+    children.run(
+        """
+        import inspect
+        from torch.distributed import rpc
+        from rpc_backends_core import torch_bridge
+
+        kind = rpc.TensorPipeRpcBackendOptions
+        init = kind.__init__
+        def refusals():
+            for arguments, more in (((3,), {}), ((), {"colour": 1}), ((), {"_transports": 3})):
+                try:
+                    kind(*arguments, **more)
+                except TypeError as error:
+                    yield str(error)
+        before = inspect.signature(kind), list(refusals())
+        torch_bridge.install()
+        assert kind.__init__ is not init
+        assert (inspect.signature(kind), list(refusals())) == before
+        assert len(before[1]) == 3
+        assert vars(kind(num_worker_threads=3, rpc_timeout=5)) == {}
+        torch_bridge.uninstall()
+        assert kind.__init__ is init
+        """
+    )
