@@ -176,6 +176,21 @@ def test_with_the_plugin_denied_the_call_is_made_over_torch_s_own(command: Any) 
 
 
 @pytest.mark.slow
+def test_each_backend_is_called_over_itself_whatever_backend_programs_get(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    source = backend_source("raise OSError('no wings')")
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, source)
+    env = {"RPC_BACKENDS_OVERRIDE": "PIGEON"}
+
+    ended = command("doctor", "TENSORPIPE", "--json", env=env)
+
+    assert ended.status == 0
+    assert "'PIGEON'" in _finding(ended, "variables", "RPC_BACKENDS_OVERRIDE")["text"]
+    assert _levels(ended, "calls") == [("TENSORPIPE", "ok")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_from_outside_it_leaves_no_process(
     command: Any, backend_source: Callable[[str], str], tmp_path: Path, number: int
@@ -227,6 +242,7 @@ def test_a_bridge_that_failed_is_a_problem_with_its_cause(command: Any) -> None:
 def test_variables_are_shown_and_mistakes_in_them_found(command: Any) -> None:
     env = {
         "RPC_BACKENDS_DEFAULT": "TENSORPIP",
+        "RPC_BACKENDS_OVERRIDE": "TENSORPIPES",
         "RPC_BACKENDS_JOIN_TIMEOUT": "soon",
         "RPC_BACKENDS_ALLOW": "TENSORPIPE",
         "RPC_BACKENDS_DEFALT": "x",
@@ -237,11 +253,13 @@ def test_variables_are_shown_and_mistakes_in_them_found(command: Any) -> None:
     assert ended.status == 1
     assert _levels(ended, "variables") == [
         ("RPC_BACKENDS_DEFAULT", "problem"),
+        ("RPC_BACKENDS_OVERRIDE", "problem"),
         ("RPC_BACKENDS_ALLOW", "ok"),
         ("RPC_BACKENDS_JOIN_TIMEOUT", "problem"),
         ("RPC_BACKENDS_DEFALT", "warning"),
     ]
     assert "'TENSORPIPE'" in _finding(ended, "variables", "RPC_BACKENDS_DEFAULT")["text"]
+    assert "'TENSORPIPE'" in _finding(ended, "variables", "RPC_BACKENDS_OVERRIDE")["text"]
     nearest = _finding(ended, "variables", "RPC_BACKENDS_DEFALT")["data"]["nearest"]
     assert nearest == "RPC_BACKENDS_DEFAULT"
 

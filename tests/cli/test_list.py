@@ -74,6 +74,13 @@ def test_a_bridge_that_is_switched_off_is_said(command: Any) -> None:
     assert "RPC_BACKENDS_AUTOLOAD=0" in note
 
 
+def test_a_backend_that_every_program_gets_is_said(command: Any) -> None:
+    ended = command("list", "--json", env={"RPC_BACKENDS_OVERRIDE": "FAULTY_TENSORPIPE"})
+
+    (note,) = ended.json["notes"]
+    assert "RPC_BACKENDS_OVERRIDE=FAULTY_TENSORPIPE" in note
+
+
 def test_without_torch_the_installed_ones_are_listed_all_the_same(command: Any) -> None:
     torch = command.packages / "torch"
     torch.mkdir()

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -82,13 +83,13 @@ class Run:
 def run(tmp_path: Path) -> Any:
     """Give a function that runs pytest in a folder of its own, on the files that it is given."""
 
-    def start(*arguments: str, **files: str) -> Run:
+    def start(*arguments: str, env: Mapping[str, str] | None = None, **files: str) -> Run:
         for name, source in files.items():
             (tmp_path / f"{name}.py").write_text(dedent(source))
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
             cwd=tmp_path,
-            env=clean_environ(),
+            env=clean_environ(env),
             capture_output=True,
             text=True,
             timeout=120,
@@ -124,6 +125,17 @@ def test_an_unknown_backend_is_an_error_with_the_nearest_name(run: Any) -> None:
     (error,) = lines_with("ERROR:", done.output)
     assert "no RPC backend 'TENSORPIPPE'. Did you mean 'TENSORPIPE'?" in error
     assert "Traceback" not in done.output
+
+
+def test_it_is_the_named_one_whatever_backend_programs_get(run: Any) -> None:
+    chapter = "rpc_backends_core.testing.chapters.test_options"
+    env = {"RPC_BACKENDS_OVERRIDE": "FAULTY_TENSORPIPE"}
+
+    # It sees by the backend's handler which one was started.
+    done = run("--rpc-backend", "TENSORPIPE", "--pyargs", chapter, "-k", "test_by_name", env=env)
+
+    assert done.status == 0, done.output
+    assert "1 passed" in done.output
 
 
 def test_options_that_the_backend_refuses_are_an_error_before_anything_runs(run: Any) -> None:

@@ -123,6 +123,15 @@ def test_the_same_seed_takes_the_same_course(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_the_plans_backend_is_used_whatever_backend_programs_get(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_OVERRIDE", "NO_SUCH_BACKEND")
+
+    with Workers(plan) as workers:
+        assert any(isinstance(message, StepDone) for message in workers.messages())
+
+
 def test_a_failing_worker_is_shown_with_its_traceback(
     tmp_path: Path, processes: Callable[[], list[int]]
 ) -> None:

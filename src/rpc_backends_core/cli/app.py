@@ -120,5 +120,6 @@ def cli() -> None:
     """See and check the RPC backends that PyTorch finds on this machine.
 
     A backend is a package: after `pip install`, torch.distributed.rpc has it under its name, and a
-    program uses it with init_rpc(backend="NAME") or, unchanged, with RPC_BACKENDS_DEFAULT=NAME.
+    program uses it with init_rpc(backend="NAME") or, unchanged, with RPC_BACKENDS_DEFAULT=NAME (or
+    RPC_BACKENDS_OVERRIDE=NAME, if it names another backend).
     """

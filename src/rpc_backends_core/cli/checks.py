@@ -83,10 +83,17 @@ def _variable(name: str, environ: Mapping[str, str]) -> Finding:
 
 
 def _default(environ: Mapping[str, str]) -> None:
+    _check_name(settings.default_backend(environ))
+
+
+def _override(environ: Mapping[str, str]) -> None:
+    _check_name(settings.override_backend(environ))
+
+
+def _check_name(name: str | None) -> None:
     """Check that the backend which programs get is there."""
     from rpc_backends_core.process import default_registry
 
-    name = settings.default_backend(environ)
     if name is not None:
         default_registry().entry(name)
 
@@ -101,6 +108,7 @@ def _choice(environ: Mapping[str, str]) -> None:
 _PARSERS: dict[str, Callable[[Mapping[str, str]], object]] = {
     settings.AUTOLOAD: settings.autoload_enabled,
     settings.DEFAULT: _default,
+    settings.OVERRIDE: _override,
     settings.ALLOW: _choice,
     settings.DENY: _choice,
     settings.JOIN_TIMEOUT: settings.join_timeout,

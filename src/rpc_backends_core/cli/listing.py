@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rpc_backends_core import settings
 from rpc_backends_core.cli.output import (
     console,
     debug_option,
@@ -74,6 +75,8 @@ def gather() -> Listing:
         state = bridge()
         if state.state != "in place":
             notes.append(f"The bridge to torch is not in place: {state.text}.")
+        elif (override := settings.override_backend()) is not None:
+            notes.append(f"{settings.OVERRIDE}={override}: programs get it whatever they name.")
     from rpc_backends_core.functions import records
 
     # By name; of equal names the one that is used goes first.

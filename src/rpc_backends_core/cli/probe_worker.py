@@ -21,13 +21,16 @@ def main(spec: dict[str, Any], say: Say) -> None:
     from torch.distributed import rpc
 
     import rpc_backends_core
+    from rpc_backends_core import settings
     from rpc_backends_core.cli.options import options_of
     from rpc_backends_core.hooks import HookWarning
     from rpc_backends_core.process import default_registry
 
     warnings.simplefilter("ignore", HookWarning)  # doctor looks at hook packages by themselves
-    # It may have been switched off for programs; what is tried here is the backend.
+    # It may have been switched off, or another backend put in its place, for programs; what is tried
+    # here is the backend.
     rpc_backends_core.install()
+    os.environ.pop(settings.OVERRIDE, None)
     say(stage="constructing its options")
     known = options_of(default_registry().backend(spec["backend"]))
     required = [o.name for o in known if o.default is None and o.declared_by == "handler"]

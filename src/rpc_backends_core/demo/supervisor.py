@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeAlias
 
+from rpc_backends_core import settings
 from rpc_backends_core.demo.messages import Failed, Finished, Message, decode
 from rpc_backends_core.demo.plan import SERVER, TRAINERS, WORKERS, Plan
 from rpc_backends_core.demo.worker import STOP
@@ -159,8 +160,9 @@ def _listen(name: str, output: IO[bytes], mail: _Mail) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the workers' environment: one thread each, and the loopback interface."""
+    """Return the workers' environment: one thread each, the loopback interface, the plan's backend."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    environment.pop(settings.OVERRIDE, None)
     if any(interface == "lo" for _, interface in socket.if_nameindex()):
         environment.setdefault("TP_SOCKET_IFNAME", "lo")
     return environment

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
+from rpc_backends_core.settings import OVERRIDE
 from rpc_backends_core.testing.processes.protocol import Reference
 
 #: What every template imports: what starting and stopping RPC would import otherwise, in each worker.
@@ -38,11 +39,14 @@ Started = tuple[int, Callable[[], int]]
 
 
 def environ() -> dict[str, str]:
-    """Return this process's variables as workers get them: no job's rendezvous, one thread of OpenMP."""
+    """Return this process's variables as workers get them.
+
+    Without a job's rendezvous or a backend in the place of the one tested; with one thread of OpenMP.
+    """
     kept = {
         key: value
         for key, value in os.environ.items()
-        if key not in _OF_A_JOB and not key.startswith("TORCHELASTIC_")
+        if key not in (*_OF_A_JOB, OVERRIDE) and not key.startswith("TORCHELASTIC_")
     }
     kept.setdefault("OMP_NUM_THREADS", "1")
     return kept
