@@ -264,6 +264,21 @@ def test_variables_are_shown_and_mistakes_in_them_found(command: Any) -> None:
     assert nearest == "RPC_BACKENDS_DEFAULT"
 
 
+def test_a_variable_of_an_installed_backend_is_its_own_and_its_value_is_not_shown(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, backend_source("pass"))
+    env = {"RPC_BACKENDS_PIGEON_SECRET": "coo", "RPC_BACKENDS_PIGEONS": "3"}
+
+    ended = command("doctor", "--no-calls", "--json", "TENSORPIPE", env=env)
+
+    assert _levels(ended, "variables") == [
+        ("RPC_BACKENDS_PIGEONS", "warning"),
+        ("RPC_BACKENDS_PIGEON_SECRET", "ok"),
+    ]
+    assert "coo" not in ended.stdout
+
+
 def test_a_mistake_that_keeps_it_from_looking_is_one_problem_among_others(command: Any) -> None:
     env = {"RPC_BACKENDS_DENY": "TENSORPIP"}
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 
-from rpc_backends_core import __version__, settings
+from rpc_backends_core import __version__, discovery, settings
 from rpc_backends_core.cli.report import Finding, Section
 from rpc_backends_core.cli.torch_state import bridge, import_torch
 from rpc_backends_core.errors import RpcBackendsError
@@ -61,7 +61,13 @@ def variables(environ: Mapping[str, str] = os.environ) -> Section:
     findings = [
         _variable(name, environ) for name in settings.VARIABLES if environ.get(name, "").strip()
     ]
+    installed = {found.name for found in discovery.declared(discovery.BACKENDS_GROUP)}
     for name, close in settings.unknown_variables(environ):
+        backend = next((one for one in installed if name.startswith(f"RPC_BACKENDS_{one}_")), None)
+        if backend is not None:
+            # Without the value, which may be a secret.
+            findings.append(Finding("ok", name, f"is set, for {backend}", {"backend": backend}))
+            continue
         hint = f"; did you mean {close}?" if close else ""
         findings.append(
             Finding("warning", name, f"the core does not read it{hint}", {"nearest": close})
