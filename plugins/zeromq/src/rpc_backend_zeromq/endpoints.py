@@ -1,0 +1,86 @@
+"""Which endpoint of a peer a worker connects to: its Unix socket where both see it, else TCP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpc_backend_zeromq import addresses
+from rpc_backend_zeromq.errors import AddressError
+from rpc_backend_zeromq.host import Host
+from rpc_backend_zeromq.policy import Policy
+from rpc_backend_zeromq.publication import Publication, UnixSocket, parse_tcp
+from rpc_backend_zeromq.unix_sockets import Node
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a worker that connects knows of itself.
+
+    :ivar scopes: the interfaces on which it listens with link-local addresses.
+    :ivar unix_sockets: whether it connects to Unix sockets.
+    """
+
+    name: str
+    host: Host
+    scopes: tuple[str, ...]
+    unix_sockets: bool
+    policy: Policy
+
+
+def choose(peer: Publication, me: Surroundings) -> str:
+    """Return the endpoint of ``peer`` to connect to, in the form of ZeroMQ.
+
+    :raises AddressError: none can be reached from here; the text says why and what to do.
+    """
+    if me.unix_sockets and peer.unix is not None and _sees(peer.unix, peer, me):
+        return f"ipc://{peer.unix.path}"
+    why = []
+    for endpoint in peer.tcp:
+        found, reason = _reachable(endpoint, peer, me)
+        if found is not None:
+            return found
+        why.append(reason)
+    raise AddressError(
+        f"worker {me.name!r} cannot reach worker {peer.name!r} (rank {peer.rank}): "
+        f"{'; '.join(why) or 'it listens nowhere'}. {_remedy(peer, me)}"
+    )
+
+
+def _sees(socket: UnixSocket, peer: Publication, me: Surroundings) -> bool:
+    """Return whether the path leads to the peer's socket here; in another container it may not."""
+    return peer.host.kernel == me.host.kernel and Node.of_socket(socket.path) == socket.node
+
+
+def _reachable(endpoint: str, peer: Publication, me: Surroundings) -> tuple[str | None, str]:
+    """Return the endpoint as sockets of this host take it; or None, and why there is no way to it."""
+    parsed = parse_tcp(endpoint)
+    assert parsed is not None  # a publication holds no others
+    address, port = parsed
+    said = f"it listens on {address} ({peer.place})"
+    if addresses.is_loopback(address):
+        if peer.host == me.host:
+            return endpoint, ""
+        return None, f"{said}, the loopback interface of another host or container"
+    if not addresses.is_link_local(address):
+        if addresses.source_for(address) is not None:
+            return endpoint, ""
+        return None, f"{said}, to which there is no route"
+    for scope in me.scopes:
+        if addresses.source_for(address, scope) is not None:
+            return addresses.tcp_endpoint(f"{address}%{scope}", port), ""
+    return None, f"{said}, a link-local address, and nothing says by which interface it is reached"
+
+
+def _remedy(peer: Publication, me: Surroundings) -> str:
+    loopback = all(addresses.is_loopback(address) for address in _addresses(peer))
+    if loopback and me.policy.lack is not None:
+        return f"{me.policy.lack.capitalize()} ZEROMQ runs on one host alone. {me.policy.remedy}"
+    return (
+        f"Set the option address or interface of worker {peer.name!r} (RPC_BACKENDS_ZEROMQ_ADDRESS, "
+        "RPC_BACKENDS_ZEROMQ_INTERFACE) to one that all workers reach, or MASTER_ADDR to an address "
+        "that means the same on every host."
+    )
+
+
+def _addresses(peer: Publication) -> list[str]:
+    return [parsed[0] for parsed in map(parse_tcp, peer.tcp) if parsed is not None]

@@ -1,0 +1,155 @@
+"""What a worker tells its peers of itself, as a value and as JSON of one form; parsed strictly."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rpc_backend_zeromq.host import Host
+from rpc_backend_zeromq.unix_sockets import PATH_LIMIT, Node
+
+#: Bytes of the longest JSON that is looked at: many times what any worker writes.
+LIMIT = 16384
+_MAX_ENDPOINTS = 8
+_MAX_ID = 32767  # torch's ids are 16 bits, signed
+_MAX_NAME = 1024
+_MAX_NONCE = 256
+_MAX_HOST = 256
+_HIGHEST_PORT = 65535
+#: Z85, the alphabet of ZeroMQ's keys (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_TCP = re.compile(r"tcp://(?:\[([0-9a-f:.]+)\]|([0-9.]+)):([1-9][0-9]{0,4})")
+
+
+@dataclass(frozen=True)
+class UnixSocket:
+    """A Unix socket, and the file that the path must lead to."""
+
+    path: str
+    node: Node
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One worker of one group, and where it listens.
+
+    :ivar group: the group's nonce: no other group has it, of the past or elsewhere.
+    :ivar tcp: endpoints with numeric addresses, without scopes, the preferred first.
+    :ivar unix: its Unix socket, None if it has none.
+    :ivar public_key: of its session (Z85), None where connections are not encrypted.
+    :ivar place: in words, for messages: how its address was found.
+    """
+
+    group: str
+    worker_id: int
+    name: str
+    rank: int
+    host: Host
+    tcp: tuple[str, ...]
+    unix: UnixSocket | None
+    public_key: str | None
+    place: str
+
+
+class MalformedError(ValueError):
+    """Text is not the JSON of a publication."""
+
+
+def dump(publication: Publication) -> str:
+    """Return the JSON of a publication, in one form: sorted, without white space, in ASCII."""
+    return json.dumps(asdict(publication), sort_keys=True, separators=(",", ":"))
+
+
+def load(text: str) -> Publication:
+    """Return the publication of which ``text`` is the JSON.
+
+    :raises MalformedError: it is not of the form that :func:`dump` gives.
+    """
+    if len(text) > LIMIT:
+        raise MalformedError(f"it has more than {LIMIT} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(f"it is no JSON: {error}") from error
+    publication = _publication(data)
+    if dump(publication) != text:
+        raise MalformedError("it is not written in the one form there is")
+    return publication
+
+
+def parse_tcp(endpoint: str) -> tuple[str, int] | None:
+    """Return the numeric address and the port of an endpoint, None if it is none."""
+    found = _TCP.fullmatch(endpoint)
+    if found is None:
+        return None
+    try:
+        address = ipaddress.ip_address(found[1] or found[2])
+    except ValueError:
+        return None
+    port = int(found[3])
+    if port > _HIGHEST_PORT or address.is_unspecified or address.is_multicast:
+        return None
+    return str(address), port
+
+
+def _publication(data: Any) -> Publication:
+    fields = _fields(data, "it", Publication)
+    unix = fields["unix"]
+    tcp = fields["tcp"]
+    if not isinstance(tcp, list) or len(tcp) > _MAX_ENDPOINTS:
+        raise MalformedError("its 'tcp' is no short list")
+    for endpoint in tcp:
+        if not isinstance(endpoint, str) or parse_tcp(endpoint) is None:
+            raise MalformedError(f"its endpoint {_shown(endpoint)} is none")
+    key = fields["public_key"]
+    if key is not None and (not isinstance(key, str) or not _KEY.fullmatch(key)):
+        raise MalformedError("its 'public_key' is no key")
+    host = _fields(fields["host"], "its 'host'", Host)
+    return Publication(
+        group=_text(fields, "group", _MAX_NONCE),
+        worker_id=_number(fields, "worker_id", _MAX_ID),
+        name=_text(fields, "name", _MAX_NAME),
+        rank=_number(fields, "rank", _MAX_ID),
+        host=Host(_text(host, "kernel", _MAX_HOST), _text(host, "network", _MAX_HOST)),
+        tcp=tuple(tcp),
+        unix=None if unix is None else _unix(unix),
+        public_key=key,
+        place=_text(fields, "place", _MAX_NAME),
+    )
+
+
+def _unix(data: Any) -> UnixSocket:
+    fields = _fields(data, "its 'unix'", UnixSocket)
+    path = _text(fields, "path", PATH_LIMIT)
+    if not path.startswith("/") or "\0" in path:
+        raise MalformedError("the path of its Unix socket is none")
+    node = _fields(fields["node"], "its 'node'", Node)
+    return UnixSocket(path, Node(*(_number(node, part, 2**64 - 1) for part in ("device", "inode"))))
+
+
+def _fields(data: Any, what: str, of: type) -> dict[str, Any]:
+    if not isinstance(data, dict) or data.keys() != of.__dataclass_fields__.keys():  # type: ignore[attr-defined]
+        raise MalformedError(f"{what} has not the fields of a {of.__name__}")
+    return data
+
+
+def _text(fields: dict[str, Any], name: str, limit: int) -> str:
+    value = fields[name]
+    if not isinstance(value, str) or len(value) > limit:
+        raise MalformedError(f"its {name!r} is no text of up to {limit} characters")
+    return value
+
+
+def _number(fields: dict[str, Any], name: str, limit: int) -> int:
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
+        raise MalformedError(f"its {name!r} is no number from 0 to {limit}")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

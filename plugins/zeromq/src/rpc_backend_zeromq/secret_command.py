@@ -1,0 +1,79 @@
+"""``rpc-backends secret``: makes the secret that the workers of a group share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from rpc_backend_zeromq import secret
+from rpc_backend_zeromq.environment import SECRET, SECRET_FILE
+from rpc_backends_core.cli.output import Failure, debug_option, json_option, print_json
+
+
+@click.command(
+    "secret",
+    epilog="""\b
+Examples:
+  rpc-backends secret --out ~/rpc.secret
+  RPC_BACKENDS_ZEROMQ_SECRET_FILE=~/rpc.secret python train.py
+\b
+  export RPC_BACKENDS_ZEROMQ_SECRET=$(rpc-backends secret)
+  python train.py          # and every other worker that this shell starts
+""",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write it into a new file that its owner alone can read, and do not show it.",
+)
+@json_option
+@debug_option
+def command(out: Path | None, as_json: bool) -> None:
+    """Make a secret for ZEROMQ.
+
+    All workers of a group are given the same one: it is how they know each other, and without it they run
+    on one host alone. Whoever has it can run code on every worker. Each group, or each user, may have one
+    of its own; a new one is made by running this again.
+    """
+    text = secret.generate()
+    fingerprint = secret.parse(text, "the new secret").fingerprint
+    if out is None:
+        if as_json:
+            print_json({"secret": text, "fingerprint": fingerprint, "variable": SECRET})
+        else:
+            click.echo(text)
+        return
+    path = out.expanduser().absolute()
+    _write(path, text)
+    if as_json:
+        print_json({"file": str(path), "fingerprint": fingerprint, "variable": SECRET_FILE})
+        return
+    click.echo(f"Written: {path} (fingerprint {fingerprint})")
+    click.echo("Copy it to every host, for its owner alone to read, and start each worker with")
+    click.echo(f"  {SECRET_FILE}={path}")
+
+
+def _write(path: Path, text: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        raise Failure(
+            f"{path} is there already, and workers may be using it. Choose another name, or remove it."
+        ) from None
+    except OSError as error:
+        raise Failure(f"{path} cannot be written: {error}") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            private = not os.fstat(descriptor).st_mode & secret.OTHERS_MAY
+            if private:
+                file.write(f"{text}\n")
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise Failure(f"{path} cannot be written: {error}") from error
+    if not private:
+        path.unlink(missing_ok=True)
+        raise Failure(f"{path} would be open to others: its file system does not keep permissions.")

@@ -1,0 +1,102 @@
+"""What one worker runs with: its options, and the environment where they say nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rpc_backend_zeromq import environment, ports, secret
+from rpc_backend_zeromq.addresses import Wanted
+from rpc_backend_zeromq.policy import Policy
+from rpc_backend_zeromq.ports import Ports
+from rpc_backends_core.errors import SettingError
+
+if TYPE_CHECKING:
+    from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one worker runs with.
+
+    :ivar wanted: where it is asked to listen.
+    :ivar unix_sockets: None for where possible.
+    """
+
+    policy: Policy
+    wanted: Wanted
+    ports: Ports | None
+    unix_sockets: bool | None
+
+
+def settings_of(
+    options: ZeroMQRpcBackendOptions | None, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """Return what a worker with ``options`` (None: with the defaults) runs with, here and now.
+
+    :raises SettingError: a variable has a value that means nothing.
+    :raises SecretError: the secret cannot be had.
+    """
+
+    def boolean(option: bool | None, variable: str) -> bool | None:
+        return environment.boolean(variable, environ) if option is None else option
+
+    given, file, encryption, trusted, port_range, unix = (
+        (None,) * 6
+        if options is None
+        else (
+            options.secret,
+            options.secret_file,
+            options.encryption,
+            options.trusted_network,
+            options.ports,
+            options.unix_sockets,
+        )
+    )
+    encryption = boolean(encryption, environment.ENCRYPTION)
+    return Settings(
+        policy=Policy(
+            secret=secret.find(given, file, environ),
+            encryption=encryption is not False,
+            trusted_network=boolean(trusted, environment.TRUSTED_NETWORK) is True,
+        ),
+        wanted=_wanted(options, environ),
+        ports=port_range or _ports(environ),
+        unix_sockets=boolean(unix, environment.UNIX_SOCKETS),
+    )
+
+
+def _wanted(options: ZeroMQRpcBackendOptions | None, environ: Mapping[str, str]) -> Wanted:
+    if options is not None and options.address is not None:
+        return Wanted(address=options.address, said_by=f"the option address={options.address!r}")
+    if options is not None and options.interface is not None:
+        return Wanted(
+            interface=options.interface, said_by=f"the option interface={options.interface!r}"
+        )
+    address = environment.text(environment.ADDRESS, environ)
+    interface = environment.text(environment.INTERFACE, environ)
+    if address is not None and interface is not None:
+        raise SettingError(
+            f"{environment.ADDRESS}={address!r} and {environment.INTERFACE}={interface!r} are both set; "
+            "either says where to listen, so unset one."
+        )
+    if address is not None:
+        return Wanted(address=address, said_by=f"{environment.ADDRESS}={address}")
+    if interface is not None:
+        return Wanted(interface=interface, said_by=f"{environment.INTERFACE}={interface}")
+    return Wanted()
+
+
+def _ports(environ: Mapping[str, str]) -> Ports | None:
+    text = environment.text(environment.PORTS, environ)
+    if text is None:
+        return None
+    parsed = ports.parse(text)
+    if parsed is None:
+        raise SettingError(
+            f"{environment.PORTS}={text!r} is neither a port nor a range of ports. Example: "
+            f"{environment.PORTS}=5000-5100"
+        )
+    return parsed

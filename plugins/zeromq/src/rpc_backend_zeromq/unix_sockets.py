@@ -1,0 +1,135 @@
+"""Unix sockets for workers of one host: in a folder that nobody but their user can enter.
+
+The folder is locked for as long as its worker lives, so that whoever starts later can tell what a killed
+worker has left behind, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rpc_backend_zeromq.errors import AddressError
+
+#: ``sun_path`` has 108 bytes on Linux, a zero at the end among them.
+PATH_LIMIT = 107
+_PREFIX = "rpc-zmq-"
+_SOCKET = "s"
+#: What ``mkdtemp`` adds to the prefix.
+_RANDOM = 8
+#: Seconds after which a folder without a lock is nobody's: it is locked as soon as it is made.
+_YOUNG = 60.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """What tells one file from all others of a running kernel, whatever path leads there."""
+
+    device: int
+    inode: int
+
+    @classmethod
+    def of_socket(cls, path: str) -> Node | None:
+        """Return that of the socket at ``path``; None if there is none that this process may use."""
+        try:
+            status = Path(path).lstat()
+        except (OSError, ValueError):
+            return None
+        if not stat.S_ISSOCK(status.st_mode) or not os.access(path, os.W_OK):
+            return None
+        return cls(status.st_dev, status.st_ino)
+
+
+class SocketFolder:
+    """A folder for the Unix socket of one worker.
+
+    :raises AddressError: there is no place for one.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._path, lock = _make(list(_places(environ)))
+        self._lock: int | None = lock
+        self._owner = os.getpid()
+
+    @property
+    def socket(self) -> str:
+        """The path for the socket."""
+        return str(self._path / _SOCKET)
+
+    def remove(self) -> None:
+        """Remove the folder and the socket in it, unless this is a process that was forked since."""
+        if self._lock is None:
+            return
+        lock, self._lock = self._lock, None
+        if os.getpid() == self._owner:
+            shutil.rmtree(self._path, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep(environ: Mapping[str, str] = os.environ) -> None:
+    """Remove the folders of this user's workers that were killed."""
+    for place in _places(environ):
+        with contextlib.suppress(OSError):
+            for folder in place.glob(f"{_PREFIX}*"):
+                _remove_if_left(folder)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(lock)
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG:
+                return
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Only what we put there: should anything else be in it, the folder stays.
+            (folder / _SOCKET).unlink(missing_ok=True)
+            folder.rmdir()
+        finally:
+            os.close(lock)
+
+
+def _places(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield where a folder may be made, the best first."""
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    yield from dict.fromkeys(
+        Path(place)
+        for place in (runtime, environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp")
+        if place and Path(place).is_absolute() and Path(place).is_dir()
+    )
+
+
+def _make(places: list[Path]) -> tuple[Path, int]:
+    why = []
+    for place in places:
+        length = len(os.fsencode(place)) + len(f"/{_PREFIX}/{_SOCKET}") + _RANDOM
+        if length > PATH_LIMIT:
+            why.append(
+                f"a path in {place} has {length} bytes, and a socket's may have {PATH_LIMIT}"
+            )
+            continue
+        try:
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))  # with mode 0700
+        except OSError as error:
+            why.append(str(error))
+            continue
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            why.append(f"{path} cannot be locked: {error}")
+            path.rmdir()
+            continue
+        return path, lock
+    raise AddressError(
+        f"there is no folder for a Unix socket: {'; '.join(why) or 'none exists'}. Set XDG_RUNTIME_DIR "
+        "or TMPDIR to one that this user can write to, or unix_sockets=False."
+    )

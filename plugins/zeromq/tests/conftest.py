@@ -1,0 +1,155 @@
+"""What the tests of ZEROMQ share: secrets, and hosts that are network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from rpc_backend_zeromq import secret
+from rpc_backend_zeromq.secret import Secret
+
+_FOREIGN = ("RPC_BACKENDS_", "MASTER_", "TORCHELASTIC_", "XDG_RUNTIME_DIR")
+
+
+@pytest.fixture(autouse=True)
+def _only_our_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def text() -> str:
+    """Give the text of a new secret."""
+    return secret.generate()
+
+
+@pytest.fixture
+def a_secret(text: str) -> Secret:
+    """Give a secret."""
+    return secret.parse(text, "the test")
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path, text: str) -> Path:
+    """Give a file with the secret, as `rpc-backends secret --out` writes it."""
+    path = tmp_path / "rpc.secret"
+    path.touch(mode=0o600)
+    path.write_text(f"{text}\n")
+    return path
+
+
+# --- hosts ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NetworkHost:
+    """A network namespace that stands for a host.
+
+    :ivar four: its IPv4 address.
+    :ivar six: its IPv6 address.
+    :ivar interface: what has both.
+    """
+
+    name: str
+    four: str
+    six: str
+    interface: str
+
+    def run(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
+        """Run Python there, and return what its last line of output is the JSON of."""
+        return self.start(code, *arguments, env=env).result()
+
+    def start(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Running:
+        """Run Python there, beside the test."""
+        command = ["ip", "netns", "exec", self.name, sys.executable, "-c", dedent(code), *arguments]
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return Running(process)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A Python that runs on a host."""
+
+    process: subprocess.Popen[str]
+
+    def line(self) -> Any:
+        """Return what the next line of its output is the JSON of."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate(timeout=60)[1]
+        return json.loads(line)
+
+    def tell(self, value: Any) -> None:
+        """Give it a line of JSON."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def result(self) -> Any:
+        """Wait for its end, and return what its last line is the JSON of."""
+        try:
+            output, errors = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        assert self.process.returncode == 0, errors
+        return json.loads(output.splitlines()[-1])
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
+    """Give two hosts with a cable between them, and nothing else."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces take root")
+    if shutil.which("ip") is None:
+        pytest.skip("there is no `ip` here (iproute2)")
+    number = os.getpid()
+    hosts = [
+        NetworkHost(f"rpcz{number}-{n}", f"10.77.0.{n}", f"fd77::{n}", f"rz{n}") for n in (1, 2)
+    ]
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            _ip_or_skip("netns", "add", host.name)
+            stack.callback(_ip, "netns", "delete", host.name)
+        one, two = hosts
+        _ip_or_skip(
+            *("link", "add", one.interface, "netns", one.name, "type", "veth"),
+            *("peer", "name", two.interface, "netns", two.name),
+        )
+        for host in hosts:
+            inside = ("-n", host.name)
+            _ip_or_skip(*inside, "link", "set", "lo", "up")
+            # Addresses that can be used at once: nobody else could have them here.
+            path = f"/proc/sys/net/ipv6/conf/{host.interface}/accept_dad"
+            _ip("netns", "exec", host.name, "sh", "-c", f"echo 0 > {path}")
+            _ip_or_skip(*inside, "link", "set", host.interface, "up")
+            _ip_or_skip(*inside, "addr", "add", f"{host.four}/24", "dev", host.interface)
+            _ip_or_skip(*inside, "addr", "add", f"{host.six}/64", "dev", host.interface, "nodad")
+        yield one, two
+
+
+def _ip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+
+
+def _ip_or_skip(*arguments: str) -> None:
+    done = _ip(*arguments)
+    if done.returncode:
+        pytest.skip(f"no network namespaces here: ip {' '.join(arguments)}: {done.stderr.strip()}")

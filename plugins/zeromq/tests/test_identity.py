@@ -1,0 +1,255 @@
+"""What is in the store is believed only from a holder of the secret, of this worker, in this group."""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rpc_backend_zeromq import identity, publication, secret
+from rpc_backend_zeromq.errors import PublicationError
+from rpc_backend_zeromq.host import Host
+from rpc_backend_zeromq.publication import Publication, UnixSocket
+from rpc_backend_zeromq.secret import Secret
+from rpc_backend_zeromq.unix_sockets import Node
+
+PUBLIC_KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+MINE = Publication(
+    group="0123456789abcdef",
+    worker_id=1,
+    name="wörker 1",
+    rank=2,
+    host=Host("kernel", "4:5"),
+    tcp=("tcp://10.0.0.5:5000", "tcp://[fd00::1]:5000"),
+    unix=UnixSocket("/run/user/0/rpc-zmq-abc/s", Node(25, 2**63)),
+    public_key=PUBLIC_KEY,
+    place="route to node0, MASTER_ADDR=node0",
+)
+
+
+def opened(text: str, key: Secret | None, **expected: Any) -> Publication:
+    defaults: dict[str, Any] = {
+        "encryption": True,
+        "reader": "reader",
+        "group": MINE.group,
+        "worker_id": MINE.worker_id,
+        "name": MINE.name,
+        "rank": MINE.rank,
+    }
+    return identity.open_publication(text, key, **{**defaults, **expected})
+
+
+def refused(text: str, key: Secret | None, **expected: Any) -> str:
+    with pytest.raises(PublicationError) as caught:
+        opened(text, key, **expected)
+    return str(caught.value)
+
+
+def test_a_publication_arrives_as_it_was(a_secret: Secret) -> None:
+    for one in (MINE, replace(MINE, unix=None, tcp=())):
+        assert opened(identity.seal(one, a_secret), a_secret) == one
+        assert opened(identity.seal(one, None), None) == one
+
+
+def test_the_keys_of_a_session_are_new_each_time_and_of_zeromq_s_form() -> None:
+    keys = [identity.session_keys() for _ in range(2)]
+
+    assert len({key for pair in keys for key in pair}) == 4
+    publication = replace(MINE, public_key=keys[0][0].decode())
+    assert opened(identity.seal(publication, None), None) == publication
+
+
+# --- forgeries -----------------------------------------------------------------------------------
+
+
+def test_no_character_of_a_sealed_publication_can_be_changed(a_secret: Secret) -> None:
+    text = identity.seal(MINE, a_secret)
+
+    for place in range(len(text)):
+        other = "0" if text[place] != "0" else "1"
+        refused(text[:place] + other + text[place + 1 :], a_secret)
+
+
+def test_what_was_written_without_the_secret_is_refused_in_words(a_secret: Secret) -> None:
+    text = identity.seal(MINE, a_secret)
+    form, kind, fingerprint, proof, payload = text.split(" ", 4)
+    forged = payload.replace("10.0.0.5", "10.6.6.6")
+
+    why = refused(f"{form} {kind} {fingerprint} {proof} {forged}", a_secret)
+
+    assert (
+        "the address of worker 'wörker 1' (rank 2) in the store was not written by a holder" in why
+    )
+    assert "from the test" in why
+
+
+@pytest.mark.parametrize("proof", ["", "0" * 64, "é", "f" * 10_000])
+def test_a_proof_that_is_none_is_refused(a_secret: Secret, proof: str) -> None:
+    form, kind, fingerprint, _, payload = identity.seal(MINE, a_secret).split(" ", 4)
+
+    refused(f"{form} {kind} {fingerprint} {proof} {payload}", a_secret)
+
+
+def test_nothing_is_parsed_before_its_proof_is_checked(
+    a_secret: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(publication, "load", never)
+    form, kind, fingerprint, proof, _ = identity.seal(MINE, a_secret).split(" ", 4)
+
+    refused(f"{form} {kind} {fingerprint} {proof} {'[' * 10_000}", a_secret)
+
+
+@pytest.mark.parametrize(
+    ("expected", "why"),
+    [
+        ({"worker_id": 7}, "is that of worker 'wörker 1' (rank 2)"),
+        (
+            {"name": "w2"},
+            "the address of worker 'w2' (rank 2) in the store is that of worker 'wörker 1'",
+        ),
+        ({"rank": 3}, "the address of worker 'wörker 1' (rank 3) in the store is that of worker"),
+        ({"group": "another"}, "is of another group"),
+    ],
+)
+def test_a_publication_of_another_worker_or_group_is_refused(
+    a_secret: Secret, expected: dict[str, Any], why: str
+) -> None:
+    for key in (a_secret, None):
+        assert why in refused(identity.seal(MINE, key), key, **expected)
+
+
+# --- workers that do not fit together ------------------------------------------------------------
+
+
+def test_with_and_without_a_secret_both_are_told_who_has_one(a_secret: Secret) -> None:
+    with_one, without = identity.seal(MINE, a_secret), identity.seal(MINE, None)
+
+    here, there = refused(without, a_secret), refused(with_one, None)
+
+    assert "worker 'wörker 1' (rank 2) has no secret, and worker 'reader' has one" in here
+    assert f"from the test, fingerprint {a_secret.fingerprint}" in here
+    assert "worker 'wörker 1' (rank 2) has a secret" in there
+    assert "worker 'reader' has none" in there
+    for text in (here, there):
+        assert "Give all workers the same secret" in text
+
+
+def test_different_secrets_are_told_by_their_fingerprints(a_secret: Secret) -> None:
+    other = secret.parse(secret.generate(), "elsewhere")
+
+    why = refused(identity.seal(MINE, other), a_secret)
+
+    assert f"has another secret (fingerprint {other.fingerprint}) than worker 'reader'" in why
+    assert f"fingerprint {a_secret.fingerprint}" in why
+
+
+def test_encryption_on_and_off_is_told_on_both_sides(a_secret: Secret) -> None:
+    plain = replace(MINE, public_key=None)
+
+    here = refused(identity.seal(plain, a_secret), a_secret, encryption=True)
+    there = refused(identity.seal(MINE, a_secret), a_secret, encryption=False)
+
+    assert "worker 'reader' encrypts and worker 'wörker 1' (rank 2) does not" in here
+    assert "worker 'wörker 1' (rank 2) encrypts and worker 'reader' does not" in there
+    assert opened(identity.seal(plain, a_secret), a_secret, encryption=False) == plain
+
+
+# --- what is none --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "another backend"),
+        ("pigeon 1 2 3", "another backend"),
+        ("zeromq2 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
+        ("zeromq1 ajar {}", "'ajar'"),
+        ("zeromq1", "''"),
+        ("zeromq1 open " + "[" * 10_000, "no JSON"),
+        ("zeromq1 open " + "x" * 100_000, "too long"),
+        ("zeromq1 open {}", "not the fields of a Publication"),
+        ("zeromq1 open 3", "not the fields of a Publication"),
+        ("zeromq1 open é", "no ASCII"),
+    ],
+)
+def test_text_that_is_no_publication_is_refused_in_words(text: str, why: str) -> None:
+    assert why in refused(text, None)
+
+
+BIG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"worker_id": -1},
+        {"worker_id": 32768},
+        {"worker_id": True},
+        {"worker_id": 1.0},
+        {"worker_id": "1"},
+        {"rank": None},
+        {"name": 3},
+        {"name": BIG},
+        {"group": BIG},
+        {"place": BIG},
+        {"public_key": "short"},
+        {"public_key": "é" * 40},
+        {"public_key": PUBLIC_KEY + "\n"},
+        {"tcp": "tcp://10.0.0.5:5000"},
+        {"tcp": ["tcp://10.0.0.5:5000"] * 9},
+        {"tcp": ["tcp://node0:5000"]},
+        {"tcp": ["tcp://10.0.0.5:0"]},
+        {"tcp": ["tcp://10.0.0.5:70000"]},
+        {"tcp": ["tcp://10.0.0.5:5000;tcp://10.6.6.6:1"]},
+        {"tcp": ["tcp://0.0.0.0:5000"]},
+        {"tcp": ["tcp://[fe80::1%eth0]:5000"]},
+        {"tcp": ["tcp://[10.0.0.5]:5000:1"]},
+        {"tcp": ["ipc:///tmp/socket"]},
+        {"tcp": ["inproc://here"]},
+        {"tcp": [["tcp://10.0.0.5:5000"]]},
+        {"host": {"kernel": "k"}},
+        {"host": {"kernel": "k", "network": 3}},
+        {"unix": {"path": "relative", "node": {"device": 1, "inode": 1}}},
+        {"unix": {"path": "/with\0zero", "node": {"device": 1, "inode": 1}}},
+        {"unix": {"path": "/" + "x" * 200, "node": {"device": 1, "inode": 1}}},
+        {"unix": {"path": "/s", "node": {"device": 1, "inode": 2**64}}},
+        {"unix": {"path": "/s", "node": {"device": 1}}},
+        {"unix": "/s"},
+        {"extra": 1},
+    ],
+)
+def test_a_field_that_cannot_be_is_refused(a_secret: Secret, change: dict[str, Any]) -> None:
+    fields = {**json.loads(publication.dump(MINE)), **change}
+    payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    # Also from somebody who has the secret: a worker that is broken is no reason to break.
+    sealed = f"zeromq1 sealed {a_secret.fingerprint} {identity._proof(payload, a_secret)} {payload}"
+    assert "the address of worker 'wörker 1' (rank 2) in the store is none: " in refused(
+        sealed, a_secret
+    )
+    refused(f"zeromq1 open {payload}", None)
+
+
+def test_the_same_facts_in_another_form_are_refused() -> None:
+    payload = publication.dump(MINE)
+
+    for other in (
+        f" {payload}",
+        payload.replace(":", ": ", 1),
+        payload.replace('"rank":2', '"rank":3,"rank":2'),
+        json.dumps(json.loads(payload)),
+    ):
+        assert "in the store is none" in refused(f"zeromq1 open {other}", None)
+
+
+def test_keys_of_zeromq_s_alphabet_are_taken() -> None:
+    alphabet = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"
+    for start in range(0, len(alphabet), 40):
+        key = (alphabet[start:] + alphabet)[:40]
+        assert opened(identity.seal(replace(MINE, public_key=key), None), None).public_key == key

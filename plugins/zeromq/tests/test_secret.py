@@ -1,0 +1,194 @@
+"""The secret: its form, its file, and where it comes from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rpc_backend_zeromq import secret
+from rpc_backend_zeromq.errors import SecretError
+from rpc_backend_zeromq.secret import Secret
+
+FILE = "RPC_BACKENDS_ZEROMQ_SECRET_FILE"
+TEXT = "RPC_BACKENDS_ZEROMQ_SECRET"
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+# --- its form ------------------------------------------------------------------------------------
+
+
+def test_secrets_are_random_and_can_be_typed(text: str) -> None:
+    assert text != secret.generate()
+    assert text.startswith("rpcsecret1-")
+    assert len(text) == secret.LENGTH
+    assert text.isascii()
+    assert not set(text) & set(" \t\n\"'`$&|;<>()*?[]{}~#!\\")
+
+
+def test_white_space_around_a_secret_and_capitals_in_it_do_no_harm(text: str) -> None:
+    capitals = secret.PREFIX + text.removeprefix(secret.PREFIX).upper()
+
+    assert secret.parse(f" {text}\r\n", "here") == secret.parse(capitals, "there")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text[:-1], "68 characters and a secret has 69, so it was not copied whole"),
+        (lambda text: text + "a", "70 characters"),
+        (lambda text: text[len(secret.PREFIX) :], "does not begin with 'rpcsecret1-'"),
+        (lambda text: text.replace("1-", "2-"), "does not begin with"),
+        (lambda _: "", "does not begin with"),
+        (lambda _: "correct horse battery staple", "does not begin with"),
+        (lambda text: text[:20] + ("b" if text[20] == "a" else "a") + text[21:], "checksum"),
+        (lambda text: text[:20] + text[21] + text[20] + text[22:], "checksum"),
+        (lambda text: text[:20] + "1" + text[21:], "checksum"),
+        (lambda text: text[:20] + "\u00e9" + text[21:], "checksum"),
+    ],
+)
+def test_a_copy_that_is_not_whole_is_refused_with_the_reason_and_not_shown(
+    text: str, change: object, why: str
+) -> None:
+    changed = change(text)  # type: ignore[operator]
+    if changed == text:
+        pytest.skip("two equal characters stood side by side")
+
+    with pytest.raises(
+        SecretError, match=f"here is not a secret: .*{why}.*`rpc-backends secret`"
+    ) as e:
+        secret.parse(changed, "here")
+
+    assert text[25:40] not in str(e.value)
+
+
+def test_no_single_character_can_be_changed_unnoticed(text: str) -> None:
+    for place in range(len(text)):
+        other = "b" if text[place] == "a" else "a"
+        with pytest.raises(SecretError):
+            secret.parse(text[:place] + other + text[place + 1 :], "here")
+
+
+def test_equal_secrets_are_equal_wherever_they_are_from(text: str) -> None:
+    one, two = secret.parse(text, "here"), secret.parse(text, "there")
+
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one.fingerprint == two.fingerprint
+    assert one != secret.parse(secret.generate(), "here")
+
+
+def test_keys_for_two_purposes_have_nothing_in_common(a_secret: Secret) -> None:
+    keys = {a_secret.derive(purpose) for purpose in ("publication", "fingerprint", "another")}
+
+    assert len(keys) == 3
+    assert all(len(key) == 32 for key in keys)
+    assert a_secret.derive("publication") == a_secret.derive("publication")
+
+
+# --- its file ------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_read_from_a_file_of_its_owner(secret_file: Path, a_secret: Secret) -> None:
+    assert secret.read(str(secret_file), "the file") == a_secret
+
+
+def test_a_file_may_be_named_from_home(
+    secret_file: Path, a_secret: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(secret_file.parent))
+
+    assert secret.read(f"~/{secret_file.name}", "the file") == a_secret
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o602, 0o610])
+def test_a_file_that_others_can_use_is_refused_with_what_to_do(
+    tmp_path: Path, text: str, mode: int
+) -> None:
+    path = write(tmp_path / "open.secret", text, mode)
+
+    with pytest.raises(SecretError, match=rf"its mode is {mode:04o}.*chmod 600 {path}"):
+        secret.read(str(path), "the file")
+
+
+def test_a_file_that_its_owner_can_only_read_is_fine(tmp_path: Path, text: str) -> None:
+    assert secret.read(str(write(tmp_path / "s", text, 0o400)), "the file")
+
+
+def test_a_file_that_is_not_there_is_an_error_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(SecretError, match=r"the file cannot be read: .*nothing.*secret --out FILE"):
+        secret.read(str(tmp_path / "nothing"), "the file")
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(SecretError, match="the file is no file"):
+            secret.read(str(path), "the file")
+
+
+@pytest.mark.parametrize("content", [b"\0" * 10_000, b"", b"\xff\xfe secret"])
+def test_a_file_with_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path / "other", "")
+    path.write_bytes(content)
+
+    with pytest.raises(SecretError, match="the file is not a secret"):
+        secret.read(str(path), "the file")
+
+
+# --- where it comes from -------------------------------------------------------------------------
+
+
+def test_without_any_there_is_none() -> None:
+    assert secret.find(None, None, {}) is None
+    assert secret.find(None, None, {TEXT: " ", FILE: ""}) is None
+
+
+def test_it_comes_from_the_option_the_file_or_the_environment(
+    secret_file: Path, text: str, a_secret: Secret
+) -> None:
+    found = [
+        secret.find(a_secret, None, {}),
+        secret.find(None, str(secret_file), {}),
+        secret.find(None, None, {TEXT: text}),
+        secret.find(None, None, {FILE: str(secret_file)}),
+    ]
+
+    assert found == [a_secret] * 4
+    assert [one.source for one in found if one] == [
+        "the test",
+        f"the option secret_file ({secret_file})",
+        TEXT,
+        f"{FILE} ({secret_file})",
+    ]
+
+
+def test_the_same_from_two_places_is_fine(secret_file: Path, text: str, a_secret: Secret) -> None:
+    environ = {TEXT: text, FILE: str(secret_file)}
+
+    assert secret.find(a_secret, str(secret_file), environ) == a_secret
+
+
+def test_two_different_ones_are_an_error_that_names_both_places(
+    secret_file: Path, a_secret: Secret
+) -> None:
+    other = secret.generate()
+
+    for given, file in ((a_secret, None), (None, str(secret_file))):
+        with pytest.raises(SecretError, match=f"and {TEXT} give different secrets") as caught:
+            secret.find(given, file, {TEXT: other})
+        assert a_secret.fingerprint in str(caught.value)
+        assert other[15:30] not in str(caught.value)
+
+
+def test_one_that_is_broken_is_not_passed_over_for_another(a_secret: Secret, text: str) -> None:
+    with pytest.raises(SecretError, match=f"{TEXT} is not a secret"):
+        secret.find(a_secret, None, {TEXT: text[:-5]})

@@ -1,0 +1,215 @@
+"""Unix sockets: in a private folder, with a path that fits, and nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rpc_backend_zeromq import unix_sockets
+from rpc_backend_zeromq.errors import AddressError
+from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Path:
+    """Give a folder in the place of /run/user/UID; short, as that is."""
+    folder = Path("/tmp") / f"rpcz-test-{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder  # type: ignore[misc]
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def environ(runtime: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": "/nowhere"}
+
+
+def bind(path: str) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(path)
+    return bound
+
+
+def open_files() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def old(folder: Path) -> None:
+    hour_ago = time.time() - 3600
+    os.utime(folder, (hour_ago, hour_ago))
+
+
+def test_the_folder_is_its_user_s_alone(runtime: Path) -> None:
+    folder = SocketFolder(environ(runtime))
+
+    path = Path(folder.socket).parent
+    assert path.parent == runtime
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    folder.remove()
+
+
+def test_every_worker_has_a_folder_of_its_own(runtime: Path) -> None:
+    one, two = SocketFolder(environ(runtime)), SocketFolder(environ(runtime))
+
+    assert one.socket != two.socket
+    one.remove()
+    two.remove()
+
+
+def test_removing_leaves_nothing_open_and_nothing_on_disk(runtime: Path) -> None:
+    before = open_files()
+    folder = SocketFolder(environ(runtime))
+    bind(folder.socket).close()
+
+    folder.remove()
+    folder.remove()
+
+    assert open_files() == before
+    assert list(runtime.iterdir()) == []
+
+
+def test_without_a_runtime_folder_it_is_in_the_temporary_one(runtime: Path) -> None:
+    for variables in (
+        {"TMPDIR": str(runtime)},
+        {"XDG_RUNTIME_DIR": "/nowhere", "TMPDIR": str(runtime)},
+        {"XDG_RUNTIME_DIR": "relative", "TMPDIR": str(runtime)},
+    ):
+        folder = SocketFolder(variables)
+        assert Path(folder.socket).parent.parent == runtime
+        folder.remove()
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_passed_over(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+
+    folder = SocketFolder({"XDG_RUNTIME_DIR": str(deep), "TMPDIR": str(deep)})
+
+    assert folder.socket.startswith("/tmp/")
+    bind(folder.socket).close()
+    folder.remove()
+
+
+def test_the_longest_path_that_is_taken_can_be_bound(tmp_path: Path) -> None:
+    fixed = len("/rpc-zmq-12345678/s")
+    wanted = unix_sockets.PATH_LIMIT - fixed
+    base = Path("/tmp") / ("x" * (wanted - len("/tmp/")))
+    base.mkdir()
+    try:
+        folder = SocketFolder({"XDG_RUNTIME_DIR": str(base)})
+        assert len(folder.socket) == unix_sockets.PATH_LIMIT
+        bind(folder.socket).close()
+        folder.remove()
+    finally:
+        base.rmdir()
+
+
+def test_where_there_is_no_place_the_error_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(unix_sockets, "_places", lambda _: [deep])
+
+    with pytest.raises(
+        AddressError, match=r"a socket's may have 107\. Set XDG_RUNTIME_DIR or TMPDIR"
+    ):
+        SocketFolder()
+
+
+# --- what was left behind ------------------------------------------------------------------------
+
+
+def test_what_a_killed_worker_left_is_removed_by_a_later_one(runtime: Path) -> None:
+    code = f"""
+import socket, sys, time
+from rpc_backend_zeromq.unix_sockets import SocketFolder
+folder = SocketFolder({environ(runtime)!r})
+bound = socket.socket(socket.AF_UNIX)
+bound.bind(folder.socket)
+print(folder.socket, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as worker:
+        try:
+            assert worker.stdout is not None
+            path = Path(worker.stdout.readline().strip())
+            old(path.parent)
+            unix_sockets.sweep(environ(runtime))
+            assert path.exists()  # it lives
+        finally:
+            worker.send_signal(signal.SIGKILL)
+
+    unix_sockets.sweep(environ(runtime))
+
+    assert list(runtime.iterdir()) == []
+
+
+def test_what_is_new_or_is_no_folder_of_ours_is_left_alone(runtime: Path) -> None:
+    new, full, other = (runtime / name for name in ("rpc-zmq-new", "rpc-zmq-full", "other"))
+    for folder in (new, full, other):
+        folder.mkdir()
+    (full / "data").write_text("precious")
+    (runtime / "rpc-zmq-link").symlink_to(other)
+    (runtime / "rpc-zmq-file").write_text("")
+    old(full)
+    old(other)
+
+    unix_sockets.sweep(environ(runtime))
+
+    assert {path.name for path in runtime.iterdir()} == {
+        "rpc-zmq-new",
+        "rpc-zmq-full",
+        "other",
+        "rpc-zmq-link",
+        "rpc-zmq-file",
+    }
+
+
+def test_a_process_that_was_forked_removes_nothing_of_its_parent(runtime: Path) -> None:
+    folder = SocketFolder(environ(runtime))
+    child = os.fork()
+    if child == 0:
+        folder.remove()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert Path(folder.socket).parent.exists()
+    old(Path(folder.socket).parent)
+    unix_sockets.sweep(environ(runtime))
+    assert Path(folder.socket).parent.exists()
+    folder.remove()
+    assert list(runtime.iterdir()) == []
+
+
+# --- whether a path leads to the socket ----------------------------------------------------------
+
+
+def test_a_socket_is_told_by_its_file_whatever_the_path(runtime: Path) -> None:
+    path = runtime / "s"
+    with bind(str(path)):
+        node = Node.of_socket(str(path))
+        assert node is not None
+        path.rename(runtime / "t")
+        assert Node.of_socket(str(runtime / "t")) == node
+        with bind(str(path)):
+            assert Node.of_socket(str(path)) not in (None, node)
+
+
+def test_what_is_no_socket_has_no_node(runtime: Path) -> None:
+    (runtime / "file").write_text("")
+    (runtime / "link").symlink_to("s")
+    with bind(str(runtime / "s")):
+        for name in ("file", "nothing", "link", "zero\0"):
+            assert Node.of_socket(str(runtime / name)) is None
