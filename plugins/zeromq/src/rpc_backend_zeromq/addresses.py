@@ -67,17 +67,25 @@ def choose(wanted: Wanted, meeting: Rendezvous, policy: Policy) -> list[Place]:
     :raises AddressError: there is none.
     :raises ExposureError: others could reach it, and ``policy`` does not keep them out.
     """
-    places = find(wanted, meeting)
-    lack = policy.lack
-    if lack is None or all(place.is_loopback for place in places):
+    return permitted(find(wanted, meeting), wanted, meeting, policy)
+
+
+def permitted(
+    places: list[Place], wanted: Wanted, meeting: Rendezvous, policy: Policy
+) -> list[Place]:
+    """Return ``places``, or the loopback interface where ``policy`` permits no other and that will do.
+
+    :raises ExposureError: ``policy`` does not permit them.
+    """
+    exposed = next((place for place in places if not place.is_loopback), None)
+    if policy.lack is None or exposed is None:
         return places
-    if wanted.said_by == "" and _meets_here(meeting, places):
-        # Those on this host can still be its peers; one elsewhere is refused where it starts.
-        return [_loopback(f"{lack}, and {meeting.why} is this host")]
-    exposed = next(place for place in places if not place.is_loopback)
+    if wanted == Wanted() and _meets_here(meeting, places):
+        # Workers of this host can be its peers all the same; one elsewhere is refused where it starts.
+        return [_loopback(f"{policy.lack}, and {meeting.why} is this host")]
     raise ExposureError(
-        f"it would listen on {exposed.scoped} ({exposed.why}), which others can reach, and {lack} ZEROMQ "
-        f"runs on the loopback interface only. {policy.remedy}"
+        f"it would listen on {exposed.scoped} ({exposed.why}), which others can reach, and {policy.lack} "
+        f"ZEROMQ runs on the loopback interface only. {policy.remedy}"
     )
 
 

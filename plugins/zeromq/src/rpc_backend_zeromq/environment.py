@@ -57,11 +57,14 @@ def boolean(name: str, environ: Mapping[str, str] = os.environ) -> bool | None:
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str | None]]:
     """Return each variable of our prefix that we do not read, with the nearest one that we do."""
-    return [
-        (name, nearest(name, VARIABLES))
-        for name in sorted(environ)
-        if name.startswith(PREFIX) and name not in VARIABLES
-    ]
+    found = []
+    endings = [name.removeprefix(PREFIX) for name in VARIABLES]
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in VARIABLES:
+            # All begin alike, which makes none of them nearer than the others.
+            close = nearest(name.removeprefix(PREFIX), endings)
+            found.append((name, None if close is None else PREFIX + close))
+    return found
 
 
 def warn_of_unknown(environ: Mapping[str, str] = os.environ) -> None:

@@ -1,0 +1,105 @@
+"""What ``rpc-backends doctor`` looks at for ZEROMQ: what a worker started here would do, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rpc_backend_zeromq import addresses, environment, policy, settings, unix_sockets
+from rpc_backend_zeromq.errors import AddressError, ExposureError
+from rpc_backend_zeromq.rendezvous import rendezvous
+from rpc_backend_zeromq.settings import Settings
+from rpc_backends_core.cli.report import Finding, Section
+from rpc_backends_core.errors import RpcBackendsError
+
+_INIT_METHOD = "env://"
+
+
+def check(environ: Mapping[str, str] = os.environ) -> Section:
+    """Return what a worker would do that this environment starts with ``init_method="env://"``."""
+    findings = [_library(), *_variables(environ)]
+    try:
+        here = settings.settings_of(None, environ)
+    except RpcBackendsError as error:
+        findings.append(Finding("problem", "settings", str(error)))
+    else:
+        findings += [
+            _secret(here),
+            _encryption(here),
+            *_addresses(here, environ),
+            _unix(here, environ),
+        ]
+    return Section("zeromq", "ZEROMQ, as a worker started here has it", findings)
+
+
+def _library() -> Finding:
+    import zmq
+
+    version, curve = zmq.zmq_version(), bool(zmq.has("curve"))
+    data = {"version": version, "curve": curve}
+    if curve:
+        return Finding("ok", "libzmq", f"{version}, with CURVE", data)
+    text = f"{version} was built without CURVE: there is no encryption. Reinstall pyzmq from its wheel."
+    return Finding("problem", "libzmq", text, data)
+
+
+def _variables(environ: Mapping[str, str]) -> list[Finding]:
+    findings = []
+    for name, close in environment.unknown(environ):
+        hint = f"; did you mean {close}?" if close else ""
+        findings.append(
+            Finding("warning", name, f"ZEROMQ does not read it{hint}", {"nearest": close})
+        )
+    return findings
+
+
+def _secret(here: Settings) -> Finding:
+    secret = here.policy.secret
+    if secret is not None:
+        data: dict[str, object] = {"source": secret.source, "fingerprint": secret.fingerprint}
+        text = f"from {secret.source}, fingerprint {secret.fingerprint}"
+        return Finding("ok", "secret", text, data)
+    nowhere = {"source": None, "fingerprint": None}
+    if here.policy.trusted_network:
+        text = f"none, so whoever reaches a worker can run code in it. {policy.GIVE_A_SECRET}."
+        return Finding("warning", "secret", text, nowhere)
+    text = f"none, so workers talk on one host alone. {policy.GIVE_A_SECRET}."
+    return Finding("note", "secret", text, nowhere)
+
+
+def _encryption(here: Settings) -> Finding:
+    if here.policy.encryption:
+        return Finding("ok", "encryption", "on", {"on": True})
+    text = "off: whoever reaches a worker can run code in it"
+    return Finding("warning", "encryption", text, {"on": False})
+
+
+def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
+    try:
+        places = addresses.choose(here.wanted, rendezvous(_INIT_METHOD, environ), here.policy)
+    except ExposureError as error:
+        return [Finding("problem", "address", f"a worker would refuse to start: {error}")]
+    except AddressError as error:
+        return [Finding("problem", "address", str(error))]
+    findings = []
+    for place in places:
+        interface = addresses.interface_name(place)
+        where = f"{place.scoped} ({interface or 'interface not known'})"
+        data = {"address": place.scoped, "interface": interface, "why": place.why}
+        data["ports"] = None if here.ports is None else str(here.ports)
+        ports = "any port" if here.ports is None else f"port {here.ports}"
+        findings.append(Finding("ok", "address", f"{where}, {ports}, by {place.why}", data))
+    return findings
+
+
+def _unix(here: Settings, environ: Mapping[str, str]) -> Finding:
+    if here.unix_sockets is False:
+        return Finding("note", "Unix sockets", "off: TCP between workers of this host too")
+    try:
+        folder = unix_sockets.SocketFolder(environ)
+    except AddressError as error:
+        return Finding("problem" if here.unix_sockets else "note", "Unix sockets", str(error))
+    where = Path(folder.socket).parent.parent
+    folder.remove()
+    return Finding("ok", "Unix sockets", f"in {where}", {"folder": str(where)})

@@ -1,0 +1,284 @@
+"""Which address a worker listens on, on hosts that are network namespaces with real routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rpc_backend_zeromq import addresses, ports
+from rpc_backend_zeromq.addresses import Place, Wanted
+from rpc_backend_zeromq.errors import AddressError, ExposureError
+from rpc_backend_zeromq.policy import Policy
+from rpc_backend_zeromq.ports import Ports
+from rpc_backend_zeromq.rendezvous import Rendezvous, rendezvous
+from rpc_backend_zeromq.secret import Secret
+
+HERE = Rendezvous(None, "init_method=file:///x names no host")
+
+#: What a worker on a host does: the places it would listen on, or why it refuses.
+CHOOSE = """
+import json, sys
+from dataclasses import asdict
+from rpc_backend_zeromq import addresses, rendezvous, settings
+from rpc_backends_core.errors import RpcBackendsError
+
+here = settings.settings_of(None)
+try:
+    places = addresses.choose(here.wanted, rendezvous.rendezvous(sys.argv[1]), here.policy)
+    print(json.dumps([asdict(place) for place in places]))
+except RpcBackendsError as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+def choose(host: Any, init_method: str = "env://", **environ: str) -> Any:
+    variables = {
+        name if name == "MASTER_ADDR" else f"RPC_BACKENDS_ZEROMQ_{name}": value
+        for name, value in environ.items()
+    }
+    return host.run(CHOOSE, init_method, env=variables)
+
+
+# --- where the workers meet ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("init_method", "environ", "host"),
+    [
+        ("env://", {"MASTER_ADDR": "node0"}, "node0"),
+        ("env://?rank=1", {"MASTER_ADDR": " 10.0.0.1 "}, "10.0.0.1"),
+        ("env://", {"MASTER_ADDR": "[fd00::1]"}, "fd00::1"),
+        ("env://", {}, None),
+        ("tcp://node0:29500", {"MASTER_ADDR": "other"}, "node0"),
+        ("tcp://10.0.0.1:29500?rank=0&world_size=2", {}, "10.0.0.1"),
+        ("tcp://[fd00::1]:29500", {}, "fd00::1"),
+        ("tcp://[fe80::1%Eth0]:29500", {}, "fe80::1%Eth0"),
+        ("tcp://[broken:29500", {}, None),
+        ("file:///shared/store", {"MASTER_ADDR": "node0"}, None),
+        ("file://shared/store", {}, None),
+        ("etcd://node0:2379/job", {}, "node0"),
+        ("mine", {}, None),
+    ],
+)
+def test_the_rendezvous_host_is_what_the_init_method_says(
+    init_method: str, environ: dict[str, str], host: str | None
+) -> None:
+    assert rendezvous(init_method, environ).host == host
+
+
+# --- one host ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", [None, "localhost", "127.0.0.1", "127.0.0.7"])
+def test_workers_that_meet_on_their_own_host_listen_on_the_loopback_interface(
+    host: str | None, a_secret: Secret
+) -> None:
+    for policy in (Policy(), Policy(a_secret)):
+        (place,) = addresses.choose(Wanted(), Rendezvous(host, "the test"), policy)
+
+        assert (place.address, place.scope, place.is_loopback) == ("127.0.0.1", None, True)
+        assert "the test" in place.why
+
+
+def test_a_rendezvous_host_without_an_address_is_an_error_with_its_name() -> None:
+    meeting = Rendezvous("no-such-host.invalid", "MASTER_ADDR=no-such-host.invalid")
+
+    with pytest.raises(
+        AddressError, match=r"'no-such-host.invalid' \(MASTER_ADDR=.*has no address"
+    ):
+        addresses.choose(Wanted(), meeting, Policy())
+
+
+def test_an_address_of_another_machine_is_refused_with_those_of_this_one() -> None:
+    wanted = Wanted(address="192.0.2.77", said_by="the option address='192.0.2.77'")
+
+    with pytest.raises(AddressError, match=r"is not an address of this machine.*lo 127\.0\.0\.1"):
+        addresses.choose(wanted, HERE, Policy())
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 300, "a..b"])
+def test_a_name_without_an_address_is_refused(name: str) -> None:
+    with pytest.raises(AddressError, match="asked for is no address and no name that has one"):
+        addresses.choose(Wanted(address=name, said_by="what was asked for"), HERE, Policy())
+
+
+def test_a_name_of_this_machine_will_do() -> None:
+    (place,) = addresses.choose(Wanted(address="localhost", said_by="asked"), HERE, Policy())
+
+    assert place.is_loopback
+
+
+def test_an_interface_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(AddressError, match=r"asked is no interface.*Did you mean 'lo'\?"):
+        addresses.choose(Wanted(interface="lo0", said_by="asked"), HERE, Policy())
+
+
+def test_the_loopback_interface_can_be_asked_for_by_name() -> None:
+    places = addresses.choose(Wanted(interface="lo", said_by="asked"), HERE, Policy())
+
+    assert [place.address for place in places][:1] == ["127.0.0.1"]
+
+
+# --- two hosts -----------------------------------------------------------------------------------
+
+
+def test_the_address_is_the_one_by_which_the_rendezvous_host_is_reached(
+    two_hosts: Any, text: str
+) -> None:
+    one, two = two_hosts
+
+    (four,) = choose(two, f"tcp://{one.four}:29500", SECRET=text)
+    (six,) = choose(two, f"tcp://[{one.six}]:29500", SECRET=text)
+    (by_variable,) = choose(two, MASTER_ADDR=one.four, SECRET=text)
+    (own,) = choose(one, f"tcp://{one.four}:29500", SECRET=text)
+
+    assert (four["address"], four["scope"]) == (two.four, None)
+    assert four["why"] == f"route to {one.four}, init_method=tcp://{one.four}:29500"
+    assert (six["address"], six["scope"]) == (two.six, None)
+    assert by_variable["address"] == two.four
+    assert own["address"] == one.four
+
+
+def test_a_name_with_addresses_of_both_families_gives_one_of_each(
+    two_hosts: Any, text: str
+) -> None:
+    one, two = two_hosts
+    code = f"""
+import socket
+real = socket.getaddrinfo
+def both(host, *arguments, **more):
+    if host != "node0":
+        return real(host, *arguments, **more)
+    return real({one.six!r}, *arguments, **more) + real({one.four!r}, *arguments, **more)
+socket.getaddrinfo = both
+{CHOOSE}"""
+
+    places = two.run(code, "tcp://node0:29500", env={"RPC_BACKENDS_ZEROMQ_SECRET": text})
+
+    assert [place["address"] for place in places] == [two.six, two.four]
+
+
+def test_a_link_local_rendezvous_host_gives_a_link_local_address_with_its_interface(
+    two_hosts: Any, text: str
+) -> None:
+    one, two = two_hosts
+    link_local = one.run(
+        """
+import json
+from rpc_backends_core.cli.addresses import interfaces
+print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80")][0]))
+"""
+    )
+
+    (place,) = choose(two, f"tcp://[{link_local}%{two.interface}]:29500", SECRET=text)
+
+    assert place["address"].startswith("fe80::")
+    assert place["scope"] == two.interface
+
+
+def test_no_route_to_the_rendezvous_host_is_an_error_with_the_addresses_there_are(
+    two_hosts: Any, text: str
+) -> None:
+    _, two = two_hosts
+
+    kind, why = choose(two, "tcp://192.0.2.1:29500", SECRET=text)
+
+    assert kind == "AddressError"
+    assert "no route from here to the rendezvous host '192.0.2.1'" in why
+    assert f"{two.interface} {two.four}" in why
+
+
+def test_an_interface_gives_its_addresses_but_no_link_local_one_beside_others(
+    two_hosts: Any, text: str
+) -> None:
+    _, two = two_hosts
+
+    places = choose(two, "file:///x", SECRET=text, INTERFACE=two.interface)
+
+    assert [place["address"] for place in places] == [two.four, two.six]
+
+
+def test_an_address_that_is_asked_for_is_used_whatever_the_route(two_hosts: Any, text: str) -> None:
+    one, two = two_hosts
+
+    (place,) = choose(two, f"tcp://[{one.six}]:29500", SECRET=text, ADDRESS=two.four)
+
+    assert place["address"] == two.four
+    assert place["why"] == f"RPC_BACKENDS_ZEROMQ_ADDRESS={two.four}"
+
+
+# --- who may listen where others are -------------------------------------------------------------
+
+
+def test_without_a_secret_a_worker_refuses_to_listen_where_others_reach_it(two_hosts: Any) -> None:
+    one, two = two_hosts
+
+    for environ in ({}, {"ADDRESS": two.four}, {"INTERFACE": two.interface}):
+        kind, why = choose(two, f"tcp://{one.four}:29500", **environ)
+
+        assert kind == "ExposureError"
+        assert f"would listen on {two.four}" in why
+        assert "without a secret ZEROMQ runs on the loopback interface only" in why
+        assert "`rpc-backends secret --out FILE`" in why
+        assert "RPC_BACKENDS_ZEROMQ_SECRET_FILE=FILE" in why
+        assert "RPC_BACKENDS_ZEROMQ_TRUSTED_NETWORK=1, or the option trusted_network=True" in why
+
+
+def test_without_encryption_it_refuses_too_even_with_a_secret(two_hosts: Any, text: str) -> None:
+    one, two = two_hosts
+
+    kind, why = choose(two, f"tcp://{one.four}:29500", SECRET=text, ENCRYPTION="0")
+
+    assert kind == "ExposureError"
+    assert "without encryption ZEROMQ runs on the loopback interface only" in why
+    assert "RPC_BACKENDS_ZEROMQ_ENCRYPTION=1" in why
+    assert "TRUSTED_NETWORK=1" in why
+
+
+def test_who_says_aloud_that_the_network_is_trusted_may(two_hosts: Any) -> None:
+    one, two = two_hosts
+
+    for environ in ({}, {"ENCRYPTION": "0"}):
+        (place,) = choose(two, f"tcp://{one.four}:29500", TRUSTED_NETWORK="1", **environ)
+        assert place["address"] == two.four
+
+
+def test_without_a_secret_workers_on_the_rendezvous_host_itself_stay_on_its_loopback_interface(
+    two_hosts: Any,
+) -> None:
+    """As a launcher does that names the host by its own address, with all workers on it."""
+    one, _ = two_hosts
+
+    for host in (one.four, f"[{one.six}]"):
+        (place,) = choose(one, f"tcp://{host}:29500")
+
+        assert place["address"] == "127.0.0.1"
+        assert place["why"].startswith("without a secret, and init_method=")
+
+
+def test_every_address_of_several_must_be_loopback(a_secret: Secret) -> None:
+    places = [Place("127.0.0.1", None, "x"), Place("10.0.0.5", None, "asked")]
+    policy = Policy()
+    assert policy.lack == "without a secret"
+    assert Policy(a_secret).lack is None
+    assert Policy(a_secret, encryption=False).lack == "without encryption"
+    assert Policy(None, encryption=False, trusted_network=True).lack is None
+    with pytest.raises(ExposureError, match=r"10\.0\.0\.5 \(asked\)"):
+        addresses.permitted(places, Wanted(interface="x", said_by="asked"), HERE, policy)
+
+
+# --- ports ---------------------------------------------------------------------------------------
+
+
+def test_ports_are_one_or_a_range() -> None:
+    assert ports.parse("5000") == Ports(5000, 5000)
+    assert list(ports.parse(" 5000 - 5002 ") or ()) == [5000, 5001, 5002]
+    assert [str(Ports(5000, last)) for last in (5000, 5001)] == ["5000", "5000-5001"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "0", "5000-", "-5000", "5-4", "65536", "1-2-3", "\u0665"]
+)
+def test_what_is_no_port_means_none(text: str) -> None:
+    assert ports.parse(text) is None

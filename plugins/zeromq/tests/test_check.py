@@ -1,0 +1,123 @@
+"""What `rpc-backends doctor` says of ZEROMQ."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from rpc_backend_zeromq.check import check
+from rpc_backends_core.cli.report import Finding
+
+P = "RPC_BACKENDS_ZEROMQ_"
+
+
+def found(environ: dict[str, str]) -> dict[str, Finding]:
+    return {finding.about: finding for finding in check(environ).findings}
+
+
+def test_with_nothing_set_a_worker_is_on_one_host_and_nothing_is_broken() -> None:
+    findings = found({})
+
+    assert findings["libzmq"].level == "ok"
+    assert zmq.zmq_version() in findings["libzmq"].text
+    assert findings["libzmq"].data["curve"] is True
+    assert findings["secret"].level == "note"
+    assert "so workers talk on one host alone" in findings["secret"].text
+    assert "`rpc-backends secret --out FILE`" in findings["secret"].text
+    assert findings["encryption"].text == "on"
+    assert findings["address"].text == "127.0.0.1 (lo), any port, by MASTER_ADDR is not set"
+    assert findings["Unix sockets"].level == "ok"
+    assert set(findings) == {"libzmq", "secret", "encryption", "address", "Unix sockets"}
+
+
+def test_where_the_secret_comes_from_is_shown_and_the_secret_is_not(
+    secret_file: Path, text: str
+) -> None:
+    findings = found({f"{P}SECRET_FILE": str(secret_file)})
+
+    assert findings["secret"].level == "ok"
+    assert f"{P}SECRET_FILE ({secret_file})" in findings["secret"].text
+    assert findings["secret"].data["fingerprint"] in findings["secret"].text
+    assert text[15:30] not in repr(check({f"{P}SECRET": text}))
+
+
+def test_a_secret_that_cannot_be_used_is_a_problem_with_what_to_do(secret_file: Path) -> None:
+    secret_file.chmod(0o644)
+
+    findings = found({f"{P}SECRET_FILE": str(secret_file)})
+
+    assert findings["settings"].level == "problem"
+    assert f"chmod 600 {secret_file}" in findings["settings"].text
+
+
+def test_a_variable_that_nobody_reads_is_a_warning_with_the_nearest_one() -> None:
+    finding = found({f"{P}ADRESS": "10.0.0.5"})[f"{P}ADRESS"]
+
+    assert finding.level == "warning"
+    assert f"did you mean {P}ADDRESS?" in finding.text
+
+
+def test_an_interface_that_is_not_there_is_a_problem() -> None:
+    finding = found({f"{P}INTERFACE": "eth77"})["address"]
+
+    assert finding.level == "problem"
+    assert "RPC_BACKENDS_ZEROMQ_INTERFACE=eth77 is no interface" in finding.text
+
+
+def test_what_makes_a_worker_less_safe_is_a_warning() -> None:
+    findings = found({f"{P}TRUSTED_NETWORK": "1", f"{P}ENCRYPTION": "0", f"{P}UNIX_SOCKETS": "0"})
+
+    assert findings["secret"].level == findings["encryption"].level == "warning"
+    assert "whoever reaches a worker can run code in it" in findings["secret"].text
+    assert findings["Unix sockets"].level == "note"
+
+
+def test_on_a_network_the_address_is_shown_with_its_interface_and_the_reason(
+    two_hosts: Any, secret_file: Path
+) -> None:
+    one, two = two_hosts
+    code = """
+import json
+import os
+from dataclasses import asdict
+from rpc_backend_zeromq.check import check
+print(json.dumps([asdict(finding) for finding in check().findings if finding.about == "address"]))
+"""
+    meet = {"MASTER_ADDR": one.four}
+
+    (allowed,) = two.run(
+        code, env={**meet, f"{P}SECRET_FILE": str(secret_file), f"{P}PORTS": "5000-5010"}
+    )
+    (refused,) = two.run(code, env=meet)
+
+    assert allowed["level"] == "ok"
+    assert allowed["text"] == (
+        f"{two.four} ({two.interface}), port 5000-5010, by route to {one.four}, MASTER_ADDR={one.four}"
+    )
+    assert allowed["data"]["interface"] == two.interface
+    assert refused["level"] == "problem"
+    assert "a worker would refuse to start" in refused["text"]
+    assert "rpc-backends secret" in refused["text"]
+
+
+@pytest.mark.slow
+def test_doctor_shows_it_under_zeromq(secret_file: Path, text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rpc_backends_core", "doctor", "TENSORPIPE", "--no-calls", "--json"],
+        env={**os.environ, "RPC_BACKENDS_ZEROMQ_SECRET_FILE": str(secret_file)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    findings = {one["about"]: one for one in json.loads(done.stdout)["sections"]["zeromq"]}
+    assert findings["secret"]["level"] == "ok"
+    assert findings["libzmq"]["level"] == "ok"
+    assert text not in done.stdout

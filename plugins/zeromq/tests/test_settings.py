@@ -1,0 +1,101 @@
+"""Options win over the environment; what the environment says is read strictly."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rpc_backend_zeromq import environment, secret
+from rpc_backend_zeromq.addresses import Wanted
+from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
+from rpc_backend_zeromq.ports import Ports
+from rpc_backend_zeromq.settings import settings_of
+from rpc_backends_core.errors import SettingError
+
+P = "RPC_BACKENDS_ZEROMQ_"
+
+
+def test_with_nothing_said_a_worker_encrypts_trusts_nobody_and_finds_its_address() -> None:
+    for options in (None, ZeroMQRpcBackendOptions()):
+        found = settings_of(options, {})
+
+        assert found.policy.secret is None
+        assert found.policy.encryption
+        assert not found.policy.trusted_network
+        assert found.wanted == Wanted()
+        assert found.ports is found.unix_sockets is None
+
+
+def test_the_environment_says_what_options_leave_open(text: str) -> None:
+    environ = {
+        f"{P}SECRET": text,
+        f"{P}ENCRYPTION": "off",
+        f"{P}TRUSTED_NETWORK": "Yes",
+        f"{P}ADDRESS": " 10.0.0.5 ",
+        f"{P}PORTS": "5000 - 5010",
+        f"{P}UNIX_SOCKETS": "0",
+    }
+
+    found = settings_of(ZeroMQRpcBackendOptions(), environ)
+
+    assert found == settings_of(None, environ)
+    assert found.policy.secret == secret.parse(text, "here")
+    assert (found.policy.encryption, found.policy.trusted_network) == (False, True)
+    assert found.wanted == Wanted(address="10.0.0.5", said_by=f"{P}ADDRESS=10.0.0.5")
+    assert (found.ports, found.unix_sockets) == (Ports(5000, 5010), False)
+    assert settings_of(None, {f"{P}INTERFACE": "eth0"}).wanted.interface == "eth0"
+
+
+def test_options_win_over_the_environment() -> None:
+    environ = {
+        f"{P}ENCRYPTION": "0",
+        f"{P}TRUSTED_NETWORK": "1",
+        f"{P}ADDRESS": "10.0.0.5",
+        f"{P}PORTS": "5000",
+        f"{P}UNIX_SOCKETS": "1",
+    }
+    options = ZeroMQRpcBackendOptions(
+        encryption=True, trusted_network=False, interface="eth1", ports=6000, unix_sockets=False
+    )
+
+    found = settings_of(options, environ)
+
+    assert (found.policy.encryption, found.policy.trusted_network) == (True, False)
+    assert found.wanted == Wanted(interface="eth1", said_by="the option interface='eth1'")
+    assert (found.ports, found.unix_sockets) == (Ports(6000, 6000), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("ENCRYPTION", "perhaps", "neither a yes nor a no. Set it to 1 or 0"),
+        ("TRUSTED_NETWORK", "2", "neither a yes nor a no"),
+        ("UNIX_SOCKETS", "tmp", "neither a yes nor a no"),
+        ("PORTS", "5000,5001", "neither a port nor a range of ports. Example: "),
+    ],
+)
+def test_a_variable_that_means_nothing_is_an_error_that_shows_it(
+    name: str, value: str, why: str
+) -> None:
+    with pytest.raises(SettingError, match=rf"^{P}{name}='{value}' is {why}"):
+        settings_of(None, {f"{P}{name}": value})
+
+
+def test_address_and_interface_in_the_environment_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"ADDRESS='a' and .*INTERFACE='b' are both set"):
+        settings_of(None, {f"{P}ADDRESS": "a", f"{P}INTERFACE": "b"})
+
+
+def test_a_variable_that_nobody_reads_is_named_in_the_log_with_the_nearest_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "rpc_backends.zeromq"):
+        environment.warn_of_unknown(
+            {f"{P}SECERT": "rpcsecret1-abc", f"{P}PORTS": "1", f"{P}XYZZY": "1", "OTHER": "2"}
+        )
+
+    nearest, all_there_are = caplog.messages
+    assert f"does not read the environment variable {P}SECERT. Did you mean {P}SECRET?" in nearest
+    assert f"{P}XYZZY. It reads {P}SECRET, " in all_there_are
+    assert "rpcsecret1" not in caplog.text
