@@ -64,7 +64,7 @@ def open_publication(
     :param secret: this worker's.
     :param encryption: whether this worker encrypts.
     :param reader: this worker's name, for messages.
-    :param group: the nonce of the group that both should be in.
+    :param group: of the group that both should be in.
     :param worker_id: of the worker whose text this should be; so ``name`` and ``rank``.
     :raises PublicationError: it is not; the text says why and what to do.
     """

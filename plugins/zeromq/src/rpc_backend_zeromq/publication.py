@@ -16,7 +16,7 @@ LIMIT = 16384
 _MAX_ENDPOINTS = 8
 _MAX_ID = 32767  # torch's ids are 16 bits, signed
 _MAX_NAME = 1024
-_MAX_NONCE = 256
+_MAX_GROUP = 256
 _MAX_HOST = 256
 _HIGHEST_PORT = 65535
 #: Z85, the alphabet of ZeroMQ's keys (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
@@ -36,7 +36,7 @@ class UnixSocket:
 class Publication:
     """One worker of one group, and where it listens.
 
-    :ivar group: the group's nonce: no other group has it, of the past or elsewhere.
+    :ivar group: what no other group has, of the past or elsewhere.
     :ivar tcp: endpoints with numeric addresses, without scopes, the preferred first.
     :ivar unix: its Unix socket, None if it has none.
     :ivar public_key: of its session (Z85), None where connections are not encrypted.
@@ -109,7 +109,7 @@ def _publication(data: Any) -> Publication:
         raise MalformedError("its 'public_key' is no key")
     host = _fields(fields["host"], "its 'host'", Host)
     return Publication(
-        group=_text(fields, "group", _MAX_NONCE),
+        group=_text(fields, "group", _MAX_GROUP),
         worker_id=_number(fields, "worker_id", _MAX_ID),
         name=_text(fields, "name", _MAX_NAME),
         rank=_number(fields, "rank", _MAX_ID),
