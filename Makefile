@@ -22,11 +22,17 @@ BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*'
 
-# The core first: the plugins depend on it.
-DISTRIBUTIONS := . $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+# The core first: the others depend on it. Those with C++ are built against the torch of the environment,
+# so not in isolation, and each after those before it: a plugin needs the agents' header.
+ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+NATIVE := $(patsubst %/setup.py,%,$(wildcard agents/setup.py $(ALL:%=%/setup.py)))
+PURE := . $(filter-out $(NATIVE),$(ALL))
+DISTRIBUTIONS := $(PURE) $(NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(DISTRIBUTIONS)))
-SOURCES := src $(wildcard plugins/*/src)
+NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
+    $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
+EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
+SOURCES := src agents/src $(wildcard plugins/*/src)
 
 # pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.
 NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
@@ -49,9 +55,13 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	echo "==> pytest: torch's own RPC suites on our handlers (they mostly wait: three at a time)"; \
 	$(BIN)/python -m pytest tests/torch_suites -n 3 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="torch's suites"; \
-	echo "==> pytest: this project's tests"; \
-	$(BIN)/python -m pytest -m "not torch_suites" --durations=10 $(PYTEST_ARGS) \
+	echo "==> pytest: this project's tests (two files at a time)"; \
+	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite" -n 2 --dist loadfile \
+	    --durations=10 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
+	echo "==> pytest: the conformance suite, whole, on sound and on broken backends"; \
+	$(BIN)/python -m pytest -m whole_suite -v --durations=5 $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
 
 test-quick: setup  ## the tests that need no environment of their own and not torch's suites (3 min)
@@ -76,7 +86,8 @@ format: setup  ## rewrite the sources as ruff wants them
 wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	rm -rf dist
 	for distribution in $(DISTRIBUTIONS); do \
-	    $(BIN)/python -m build --outdir dist "$$distribution"; \
+	    case " $(NATIVE) " in *" $$distribution "*) how=--no-isolation;; *) how=;; esac; \
+	    $(BIN)/python -m build $$how --outdir dist "$$distribution"; \
 	done
 
 bench: setup  ## every benchmark, beside what it is compared with
@@ -119,9 +130,15 @@ $(VENV)/.$(TORCH_ID):
 $(LOWEST_VENV)/.$(TORCH_ID):
 	$(make_environment)
 
-$(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS)
+$(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	@echo "==> $(VENV): $(DISTRIBUTIONS)"
-	$(BIN)/python -m pip install $(EDITABLE)
+	@command -v c++ >/dev/null || { \
+	    echo "error: no C++ compiler here. On Debian and Ubuntu: apt install g++" >&2; exit 1; }
+	$(BIN)/python -m pip install $(EDITABLE) 'setuptools>=77' ninja
+	for distribution in $(NATIVE); do \
+	    echo "==> $$distribution: C++ (minutes)"; \
+	    $(BIN)/python -m pip install --no-build-isolation -e "./$$distribution"; \
+	done
 	$(BIN)/python -m pip check
 	@touch $@
 

@@ -8,7 +8,7 @@ import pytest
 from rpc_broken_backends import Broken, all_broken
 
 # All of them are run at the first one's turn.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.whole_suite, pytest.mark.timeout(3600)]
 
 BROKEN = all_broken()
 

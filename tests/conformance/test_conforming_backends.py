@@ -9,7 +9,7 @@ import pytest
 
 from rpc_backends_core.testing import SUITE_VERSION, census
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.whole_suite]
 
 Run = Callable[..., dict[str, Any]]
 

@@ -26,6 +26,7 @@ PRELOAD = (
     "pluggy",
     "pytest",
     "rpc_backends_core.registry",
+    "rpc_backends_core.torch_bridge.agents",
     "rpc_backends_core.torch_bridge.start",
     "rpc_backends_core.torch_bridge.stop",
     "rpc_backends_core.torch_bridge.tensorpipe_agents",

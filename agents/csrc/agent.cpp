@@ -1,0 +1,112 @@
+#include "agent.h"
+
+#include <torch/csrc/distributed/rpc/request_callback_impl.h>
+
+#include <stdexcept>
+
+#include "core.h"
+
+namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
+
+TransportAgent::TransportAgent(const std::string& name, int id, std::shared_ptr<Transport> transport,
+                               const AgentOptions& options)
+    // Torch's base wants a callback, and would delete it with the agent, under threads that go on.
+    : RpcAgent(WorkerInfo(name, static_cast<int64_t>(id)), std::make_unique<rpc::RequestCallbackImpl>(),
+               options.rpc_timeout),
+      core_(std::make_shared<Core>(name, id, std::move(transport), options)) {}
+
+TransportAgent::~TransportAgent() {
+  // Nobody waits for a thread that needs what this one holds.
+  const bool holds = Py_IsInitialized() != 0 && PyGILState_Check() == 1;
+  if (holds) {
+    pybind11::gil_scoped_release release;
+    shutdown();
+  } else {
+    shutdown();
+  }
+}
+
+c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                        float rpc_timeout_seconds, const DeviceMap& device_map) {
+  TORCH_CHECK(message->isRequest(), "send() takes requests; an answer goes back by itself");
+  if (!rpcAgentRunning_) {
+    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
+                                      "': RPC is no longer running on this worker. Call init_rpc first."));
+  }
+  if (!device_map.empty()) {
+    throw std::runtime_error("this backend has no device maps; move tensors to the CPU before you send them");
+  }
+  auto timeout = rpcTimeout_.load();
+  if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
+    timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
+    if (rpc_timeout_seconds > 0 && timeout.count() == 0) {
+      timeout = std::chrono::milliseconds(1);  // 0 would be never
+    }
+  }
+  return core_->send(to.id_, std::move(message), timeout);
+}
+
+const rpc::WorkerInfo& TransportAgent::getWorkerInfo(const std::string& name) const {
+  return core_->members.by_name(name);
+}
+
+const rpc::WorkerInfo& TransportAgent::getWorkerInfo(rpc::worker_id_t id) const {
+  return core_->members.by_id(id);
+}
+
+std::vector<rpc::WorkerInfo> TransportAgent::getWorkerInfos() const {
+  return core_->members.all();
+}
+
+void TransportAgent::join(bool /*shutdown*/, float timeout) {
+  const double seconds = timeout > 0 ? timeout : std::chrono::duration<double>(getRpcTimeout()).count();
+  if (!core_->wait_until_idle(seconds > 0 ? seconds : 1e9)) {
+    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' still had calls under way after ", seconds,
+                                      " s; shut down with graceful=False to leave them"));
+  }
+}
+
+void TransportAgent::startImpl() {
+  rpcAgentRunning_ = true;
+  core_->start();
+}
+
+void TransportAgent::shutdownImpl() {
+  core_->stop();
+}
+
+std::unordered_map<std::string, std::string> TransportAgent::getMetrics() {
+  return core_->metrics();
+}
+
+std::string TransportAgent::listen() {
+  return core_->transport().listen(workerInfo_.id_, workerInfo_.name_);
+}
+
+void TransportAgent::learn(int peer, const std::string& name, const std::string& address) {
+  core_->transport().learn(peer, name, address);
+}
+
+void TransportAgent::on_lost(std::function<void(int, const std::string&)> tell) {
+  core_->on_lost(std::move(tell));
+}
+
+Members& TransportAgent::members() {
+  return core_->members;
+}
+
+Traffic TransportAgent::traffic() const {
+  return core_->traffic();
+}
+
+void TransportAgent::forget(int peer, const std::string& reason) {
+  core_->forget(peer, reason);
+}
+
+void TransportAgent::addGilWaitTime(std::chrono::microseconds wait) {
+  core_->add_gil_wait(wait);
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,212 @@
+#include "codec.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <string>
+
+#include "tensors.h"
+
+namespace rpc_backends {
+
+using torch::distributed::rpc::Message;
+using torch::distributed::rpc::MessageType;
+using MessagePtr = c10::intrusive_ptr<Message>;
+
+namespace {
+
+constexpr uint8_t kInlineStorage = 1;
+
+// How a type is carried: as a request, as a response, or not at all.
+bool fits(FrameKind kind, int32_t type) {
+  constexpr int32_t known_requests[] = {
+      MessageType::SCRIPT_CALL,          MessageType::PYTHON_CALL,
+      MessageType::SCRIPT_REMOTE_CALL,   MessageType::PYTHON_REMOTE_CALL,
+      MessageType::SCRIPT_RREF_FETCH_CALL, MessageType::PYTHON_RREF_FETCH_CALL,
+      MessageType::RREF_USER_DELETE,     MessageType::RREF_FORK_REQUEST,
+      MessageType::RREF_CHILD_ACCEPT,    MessageType::FORWARD_AUTOGRAD_REQ,
+      MessageType::BACKWARD_AUTOGRAD_REQ, MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ,
+      MessageType::RUN_WITH_PROFILING_REQ, MessageType::RREF_BACKWARD_REQ,
+  };
+  if (kind == FrameKind::kResponse) {
+    return type >= 0 && type <= 0xFFFF && (type & torch::distributed::rpc::RESPONSE_TYPE) != 0 &&
+        (type & torch::distributed::rpc::REQUEST_TYPE) == 0;
+  }
+  for (const int32_t known : known_requests) {
+    if (type == known) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Part part_of(std::vector<uint8_t>&& bytes) {
+  auto owner = std::make_shared<std::vector<uint8_t>>(std::move(bytes));
+  return {owner->data(), owner->size(), owner};
+}
+
+// A storage on memory that somebody else has allocated; `owner` goes when the storage does.
+c10::Storage storage_on(const void* data, size_t size, std::shared_ptr<void> owner) {
+  auto* keep = new std::shared_ptr<void>(std::move(owner));
+  auto deleter = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
+  c10::DataPtr pointer(const_cast<void*>(data), keep, deleter, c10::Device(c10::kCPU));
+  return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(pointer), nullptr, false);
+}
+
+c10::Storage copied_storage(const void* data, size_t size) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), size, c10::GetCPUAllocator(), false);
+  if (size > 0) {
+    std::memcpy(storage.mutable_data(), data, size);
+  }
+  return storage;
+}
+
+bool is_aligned(const void* data) {
+  constexpr uintptr_t largest_element = 16;
+  return reinterpret_cast<uintptr_t>(data) % largest_element == 0;
+}
+
+}  // namespace
+
+uint64_t size_of(const Parts& parts) {
+  uint64_t bytes = 0;
+  for (const Part& part : parts) {
+    bytes += part.size;
+  }
+  return bytes;
+}
+
+Parts copy(const Parts& parts) {
+  Parts copies;
+  copies.reserve(parts.size());
+  for (const Part& part : parts) {
+    // Aligned, so that it can be a tensor's memory as it is.
+    auto owner = std::make_shared<c10::DataPtr>(c10::GetCPUAllocator()->allocate(part.size));
+    if (part.size > 0) {
+      std::memcpy(owner->get(), part.data, part.size);
+    }
+    copies.push_back({owner->get(), part.size, owner});
+  }
+  return copies;
+}
+
+Parts encode(MessagePtr message, uint64_t call) {
+  const TensorWriter tensors(message->tensors());
+  Head head;
+  head.kind = message->isRequest() ? FrameKind::kRequest : FrameKind::kResponse;
+  head.type = message->type();
+  head.call = call;
+  head.payload_size = message->payload().size();
+  head.payload_inline = head.payload_size <= kInlineBytes;
+  head.tensors = static_cast<uint32_t>(message->tensors().size());
+  head.storages = static_cast<uint32_t>(tensors.storages().size());
+
+  Writer description;
+  std::vector<bool> is_inline;
+  size_t inline_bytes = 0;
+  for (const StorageRange& range : tensors.storages()) {
+    const bool small = range.size <= kInlineBytes && inline_bytes + range.size <= kInlineStorageBytes;
+    inline_bytes += small ? range.size : 0;
+    is_inline.push_back(small);
+    description.put(range.size);
+    description.put(static_cast<uint8_t>(small ? kInlineStorage : 0));
+  }
+  tensors.write(description);
+  head.description_size = description.size();
+
+  Writer first;
+  first.bytes().reserve(64 + description.size() + inline_bytes + (head.payload_inline ? head.payload_size : 0));
+  head.write(first);
+  first.put(description.bytes().data(), description.size());
+  if (head.payload_inline) {
+    first.put(message->payload().data(), message->payload().size());
+  }
+  for (size_t i = 0; i < is_inline.size(); ++i) {
+    if (is_inline[i]) {
+      first.put(tensors.storages()[i].data(), tensors.storages()[i].size);
+    }
+  }
+
+  Parts parts;
+  parts.push_back(part_of(std::move(first.bytes())));
+  if (!head.payload_inline) {
+    parts.push_back({message->payload().data(), message->payload().size(), std::make_shared<MessagePtr>(message)});
+  }
+  for (size_t i = 0; i < is_inline.size(); ++i) {
+    if (!is_inline[i]) {
+      const StorageRange& range = tensors.storages()[i];
+      parts.push_back({range.data(), range.size, std::make_shared<c10::Storage>(range.storage)});
+    }
+  }
+  return parts;
+}
+
+Decoded decode(const Parts& parts, const Limits& limits) {
+  if (parts.empty()) {
+    throw BadFrame("it is empty");
+  }
+  Reader in(parts[0].data, parts[0].size);
+  const Head head = Head::read(in);
+  limits.check(head, parts);
+  if (!fits(head.kind, head.type)) {
+    throw BadFrame("its message type " + std::to_string(head.type) + " is unknown");
+  }
+  if (head.description_size > in.left()) {
+    throw BadFrame("it ends in the middle of its descriptions");
+  }
+  Reader description(in.take(head.description_size), head.description_size);
+
+  size_t next = 1;
+  auto next_part = [&](uint64_t size) -> const Part& {
+    if (next >= parts.size() || parts[next].size != size) {
+      throw BadFrame("a part is missing or of another size than it says");
+    }
+    return parts[next++];
+  };
+
+  std::vector<char> payload;
+  const void* bytes = head.payload_inline ? in.take(head.payload_size) : next_part(head.payload_size).data;
+  if (head.payload_size > 0) {
+    const auto* begin = static_cast<const char*>(bytes);
+    payload.assign(begin, begin + head.payload_size);
+  }
+
+  std::vector<c10::Storage> storages;
+  // Not reserved by what the frame says of itself: what follows must be there.
+  for (uint32_t i = 0; i < head.storages; ++i) {
+    const auto size = description.get<uint64_t>();
+    const auto where = description.get<uint8_t>();
+    if (where == kInlineStorage) {
+      if (size > in.left()) {
+        throw BadFrame("it ends in the middle of a storage");
+      }
+      storages.push_back(copied_storage(in.take(size), size));
+    } else if (where == 0) {
+      const Part& part = next_part(size);
+      storages.push_back(is_aligned(part.data) ? storage_on(part.data, part.size, part.owner)
+                                               : copied_storage(part.data, part.size));
+    } else {
+      throw BadFrame("a storage has unknown flags");
+    }
+  }
+  if (in.left() != 0 || next != parts.size()) {
+    throw BadFrame("it is longer than it says");
+  }
+
+  const TensorReader reader(std::move(storages));
+  std::vector<at::Tensor> tensors;
+  for (uint32_t i = 0; i < head.tensors; ++i) {
+    try {
+      tensors.push_back(reader.read(description));
+    } catch (const c10::Error& error) {
+      throw BadFrame(std::string("a tensor is not one: ") + error.what_without_backtrace());
+    }
+  }
+  if (description.left() != 0) {
+    throw BadFrame("its descriptions are longer than they say");
+  }
+  auto message = c10::make_intrusive<Message>(
+      std::move(payload), std::move(tensors), static_cast<MessageType>(head.type), static_cast<int64_t>(head.call));
+  return {head.kind, head.call, std::move(message)};
+}
+
+}  // namespace rpc_backends

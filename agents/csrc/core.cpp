@@ -1,0 +1,340 @@
+#include "core.h"
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/rpc/request_callback_impl.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include <chrono>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include "log.h"
+
+namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
+using rpc::MessageType;
+
+namespace {
+
+// Seconds that what was sent last has to leave, and that requests that still run have to end.
+constexpr double kLinger = 2.0;
+constexpr double kPatience = 5.0;
+
+// Requests that a program makes, and can make without end. Torch's own follow from these, are small, and
+// some are sent where nothing may wait.
+bool is_of_a_program(int32_t type) {
+  return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL ||
+      type == MessageType::SCRIPT_REMOTE_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
+      type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
+}
+
+}  // namespace
+
+TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Transport> transport,
+                           const AgentOptions& options)
+    : id_(id),
+      options_(options),
+      limits_{options.max_message_bytes},
+      transport_(std::move(transport)),
+      callback_(std::make_unique<rpc::RequestCallbackImpl>()),
+      calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); }) {
+  members.add(name, id);
+}
+
+void TransportAgent::Core::start() {
+  running_ = true;
+  calls_.start();
+  // The crew keeps this object for as long as it has threads.
+  crew_ = std::make_shared<Crew>(
+      transport_, [self = shared_from_this()](Event& event) { self->handle(event); }, options_.num_worker_threads);
+  crew_->start();
+}
+
+void TransportAgent::Core::stop() {
+  const bool was_running = running_.exchange(false);
+  transport_->close(was_running ? kLinger : 0);
+  if (!was_running) {
+    return;
+  }
+  for (const Calls::Call& call : calls_.take_all()) {
+    end_call(call, "the RPC agent of this worker has been shut down");
+  }
+  calls_.stop();
+  crew_->stop(kPatience);
+  crew_.reset();
+}
+
+// --- calls of this worker ---------------------------------------------------------------------------
+
+FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> message,
+                                     std::chrono::milliseconds timeout) {
+  const bool may_wait = is_of_a_program(message->type()) && !Crew::is_member() && peer != id_;
+  const uint64_t call = calls_.next_id();
+  Parts parts = encode_checked(std::move(message), call);
+  const uint64_t bytes = size_of(parts);
+  if (may_wait && !calls_.admit(peer, bytes, timeout)) {
+    auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    fail(future, timeout_text(timeout));
+    return future;
+  }
+  FuturePtr future = calls_.add(call, peer, bytes, timeout);
+  std::string error;
+  if (peer == id_) {
+    // The way of any other call, less the transport: what arrives shares no memory with what was sent.
+    crew_->post([self = shared_from_this(), peer, parts = copy(parts)] { self->handle_message(peer, parts); });
+  } else {
+    ++sent_;
+    bytes_sent_ += bytes;
+    error = why_lost(peer);
+    if (error.empty()) {
+      try {
+        transport_->send(peer, std::move(parts), false);
+      } catch (const TransportError& failure) {
+        error = failure.what();
+      }
+    }
+  }
+  if (error.empty() && !running_) {
+    error = "the RPC agent of this worker has been shut down";
+  }
+  if (!error.empty()) {
+    if (const auto taken = calls_.take(call, peer)) {
+      end_call(*taken, error);
+    }
+  }
+  return future;
+}
+
+Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, uint64_t call) const {
+  Parts parts = encode(std::move(message), call);
+  const uint64_t bytes = size_of(parts);
+  if (bytes > options_.max_message_bytes) {
+    throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes is larger than max_message_bytes, " +
+                             std::to_string(options_.max_message_bytes) + ", of this worker");
+  }
+  return parts;
+}
+
+void TransportAgent::Core::take_answer(int peer, Decoded& answer) {
+  const auto call = calls_.take(answer.call, peer);
+  if (!call) {
+    return;  // its time was up
+  }
+  count_end(*call);
+  if (answer.message->type() == MessageType::EXCEPTION) {
+    const std::vector<char>& text = answer.message->payload();
+    fail(call->future, std::string(text.begin(), text.end()));
+  } else {
+    // Without the list of storages, which is for devices, and which sparse tensors of some layouts cannot give.
+    call->future->markCompleted(c10::IValue(std::move(answer.message)));
+  }
+  tell_progress();
+}
+
+void TransportAgent::Core::count_end(const Calls::Call& call) {
+  if (call.peer != id_) {
+    ++answered_;
+  }
+}
+
+void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
+  count_end(call);
+  fail(call.future, "RPC to " + members.called(call.peer) + " failed: " + error);
+  tell_progress();
+}
+
+void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
+  // What hangs on these futures may take its time, and other calls' times are up too.
+  crew_->post([self = shared_from_this(), late = std::move(late)] {
+    for (const Calls::Call& call : late) {
+      self->count_end(call);
+      fail(call.future, timeout_text(call.timeout));
+    }
+    self->tell_progress();
+  });
+}
+
+// --- what arrives -----------------------------------------------------------------------------------
+
+void TransportAgent::Core::handle(Event& event) {
+  switch (event.kind) {
+    case Event::Kind::kMessage:
+      bytes_received_ += size_of(event.parts);
+      handle_message(event.peer, event.parts);
+      break;
+    case Event::Kind::kLost:
+      lose(event.peer, event.reason);
+      break;
+    case Event::Kind::kFound: {
+      std::lock_guard<std::mutex> lock(lost_mutex_);
+      lost_.erase(event.peer);
+      lost_now_ = lost_.size();
+      break;
+    }
+  }
+}
+
+void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
+  try {
+    Decoded decoded = decode(parts, limits_);
+    if (decoded.kind == FrameKind::kResponse) {
+      take_answer(peer, decoded);
+    } else {
+      serve(peer, decoded.call, std::move(decoded.message));
+    }
+  } catch (const BadFrame& bad) {
+    ++bad_frames_;
+    const std::string reason = std::string("a message that is none: ") + bad.what();
+    warn("RPC: " + members.called(peer) + " has sent " + reason + ". The connection is closed.");
+    transport_->reject(peer, reason);
+  }
+}
+
+void TransportAgent::Core::serve(int peer, uint64_t call, c10::intrusive_ptr<Message> request) {
+  ++active_requests_;
+  if (peer != id_) {
+    ++received_;
+  }
+  crew_->run_request([self = shared_from_this(), peer, call, request = std::move(request)] {
+    FuturePtr response;
+    try {
+      response = (*self->callback_)(*request, {});
+    } catch (...) {
+      response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+      response->setError(std::current_exception());
+    }
+    const bool later = !response->completed();
+    self->async_requests_ += later ? 1 : 0;
+    response->addCallback([self, peer, call, later](JitFuture& done) {
+      self->async_requests_ -= later ? 1 : 0;
+      self->reply(peer, call, done);
+    });
+  });
+}
+
+void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
+  const Parts parts = encode_reply(call, response);
+  if (peer == id_) {
+    --active_requests_;
+    handle_message(peer, copy(parts));
+  } else {
+    bytes_sent_ += size_of(parts);
+    try {
+      transport_->send(peer, parts, true);
+    } catch (const TransportError&) {
+      // Whoever waits for it sees the connection end.
+    }
+    ++served_;
+    --active_requests_;
+  }
+  tell_progress();
+}
+
+Parts TransportAgent::Core::encode_reply(uint64_t call, JitFuture& response) const {
+  const auto id = static_cast<int64_t>(call);
+  try {
+    if (response.hasError()) {
+      return encode(rpc::createExceptionResponse(response.tryRetrieveErrorMessage(), id), call);
+    }
+    return encode_checked(response.value().toCustomClass<Message>(), call);
+  } catch (const std::exception& error) {
+    return encode(rpc::createExceptionResponse("the answer cannot be sent: " + std::string(error.what()), id), call);
+  }
+}
+
+// --- peers ------------------------------------------------------------------------------------------
+
+void TransportAgent::Core::lose(int peer, const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(lost_mutex_);
+    lost_[peer] = reason;
+    lost_now_ = lost_.size();
+  }
+  ++lost_peers_;
+  for (const Calls::Call& call : calls_.take_all(peer)) {
+    end_call(call, "the connection is lost: " + reason);
+  }
+  if (tell_lost_ && running_) {
+    tell_lost_(peer, reason);
+  }
+}
+
+std::string TransportAgent::Core::why_lost(int peer) const {
+  if (lost_now_ == 0) {
+    return {};
+  }
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  const auto found = lost_.find(peer);
+  return found == lost_.end() ? std::string() : "the connection is lost: " + found->second;
+}
+
+void TransportAgent::Core::forget(int peer, const std::string& reason) {
+  transport_->forget(peer);
+  for (const Calls::Call& call : calls_.take_all(peer)) {
+    end_call(call, reason);
+  }
+  members.remove(peer);
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  lost_.erase(peer);
+  lost_now_ = lost_.size();
+}
+
+// --- what is under way ------------------------------------------------------------------------------
+
+bool TransportAgent::Core::is_idle() const {
+  return active_requests_ == 0 && calls_.waiting() == 0;
+}
+
+bool TransportAgent::Core::wait_until_idle(double seconds) {
+  std::unique_lock<std::mutex> lock(idle_mutex_);
+  ++idle_waiters_;
+  const bool idle = idle_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return is_idle(); });
+  --idle_waiters_;
+  return idle;
+}
+
+void TransportAgent::Core::tell_progress() {
+  if (idle_waiters_ > 0) {
+    std::lock_guard<std::mutex> lock(idle_mutex_);
+    idle_.notify_all();
+  }
+}
+
+Traffic TransportAgent::Core::traffic() const {
+  return {sent_, answered_, received_, served_};
+}
+
+void TransportAgent::Core::add_gil_wait(std::chrono::microseconds wait) {
+  ++gil_waits_;
+  gil_wait_us_ += static_cast<uint64_t>(wait.count());
+}
+
+std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() const {
+  const uint64_t waits = gil_waits_;
+  std::unordered_map<std::string, std::string> found{
+      // Torch's names, where torch's agent has the same.
+      {"agent.thread_pool_size", std::to_string(options_.num_worker_threads)},
+      {"agent.num_idle_threads", std::to_string(crew_ ? crew_->waiting() : 0)},
+      {"agent.client_active_calls", std::to_string(calls_.waiting())},
+      {"agent.server_active_calls", std::to_string(active_requests_)},
+      {"agent.server_active_async_calls", std::to_string(async_requests_)},
+      {"agent.gil_average_wait_time_us", std::to_string(waits ? gil_wait_us_ / waits : 0)},
+      {"agent.threads", std::to_string(crew_ ? crew_->threads() : 0)},
+      {"agent.requests_sent", std::to_string(sent_)},
+      {"agent.requests_received", std::to_string(received_)},
+      {"agent.bytes_sent", std::to_string(bytes_sent_)},
+      {"agent.bytes_received", std::to_string(bytes_received_)},
+      {"agent.timeouts", std::to_string(calls_.timeouts())},
+      {"agent.late_answers", std::to_string(calls_.late_answers())},
+      {"agent.bad_frames", std::to_string(bad_frames_)},
+      {"agent.connections_lost", std::to_string(lost_peers_)},
+  };
+  for (const auto& [name, value] : transport_->metrics()) {
+    found["transport." + name] = value;
+  }
+  return found;
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,90 @@
+// What the threads of an agent share.
+#pragma once
+
+#include <torch/csrc/distributed/rpc/request_callback.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "agent.h"
+#include "calls.h"
+#include "codec.h"
+#include "crew.h"
+#include "members.h"
+
+namespace rpc_backends {
+
+class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent::Core> {
+ public:
+  Core(const std::string& name, int id, std::shared_ptr<Transport> transport, const AgentOptions& options);
+
+  void start();
+  void stop();
+
+  FuturePtr send(int peer, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout);
+  void forget(int peer, const std::string& reason);
+
+  // Waits until no request is under way here, in either direction; false if that took `seconds`.
+  bool wait_until_idle(double seconds);
+  Traffic traffic() const;
+  std::unordered_map<std::string, std::string> metrics() const;
+  void add_gil_wait(std::chrono::microseconds wait);
+
+  // Before start() only.
+  void on_lost(std::function<void(int, const std::string&)> tell) { tell_lost_ = std::move(tell); }
+
+  Transport& transport() { return *transport_; }
+
+  Members members;
+
+ private:
+  void handle(Event& event);
+  // `peer` is this worker itself for a call to itself.
+  void handle_message(int peer, const Parts& parts);
+  void take_answer(int peer, Decoded& answer);
+  void serve(int peer, uint64_t call, c10::intrusive_ptr<Message> request);
+  void reply(int peer, uint64_t call, JitFuture& response);
+  void lose(int peer, const std::string& reason);
+  void fail_late(std::vector<Calls::Call> late);
+
+  // Makes the parts of a message, or of the error that it cannot be sent.
+  Parts encode_reply(uint64_t call, JitFuture& response) const;
+  Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call) const;
+  void count_end(const Calls::Call& call);
+  void end_call(const Calls::Call& call, const std::string& error);
+  // Why `peer` cannot be reached; empty if it can.
+  std::string why_lost(int peer) const;
+  bool is_idle() const;
+  void tell_progress();
+
+  const int id_;
+  const AgentOptions options_;
+  const Limits limits_;
+  const std::shared_ptr<Transport> transport_;
+  const std::unique_ptr<torch::distributed::rpc::RequestCallback> callback_;
+  std::function<void(int, const std::string&)> tell_lost_;
+  Calls calls_;
+  std::shared_ptr<Crew> crew_;
+
+  mutable std::mutex lost_mutex_;
+  std::unordered_map<int, std::string> lost_;
+  std::atomic<size_t> lost_now_{0};
+
+  std::atomic<bool> running_{false};
+  std::atomic<uint64_t> sent_{0}, answered_{0}, received_{0}, served_{0};
+  std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0};
+  std::atomic<uint64_t> bad_frames_{0}, lost_peers_{0};
+  std::atomic<int64_t> active_requests_{0}, async_requests_{0};
+  std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
+
+  std::mutex idle_mutex_;
+  std::condition_variable idle_;
+  std::atomic<int> idle_waiters_{0};
+};
+
+}  // namespace rpc_backends

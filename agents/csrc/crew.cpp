@@ -1,0 +1,162 @@
+#include "crew.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace rpc_backends {
+
+namespace {
+
+// Threads that wait beyond this number end: a burst has passed.
+constexpr size_t kSpare = 4;
+constexpr size_t kFirst = 2;
+// How long a thread that is free waits for a post.
+constexpr std::chrono::seconds kFreeTime{5};
+
+thread_local bool is_member_ = false;
+
+}  // namespace
+
+Crew::Crew(std::shared_ptr<Transport> transport, std::function<void(Event&)> handle, size_t requests)
+    : transport_(std::move(transport)), handle_(std::move(handle)), requests_(requests) {}
+
+bool Crew::is_member() {
+  return is_member_;
+}
+
+void Crew::start() {
+  for (size_t i = 0; i < kFirst; ++i) {
+    add_thread();
+  }
+}
+
+void Crew::add_thread() {
+  // Counted before it runs, so that two threads do not both take themselves for the last.
+  ++waiting_;
+  add_thread([this] { live(); });
+}
+
+void Crew::add_thread(Job life) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (std::thread& thread : dead_) {
+    thread.join();
+  }
+  dead_.clear();
+  std::thread thread([self = shared_from_this(), life = std::move(life)] {
+    is_member_ = true;
+    pthread_setname_np(pthread_self(), "rpc-agent");
+    life();
+    self->bury();
+  });
+  const auto id = thread.get_id();
+  alive_.emplace(id, std::move(thread));
+}
+
+void Crew::bury() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto self = alive_.find(std::this_thread::get_id());
+  if (self->second.joinable()) {  // stop() has detached those that it left alone
+    dead_.push_back(std::move(self->second));
+  }
+  alive_.erase(self);
+  ended_.notify_all();
+}
+
+void Crew::live() {
+  Event event;
+  while (transport_->receive(event)) {
+    if (waiting_.fetch_sub(1) == 1) {
+      add_thread();
+    }
+    handle_(event);
+    event = Event();
+    if (waiting_.fetch_add(1) >= kSpare) {
+      break;
+    }
+  }
+  --waiting_;
+}
+
+void Crew::run_request(Job job) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (running_ >= requests_) {
+      backlog_.push_back(std::move(job));
+      return;
+    }
+    ++running_;
+  }
+  while (job) {
+    job();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (backlog_.empty() || stopped_) {
+      --running_;
+      job = nullptr;
+    } else {
+      job = std::move(backlog_.front());
+      backlog_.pop_front();
+    }
+  }
+}
+
+void Crew::post(Job job) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_) {
+      return;
+    }
+    posts_.push_back(std::move(job));
+    if (free_ > 0) {
+      --free_;
+      posted_.notify_one();
+      return;
+    }
+  }
+  add_thread([this] { do_jobs(); });
+}
+
+void Crew::do_jobs() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!posts_.empty()) {
+    Job job = std::move(posts_.front());
+    posts_.pop_front();
+    lock.unlock();
+    job();
+    job = nullptr;
+    lock.lock();
+    if (!posts_.empty() || stopped_) {
+      continue;
+    }
+    ++free_;
+    if (!posted_.wait_for(lock, kFreeTime, [this] { return !posts_.empty() || stopped_; }) && free_ > 0) {
+      --free_;
+    }
+  }
+}
+
+size_t Crew::threads() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return alive_.size();
+}
+
+void Crew::stop(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  stopped_ = true;
+  backlog_.clear();
+  posts_.clear();
+  posted_.notify_all();
+  const size_t self = alive_.count(std::this_thread::get_id());
+  ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_.size() <= self; });
+  for (std::thread& thread : dead_) {
+    thread.join();
+  }
+  dead_.clear();
+  for (auto& [id, thread] : alive_) {
+    thread.detach();
+  }
+}
+
+}  // namespace rpc_backends

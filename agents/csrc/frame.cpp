@@ -1,0 +1,84 @@
+#include "frame.h"
+
+#include <string>
+
+namespace rpc_backends {
+
+namespace {
+
+constexpr uint16_t kPayloadInline = 1;
+
+std::string quantity(const char* what, uint64_t found, uint64_t limit) {
+  return std::string("it says it has ") + std::to_string(found) + " " + what + ", and " +
+      std::to_string(limit) + " can be";
+}
+
+}  // namespace
+
+void Head::write(Writer& out) const {
+  out.put(kMagic);
+  out.put(kVersion);
+  out.put(kind);
+  out.put(static_cast<uint16_t>(payload_inline ? kPayloadInline : 0));
+  out.put(type);
+  out.put(tensors);
+  out.put(storages);
+  out.put(uint32_t{0});
+  out.put(call);
+  out.put(payload_size);
+  out.put(description_size);
+}
+
+Head Head::read(Reader& in) {
+  if (in.get<uint32_t>() != kMagic) {
+    throw BadFrame("it does not begin as a frame does");
+  }
+  const auto version = in.get<uint8_t>();
+  if (version != kVersion) {
+    throw BadFrame("its version is " + std::to_string(version) + ", and this worker speaks " +
+                   std::to_string(kVersion) + "; install the same rpc-backends-agents on all workers");
+  }
+  Head head;
+  const auto kind = in.get<uint8_t>();
+  if (kind != static_cast<uint8_t>(FrameKind::kRequest) && kind != static_cast<uint8_t>(FrameKind::kResponse)) {
+    throw BadFrame("it is of the unknown kind " + std::to_string(kind));
+  }
+  head.kind = static_cast<FrameKind>(kind);
+  const auto flags = in.get<uint16_t>();
+  if (flags > kPayloadInline) {
+    throw BadFrame("it has unknown flags");
+  }
+  head.payload_inline = flags != 0;
+  head.type = in.get<int32_t>();
+  head.tensors = in.get<uint32_t>();
+  head.storages = in.get<uint32_t>();
+  if (in.get<uint32_t>() != 0) {
+    throw BadFrame("a reserved field is not zero");
+  }
+  head.call = in.get<uint64_t>();
+  head.payload_size = in.get<uint64_t>();
+  head.description_size = in.get<uint64_t>();
+  return head;
+}
+
+void Limits::check(const Head& head, const Parts& parts) const {
+  uint64_t bytes = 0;
+  for (const Part& part : parts) {
+    bytes += part.size;
+  }
+  if (bytes > message_bytes) {
+    throw BadFrame(quantity("bytes", bytes, message_bytes));
+  }
+  if (head.tensors > tensors) {
+    throw BadFrame(quantity("tensors", head.tensors, tensors));
+  }
+  // A tensor has three storages at most, each described by nine bytes.
+  if (head.storages > 3 * static_cast<uint64_t>(head.tensors)) {
+    throw BadFrame(quantity("storages", head.storages, 3 * static_cast<uint64_t>(head.tensors)));
+  }
+  if (head.payload_size > bytes || head.description_size > bytes) {
+    throw BadFrame("it says it is longer than it is");
+  }
+}
+
+}  // namespace rpc_backends

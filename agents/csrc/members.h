@@ -1,0 +1,47 @@
+// The workers of the group, as torch asks for them: by name and by id.
+#pragma once
+
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
+#include <functional>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace rpc_backends {
+
+class Members {
+ public:
+  using WorkerInfo = torch::distributed::rpc::WorkerInfo;
+
+  // Called when somebody asks for a worker that is not known; it may add workers.
+  void on_unknown(std::function<void()> refresh);
+
+  void add(const std::string& name, int id);
+  void remove(int id);
+
+  // Throws std::runtime_error with the names that there are.
+  const WorkerInfo& by_name(const std::string& name) const;
+  const WorkerInfo& by_id(int id) const;
+  std::vector<WorkerInfo> all() const;
+
+  // The name of a worker, or its id in words; for texts.
+  std::string called(int id) const;
+
+ private:
+  const WorkerInfo* find(const std::string& name) const;
+  const WorkerInfo* find(int id) const;
+  template <typename Key>
+  const WorkerInfo& get(const Key& key, const std::string& shown) const;
+
+  mutable std::shared_mutex mutex_;
+  std::function<void()> refresh_;
+  std::unordered_map<int, std::shared_ptr<WorkerInfo>> by_id_;
+  std::unordered_map<std::string, std::shared_ptr<WorkerInfo>> by_name_;
+  // Torch holds references to what it was given, also when the worker has left.
+  std::vector<std::shared_ptr<WorkerInfo>> left_;
+};
+
+}  // namespace rpc_backends

@@ -1,0 +1,417 @@
+#include "tensors.h"
+
+#include <ATen/NativeFunctions.h>
+#include <ATen/SparseCsrTensorUtils.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/quantized/QTensorImpl.h>
+#include <ATen/quantized/Quantizer.h>
+#include <c10/util/safe_numerics.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace rpc_backends {
+
+namespace {
+
+constexpr uint8_t kRequiresGrad = 1;
+constexpr uint8_t kConjugate = 2;
+constexpr uint8_t kNegative = 4;
+constexpr uint8_t kCoalesced = 8;
+constexpr uint8_t kAllFlags = 15;
+constexpr size_t kMaxDimensions = 64;
+// Storages begin at a multiple of the largest element, so that every offset stays a whole number.
+constexpr uint64_t kAlignment = 16;
+// A view that uses less than this share of what it spans is copied rather than sent with its gaps.
+constexpr uint64_t kWorthCopying = 2;
+
+uint64_t span_end(const at::Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  uint64_t last = static_cast<uint64_t>(tensor.storage_offset());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    last += static_cast<uint64_t>(sizes[i] - 1) * static_cast<uint64_t>(strides[i]);
+  }
+  return (last + 1) * tensor.itemsize();
+}
+
+uint64_t span_begin(const at::Tensor& tensor) {
+  return static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize() / kAlignment * kAlignment;
+}
+
+uint8_t flags_of(const at::Tensor& tensor) {
+  uint8_t flags = 0;
+  flags |= tensor.requires_grad() ? kRequiresGrad : 0;
+  flags |= tensor.is_conj() ? kConjugate : 0;
+  flags |= tensor.is_neg() ? kNegative : 0;
+  return flags;
+}
+
+bool is_compressed(at::Layout layout) {
+  return layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr ||
+      layout == at::kSparseBsc;
+}
+
+[[noreturn]] void refuse(size_t number, const std::string& why) {
+  throw std::invalid_argument("tensor " + std::to_string(number) + " of the message cannot be sent: " + why);
+}
+
+c10::ScalarType read_dtype(Reader& in) {
+  const auto number = in.get<uint8_t>();
+  const auto dtype = static_cast<c10::ScalarType>(number);
+  if (number >= static_cast<uint8_t>(c10::ScalarType::NumOptions) || dtype == c10::ScalarType::Undefined) {
+    throw BadFrame("a tensor has the unknown dtype " + std::to_string(number));
+  }
+  return dtype;
+}
+
+uint8_t read_flags(Reader& in) {
+  const auto flags = in.get<uint8_t>();
+  if (flags > kAllFlags) {
+    throw BadFrame("a tensor has unknown flags");
+  }
+  return flags;
+}
+
+std::vector<int64_t> read_numbers(Reader& in, size_t count) {
+  std::vector<int64_t> numbers(count);
+  for (int64_t& number : numbers) {
+    number = in.get<int64_t>();
+    if (number < 0) {
+      throw BadFrame("a tensor has a negative size, stride or offset");
+    }
+  }
+  return numbers;
+}
+
+size_t read_dimensions(Reader& in) {
+  const auto dimensions = in.get<uint8_t>();
+  if (dimensions > kMaxDimensions) {
+    throw BadFrame("a tensor has " + std::to_string(dimensions) + " dimensions");
+  }
+  return dimensions;
+}
+
+// Throws unless a tensor of these sizes lies within `bytes`.
+void check_extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset,
+                  uint64_t itemsize, uint64_t bytes) {
+  uint64_t elements = 1;
+  bool overflow = false;
+  for (const int64_t size : sizes) {
+    overflow |= c10::mul_overflows(elements, static_cast<uint64_t>(size), &elements);
+  }
+  // Torch counts elements in a signed number.
+  overflow |= elements > static_cast<uint64_t>(INT64_MAX);
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
+    // Other sizes of an empty tensor may be anything torch can multiply.
+    if (overflow) {
+      throw BadFrame("the sizes of a tensor are too large");
+    }
+    return;
+  }
+  uint64_t last = static_cast<uint64_t>(offset);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    uint64_t step = 0;
+    overflow |= c10::mul_overflows(static_cast<uint64_t>(sizes[i] - 1), static_cast<uint64_t>(strides[i]), &step);
+    overflow |= c10::add_overflows(last, step, &last);
+  }
+  uint64_t end = 0;
+  overflow |= c10::add_overflows(last, uint64_t{1}, &last);
+  overflow |= c10::mul_overflows(last, itemsize, &end);
+  if (overflow || end > bytes) {
+    throw BadFrame("a tensor reaches beyond its storage of " + std::to_string(bytes) + " bytes");
+  }
+}
+
+void set_requires_grad(at::Tensor& tensor, uint8_t flags) {
+  if (flags & kRequiresGrad) {
+    if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) {
+      throw BadFrame("a tensor that is not of floating point requires grad");
+    }
+    tensor.set_requires_grad(true);
+  }
+}
+
+}  // namespace
+
+// --- writing ----------------------------------------------------------------------------------------
+
+TensorWriter::TensorWriter(const std::vector<at::Tensor>& tensors) {
+  at::NoGradGuard no_grad;
+  nodes_.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    nodes_.push_back(take_apart(tensors[i], i));
+  }
+  find_storages();
+}
+
+TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t number) {
+  if (!tensor.defined()) {
+    return {TensorKind::kUndefined, tensor, {}};
+  }
+  if (!tensor.device().is_cpu()) {
+    refuse(number, "it is on " + tensor.device().str() +
+           ", and this backend moves tensors of CPU memory only; call .cpu() before you send it");
+  }
+  const auto layout = tensor.layout();
+  if (layout == at::kSparse) {
+    return {TensorKind::kSparse, tensor, {tensor._indices(), tensor._values()}};
+  }
+  if (is_compressed(layout)) {
+    const auto [compressed, plain] = at::sparse_csr::getCompressedPlainIndices(tensor);
+    return {TensorKind::kCompressed, tensor, {compressed, plain, tensor.values()}};
+  }
+  if (layout != at::kStrided) {
+    refuse(number, "its layout is " + c10::str(layout) + "; call .to_dense() before you send it");
+  }
+  if (!tensor.has_storage()) {
+    refuse(number, "it has no storage");
+  }
+  if (!tensor.is_quantized()) {
+    return {TensorKind::kStrided, tensor, {tensor}};
+  }
+  switch (tensor.qscheme()) {
+    case at::kPerTensorAffine:
+      return {TensorKind::kQuantizedPerTensor, tensor, {tensor}};
+    case at::kPerChannelAffine:
+    case at::kPerChannelAffineFloatQParams:
+      return {TensorKind::kQuantizedPerChannel,
+              tensor,
+              {tensor, tensor.q_per_channel_scales().contiguous(), tensor.q_per_channel_zero_points().contiguous()}};
+    default:
+      refuse(number, "it is quantized by " + at::toString(tensor.qscheme()));
+  }
+}
+
+void TensorWriter::find_storages() {
+  std::unordered_map<const c10::StorageImpl*, size_t> tensors;
+  for (const Node& node : nodes_) {
+    for (const at::Tensor& tensor : node.dense) {
+      ++tensors[tensor.storage().unsafeGetStorageImpl()];
+    }
+  }
+  struct Span {
+    uint64_t begin = UINT64_MAX;
+    uint64_t end = 0;
+  };
+  std::vector<Span> spans;
+  for (Node& node : nodes_) {
+    for (at::Tensor& tensor : node.dense) {
+      const bool alone = tensors[tensor.storage().unsafeGetStorageImpl()] == 1;
+      if (alone && tensor.numel() > 0 && !tensor.is_quantized() &&
+          (span_end(tensor) - span_begin(tensor)) > kWorthCopying * tensor.nbytes() + kAlignment) {
+        tensor = tensor.clone(at::MemoryFormat::Contiguous);
+      }
+      const auto* storage = tensor.storage().unsafeGetStorageImpl();
+      const auto [place, is_new] = index_.try_emplace(storage, storages_.size());
+      if (is_new) {
+        storages_.push_back({tensor.storage(), 0, 0});
+        spans.emplace_back();
+      }
+      if (tensor.numel() > 0) {
+        Span& span = spans[place->second];
+        span.begin = std::min(span.begin, span_begin(tensor));
+        span.end = std::max(span.end, span_end(tensor));
+      }
+    }
+  }
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].end > 0) {
+      storages_[i].begin = spans[i].begin;
+      storages_[i].size = spans[i].end - spans[i].begin;
+    }
+  }
+}
+
+void TensorWriter::write(Writer& out) const {
+  for (const Node& node : nodes_) {
+    out.put(node.kind);
+    const at::Tensor& whole = node.whole;
+    switch (node.kind) {
+      case TensorKind::kUndefined:
+        break;
+      case TensorKind::kStrided:
+        write_strided(out, node.dense[0]);
+        break;
+      case TensorKind::kQuantizedPerTensor:
+        out.put(whole.q_scale());
+        out.put(whole.q_zero_point());
+        write_strided(out, node.dense[0]);
+        break;
+      case TensorKind::kQuantizedPerChannel:
+        out.put(whole.q_per_channel_axis());
+        for (const at::Tensor& dense : node.dense) {
+          write_strided(out, dense);
+        }
+        break;
+      case TensorKind::kSparse:
+      case TensorKind::kCompressed: {
+        const bool coalesced = node.kind == TensorKind::kSparse && whole.is_coalesced();
+        out.put(static_cast<uint8_t>((whole.requires_grad() ? kRequiresGrad : 0) | (coalesced ? kCoalesced : 0)));
+        if (node.kind == TensorKind::kCompressed) {
+          out.put(static_cast<uint8_t>(whole.layout()));
+        }
+        out.put(static_cast<uint8_t>(whole.dim()));
+        for (const int64_t size : whole.sizes()) {
+          out.put(size);
+        }
+        for (const at::Tensor& dense : node.dense) {
+          write_strided(out, dense);
+        }
+        break;
+      }
+    }
+  }
+}
+
+void TensorWriter::write_strided(Writer& out, const at::Tensor& tensor) const {
+  const size_t index = index_.at(tensor.storage().unsafeGetStorageImpl());
+  out.put(static_cast<uint8_t>(tensor.scalar_type()));
+  out.put(flags_of(tensor));
+  out.put(static_cast<uint8_t>(tensor.dim()));
+  out.put(static_cast<uint32_t>(index));
+  const auto first = static_cast<int64_t>(storages_[index].begin / tensor.itemsize());
+  out.put(tensor.numel() > 0 ? tensor.storage_offset() - first : int64_t{0});
+  for (const int64_t size : tensor.sizes()) {
+    out.put(size);
+  }
+  for (const int64_t stride : tensor.strides()) {
+    out.put(stride);
+  }
+}
+
+// --- reading ----------------------------------------------------------------------------------------
+
+at::Tensor TensorReader::read(Reader& in) const {
+  const auto kind = in.get<uint8_t>();
+  switch (static_cast<TensorKind>(kind)) {
+    case TensorKind::kUndefined:
+      return {};
+    case TensorKind::kStrided: {
+      Strided strided = read_strided(in);
+      if (c10::isQIntType(strided.tensor.scalar_type())) {
+        throw BadFrame("a tensor has a quantized dtype and no scale");
+      }
+      set_requires_grad(strided.tensor, strided.flags);
+      return std::move(strided.tensor);
+    }
+    case TensorKind::kSparse:
+      return read_sparse(in);
+    case TensorKind::kCompressed:
+      return read_compressed(in);
+    case TensorKind::kQuantizedPerTensor:
+      return read_per_tensor(in);
+    case TensorKind::kQuantizedPerChannel:
+      return read_per_channel(in);
+    default:
+      throw BadFrame("a tensor is of the unknown kind " + std::to_string(kind));
+  }
+}
+
+TensorReader::Strided TensorReader::read_strided(Reader& in) const {
+  const c10::ScalarType dtype = read_dtype(in);
+  const uint8_t flags = read_flags(in);
+  const size_t dimensions = read_dimensions(in);
+  const auto index = in.get<uint32_t>();
+  if (index >= storages_.size()) {
+    throw BadFrame("a tensor names storage " + std::to_string(index) + " of " + std::to_string(storages_.size()));
+  }
+  const c10::Storage& storage = storages_[index];
+  const int64_t offset = read_numbers(in, 1)[0];
+  const std::vector<int64_t> sizes = read_numbers(in, dimensions);
+  const std::vector<int64_t> strides = read_numbers(in, dimensions);
+  const auto type = c10::scalarTypeToTypeMeta(dtype);
+  check_extent(sizes, strides, offset, type.itemsize(), storage.nbytes());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), type);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  if (flags & (kConjugate | kNegative)) {
+    if ((flags & kConjugate) && !tensor.is_complex()) {
+      throw BadFrame("a tensor that is not complex is conjugated");
+    }
+    tensor._set_conj((flags & kConjugate) != 0);
+    tensor._set_neg((flags & kNegative) != 0);
+  }
+  return {std::move(tensor), flags};
+}
+
+at::Tensor TensorReader::read_sparse(Reader& in) const {
+  const uint8_t flags = read_flags(in);
+  const std::vector<int64_t> sizes = read_numbers(in, read_dimensions(in));
+  const at::Tensor indices = read_strided(in).tensor;
+  const at::Tensor values = read_strided(in).tensor;
+  at::Tensor tensor;
+  try {
+    const bool coalesced = (flags & kCoalesced) != 0;
+    at::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced);
+    tensor = at::sparse_coo_tensor(indices, values, sizes, values.options().layout(at::kSparse), coalesced);
+  } catch (const c10::Error& error) {
+    throw BadFrame(std::string("a sparse tensor is not one: ") + error.what_without_backtrace());
+  }
+  set_requires_grad(tensor, flags);
+  return tensor;
+}
+
+at::Tensor TensorReader::read_compressed(Reader& in) const {
+  const uint8_t flags = read_flags(in);
+  const auto layout = static_cast<at::Layout>(in.get<uint8_t>());
+  if (!is_compressed(layout)) {
+    throw BadFrame("a sparse tensor has an unknown layout");
+  }
+  const std::vector<int64_t> sizes = read_numbers(in, read_dimensions(in));
+  const at::Tensor compressed = read_strided(in).tensor;
+  const at::Tensor plain = read_strided(in).tensor;
+  const at::Tensor values = read_strided(in).tensor;
+  at::Tensor tensor;
+  try {
+    at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, layout);
+    tensor = at::_sparse_compressed_tensor_unsafe(compressed, plain, values, sizes, values.options().layout(layout));
+  } catch (const c10::Error& error) {
+    throw BadFrame(std::string("a sparse tensor is not one: ") + error.what_without_backtrace());
+  }
+  set_requires_grad(tensor, flags);
+  return tensor;
+}
+
+at::Tensor TensorReader::quantized(const Strided& strided, at::QuantizerPtr quantizer) const {
+  const at::Tensor& plain = strided.tensor;
+  auto tensor = at::detail::make_tensor<at::QTensorImpl>(
+      c10::Storage(plain.storage()), c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU), plain.dtype(),
+      std::move(quantizer));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(plain.sizes(), plain.strides(), plain.storage_offset());
+  return tensor;
+}
+
+at::Tensor TensorReader::read_per_tensor(Reader& in) const {
+  const auto scale = in.get<double>();
+  const auto zero_point = in.get<int64_t>();
+  const Strided strided = read_strided(in);
+  if (!c10::isQIntType(strided.tensor.scalar_type())) {
+    throw BadFrame("a quantized tensor has the dtype of another");
+  }
+  return quantized(strided, at::make_per_tensor_affine_quantizer(scale, zero_point, strided.tensor.scalar_type()));
+}
+
+at::Tensor TensorReader::read_per_channel(Reader& in) const {
+  const auto axis = in.get<int64_t>();
+  const Strided strided = read_strided(in);
+  const at::Tensor scales = read_strided(in).tensor;
+  const at::Tensor zero_points = read_strided(in).tensor;
+  const at::Tensor& plain = strided.tensor;
+  const bool fits = c10::isQIntType(plain.scalar_type()) && axis >= 0 && axis < plain.dim() &&
+      scales.dim() == 1 && zero_points.dim() == 1 && scales.numel() == plain.size(axis) &&
+      zero_points.numel() == plain.size(axis) && scales.is_contiguous() && zero_points.is_contiguous();
+  if (!fits) {
+    throw BadFrame("the scales of a quantized tensor do not fit it");
+  }
+  const auto kind = scales.scalar_type();
+  const bool floats = kind == at::kFloat && zero_points.scalar_type() == at::kFloat;
+  const bool integers = (kind == at::kDouble || kind == at::kFloat) && zero_points.scalar_type() == at::kLong;
+  if (!floats && !integers) {
+    throw BadFrame("the scales of a quantized tensor have other dtypes than they can");
+  }
+  return quantized(strided, at::make_per_channel_affine_quantizer(scales, zero_points, axis, plain.scalar_type()));
+}
+
+}  // namespace rpc_backends

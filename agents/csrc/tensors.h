@@ -1,0 +1,84 @@
+// Tensors as descriptions and storages: what a frame says of them, and their memory apart.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/quantized/Quantizer.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "bytes.h"
+
+namespace rpc_backends {
+
+// The bytes of one storage that the tensors of a message use.
+struct StorageRange {
+  c10::Storage storage;
+  uint64_t begin = 0;  // from the storage's first byte
+  uint64_t size = 0;
+
+  const void* data() const { return static_cast<const uint8_t*>(storage.data()) + begin; }
+};
+
+// How a tensor is described.
+enum class TensorKind : uint8_t {
+  kUndefined = 0,
+  kStrided = 1,
+  kSparse = 2,
+  kCompressed = 3,
+  kQuantizedPerTensor = 4,
+  kQuantizedPerChannel = 5,
+};
+
+// Describes the tensors of one message. Tensors that share memory go on sharing it where they arrive.
+class TensorWriter {
+ public:
+  // Throws std::invalid_argument if a tensor cannot travel; the text says which and why.
+  explicit TensorWriter(const std::vector<at::Tensor>& tensors);
+
+  void write(Writer& out) const;
+
+  const std::vector<StorageRange>& storages() const { return storages_; }
+
+ private:
+  // A tensor, and the strided tensors that it consists of.
+  struct Node {
+    TensorKind kind = TensorKind::kUndefined;
+    at::Tensor whole;
+    std::vector<at::Tensor> dense;
+  };
+
+  static Node take_apart(const at::Tensor& tensor, size_t number);
+  void find_storages();
+  void write_strided(Writer& out, const at::Tensor& tensor) const;
+
+  std::vector<Node> nodes_;
+  std::unordered_map<const c10::StorageImpl*, size_t> index_;
+  std::vector<StorageRange> storages_;
+};
+
+// Makes tensors of their descriptions; throws BadFrame.
+class TensorReader {
+ public:
+  explicit TensorReader(std::vector<c10::Storage> storages) : storages_(std::move(storages)) {}
+
+  at::Tensor read(Reader& in) const;
+
+ private:
+  struct Strided {
+    at::Tensor tensor;
+    uint8_t flags = 0;
+  };
+
+  Strided read_strided(Reader& in) const;
+  at::Tensor read_sparse(Reader& in) const;
+  at::Tensor read_compressed(Reader& in) const;
+  at::Tensor read_per_tensor(Reader& in) const;
+  at::Tensor read_per_channel(Reader& in) const;
+  at::Tensor quantized(const Strided& strided, at::QuantizerPtr quantizer) const;
+
+  std::vector<c10::Storage> storages_;
+};
+
+}  // namespace rpc_backends

@@ -1,0 +1,28 @@
+"""Builds the extension of the agents against the torch of this environment."""
+
+from pathlib import Path
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+SOURCES = sorted(str(path) for path in Path("csrc").glob("*.cpp"))
+
+setup(
+    ext_modules=[
+        CppExtension(
+            "rpc_backends_agents._C",
+            SOURCES,
+            include_dirs=[str(Path("src/rpc_backends_agents/include").resolve())],
+            extra_compile_args=[
+                "-std=c++20",
+                "-O2",
+                "-g0",
+                "-Wall",
+                "-Wextra",
+                "-Wno-unused-parameter",
+                "-fvisibility=hidden",
+            ],
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension},
+)

@@ -1,0 +1,34 @@
+"""RPC agents that backends are built on: bring a :class:`Transport`, and have a backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rpc_backends_agents.start import Settings, start_agent
+    from rpc_backends_agents.transport import Inbox, Transport
+
+__all__ = ["Inbox", "Settings", "Transport", "include_dir", "start_agent"]
+__version__ = "0.1.0"
+
+_MODULES = {
+    "Inbox": "transport",
+    "Settings": "start",
+    "Transport": "transport",
+    "start_agent": "start",
+}
+
+
+def include_dir() -> str:
+    """Return the folder with ``rpc_backends_agents/transport.h``, for transports written in C++."""
+    return str(Path(__file__).parent / "include")
+
+
+def __getattr__(name: str) -> Any:
+    """Import on demand: not every use of this package needs the extension."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

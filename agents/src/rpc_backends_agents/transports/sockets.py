@@ -1,0 +1,96 @@
+"""Plain TCP: a whole transport to learn from. It trusts everybody who can connect, as TensorPipe does."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+
+from rpc_backends_agents.transport import Inbox, Transport
+
+
+class SocketTransport(Transport):
+    """Each worker connects to those that it calls, and answers on the connections that others made."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._listener = socket.create_server((host, 0))
+        self._acceptor = threading.Thread(target=self._accept)
+        self._addresses: dict[int, tuple[str, int]] = {}
+        # By the peer, and by whether it is the peer that calls on this connection.
+        self._links: dict[
+            tuple[int, bool], tuple[socket.socket, threading.Lock, threading.Thread]
+        ] = {}
+        self._linking = threading.RLock()
+
+    def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
+        self._me, self._inbox = struct.pack("<i", worker_id), inbox
+        self._acceptor.start()
+        return json.dumps(self._listener.getsockname())
+
+    def learn(self, peer: int, name: str, address: str) -> None:
+        self._addresses[peer] = tuple(json.loads(address))
+
+    def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
+        with self._linking:
+            if (peer, reply) not in self._links:
+                if reply:
+                    raise ConnectionError("the worker that waits for this answer is gone")
+                connection = socket.create_connection(self._addresses[peer])
+                connection.sendall(self._me)
+                self._link(connection, peer, peer_calls=False)
+            connection, one_at_a_time, _ = self._links[peer, reply]
+        head = struct.pack(f"<I{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
+        with one_at_a_time:
+            connection.sendall(head)
+            for part in parts:
+                connection.sendall(part)
+
+    def forget(self, peer: int) -> None:
+        for key in ((peer, False), (peer, True)):
+            if key in self._links:
+                self._links[key][0].shutdown(socket.SHUT_RDWR)
+
+    def close(self, linger: float) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()
+        self._listener.close()
+        for connection, _, reader in list(self._links.values()):
+            connection.shutdown(socket.SHUT_WR)  # what was sent arrives; the peer closes then
+            reader.join(linger)
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._listener.accept()
+                self._link(
+                    connection, *struct.unpack("<i", receive(connection, 4)), peer_calls=True
+                )
+        except OSError:
+            return  # closed
+
+    def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reader = threading.Thread(target=self._read, args=(connection, peer, peer_calls))
+        self._links[peer, peer_calls] = connection, threading.Lock(), reader
+        reader.start()
+
+    def _read(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
+        try:
+            while True:
+                (count,) = struct.unpack("<I", receive(connection, 4))
+                sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
+                self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
+        except OSError as error:
+            with self._linking, connection:
+                del self._links[peer, peer_calls]
+            if not peer_calls:
+                self._inbox.lost(peer, str(error))
+                self._inbox.found(peer)  # the next call may try again
+
+
+def receive(connection: socket.socket, size: int) -> bytearray:
+    """Return the next ``size`` bytes."""
+    data = bytearray(size)
+    if size and connection.recv_into(data, size, socket.MSG_WAITALL) < size:
+        raise ConnectionResetError("the worker has closed the connection")
+    return data
