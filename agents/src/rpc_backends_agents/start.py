@@ -42,8 +42,9 @@ def start_agent(transport: Any, group: Group, settings: Settings) -> _C.Transpor
     """Start the agent of one worker, current and running, on ``transport``.
 
     :param transport: a :class:`~rpc_backends_agents.Transport`; or an object that has
-        ``__rpc_transport__()``, which returns the capsule of one in C++. Such an object may have ``listen(worker_id, name)`` and
-        ``learn(worker_id, name, address)`` of its own, which are called then.
+        ``__rpc_transport__()``, which returns the capsule of one in C++. Such an object may have
+        ``listen(worker_id, name)`` and ``learn(worker_id, name, address)`` of its own, which are
+        called then.
     :param group: of :func:`rpc_backends_core.torch_bridge.agents.group_for`.
     :raises GroupError: another worker failed; all raise its reason.
     :raises RuntimeError: the name or rank is another's (dynamic groups).

@@ -37,7 +37,7 @@ class SocketTransport(Transport):
                     raise ConnectionError("the worker that waits for this answer is gone")
                 connection = socket.create_connection(self._addresses[peer])
                 connection.sendall(self._me)
-                self._link(connection, peer, peer_calls=False)
+                self._link(connection, peer, False)
             connection, one_at_a_time, _ = self._links[peer, reply]
         head = struct.pack(f"<I{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
         with one_at_a_time:
