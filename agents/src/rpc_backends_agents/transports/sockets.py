@@ -3,8 +3,8 @@
 import json
 import socket
 import struct
-import threading
 from collections.abc import Sequence
+from threading import Thread
 
 from rpc_backends_agents.transport import Inbox, Transport
 
@@ -14,13 +14,10 @@ class SocketTransport(Transport):
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, 0))
-        self._acceptor = threading.Thread(target=self._accept)
+        self._acceptor = Thread(target=self._accept, daemon=True)
         self._addresses: dict[int, tuple[str, int]] = {}
         # By the peer, and by whether it is the peer that calls on this connection.
-        self._links: dict[
-            tuple[int, bool], tuple[socket.socket, threading.Lock, threading.Thread]
-        ] = {}
-        self._linking = threading.RLock()
+        self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}
 
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
         self._me, self._inbox = struct.pack("<i", worker_id), inbox
@@ -31,19 +28,16 @@ class SocketTransport(Transport):
         self._addresses[peer] = tuple(json.loads(address))
 
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
-        with self._linking:
-            if (peer, reply) not in self._links:
-                if reply:
-                    raise ConnectionError("the worker that waits for this answer is gone")
-                connection = socket.create_connection(self._addresses[peer])
-                connection.sendall(self._me)
-                self._link(connection, peer, False)
-            connection, one_at_a_time, _ = self._links[peer, reply]
-        head = struct.pack(f"<I{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
-        with one_at_a_time:
-            connection.sendall(head)
-            for part in parts:
-                connection.sendall(part)
+        if (peer, reply) not in self._links:
+            if reply:
+                raise ConnectionError("the worker that waits for this answer is gone")
+            connection = socket.create_connection(self._addresses[peer])
+            connection.sendall(self._me)
+            self._link(connection, peer, peer_calls=False)
+        connection, _ = self._links[peer, reply]
+        connection.sendall(struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts)))
+        for part in parts:
+            connection.sendall(part)
 
     def forget(self, peer: int) -> None:
         for key in ((peer, False), (peer, True)):
@@ -54,24 +48,23 @@ class SocketTransport(Transport):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join()
         self._listener.close()
-        for connection, _, reader in list(self._links.values()):
+        for connection, reader in list(self._links.values()):
             connection.shutdown(socket.SHUT_WR)  # what was sent arrives; the peer closes then
             reader.join(linger)
 
     def _accept(self) -> None:
-        try:
-            while True:
+        while True:
+            try:
                 connection, _ = self._listener.accept()
-                self._link(
-                    connection, *struct.unpack("<i", receive(connection, 4)), peer_calls=True
-                )
-        except OSError:
-            return  # closed
+                (peer,) = struct.unpack("<i", receive(connection, 4))
+            except OSError:
+                return  # closed
+            self._link(connection, peer, peer_calls=True)
 
     def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reader = threading.Thread(target=self._read, args=(connection, peer, peer_calls))
-        self._links[peer, peer_calls] = connection, threading.Lock(), reader
+        reader = Thread(target=self._read, args=(connection, peer, peer_calls), daemon=True)
+        self._links[peer, peer_calls] = connection, reader
         reader.start()
 
     def _read(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
@@ -81,8 +74,8 @@ class SocketTransport(Transport):
                 sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
                 self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
         except OSError as error:
-            with self._linking, connection:
-                del self._links[peer, peer_calls]
+            del self._links[peer, peer_calls]
+            connection.close()
             if not peer_calls:
                 self._inbox.lost(peer, str(error))
                 self._inbox.found(peer)  # the next call may try again
