@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import rpc
 
 from rpc_backends_agents import _C
+from rpc_backends_agents.addressing import Native
 from rpc_backends_core.errors import GroupTimeoutError
 from rpc_backends_core.torch_bridge.agents import Ranked
 
@@ -26,7 +27,19 @@ _RREF_PATIENCE = timedelta(seconds=5)
 _SERVING_PATIENCE = 5.0
 
 
-class StaticGroupAgent(_C.TransportAgent):
+class _Agent(_C.TransportAgent):
+    """What both have: the transport as Python sees it."""
+
+    transport: Any
+
+    def shutdown(self) -> None:
+        """Stop the agent; a second call does nothing."""
+        super().shutdown()
+        if isinstance(self.transport, Native):
+            self.transport.close(0)
+
+
+class StaticGroupAgent(_Agent):
     """The agent in a group whose workers all start and stop together."""
 
     group: Group
@@ -67,7 +80,7 @@ class RankedStaticAgent(Ranked, StaticGroupAgent):
     """The same, where a process keeps the worker id of an earlier group."""
 
 
-class DynamicGroupAgent(Ranked, _C.TransportAgent):
+class DynamicGroupAgent(Ranked, _Agent):
     """The agent in a group that workers join and leave.
 
     Nobody is told of a change: the list of members is in the store, and is looked at when somebody asks

@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed import rpc
 
 from rpc_backends_agents import _C
+from rpc_backends_agents.addressing import addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_core.group import Group
@@ -41,10 +42,8 @@ class Settings:
 def start_agent(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
     """Start the agent of one worker, current and running, on ``transport``.
 
-    :param transport: a :class:`~rpc_backends_agents.Transport`; or an object that has
-        ``__rpc_transport__()``, which returns the capsule of one in C++. Such an object may have
-        ``listen(worker_id, name)`` and ``learn(worker_id, name, address)`` of its own, which are
-        called then.
+    :param transport: a :class:`~rpc_backends_agents.Transport`, or a
+        :class:`~rpc_backends_agents.addressing.Native`, which has one in C++.
     :param group: of :func:`rpc_backends_core.torch_bridge.agents.group_for`.
     :raises GroupError: another worker failed; all raise its reason.
     :raises RuntimeError: the name or rank is another's (dynamic groups).
@@ -63,11 +62,12 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
     if renumbered:
         workers = [worker_info(m.name, m.worker_id, m.rank) for m in group.members]
         agent.set_workers(workers, workers[group.rank])
+    book = addressing(transport, agent, group)
     try:
-        addresses = group.exchange(_listen(agent, transport))
+        addresses = group.exchange(book.listen(group.me.worker_id))
         for member, address in zip(group.members, addresses, strict=True):
             if member.rank != group.rank:
-                _learn(agent, transport, member.worker_id, member.name, address)
+                book.learn(member.worker_id, member.name, member.rank, address)
                 agent.add_member(member.name, member.worker_id)
         rpc.api._init_rpc_states(agent)
     except BaseException:
@@ -77,11 +77,9 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
 
 
 def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
-    agent: Any = None
-
     def learn(peer: Peer) -> bool:
         try:
-            _learn(agent, transport, peer.worker_id, peer.name, peer.address)
+            book.learn(peer.worker_id, peer.name, peer.rank, peer.address)
         except Exception as error:
             logger.warning("RPC worker %r is not let in: %s", peer.name, error)
             return False
@@ -109,10 +107,12 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     agent = _make(DynamicGroupAgent, group.name, worker_id, transport, settings)
     agent.roster = roster
     agent.set_workers([mine], mine)
+    book = addressing(transport, agent, group)
+    book.refresh_before_refusing(roster.refresh)
     agent.on_unknown_member(roster.refresh)
     agent.on_lost(lambda _peer, _reason: roster.refresh())
     try:
-        roster.announce(group.name, group.rank, worker_id, _listen(agent, transport))
+        roster.announce(group.name, group.rank, worker_id, book.listen(worker_id))
         rpc.api._init_rpc_states(agent)
         roster.join(lambda peer: _is_alive(agent, peer))
     except BaseException:
@@ -123,7 +123,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
 
 
 def _make(kind: Any, name: str, worker_id: int, transport: Any, settings: Settings) -> Any:
-    return kind(
+    agent = kind(
         name,
         worker_id,
         transport,
@@ -132,23 +132,8 @@ def _make(kind: Any, name: str, worker_id: int, transport: Any, settings: Settin
         max_message_bytes=settings.max_message_bytes,
         max_unanswered_bytes=settings.max_unanswered_bytes,
     )
-
-
-def _listen(agent: Any, transport: Any) -> str:
-    if _is_native(transport, "listen"):
-        address: str = transport.listen(agent.get_worker_info().id, agent.get_worker_info().name)
-        return address
-    own: str = agent.listen()
-    return own
-
-
-def _learn(agent: Any, transport: Any, worker_id: int, name: str, address: str) -> None:
-    learner = transport if _is_native(transport, "learn") else agent
-    learner.learn(worker_id, name, address)
-
-
-def _is_native(transport: Any, method: str) -> bool:
-    return hasattr(transport, "__rpc_transport__") and hasattr(transport, method)
+    agent.transport = transport
+    return agent
 
 
 def _is_alive(agent: Any, peer: Peer) -> bool:
