@@ -58,7 +58,7 @@ def test_given_values_arrive(text: str, tmp_path: Path) -> None:
         unix_sockets=False,
         max_message_bytes=1000,
         max_unanswered_bytes=2000,
-        heartbeat=0,
+        heartbeat=3,
         heartbeat_timeout=7,
     )
 
@@ -71,7 +71,7 @@ def test_given_values_arrive(text: str, tmp_path: Path) -> None:
     )
     assert (options.address, options.ports) == ("10.0.0.5", Ports(5000, 5100))
     assert (options.max_message_bytes, options.max_unanswered_bytes) == (1000, 2000)
-    assert (options.heartbeat, options.heartbeat_timeout) == (0.0, 7.0)
+    assert (options.heartbeat, options.heartbeat_timeout) == (3.0, 7.0)
     assert construct(interface="eth0").interface == "eth0"
     assert construct(ports=5000).ports == Ports(5000, 5000)
 
@@ -126,9 +126,11 @@ def test_a_wrong_type_is_a_type_error_that_names_the_option_and_what_it_needs(
         ("max_message_bytes", 2**63),
         ("max_unanswered_bytes", -1),
         ("heartbeat", 0.01),
+        ("heartbeat", 0),
         ("heartbeat", -1),
         ("heartbeat", float("nan")),
         ("heartbeat_timeout", 0),
+        ("heartbeat_timeout", 6554),
         ("heartbeat_timeout", float("inf")),
     ],
 )
@@ -156,6 +158,12 @@ def test_a_timeout_that_cannot_be_is_refused_by_name(rpc_timeout: Any, error: ty
 def test_address_and_interface_together_are_refused() -> None:
     with pytest.raises(ValueError, match=r"address='10.0.0.5' and interface='eth0'.*leave one out"):
         construct(address="10.0.0.5", interface="eth0")
+
+
+def test_signs_of_life_are_as_frequent_as_the_patience_of_peers_asks() -> None:
+    assert construct(heartbeat_timeout=6).heartbeat == 1.0
+    with pytest.raises(ValueError, match=r"heartbeat=7 is longer than heartbeat_timeout=6"):
+        construct(heartbeat=7, heartbeat_timeout=6)
 
 
 def test_timeout_and_init_method_can_be_changed_and_nothing_else() -> None:

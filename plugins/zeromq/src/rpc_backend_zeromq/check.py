@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rpc_backend_zeromq import addresses, environment, policy, settings, unix_sockets
+from rpc_backend_zeromq import addresses, environment, identity, policy, settings, unix_sockets
 from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import Settings
@@ -34,14 +34,30 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
 
 
 def _library() -> Finding:
-    import zmq
+    try:
+        import zmq
 
-    version, curve = zmq.zmq_version(), bool(zmq.has("curve"))
-    data = {"version": version, "curve": curve}
-    if curve:
-        return Finding("ok", "libzmq", f"{version}, with CURVE", data)
-    text = f"{version} was built without CURVE: there is no encryption. Reinstall pyzmq from its wheel."
-    return Finding("problem", "libzmq", text, data)
+        data = {"version": zmq.zmq_version(), "curve": bool(zmq.has("curve"))}
+        _try_transport()
+    except (ImportError, RuntimeError) as error:
+        text = f"it cannot be used: {error}"
+        return Finding("problem", "libzmq", text)
+    return Finding("ok", "libzmq", f"{data['version']}, with CURVE", data)
+
+
+def _try_transport() -> None:
+    """Make a transport and let it go: it finds libzmq in pyzmq, and CURVE in that."""
+    from rpc_backend_zeromq._native import Transport
+
+    public, private = identity.session_keys()
+    Transport(
+        public_key=public,
+        secret_key=private,
+        max_message=1,
+        heartbeat=1,
+        heartbeat_timeout=1,
+        handshake_timeout=1,
+    ).close(0)
 
 
 def _variables(environ: Mapping[str, str]) -> list[Finding]:

@@ -57,7 +57,7 @@ def open_publication(
     group: str,
     worker_id: int,
     name: str,
-    rank: int,
+    rank: int | None,
 ) -> Publication:
     """Return what a worker has put into the store, if it is to be believed.
 
@@ -65,10 +65,11 @@ def open_publication(
     :param encryption: whether this worker encrypts.
     :param reader: this worker's name, for messages.
     :param group: of the group that both should be in.
-    :param worker_id: of the worker whose text this should be; so ``name`` and ``rank``.
+    :param worker_id: of the worker whose text this should be; so are ``name`` and ``rank``, which is None
+        where nothing says it.
     :raises PublicationError: it is not; the text says why and what to do.
     """
-    who = f"worker {name!r} (rank {rank})"
+    who = f"worker {name!r}" + ("" if rank is None else f" (rank {rank})")
     payload = _believed(text, secret, who, f"worker {reader!r}")
     try:
         found = publications.load(payload)
@@ -78,7 +79,8 @@ def open_publication(
         raise PublicationError(
             f"the address of {who} in the store is of another group, an earlier one say. {_FOREIGN}"
         )
-    if (found.worker_id, found.name, found.rank) != (worker_id, name, rank):
+    expected = (worker_id, name, found.rank if rank is None else rank)
+    if (found.worker_id, found.name, found.rank) != expected:
         raise PublicationError(
             f"the address of {who} in the store is that of worker {found.name!r} (rank {found.rank}). "
             f"{_FOREIGN}"

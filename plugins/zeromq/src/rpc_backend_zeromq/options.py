@@ -23,11 +23,12 @@ from rpc_backend_zeromq.secret import Secret
 MAX_MESSAGE_BYTES = 16 << 30
 #: Bytes of calls that may be on their way to one peer before further ones wait for room.
 MAX_UNANSWERED_BYTES = 1 << 30
-#: Seconds between two signs of life, and without one until a peer is lost.
-HEARTBEAT = 5.0
+#: Seconds without a sign of life until a peer is lost, and how many signs it may give in that time.
 HEARTBEAT_TIMEOUT = 30.0
-_LONGEST = 86400.0
+HEARTBEATS = 6
 _SHORTEST = 0.1
+_LONGEST = 6553.0  # libzmq counts tenths of seconds in 16 bits
+_MOST_BYTES = 1 << 61
 
 
 class ZeroMQRpcBackendOptions(RpcBackendOptions):
@@ -68,7 +69,7 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
         unix_sockets: bool | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
-        heartbeat: float = HEARTBEAT,
+        heartbeat: float | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:
         super().__init__(
@@ -89,9 +90,18 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
             "unix_sockets": _boolean("unix_sockets", unix_sockets),
             "max_message_bytes": _integer("max_message_bytes", max_message_bytes),
             "max_unanswered_bytes": _integer("max_unanswered_bytes", max_unanswered_bytes),
-            "heartbeat": _interval("heartbeat", heartbeat, or_none=True),
             "heartbeat_timeout": _interval("heartbeat_timeout", heartbeat_timeout),
         }
+        given["heartbeat"] = (
+            given["heartbeat_timeout"] / HEARTBEATS
+            if heartbeat is None
+            else _interval("heartbeat", heartbeat)
+        )
+        if given["heartbeat"] > given["heartbeat_timeout"]:
+            raise ValueError(
+                f"heartbeat={heartbeat} is longer than heartbeat_timeout={heartbeat_timeout}, so ZEROMQ "
+                "would take every idle worker for lost; make it a fraction of that."
+            )
         if address is not None and interface is not None:
             raise ValueError(
                 f"address={address!r} and interface={interface!r} are both given for ZEROMQ; either says "
@@ -129,7 +139,7 @@ def construct_rpc_backend_options(
     unix_sockets: bool | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
-    heartbeat: float = HEARTBEAT,
+    heartbeat: float | None = None,
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
 ) -> ZeroMQRpcBackendOptions:
     """Construct the options of one worker; torch calls it. It opens and starts nothing.
@@ -151,7 +161,8 @@ def construct_rpc_backend_options(
     :param max_message_bytes: the longest message that is taken from another worker, tensors included.
     :param max_unanswered_bytes: what may be on its way to one worker, without an answer yet, before
         further calls to it wait for room.
-    :param heartbeat: seconds between two signs of life on an idle connection; 0 for none.
+    :param heartbeat: seconds between two signs of life on an idle connection; by default a sixth of
+        ``heartbeat_timeout``.
     :param heartbeat_timeout: seconds without a sign of life after which a worker is lost.
     :raises TypeError: an option is of a wrong type.
     :raises ValueError: an option has a value that cannot be.
@@ -192,8 +203,10 @@ def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _wrong_type(name, value, "an int")
     number = int(value)
-    if not 1 <= number < 2**63:
-        raise ValueError(f"{name}={number} cannot be; ZEROMQ needs 1 or more.")
+    if not 1 <= number <= _MOST_BYTES:
+        raise ValueError(
+            f"{name}={number} cannot be; ZEROMQ needs 1 or more, and no more than 2**61."
+        )
     return number
 
 
@@ -207,12 +220,8 @@ def _seconds(name: str, value: Any, *, least: float, most: float) -> float:
     return seconds
 
 
-def _interval(name: str, value: Any, *, or_none: bool = False) -> float:
-    seconds = _seconds(name, value, least=0, most=_LONGEST)
-    if seconds < _SHORTEST and not (or_none and seconds == 0):
-        zero = ", or 0 for none" if or_none else ""
-        raise ValueError(f"{name}={value} cannot be; ZEROMQ needs {_SHORTEST} s or more{zero}.")
-    return seconds
+def _interval(name: str, value: Any) -> float:
+    return _seconds(name, value, least=_SHORTEST, most=_LONGEST)
 
 
 def _text(name: str, value: object, meaning: str) -> str:
