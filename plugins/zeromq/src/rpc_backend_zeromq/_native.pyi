@@ -10,28 +10,30 @@ class TransportError(RuntimeError):
 class Transport:
     """Connections to and from the workers of a group.
 
-    It listens where :meth:`bind` says, and connects to a peer when the first message goes there. A peer to
-    which the connection ends is lost; the transport tries to reach it again until it is found or forgotten.
+    It listens where :meth:`bind` says, and connects to a peer when the first message goes there. A
+    peer to which the connection ends is lost; the transport tries to reach it again until it is found
+    or forgotten.
 
-    :param public_key: in Z85, 40 bytes, with its ``secret_key``; None for no encryption. Without it whoever
-        connects is believed to be the worker that it says it is.
-    :param max_message: bytes that the parts of one message may have together, in both directions. Who
-        sends more is rejected.
+    :param public_key: in Z85, 40 bytes, with its ``secret_key``; None for no encryption. Without it
+        whoever connects is believed to be the worker that it says it is.
+    :param max_message: bytes that the parts of one message may have together, in both directions.
+        Who sends more is rejected.
     :param heartbeat: seconds between two signs of life on a connection without traffic.
-    :param heartbeat_timeout: seconds without a word after which a connection has ended. A network that is
-        cut for less loses nothing if it is back in time for TCP, which tries at ever longer intervals:
-        count on half of it.
+    :param heartbeat_timeout: seconds without a word after which a connection has ended. A network that
+        is cut for less loses nothing if it is back in time for TCP, which tries at ever longer
+        intervals: count on half of it.
     :param handshake_timeout: seconds to connect, and again seconds to prove who one is.
     :param io_threads: threads of libzmq's.
-    :param on_unknown_key: called with a public key (Z85) that was not learned when somebody connects with
-        it; returns the id of the worker that has it, or None to refuse. What it raises is written to
-        stderr, and refuses. Never called without encryption.
-    :param on_refused: called with a line for the log when somebody is refused, or something that came was
-        no message. Parts of it come from who is refused.
+    :param on_unknown_key: called with a public key (Z85) that was not learned when somebody connects
+        with it; returns the id of the worker that has it, or None to refuse. What it raises is written
+        to stderr, and refuses. Never called without encryption.
+    :param on_refused: called with a line for the log when somebody is refused, or something that came
+        was no message. Parts of it come from who is refused.
     :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption and is asked for it.
 
-    Both callbacks run on a thread of their own, one at a time, and may take their time. Nothing else needs
-    Python once a message is under way. A transport that nobody has closed is closed when Python ends.
+    Both callbacks run on a thread of their own, one at a time, and may take their time. Nothing else
+    needs Python once a message is under way. A transport that nobody has closed is closed when Python
+    ends.
     """
 
     def __init__(

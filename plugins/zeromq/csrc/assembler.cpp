@@ -1,0 +1,227 @@
+#include "assembler.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "wire.h"
+
+namespace rpc_backends::zeromq {
+
+using namespace wire;
+
+namespace {
+
+// From here up the kernel is asked for large pages: most of the time would go into small ones.
+constexpr size_t kHugeFrom = 4 << 20;
+
+// Smaller heads are copied: libzmq may have them in a buffer with others, at any address, and would keep
+// that buffer for as long as one of them is kept.
+constexpr size_t kSharedBuffer = 8192;
+
+class Malformed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+Header header_of(Frame& head) {
+  Header header;
+  std::memcpy(&header, head.data(), sizeof header);
+  return header;
+}
+
+struct Field {
+  uint64_t size;
+  Place place;
+};
+
+Field field_of(Frame& head, size_t part) {
+  uint64_t field = 0;
+  std::memcpy(&field, head.data() + sizeof(Header) + part * sizeof field, sizeof field);
+  return {field & kSizeMask, static_cast<Place>(field >> kPlaceShift)};
+}
+
+// Memory for a part that comes in pieces.
+Part make_part(size_t size) {
+  const size_t unit = size >= kHugeFrom ? size_t{2} << 20 : 64;
+  void* const memory = std::aligned_alloc(unit, (size + unit - 1) / unit * unit);
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  if (size >= kHugeFrom) {
+    madvise(memory, size, MADV_HUGEPAGE);
+  }
+  return {memory, size, std::shared_ptr<void>(memory, std::free)};
+}
+
+// The parts in a head, one behind the other.
+Part inside_of(Frame head, size_t begin) {
+  const size_t size = head.size() - std::min(head.size(), begin);
+  if (head.size() < kSharedBuffer) {
+    return copy_of(head.data() + begin, size);
+  }
+  Part inside = part_of(std::move(head));
+  inside.data = static_cast<const char*>(inside.data) + begin;
+  return inside;
+}
+
+// Reads the other frames of a message, all of them, whatever they are.
+std::vector<Frame> read_rest(bool more, Socket& socket) {
+  std::vector<Frame> frames;
+  while (more) {
+    Frame frame;
+    if (!socket.receive(frame)) {
+      break;
+    }
+    more = frame.more();
+    if (frames.size() <= kMostParts) {
+      frames.push_back(std::move(frame));
+    }
+  }
+  return frames;
+}
+
+}  // namespace
+
+std::optional<Parts> Piece::put() {
+  const size_t size = frame_.size();
+  std::memcpy(place_, frame_.data(), size);
+  frame_ = Frame();
+  if (message_->missing.fetch_sub(size, std::memory_order_acq_rel) != size) {
+    return std::nullopt;
+  }
+  return std::move(message_->parts);
+}
+
+Assembler::Outcome Assembler::take(Frame first, Socket& socket) {
+  std::vector<Frame> frames = read_rest(first.more(), socket);
+  Outcome outcome;
+  try {
+    if (!progress_.message) {
+      return start(std::move(first), std::move(frames));
+    }
+    if (!frames.empty()) {
+      throw Malformed("a piece of a message has more than one frame");
+    }
+    return take_piece(std::move(first));
+  } catch (const Malformed& error) {
+    outcome.text = error.what();
+  } catch (const std::bad_alloc&) {
+    outcome.text = "there is no memory for a message";
+  }
+  progress_ = Progress();
+  outcome.kind = Outcome::Kind::kMalformed;
+  return outcome;
+}
+
+Assembler::Outcome Assembler::take_piece(Frame frame) {
+  const Part& part = progress_.message->parts[progress_.parts[progress_.current]];
+  const size_t size = frame.size();
+  if (size == 0 || size > part.size - progress_.offset) {
+    throw Malformed("a piece of a message is of a wrong size");
+  }
+  char* const place = static_cast<char*>(const_cast<void*>(part.data)) + progress_.offset;
+  Outcome outcome;
+  outcome.kind = Outcome::Kind::kPiece;
+  outcome.piece.emplace(progress_.message, place, std::move(frame));
+  progress_.offset += size;
+  if (progress_.offset == part.size) {
+    progress_.offset = 0;
+    if (++progress_.current == progress_.parts.size()) {
+      progress_ = Progress();
+    }
+  }
+  return outcome;
+}
+
+// Throws if the message cannot be what its head says. Afterwards all sizes fit.
+void Assembler::check(Frame& head, const std::vector<Frame>& frames) const {
+  const size_t count = header_of(head).count;
+  if (count > kMostParts || begin_of_parts(count) > head.size()) {
+    throw Malformed("a message has more parts than it can have");
+  }
+  size_t end = begin_of_parts(count);
+  size_t next_frame = 0;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const auto [size, place] = field_of(head, i);
+    // Each is less than a quarter of all numbers, so the sum does not overflow.
+    bytes += size;
+    if (bytes > max_message_) {
+      throw Malformed("a message is larger than the " + std::to_string(max_message_) + " bytes that one may have");
+    }
+    if (place == Place::kHead) {
+      end += aligned(size);
+    } else if (place == Place::kFrame) {
+      if (next_frame == frames.size() || frames[next_frame].size() != size) {
+        throw Malformed("a frame of a message is missing, or of another size than it says");
+      }
+      ++next_frame;
+    } else if (place != Place::kPieces || size == 0) {
+      throw Malformed("a part of a message is nowhere");
+    }
+  }
+  if (end != head.size() || next_frame != frames.size()) {
+    throw Malformed("a message is longer than it says");
+  }
+}
+
+Assembler::Outcome Assembler::start(Frame head, std::vector<Frame> frames) {
+  Outcome outcome;
+  const bool known = head.size() >= sizeof(Header) && header_of(head).version == kVersion;
+  const auto kind = known ? static_cast<Kind>(header_of(head).kind) : Kind{};
+  if (kind == Kind::kRefusal) {
+    outcome.kind = Outcome::Kind::kRefusal;
+    outcome.text.assign(head.data() + sizeof(Header), std::min(head.size() - sizeof(Header), kLongestReason));
+    return outcome;
+  }
+  if (kind != Kind::kMessage) {
+    throw Malformed("what came is no message of this version");
+  }
+  check(head, frames);
+  const size_t count = header_of(head).count;
+  Parts parts(count);
+  Progress progress;
+  uint64_t missing = 0;
+  size_t next_frame = 0;
+  size_t offset = 0;
+  std::vector<size_t> in_head;
+  for (size_t i = 0; i < count; ++i) {
+    const auto [size, place] = field_of(head, i);
+    if (place == Place::kHead) {
+      parts[i].size = size;
+      in_head.push_back(i);
+    } else if (place == Place::kFrame) {
+      parts[i] = part_of(std::move(frames[next_frame++]));
+    } else {
+      parts[i] = make_part(size);
+      progress.parts.push_back(i);
+      missing += size;
+    }
+  }
+  if (!in_head.empty()) {
+    const Part inside = inside_of(std::move(head), begin_of_parts(count));
+    for (const size_t i : in_head) {
+      parts[i].data = static_cast<const char*>(inside.data) + offset;
+      parts[i].owner = inside.owner;
+      offset += aligned(parts[i].size);
+    }
+  }
+  if (missing == 0) {
+    outcome.kind = Outcome::Kind::kMessage;
+    outcome.parts = std::move(parts);
+    return outcome;
+  }
+  progress.message = std::make_shared<Unfinished>();
+  progress.message->parts = std::move(parts);
+  progress.message->missing = missing;
+  progress_ = std::move(progress);
+  return outcome;
+}
+
+}  // namespace rpc_backends::zeromq

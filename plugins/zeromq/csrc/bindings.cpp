@@ -1,0 +1,272 @@
+// The transport as Python sees it; _native.pyi says what each is for. No message needs the GIL: an agent
+// takes the transport itself, by its capsule.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <set>
+
+#include "zeromq_transport.h"
+
+namespace py = pybind11;
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// Lets go of the GIL if this thread has it. Closing waits for threads that may want it.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() == 1) {
+      release_.emplace();
+    }
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> release_;
+};
+
+class PythonsTransport final : public ZeroMQTransport {
+ public:
+  PythonsTransport(const Settings& settings, Asker::OnUnknownKey on_unknown_key, Asker::OnRefused on_refused)
+      : ZeroMQTransport(settings, std::move(on_unknown_key), std::move(on_refused)) {
+    std::lock_guard<std::mutex> lock(mutex());
+    all().insert(this);
+  }
+
+  ~PythonsTransport() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex());
+      all().erase(this);
+    }
+    close(0);
+  }
+
+  void close(double linger) override {
+    const WithoutGil without;
+    ZeroMQTransport::close(linger);
+  }
+
+  // Before the interpreter goes: afterwards the threads of callbacks could not end.
+  static void close_all() {
+    for (;;) {
+      PythonsTransport* next = nullptr;
+      {
+        std::lock_guard<std::mutex> lock(mutex());
+        if (!all().empty()) {
+          next = *all().begin();
+          all().erase(next);
+        }
+      }
+      if (next == nullptr) {
+        return;
+      }
+      next->close(0);
+    }
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::set<PythonsTransport*>& all() {
+    static std::set<PythonsTransport*> all;
+    return all;
+  }
+};
+
+// A function of Python's that any thread may call and let go of.
+std::shared_ptr<py::object> shared(const py::object& function) {
+  return {new py::object(function), [](py::object* held) {
+            if (Py_IsInitialized() == 0) {
+              held->release();
+              return;
+            }
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+Asker::OnUnknownKey unknown_key_callback(const py::object& function) {
+  if (function.is_none()) {
+    return {};
+  }
+  return [function = shared(function)](const std::string& key) -> std::optional<int> {
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object worker = (*function)(py::bytes(key));
+      return worker.is_none() ? std::nullopt : std::optional<int>(worker.cast<int>());
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("on_unknown_key");
+    } catch (const py::cast_error&) {
+    }
+    return std::nullopt;
+  };
+}
+
+Asker::OnRefused refused_callback(const py::object& function) {
+  if (function.is_none()) {
+    return {};
+  }
+  return [function = shared(function)](const std::string& line) {
+    const py::gil_scoped_acquire gil;
+    try {
+      // It may quote what somebody sent.
+      (*function)(py::reinterpret_steal<py::object>(
+          PyUnicode_DecodeUTF8(line.data(), static_cast<Py_ssize_t>(line.size()), "backslashreplace")));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("on_refused");
+    }
+  };
+}
+
+// The files in which libzmq may be: the extensions of pyzmq, which have loaded it, or have it in them.
+std::vector<std::string> extensions_of_pyzmq() {
+  py::module_::import("zmq");
+  std::vector<std::string> files;
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  for (const auto& [name, module] : py::reinterpret_steal<py::dict>(PyDict_Copy(modules.ptr()))) {
+    const auto text = py::str(name).cast<std::string>();
+    if (text.rfind("zmq.", 0) == 0 && py::hasattr(module, "__file__") && !module.attr("__file__").is_none()) {
+      const auto file = py::str(module.attr("__file__")).cast<std::string>();
+      if (file.find(".so") != std::string::npos) {
+        files.push_back(file);
+      }
+    }
+  }
+  return files;
+}
+
+std::shared_ptr<PythonsTransport> make(const std::optional<py::bytes>& public_key,
+                                       const std::optional<py::bytes>& secret_key, uint64_t max_message,
+                                       double heartbeat, double heartbeat_timeout, double handshake_timeout,
+                                       int io_threads, const py::object& on_unknown_key,
+                                       const py::object& on_refused) {
+  if (public_key.has_value() != secret_key.has_value()) {
+    throw TransportError("public_key and secret_key are given both, or neither");
+  }
+  load_library(extensions_of_pyzmq());
+  Settings settings;
+  if (public_key) {
+    settings.public_key = *public_key;
+    settings.secret_key = *secret_key;
+  }
+  settings.max_message = max_message;
+  settings.heartbeat = heartbeat;
+  settings.heartbeat_timeout = heartbeat_timeout;
+  settings.handshake_timeout = handshake_timeout;
+  settings.io_threads = io_threads;
+  return std::make_shared<PythonsTransport>(settings, unknown_key_callback(on_unknown_key),
+                                            refused_callback(on_refused));
+}
+
+// A buffer of Python's, held for as long as a message is in it.
+class Held {
+ public:
+  explicit Held(py::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  ~Held() {
+    if (Py_IsInitialized() != 0) {
+      const py::gil_scoped_acquire gil;
+      PyBuffer_Release(&buffer_);
+    }
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  const void* data() const { return buffer_.buf; }
+  size_t size() const { return static_cast<size_t>(buffer_.len); }
+
+ private:
+  Py_buffer buffer_{};
+};
+
+void send_buffers(PythonsTransport& transport, int peer, const py::iterable& buffers, bool reply) {
+  Parts parts;
+  for (const py::handle buffer : buffers) {
+    auto held = std::make_shared<Held>(buffer);
+    parts.push_back({held->data(), held->size(), held});
+  }
+  const py::gil_scoped_release release;
+  transport.send(peer, std::move(parts), reply);
+}
+
+py::object receive_tuple(PythonsTransport& transport, std::optional<double> timeout) {
+  Event event;
+  Inbox::Outcome outcome;
+  {
+    const py::gil_scoped_release release;
+    const auto deadline = timeout ? Clock::now() + std::chrono::milliseconds(milliseconds(*timeout))
+                                  : Clock::time_point::max();
+    outcome = transport.receive_until(event, deadline);
+  }
+  if (outcome != Inbox::Outcome::kEvent) {
+    return py::none();
+  }
+  const char* const kinds[] = {"message", "lost", "found"};
+  py::list parts;
+  for (Part& part : event.parts) {
+    parts.append(py::memoryview(py::cast(std::move(part))));
+  }
+  return py::make_tuple(kinds[static_cast<int>(event.kind)], event.peer, parts, event.reason);
+}
+
+py::capsule capsule_of(const std::shared_ptr<PythonsTransport>& transport) {
+  auto* const held = new std::shared_ptr<Transport>(transport);
+  return py::capsule(held, kTransportCapsule, [](PyObject* capsule) {
+    delete static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(capsule, kTransportCapsule));
+  });
+}
+
+void learn(PythonsTransport& transport, int peer, const std::string& endpoint,
+           const std::optional<py::bytes>& public_key) {
+  const std::string key = public_key ? std::string(*public_key) : std::string();
+  const py::gil_scoped_release release;
+  transport.learn_endpoint(peer, endpoint, key);
+}
+
+}  // namespace
+
+}  // namespace rpc_backends::zeromq
+
+PYBIND11_MODULE(_native, module) {
+  using namespace rpc_backends;
+  using namespace rpc_backends::zeromq;
+  using release = py::call_guard<py::gil_scoped_release>;
+
+  py::register_local_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const BindError& failure) {
+      errno = failure.number;
+      const py::tuple arguments = py::make_tuple(failure.number, text_of(failure.number), failure.endpoint);
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+  });
+  py::class_<Part>(module, "Part", py::buffer_protocol()).def_buffer([](Part& part) {
+    return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
+                           {static_cast<py::ssize_t>(part.size)}, {1}, true);
+  });
+  py::class_<PythonsTransport, std::shared_ptr<PythonsTransport>>(module, "Transport")
+      .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
+           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
+           py::arg("io_threads") = 1, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
+      .def("bind", &PythonsTransport::bind, py::arg("endpoints"), release())
+      .def("start", &PythonsTransport::start, py::arg("self_id"), release())
+      .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"))
+      .def("forget", &PythonsTransport::forget, py::arg("peer"), release())
+      .def("reject", &PythonsTransport::reject, py::arg("peer"), py::arg("reason"), release())
+      .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"))
+      .def("receive", &receive_tuple, py::arg("timeout") = py::none())
+      .def("close", &PythonsTransport::close, py::arg("linger"), release())
+      .def("metrics", &PythonsTransport::metrics)
+      .def("__rpc_transport__", &capsule_of);
+  py::module_::import("atexit").attr("register")(py::cpp_function(&PythonsTransport::close_all, release()));
+}

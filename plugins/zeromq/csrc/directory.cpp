@@ -1,0 +1,39 @@
+#include "directory.h"
+
+namespace rpc_backends::zeromq {
+
+void Directory::learn(int worker, const std::string& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  left_.erase(worker);
+  std::string& current = keys_[worker];
+  if (current != key) {
+    owners_.erase(current);
+    current = key;
+  }
+  if (!key.empty()) {
+    owners_[key] = worker;
+  }
+}
+
+void Directory::forget(int worker) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  left_.insert(worker);
+  const auto found = keys_.find(worker);
+  if (found != keys_.end()) {
+    owners_.erase(found->second);
+    keys_.erase(found);
+  }
+}
+
+std::optional<int> Directory::owner(const std::string& key) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = owners_.find(key);
+  return found == owners_.end() ? std::nullopt : std::optional<int>(found->second);
+}
+
+bool Directory::admits(int worker) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return left_.count(worker) == 0;
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,271 @@
+#include "door.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "wire.h"
+#include "zap.h"
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// Connections of one peer at a time: the one it has, and those that it has left and that have messages.
+constexpr size_t kMostCallers = 4;
+
+// Connections that wait to be accepted: all workers of a group may connect in one moment.
+constexpr int kBacklog = 1024;
+
+}  // namespace
+
+BindError::BindError(int error, const std::string& where)
+    : TransportError("cannot listen on " + where + ": " + text_of(error)), number(error), endpoint(where) {}
+
+Door::Door(const Services& services, std::function<void(int)> on_arrival)
+    : SocketSource(services.inbox, services.counters), services_(services), on_arrival_(std::move(on_arrival)) {}
+
+Door::~Door() {
+  close(0);
+}
+
+void Door::open() {
+  using namespace monitor_event;
+  const Settings& settings = services_.settings;
+  Lock lock(mutex_);
+  Socket socket(services_.context, socket_type::kRouter);
+  socket.set(option::kRouterMandatory, 1);
+  socket.set(option::kBacklog, kBacklog);
+  socket.set(option::kHandshakeIvl, milliseconds(settings.handshake_timeout));
+  socket.set(option::kHeartbeatIvl, milliseconds(settings.heartbeat));
+  socket.set(option::kHeartbeatTimeout, milliseconds(settings.heartbeat_timeout));
+  socket.set(option::kHeartbeatTtl, milliseconds(settings.heartbeat_timeout));
+  socket.set(option::kMaxMsgSize, static_cast<int64_t>(wire::largest_frame(settings.max_message)));
+  // Has libzmq ask Zap also without encryption, and speak with nobody of a version that cannot be asked.
+  socket.set(option::kZapDomain, std::string(Zap::kDomain));
+  if (settings.encrypts()) {
+    socket.set(option::kCurveServer, 1);
+    socket.set(option::kCurveSecretKey, settings.secret_key);
+  }
+  monitor_ = std::make_unique<Monitor>(services_.context, socket, "door", kHandshakeFailed | kHandshakeFailedProtocol);
+  monitor_fd_ = monitor_->fd();
+  const std::weak_ptr<SocketSource> weak = weak_from_this();
+  watch_ = services_.keeper.watch(monitor_fd_, [weak] {
+    if (const auto door = std::static_pointer_cast<Door>(weak.lock())) {
+      door->on_monitor();
+    }
+  });
+  enter(std::move(socket));
+}
+
+std::string Door::bind(const std::string& endpoint) {
+  Lock lock(mutex_);
+  if (!socket_) {
+    throw TransportError("the transport is closed");
+  }
+  // Only where it is asked for: libzmq would write IPv4 addresses as such of IPv6.
+  socket_->set(option::kIpv6, endpoint.find('[') == std::string::npos ? 0 : 1);
+  if (endpoint.find('\0') != std::string::npos || !socket_->bind(endpoint)) {
+    throw BindError(errno, endpoint);
+  }
+  std::string bound = socket_->last_endpoint();
+  drain(std::move(lock));
+  return bound;
+}
+
+void Door::reply(int peer, Packed& message) {
+  Lock lock(mutex_);
+  const auto found = by_peer_.find(peer);
+  while (socket_ && found != by_peer_.end() && !found->second.empty()) {
+    Caller* const newest = found->second.back();
+    if (message.send(*socket_, newest->route.text)) {
+      drain(std::move(lock));
+      return;
+    }
+    erase(newest);
+    if (message.begun()) {
+      break;
+    }
+  }
+  if (socket_) {
+    drain(std::move(lock));
+  }
+  throw TransportError("worker " + std::to_string(peer) + " has ended the connection by which it asked");
+}
+
+void Door::forget(int peer) {
+  Lock lock(mutex_);
+  const auto found = by_peer_.find(peer);
+  if (found != by_peer_.end()) {
+    for (Caller* const caller : found->second) {
+      caller->closed = "worker " + std::to_string(peer) + " has left the group";
+    }
+  }
+}
+
+void Door::reject(int peer, const std::string& reason) {
+  Lock lock(mutex_);
+  const auto found = by_peer_.find(peer);
+  if (!socket_ || found == by_peer_.end()) {
+    return;
+  }
+  for (Caller* const caller : found->second) {
+    if (caller->closed.empty()) {
+      ++counters_.rejected;
+      close_caller(*caller, reason);
+    }
+  }
+  drain(std::move(lock));
+}
+
+void Door::close(double linger) {
+  Lock lock(mutex_);
+  if (!socket_) {
+    return;
+  }
+  std::optional<Socket> socket = leave();
+  if (linger > 0) {
+    socket->linger(linger);
+  }
+  services_.keeper.unwatch(watch_, monitor_fd_);
+}
+
+// --- what arrives -----------------------------------------------------------------------------------
+
+SocketSource::Read Door::read_one() {
+  Read read;
+  Frame name, first;
+  if (!socket_->receive(name)) {
+    return read;
+  }
+  read.kind = Read::Kind::kDone;
+  if (!name.more() || !socket_->receive(first)) {
+    return read;
+  }
+  Caller* const caller = find(name, first);
+  if (caller == nullptr) {
+    drop(std::move(first));
+    return read;
+  }
+  Assembler::Outcome outcome = caller->assembler.take(std::move(first), *socket_);
+  switch (outcome.kind) {
+    case Assembler::Outcome::Kind::kMessage:
+      push(caller->route.worker, std::move(outcome.parts));
+      break;
+    case Assembler::Outcome::Kind::kPiece:
+      read.kind = Read::Kind::kPiece;
+      read.peer = caller->route.worker;
+      read.piece = std::move(outcome.piece);
+      break;
+    case Assembler::Outcome::Kind::kMalformed:
+      ++counters_.rejected;
+      services_.asker.tell("worker " + std::to_string(caller->route.worker) +
+                           " has sent what is no message, and nothing more is taken from it: " + outcome.text);
+      close_caller(*caller, outcome.text);
+      break;
+    default:
+      break;
+  }
+  return read;
+}
+
+// The caller whose message begins with `name` and `first`; null if nothing is taken from it.
+Door::Caller* Door::find(Frame& name, const Frame& first) {
+  const auto found = callers_.find(std::string(name.data(), name.size()));
+  Caller* const caller = found == callers_.end() ? admit(name, first) : found->second.get();
+  // Who it is was found out in the handshake; the name is what somebody says.
+  if (caller == nullptr || caller->user != user_of(first)) {
+    return nullptr;
+  }
+  if (!caller->closed.empty() && !caller->told) {
+    close_caller(*caller, caller->closed);
+  }
+  return caller->closed.empty() ? caller : nullptr;
+}
+
+std::string_view Door::user_of(const Frame& frame) const {
+  const char* const user = services_.settings.encrypts() ? frame.property("User-Id") : nullptr;
+  return user == nullptr ? "" : user;
+}
+
+Door::Caller* Door::admit(Frame& name, const Frame& first) {
+  const std::optional<Route> route = Route::parse(name.data(), name.size());
+  const std::string user(user_of(first));
+  const std::string why = why_not(route, user);
+  if (!why.empty()) {
+    ++counters_.refused;
+    services_.asker.tell(why);
+    tell(std::string(name.data(), name.size()), why);
+    return nullptr;
+  }
+  auto caller = std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false});
+  Caller* const entered = caller.get();
+  enter_caller(std::move(caller));
+  on_arrival_(route->worker);
+  return entered;
+}
+
+std::string Door::why_not(const std::optional<Route>& route, const std::string& user) const {
+  if (!route) {
+    return "what has connected is no worker of this version";
+  }
+  const std::string who = "worker " + std::to_string(route->worker);
+  if (services_.settings.encrypts() && user != std::to_string(route->worker)) {
+    return "who says to be " + who + " has the key of worker " + user;
+  }
+  return services_.directory.admits(route->worker) ? "" : who + " has left the group";
+}
+
+void Door::enter_caller(std::unique_ptr<Caller> caller) {
+  std::vector<Caller*>& of_peer = by_peer_[caller->route.worker];
+  if (of_peer.size() >= kMostCallers) {
+    erase(of_peer.front());
+  }
+  // Messages of a connection that ended may be read after those of the next.
+  const auto after = std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller* other) {
+    return other->route.time > caller->route.time;
+  });
+  of_peer.insert(after, caller.get());
+  const std::string name = caller->route.text;
+  callers_.emplace(name, std::move(caller));
+}
+
+void Door::erase(Caller* caller) {
+  std::vector<Caller*>& of_peer = by_peer_[caller->route.worker];
+  of_peer.erase(std::find(of_peer.begin(), of_peer.end(), caller));
+  const std::string name = caller->route.text;
+  callers_.erase(name);
+}
+
+void Door::drop(Frame frame) {
+  ++counters_.dropped;
+  while (frame.more() && socket_->receive(frame)) {
+  }
+}
+
+void Door::close_caller(Caller& caller, const std::string& reason) {
+  caller.closed = reason;
+  caller.told = true;
+  tell(caller.route.text, reason);
+}
+
+void Door::tell(const std::string& route, const std::string& reason) {
+  Packed refusal = Packed::refusal(reason);
+  refusal.send(*socket_, route);
+}
+
+// --- on the keeper's thread -------------------------------------------------------------------------
+
+void Door::on_monitor() {
+  Monitor::Occurrence occurrence;
+  while (monitor_->next(occurrence)) {
+    ++counters_.handshakes;
+    // Who looks whether somebody listens, and goes, is not worth a line.
+    if (occurrence.event == monitor_event::kHandshakeFailedProtocol) {
+      services_.asker.tell("somebody who connected to " + occurrence.endpoint + ": " + failure_text(occurrence));
+    }
+  }
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,107 @@
+#include "endpoint.h"
+
+#include <netdb.h>
+#include <poll.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "rpc_backends_agents/transport.h"
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+constexpr const char* kTcp = "tcp://";
+constexpr const char* kIpc = "ipc://";
+
+bool take_prefix(const std::string& text, const std::string& prefix, std::string& rest) {
+  if (text.compare(0, prefix.size(), prefix) != 0) {
+    return false;
+  }
+  rest = text.substr(prefix.size());
+  return true;
+}
+
+bool is_port(const std::string& text) {
+  return !text.empty() && text.size() <= 5 && text.find_first_not_of("0123456789") == std::string::npos &&
+      std::stoi(text) > 0 && std::stoi(text) <= 65535;
+}
+
+}  // namespace
+
+Endpoint::Endpoint(const std::string& text) : text_(text) {
+  std::string rest;
+  // libzmq would take the text up to a zero for the whole.
+  if (text.find('\0') == std::string::npos) {
+    if (take_prefix(text, kTcp, rest)) {
+      parse_tcp(rest);
+    } else if (take_prefix(text, kIpc, rest)) {
+      parse_ipc(rest);
+    }
+  }
+  if (size_ == 0) {
+    throw TransportError("'" + text + "' is no endpoint to connect to; one is tcp://ADDRESS:PORT with a numeric "
+                         "address (IPv6 in brackets), or ipc://PATH");
+  }
+}
+
+void Endpoint::parse_tcp(const std::string& rest) {
+  const size_t colon = rest.rfind(':');
+  if (colon == std::string::npos || !is_port(rest.substr(colon + 1))) {
+    return;
+  }
+  std::string host = rest.substr(0, colon);
+  addrinfo hints{};
+  hints.ai_family = AF_INET;
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+    hints.ai_family = AF_INET6;
+  }
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), rest.c_str() + colon + 1, &hints, &found) == 0) {
+    size_ = found->ai_addrlen;
+    std::memcpy(&address_, found->ai_addr, size_);
+    freeaddrinfo(found);
+  }
+}
+
+void Endpoint::parse_ipc(const std::string& rest) {
+  sockaddr_un address{};
+  if (rest.empty() || rest == "*" || rest.size() >= sizeof address.sun_path) {
+    return;
+  }
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, rest.data(), rest.size());
+  size_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + rest.size() + 1);
+  if (rest[0] == '@') {  // a name that is in no folder
+    address.sun_path[0] = '\0';
+    size_ -= 1;
+  }
+  std::memcpy(&address_, &address, size_);
+}
+
+int Endpoint::try_it(int milliseconds) const {
+  const int trial = ::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (trial == -1) {
+    return errno;
+  }
+  int error = 0;
+  if (::connect(trial, reinterpret_cast<const sockaddr*>(&address_), size_) != 0) {
+    error = errno;
+    pollfd wait{trial, POLLOUT, 0};
+    if (error == EINPROGRESS && ::poll(&wait, 1, milliseconds) == 1) {
+      socklen_t length = sizeof error;
+      getsockopt(trial, SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+  }
+  ::close(trial);
+  return error;
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,36 @@
+// Where a peer listens: the one text of it that is believed, and what the system says when one tries it.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <string>
+
+namespace rpc_backends::zeromq {
+
+class Endpoint {
+ public:
+  Endpoint() = default;
+
+  // "tcp://ADDRESS:PORT", with a numeric address and IPv6 in brackets, or "ipc://PATH". Names are not
+  // believed: libzmq would look them up on the thread that moves the messages. Throws TransportError.
+  explicit Endpoint(const std::string& text);
+
+  const std::string& text() const { return text_; }
+  bool is_ipv6() const { return address_.ss_family == AF_INET6; }
+
+  // Tries to connect, and returns 0 if somebody listens there, EINPROGRESS if that was not to be found
+  // out within `milliseconds`, and else the error.
+  int try_it(int milliseconds) const;
+
+  friend bool operator==(const Endpoint& a, const Endpoint& b) { return a.text_ == b.text_; }
+
+ private:
+  void parse_tcp(const std::string& rest);
+  void parse_ipc(const std::string& rest);
+
+  std::string text_;
+  sockaddr_storage address_{};
+  socklen_t size_ = 0;
+};
+
+}  // namespace rpc_backends::zeromq

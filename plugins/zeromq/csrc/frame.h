@@ -1,0 +1,60 @@
+// One frame of a ZeroMQ message: memory that libzmq counts the references of.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "libzmq.h"
+#include "rpc_backends_agents/transport.h"
+
+namespace rpc_backends::zeromq {
+
+class Frame {
+ public:
+  Frame() { zmq().msg_init(&message_); }
+
+  // Throws std::bad_alloc.
+  explicit Frame(size_t size);
+
+  // Copies.
+  Frame(const void* data, size_t size) { copy(data, size); }
+
+  // Has the frame use the memory of `part`, and drop its owner on a thread of libzmq's when it is sent.
+  // A part without an owner is copied: nobody says how long it lives.
+  explicit Frame(const Part& part) : Frame(part, part.data, part.size) {}
+
+  // The same for a piece of `part`.
+  Frame(const Part& part, const void* data, size_t size);
+
+  ~Frame() { zmq().msg_close(&message_); }
+
+  Frame(Frame&& other) noexcept : Frame() { zmq().msg_move(&message_, &other.message_); }
+  Frame& operator=(Frame&& other) noexcept {
+    zmq().msg_move(&message_, &other.message_);
+    return *this;
+  }
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
+  char* data() { return static_cast<char*>(zmq().msg_data(&message_)); }
+  size_t size() const { return zmq().msg_size(&message_); }
+  bool more() const { return zmq().msg_more(&message_) != 0; }
+
+  // What libzmq knows of the connection by which it came; null if it does not.
+  const char* property(const char* name) const { return zmq().msg_gets(&message_, name); }
+
+  RawMessage* raw() { return &message_; }
+
+ private:
+  void copy(const void* data, size_t size);
+
+  RawMessage message_;
+};
+
+// The memory of a frame as a part.
+Part part_of(Frame frame);
+
+// A copy, at a multiple of 16 bytes so that any tensor can use it.
+Part copy_of(const void* data, size_t size);
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,144 @@
+#include "keeper.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "thread.h"
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+constexpr uint64_t kSignal = 1;
+
+}  // namespace
+
+Keeper::Keeper() {
+  epoll_.add(signal_.fd(), EPOLLIN, kSignal);
+  thread_ = start_thread("rpc-zmq-keeper", [this] { live(); });
+}
+
+void Keeper::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+  }
+  signal_.set();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  // What the tasks hold is let go of without the lock, which its destructors may want.
+  decltype(watches_) watches;
+  decltype(posted_) posted;
+  decltype(timed_) timed;
+  std::lock_guard<std::mutex> lock(mutex_);
+  watches.swap(watches_);
+  posted.swap(posted_);
+  timed.swap(timed_);
+}
+
+uint64_t Keeper::watch(int fd, Task task) {
+  uint64_t id = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    id = next_id_++;
+    watches_.emplace(id, std::make_shared<Task>(std::move(task)));
+  }
+  epoll_.add(fd, EPOLLIN, id);
+  return id;
+}
+
+void Keeper::unwatch(uint64_t id, int fd) {
+  epoll_.remove(fd);
+  std::shared_ptr<Task> task;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = watches_.find(id);
+  if (found != watches_.end()) {
+    task = std::move(found->second);
+    watches_.erase(found);
+  }
+}
+
+void Keeper::post(Task task) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    posted_.push_back(std::move(task));
+  }
+  signal_.set();
+}
+
+void Keeper::at(Clock::time_point when, Task task) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    timed_.emplace(when, std::move(task));
+  }
+  signal_.set();
+}
+
+void Keeper::live() {
+  for (;;) {
+    const uint64_t id = epoll_.wait(milliseconds_to_next());
+    if (id == kSignal) {
+      signal_.clear();
+    } else if (id != 0) {
+      run_watch(id);
+    }
+    run_due();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_) {
+      return;
+    }
+  }
+}
+
+int Keeper::milliseconds_to_next() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!posted_.empty()) {
+    return 0;
+  }
+  if (timed_.empty()) {
+    return -1;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(timed_.begin()->first - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
+}
+
+void Keeper::run_watch(uint64_t id) {
+  std::shared_ptr<Task> task;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = watches_.find(id);
+    if (found != watches_.end()) {
+      task = found->second;
+    }
+  }
+  if (task) {
+    (*task)();
+  }
+}
+
+void Keeper::run_due() {
+  // No more than a few, so that those who post without end do not keep the watches from running.
+  Task task;
+  for (int i = 0; i < 100 && take_due(task); ++i) {
+    task();
+    task = nullptr;
+  }
+}
+
+bool Keeper::take_due(Task& task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!stopped_ && !posted_.empty()) {
+    task = std::move(posted_.front());
+    posted_.pop_front();
+    return true;
+  }
+  if (!stopped_ && !timed_.empty() && timed_.begin()->first <= Clock::now()) {
+    task = std::move(timed_.begin()->second);
+    timed_.erase(timed_.begin());
+    return true;
+  }
+  return false;
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,54 @@
+// The thread that looks after the connections: it waits for what libzmq tells of them, and for times.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "fd.h"
+#include "inbox.h"
+
+namespace rpc_backends::zeromq {
+
+// All tasks run on its thread, one at a time, and must not wait.
+class Keeper {
+ public:
+  using Task = std::function<void()>;
+
+  Keeper();
+  ~Keeper() { stop(); }
+
+  // Has `task` run whenever `fd` is readable, until unwatch(). Returns a number for that.
+  uint64_t watch(int fd, Task task);
+  void unwatch(uint64_t id, int fd);
+
+  void post(Task task);
+  void at(Clock::time_point when, Task task);
+
+  // Ends the thread; tasks that have not run never will.
+  void stop();
+
+ private:
+  void live();
+  int milliseconds_to_next();
+  void run_watch(uint64_t id);
+  void run_due();
+  bool take_due(Task& task);
+
+  Epoll epoll_;
+  Signal signal_;
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Task>> watches_;
+  std::deque<Task> posted_;
+  std::multimap<Clock::time_point, Task> timed_;
+  uint64_t next_id_ = 2;
+  bool stopped_ = false;
+  std::thread thread_;
+};
+
+}  // namespace rpc_backends::zeromq

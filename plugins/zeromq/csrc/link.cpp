@@ -1,0 +1,252 @@
+#include "link.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "wire.h"
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// libzmq keeps what is queued for a connection that breaks until it has another. It is told to wait a day
+// before it makes one; by then the socket is gone, and what was in it.
+constexpr int kNeverReconnect = 24 * 3600 * 1000;
+
+// How long one waits to find out why a connection ended.
+constexpr int kTrialMilliseconds = 20;
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
+
+}  // namespace
+
+Link::Link(const Services& services, Listener& listener, int peer)
+    : SocketSource(services.inbox, services.counters),
+      settings_(services.settings),
+      context_(services.context),
+      keeper_(services.keeper),
+      listener_(listener),
+      peer_(peer),
+      assembler_(services.settings.max_message) {}
+
+Link::~Link() {
+  close();
+}
+
+std::shared_ptr<Link> Link::self() {
+  return std::static_pointer_cast<Link>(shared_from_this());
+}
+
+void Link::set_options(Socket& socket, const std::string& key, const Route& route) const {
+  socket.set(option::kReconnectIvl, kNeverReconnect);
+  socket.set(option::kConnectTimeout, milliseconds(settings_.handshake_timeout));
+  socket.set(option::kHandshakeIvl, milliseconds(settings_.handshake_timeout));
+  socket.set(option::kHeartbeatIvl, milliseconds(settings_.heartbeat));
+  socket.set(option::kHeartbeatTimeout, milliseconds(settings_.heartbeat_timeout));
+  socket.set(option::kHeartbeatTtl, milliseconds(settings_.heartbeat_timeout));
+  socket.set(option::kMaxMsgSize, static_cast<int64_t>(wire::largest_frame(settings_.max_message)));
+  socket.set(option::kIpv6, endpoint_.is_ipv6() ? 1 : 0);
+  socket.set(option::kRoutingId, route.text);
+  if (settings_.encrypts()) {
+    socket.set(option::kCurvePublicKey, settings_.public_key);
+    socket.set(option::kCurveSecretKey, settings_.secret_key);
+    socket.set(option::kCurveServerKey, key);
+  }
+}
+
+void Link::open(const Endpoint& endpoint, const std::string& key, const Route& route) {
+  using namespace monitor_event;
+  endpoint_ = endpoint;
+  opened_ = Clock::now();
+  const std::weak_ptr<Link> weak = self();
+  Lock lock(mutex_);
+  Socket socket(context_, socket_type::kDealer);
+  set_options(socket, key, route);
+  monitor_ = std::make_unique<Monitor>(
+      context_, socket, "link-" + std::to_string(peer_) + "-" + std::to_string(route.time),
+      kConnected | kConnectRetried | kDisconnected | kHandshakeFailed | kHandshakeSucceeded |
+          kHandshakeFailedProtocol | kHandshakeFailedAuth);
+  enter(std::move(socket));
+  monitor_fd_ = monitor_->fd();
+  watch_ = keeper_.watch(monitor_fd_, [weak] {
+    if (const auto link = weak.lock()) {
+      link->on_monitor();
+    }
+  });
+  ++counters_.connections;
+  // Each step has its own time, and libzmq tells of none that fails before there is a socket.
+  const double longest = 2 * settings_.handshake_timeout + 1;
+  keeper_.at(opened_ + std::chrono::milliseconds(milliseconds(longest)), [weak] {
+    if (const auto link = weak.lock()) {
+      link->on_deadline();
+    }
+  });
+  if (!socket_->connect(endpoint.text())) {
+    const std::string why = text_of(errno);
+    lock.unlock();
+    close();
+    throw TransportError("cannot connect to " + endpoint.text() + ": " + why);
+  }
+  drain(std::move(lock));
+}
+
+bool Link::send(Packed& message) {
+  Lock lock(mutex_);
+  if (!socket_) {
+    return false;
+  }
+  const bool sent = message.send(*socket_, {});
+  drain(std::move(lock));
+  return sent;
+}
+
+SocketSource::Read Link::read_one() {
+  Frame head;
+  if (!socket_->receive(head)) {
+    return {};
+  }
+  if (broken_) {
+    ++counters_.dropped;
+    Read dropped;
+    dropped.kind = Read::Kind::kDone;
+    while (head.more() && socket_->receive(head)) {
+    }
+    return dropped;
+  }
+  last_message_ = Clock::now();
+  Assembler::Outcome outcome = assembler_.take(std::move(head), *socket_);
+  Read read;
+  read.kind = Read::Kind::kDone;
+  switch (outcome.kind) {
+    case Assembler::Outcome::Kind::kNothing:
+      break;
+    case Assembler::Outcome::Kind::kMessage:
+      push(peer_, std::move(outcome.parts));
+      break;
+    case Assembler::Outcome::Kind::kPiece:
+      read.kind = Read::Kind::kPiece;
+      read.peer = peer_;
+      read.piece = std::move(outcome.piece);
+      break;
+    case Assembler::Outcome::Kind::kRefusal:
+      broken_ = true;
+      end("the peer takes nothing more by this connection: " + outcome.text);
+      break;
+    case Assembler::Outcome::Kind::kMalformed:
+      broken_ = true;
+      ++counters_.rejected;
+      end("the peer has sent what is no message: " + outcome.text);
+      break;
+  }
+  return read;
+}
+
+void Link::end(const std::string& reason) {
+  keeper_.post([weak = weak_from_this(), reason] {
+    const auto link = std::static_pointer_cast<Link>(weak.lock());
+    if (link && !link->ended_) {
+      link->ended_ = true;
+      link->listener_.on_end(link, reason);
+    }
+  });
+}
+
+void Link::close(double linger) {
+  Lock lock(mutex_);
+  if (!socket_) {
+    return;
+  }
+  for (Read read; (read = read_one()).kind != Read::Kind::kEmpty;) {
+    if (read.piece) {
+      if (std::optional<Parts> parts = read.piece->put()) {
+        push(peer_, std::move(*parts));
+      }
+    }
+  }
+  --counters_.connections;
+  std::optional<Socket> socket = leave();
+  if (linger > 0) {
+    socket->linger(linger);
+  }
+  keeper_.unwatch(watch_, monitor_fd_);
+}
+
+// --- on the keeper's thread -------------------------------------------------------------------------
+
+void Link::on_monitor() {
+  using namespace monitor_event;
+  Monitor::Occurrence occurrence;
+  while (!ended_ && monitor_->next(occurrence)) {
+    switch (occurrence.event) {
+      case kConnected:
+        connected_ = true;
+        break;
+      case kHandshakeSucceeded:
+        up_since_ = Clock::now();
+        listener_.on_up(self());
+        break;
+      case kHandshakeFailed:
+      case kHandshakeFailedProtocol:
+        trouble_ = failure_text(occurrence);
+        break;
+      case kHandshakeFailedAuth:
+        trouble_ = "the peer does not know our key";
+        break;
+      default:  // kDisconnected, kConnectRetried
+        ended_ = true;
+        listener_.on_end(self(), why_it_ended());
+        break;
+    }
+  }
+}
+
+void Link::on_deadline() {
+  if (!ended_ && up_since_ == Clock::time_point()) {
+    ended_ = true;
+    listener_.on_end(self(), "no connection to " + endpoint_.text() + " within " +
+                                 seconds_text(2 * settings_.handshake_timeout + 1));
+  }
+}
+
+std::string Link::why_it_ended() const {
+  if (!connected_) {
+    return why_it_did_not_connect();
+  }
+  const auto now = Clock::now();
+  if (up_since_ == Clock::time_point()) {
+    const bool late = now - opened_ >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout));
+    return "handshake with " + endpoint_.text() + " failed: " +
+        (late ? "not done within " + seconds_text(settings_.handshake_timeout)
+              : trouble_.empty() ? "the connection ended during it" : trouble_);
+  }
+  // libzmq does not say. Where somebody listens still, or nothing answers, it is the silence, unless there
+  // was none; who has ended does not listen.
+  const auto silence = now - std::max(last_message_.load(), up_since_);
+  const int error = endpoint_.try_it(kTrialMilliseconds);
+  if (error != 0 && error != EINPROGRESS) {
+    return "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error);
+  }
+  if (silence >= std::chrono::milliseconds(milliseconds(settings_.heartbeat_timeout))) {
+    return "no heartbeat from " + endpoint_.text() + " for " + seconds_text(settings_.heartbeat_timeout);
+  }
+  return "connection reset by " + endpoint_.text();
+}
+
+std::string Link::why_it_did_not_connect() const {
+  const auto took = Clock::now() - opened_;
+  if (took >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout))) {
+    return "no answer from " + endpoint_.text() + " within " + seconds_text(settings_.handshake_timeout);
+  }
+  const int error = endpoint_.try_it(kTrialMilliseconds);
+  const bool unknown = error == 0 || error == EINPROGRESS;
+  return "cannot connect to " + endpoint_.text() + ": " + std::strerror(unknown ? ECONNREFUSED : error);
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,59 @@
+#include "monitor.h"
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+namespace rpc_backends::zeromq {
+
+Monitor::Monitor(Context& context, Socket& socket, const std::string& name, int events)
+    : listener_(context, socket_type::kPair) {
+  const std::string endpoint = "inproc://" + name;
+  if (!socket.monitor(endpoint, events) || !listener_.connect(endpoint)) {
+    throw TransportError("ZeroMQ cannot watch a connection: " + text_of(errno));
+  }
+  // libzmq wakes who has found nothing, and nobody else.
+  Frame nothing;
+  listener_.receive(nothing);
+}
+
+bool Monitor::next(Occurrence& occurrence) {
+  Frame what, where;
+  if (!listener_.receive(what)) {
+    return false;
+  }
+  // A message of libzmq's own comes whole.
+  while (what.more() && listener_.receive(where) && where.more()) {
+  }
+  uint16_t event = 0;
+  int32_t value = 0;
+  if (what.size() == sizeof event + sizeof value) {
+    std::memcpy(&event, what.data(), sizeof event);
+    std::memcpy(&value, what.data() + sizeof event, sizeof value);
+  }
+  occurrence = {event, value, std::string(where.data(), where.size())};
+  return true;
+}
+
+std::string failure_text(const Monitor::Occurrence& occurrence) {
+  if (occurrence.event == monitor_event::kHandshakeFailedAuth) {
+    return "the key of who connected is not one that is known";
+  }
+  if (occurrence.event == monitor_event::kHandshakeFailed) {
+    return "the connection ended during it";
+  }
+  switch (occurrence.value) {
+    case protocol_error::kCryptographic:
+      return "the two sides have not the keys that they expect of each other";
+    case protocol_error::kMechanismMismatch:
+      return "one side encrypts and the other does not";
+    default:
+      break;
+  }
+  char text[48];
+  std::snprintf(text, sizeof text, "protocol error 0x%08x", static_cast<unsigned>(occurrence.value));
+  return text;
+}
+
+}  // namespace rpc_backends::zeromq

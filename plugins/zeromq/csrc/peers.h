@@ -1,0 +1,73 @@
+// The peers that this worker calls: where each listens, the link to it, and what becomes of it when that
+// ends. A link is made at the first message. When it ends the peer is lost, and links to it are tried in
+// the background until one stands.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "link.h"
+
+namespace rpc_backends::zeromq {
+
+class Peers : private Link::Listener {
+ public:
+  explicit Peers(const Link::Services& services) : services_(services) {}
+
+  // From now on this worker is known to its peers as `self`.
+  void start(int self);
+  bool started() const;
+
+  // A peer that is known with other words is lost, and found when it is there.
+  void learn(int peer, const Endpoint& endpoint, const std::string& key);
+  void forget(int peer);
+
+  // Throws TransportError.
+  void send(int peer, Packed& message);
+
+  // Ends the link to a peer for what came by it.
+  void end_link(int peer, const std::string& reason);
+
+  // There is word of a peer: if it is lost, now is the time to try.
+  void hint(int peer);
+
+  // Closes all links; what was sent has `linger` seconds to leave.
+  void close(double linger);
+
+ private:
+  struct Peer {
+    Endpoint endpoint;
+    std::string key;
+    std::shared_ptr<Link> link;
+    bool lost = false;
+    std::string reason;
+    int failures = 0;    // in a row
+    uint64_t loss = 0;   // the last one, as numbered
+    uint64_t trial = 0;  // the next one; any other that was planned is void
+  };
+
+  void on_up(const std::shared_ptr<Link>& link) override;
+  void on_end(const std::shared_ptr<Link>& link, const std::string& reason) override;
+  Peer* owner_of(const std::shared_ptr<Link>& link);
+  std::shared_ptr<Link> open_link(int id, const Peer& peer);
+  void plan_trial(int id, Peer& peer, Clock::duration wait);
+  void try_again(int id, uint64_t trial);
+  uint64_t lose(Peer& peer, const std::string& reason);
+  void announce_loss(int id, uint64_t loss, Clock::time_point last_message);
+  void tell_loss(int id, uint64_t loss);
+  Clock::duration pause(int failures);
+
+  const Link::Services services_;
+  mutable std::mutex mutex_;
+  int self_ = -1;
+  bool closed_ = false;
+  uint64_t next_number_ = 1;
+  std::unordered_map<int, Peer> peers_;
+  std::minstd_rand random_{std::random_device{}()};
+};
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,69 @@
+#include "source.h"
+
+#include <new>
+#include <utility>
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// Messages that one thread reads at once: more would make those of other sockets wait.
+constexpr int kBatch = 32;
+
+}  // namespace
+
+void SocketSource::pump() {
+  drain(Lock(mutex_));
+}
+
+void SocketSource::drain(Lock lock) {
+  Read read;
+  bool more = true;
+  for (int i = 0; more && i < kBatch && !read.piece; ++i) {
+    if (!socket_) {
+      return;
+    }
+    try {
+      read = read_one();
+    } catch (const std::bad_alloc&) {
+      ++counters_.dropped;
+      read.kind = Read::Kind::kDone;
+    }
+    more = read.kind != Read::Kind::kEmpty;
+  }
+  if (more) {
+    inbox_.again(id_);
+  }
+  lock.unlock();
+  if (read.piece) {
+    if (std::optional<Parts> parts = read.piece->put()) {
+      push(read.peer, std::move(*parts));
+    }
+  }
+}
+
+void SocketSource::enter(Socket socket) {
+  const int fd = socket.fd();
+  socket_.emplace(std::move(socket));
+  id_ = inbox_.add(fd, weak_from_this());
+}
+
+std::optional<Socket> SocketSource::leave() {
+  std::optional<Socket> socket;
+  if (socket_) {
+    inbox_.remove(id_, socket_->fd());
+    socket.emplace(std::move(*socket_));
+    socket_.reset();
+  }
+  return socket;
+}
+
+void SocketSource::push(int peer, Parts parts) {
+  ++counters_.messages_received;
+  Event event;
+  event.peer = peer;
+  event.parts = std::move(parts);
+  inbox_.push(std::move(event));
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,120 @@
+#include "zap.h"
+
+#include <cerrno>
+#include <utility>
+#include <vector>
+
+namespace rpc_backends::zeromq {
+
+struct Zap::Request {
+  std::string session;  // of libzmq, to which the answer goes
+  std::string id;
+  std::string address;
+  std::string key;  // Z85; empty without encryption
+};
+
+namespace {
+
+constexpr size_t kRawKeySize = 32;
+// The frames before the credentials: session, empty, version, id, domain, address, routing id, mechanism.
+constexpr size_t kFrames = 8;
+
+// Where somebody connects from, for the log.
+std::string shown(const std::string& address) {
+  if (address.empty() || address[0] == ':') {  // a Unix socket: ":UID:GID:PID"
+    return "a process of this host" + (address.empty() ? std::string() : " (uid:gid:pid " + address.substr(1) + ")");
+  }
+  return address;
+}
+
+}  // namespace
+
+Zap::Zap(Context& context, Keeper& keeper, Asker& asker, Directory& directory, Counters& counters, bool encrypts)
+    : keeper_(keeper),
+      asker_(asker),
+      directory_(directory),
+      counters_(counters),
+      encrypts_(encrypts),
+      socket_(context, socket_type::kRouter) {
+  if (!socket_.bind("inproc://zeromq.zap.01")) {
+    throw TransportError("ZeroMQ cannot check who connects: " + text_of(errno));
+  }
+  keeper_.watch(socket_.fd(), [this] { answer_all(); });
+}
+
+void Zap::answer_all() {
+  Request request;
+  while (take(request)) {
+    decide(request);
+  }
+}
+
+bool Zap::take(Request& request) {
+  std::vector<std::string> frames;
+  Frame frame;
+  do {
+    if (!socket_.receive(frame)) {
+      return false;
+    }
+    frames.emplace_back(frame.data(), frame.size());
+  } while (frame.more());
+  frames.resize(kFrames + 1);
+  request = {frames[0], frames[3], frames[5], {}};
+  if (frames[7] == "CURVE" && frames[8].size() == kRawKeySize) {
+    char text[kKeySize + 1];
+    zmq().z85_encode(text, reinterpret_cast<const unsigned char*>(frames[8].data()), kRawKeySize);
+    request.key.assign(text, kKeySize);
+  }
+  return true;
+}
+
+void Zap::decide(const Request& request) {
+  if (!encrypts_) {
+    admit(request, "");
+    return;
+  }
+  if (const std::optional<int> worker = directory_.owner(request.key)) {
+    admit(request, std::to_string(*worker));
+    return;
+  }
+  if (!asker_.can_ask() || request.key.empty()) {
+    refuse(request, "it belongs to no worker that is known here");
+    return;
+  }
+  const bool asked = asker_.ask(request.key, [this, request](std::optional<int> worker) {
+    keeper_.post([this, request, worker] {
+      if (!worker) {
+        refuse(request, "it belongs to no worker of the group");
+        return;
+      }
+      directory_.learn(*worker, request.key);
+      admit(request, std::to_string(*worker));
+    });
+  });
+  if (!asked) {
+    refuse(request, "too many others have connected with unknown keys");
+  }
+}
+
+void Zap::admit(const Request& request, const std::string& user) {
+  reply(request, "200", "OK", user);
+}
+
+void Zap::refuse(const Request& request, const std::string& why) {
+  ++counters_.refused;
+  asker_.tell(shown(request.address) + ": its public key is " + request.key + ", and " + why);
+  reply(request, "400", "unknown key", "");
+}
+
+void Zap::reply(const Request& request, const std::string& status, const std::string& text,
+                const std::string& user) {
+  const std::string frames[] = {request.session, "", "1.0", request.id, status, text, user, ""};
+  const size_t count = std::size(frames);
+  for (size_t i = 0; i < count; ++i) {
+    Frame frame(frames[i].data(), frames[i].size());
+    // Whoever waited too long for it is gone; nobody else can get it.
+    socket_.send(frame, i + 1 < count);
+  }
+}
+
+}  // namespace rpc_backends::zeromq

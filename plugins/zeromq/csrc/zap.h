@@ -1,0 +1,45 @@
+// Who is let in, as libzmq asks: by the ZAP protocol, on a socket of the same context.
+#pragma once
+
+#include <string>
+
+#include "asker.h"
+#include "directory.h"
+#include "keeper.h"
+#include "settings.h"
+#include "socket.h"
+
+namespace rpc_backends::zeromq {
+
+// Answers on the keeper's thread. A key that the directory does not have is a question to the asker, and
+// others are answered meanwhile.
+class Zap {
+ public:
+  // The domain that sockets must have for libzmq to ask, also without encryption.
+  static constexpr const char* kDomain = "rpc";
+
+  // Throws TransportError. Nobody may connect to a socket of `context` before this is there.
+  Zap(Context& context, Keeper& keeper, Asker& asker, Directory& directory, Counters& counters, bool encrypts);
+
+  // The keeper must be stopped.
+  ~Zap() = default;
+
+ private:
+  struct Request;
+
+  void answer_all();
+  bool take(Request& request);
+  void decide(const Request& request);
+  void admit(const Request& request, const std::string& user);
+  void refuse(const Request& request, const std::string& why);
+  void reply(const Request& request, const std::string& status, const std::string& text, const std::string& user);
+
+  Keeper& keeper_;
+  Asker& asker_;
+  Directory& directory_;
+  Counters& counters_;
+  const bool encrypts_;
+  Socket socket_;
+};
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,242 @@
+#include "zeromq_transport.h"
+
+#include <pthread.h>
+
+#include <thread>
+#include <utility>
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// How often this process has been forked off another.
+std::atomic<unsigned> forks{0};
+
+unsigned count_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  (void)registered;
+  return forks;
+}
+
+const Settings& checked(const Settings& settings) {
+  if (settings.encrypts() && !zmq().has_curve()) {
+    throw TransportError("libzmq " + zmq().version_text() +
+                         ", which pyzmq has loaded, was built without encryption (CURVE). Install pyzmq from a wheel, "
+                         "or run without encryption.");
+  }
+  // libzmq counts milliseconds in an int, and the longest time without a word in tenths of seconds in 16 bits.
+  constexpr double longest = 6553;
+  const bool times = settings.heartbeat >= 0.001 && settings.heartbeat <= settings.heartbeat_timeout &&
+      settings.heartbeat_timeout >= 0.1 && settings.heartbeat_timeout <= longest &&
+      settings.handshake_timeout >= 0.001 && settings.handshake_timeout <= longest;
+  if (!times) {
+    throw TransportError("heartbeat, heartbeat_timeout and handshake_timeout are seconds, 6553 at most, and "
+                         "heartbeat_timeout is no less than heartbeat and 0.1");
+  }
+  constexpr uint64_t most = uint64_t{1} << 61;
+  if (settings.max_message == 0 || settings.max_message > most) {
+    throw TransportError("max_message is a number of bytes, and not " + std::to_string(settings.max_message));
+  }
+  if (settings.io_threads < 1) {
+    throw TransportError("io_threads is 1 or more");
+  }
+  if (settings.encrypts() && (settings.public_key.size() != kKeySize || settings.secret_key.size() != kKeySize)) {
+    throw TransportError("a key is 40 characters of Z85");
+  }
+  return settings;
+}
+
+}  // namespace
+
+// In the order in which it is made; what is later uses what is earlier.
+struct ZeroMQTransport::Works {
+  Works(std::shared_ptr<const Settings> with, std::shared_ptr<Counters> counts,
+        Asker::OnUnknownKey on_unknown_key, Asker::OnRefused on_refused)
+      : settings(std::move(with)),
+        counters(std::move(counts)),
+        asker(std::move(on_unknown_key), std::move(on_refused)),
+        context(settings->io_threads),
+        zap(context, keeper, asker, directory, *counters, settings->encrypts()),
+        peers(Link::Services{*settings, context, inbox, keeper, *counters}),
+        door(std::make_shared<Door>(Door::Services{*settings, context, inbox, keeper, *counters, asker, directory},
+                                    [this](int peer) { keeper.post([this, peer] { peers.hint(peer); }); })) {
+    try {
+      door->open();
+    } catch (...) {
+      keeper.stop();  // it may be using what goes now
+      throw;
+    }
+  }
+
+  // The context goes last of what is ZeroMQ's, and waits for what is to leave.
+  void close(double linger) {
+    keeper.stop();
+    asker.stop();
+    door->close(linger);
+    peers.close(linger);
+  }
+
+  const std::shared_ptr<const Settings> settings;
+  const std::shared_ptr<Counters> counters;
+  Inbox inbox;
+  Directory directory;
+  Keeper keeper;
+  Asker asker;
+  Context context;
+  Zap zap;
+  Peers peers;
+  std::shared_ptr<Door> door;
+};
+
+ZeroMQTransport::ZeroMQTransport(const Settings& settings, Asker::OnUnknownKey on_unknown_key,
+                                 Asker::OnRefused on_refused)
+    : settings_(std::make_shared<Settings>(checked(settings))),
+      forks_(count_forks()),
+      works_(std::make_unique<Works>(settings_, counters_, std::move(on_unknown_key), std::move(on_refused))) {}
+
+ZeroMQTransport::~ZeroMQTransport() {
+  close(0);
+}
+
+bool ZeroMQTransport::is_forked() const {
+  return forks_ != forks;
+}
+
+void ZeroMQTransport::check() const {
+  if (is_forked()) {
+    throw TransportError("the transport belongs to the process that this one was forked from");
+  }
+  if (gate_.is_closed()) {
+    throw TransportError("the transport is closed");
+  }
+}
+
+std::vector<std::string> ZeroMQTransport::bind(const std::vector<std::string>& endpoints) {
+  const Gate::Pass pass(gate_);
+  check();
+  std::vector<std::string> bound;
+  for (const std::string& endpoint : endpoints) {
+    bound.push_back(works_->door->bind(endpoint));
+  }
+  if (address_.empty() && !bound.empty()) {
+    address_ = bound[0] + (settings_->encrypts() ? " " + settings_->public_key : "");
+  }
+  return bound;
+}
+
+void ZeroMQTransport::start(int self) {
+  const Gate::Pass pass(gate_);
+  check();
+  works_->peers.start(self);
+}
+
+std::string ZeroMQTransport::listen(int self, const std::string& /*name*/) {
+  start(self);
+  return address_;
+}
+
+void ZeroMQTransport::learn(int peer, const std::string& /*name*/, const std::string& address) {
+  const size_t space = address.find(' ');
+  learn_endpoint(peer, address.substr(0, space), space == std::string::npos ? "" : address.substr(space + 1));
+}
+
+void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, const std::string& public_key) {
+  const Gate::Pass pass(gate_);
+  check();
+  const std::string who = "worker " + std::to_string(peer);
+  if (peer < 0) {
+    throw TransportError("a worker's id cannot be " + std::to_string(peer));
+  }
+  if (settings_->encrypts() != !public_key.empty()) {
+    throw TransportError(settings_->encrypts() ? who + " has no public key, and this worker encrypts"
+                                              : who + " has a public key, and this worker does not encrypt");
+  }
+  if (settings_->encrypts() && public_key.size() != kKeySize) {
+    throw TransportError("the public key of " + who + " is none: it is not 40 characters of Z85");
+  }
+  const Endpoint checked_endpoint(endpoint);
+  works_->directory.learn(peer, public_key);
+  works_->peers.learn(peer, checked_endpoint, public_key);
+}
+
+void ZeroMQTransport::forget(int peer) {
+  const Gate::Pass pass(gate_);
+  if (!pass || is_forked()) {
+    return;
+  }
+  works_->directory.forget(peer);
+  works_->peers.forget(peer);
+  works_->door->forget(peer);
+}
+
+void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
+  const Gate::Pass pass(gate_);
+  check();
+  Packed message(std::move(parts), settings_->max_message);
+  if (reply) {
+    works_->door->reply(peer, message);
+  } else {
+    works_->peers.send(peer, message);
+  }
+  ++counters_->messages_sent;
+}
+
+bool ZeroMQTransport::receive(Event& event) {
+  return receive_until(event, Clock::time_point::max()) == Inbox::Outcome::kEvent;
+}
+
+Inbox::Outcome ZeroMQTransport::receive_until(Event& event, Clock::time_point deadline) {
+  const Gate::Pass pass(gate_);
+  if (!pass || is_forked()) {
+    return Inbox::Outcome::kClosed;
+  }
+  return works_->inbox.receive(event, deadline);
+}
+
+void ZeroMQTransport::reject(int peer, const std::string& reason) {
+  const Gate::Pass pass(gate_);
+  if (!pass || is_forked()) {
+    return;
+  }
+  works_->peers.end_link(peer, "rejected: " + reason);
+  works_->door->reject(peer, reason);
+}
+
+void ZeroMQTransport::close(double linger) {
+  if (is_forked()) {
+    works_.release();  // its threads and locks are the parent's
+    return;
+  }
+  std::lock_guard<std::mutex> lock(close_mutex_);
+  if (!works_) {
+    return;
+  }
+  gate_.close();
+  works_->inbox.close();
+  gate_.wait_until_empty();
+  if (works_->asker.is_this_thread()) {
+    // In a callback, or because one has dropped the last that held this. It cannot wait for itself to end.
+    std::thread([works = std::move(works_), linger] { works->close(linger); }).detach();
+    return;
+  }
+  works_->close(linger);
+  works_.reset();
+}
+
+std::map<std::string, std::string> ZeroMQTransport::metrics() const {
+  const auto text = [](const std::atomic<uint64_t>& count) { return std::to_string(count); };
+  return {
+      {"zeromq.version", zmq().version_text()},
+      {"zeromq.connections", text(counters_->connections)},
+      {"zeromq.messages_sent", text(counters_->messages_sent)},
+      {"zeromq.messages_received", text(counters_->messages_received)},
+      {"zeromq.peers_lost", text(counters_->lost)},
+      {"zeromq.peers_found", text(counters_->found)},
+      {"zeromq.refused", text(counters_->refused)},
+      {"zeromq.failed_handshakes", text(counters_->handshakes)},
+      {"zeromq.rejected", text(counters_->rejected)},
+      {"zeromq.dropped_messages", text(counters_->dropped)},
+  };
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,63 @@
+// The transport over ZeroMQ: its parts, put together. See each for what it does and why.
+//
+//   send(reply=false)  Peers ─▶ Link ══════▶ peer's Door        a connection of ours: requests, their answers
+//   send(reply=true)   Door  ══════════════▶ peer's Link        a connection of the peer's: its requests
+//   receive()          Inbox ◀─ Link, Door                      read by the threads that wait
+//   Keeper             one thread: monitors of connections, who may connect (Zap), trials to reach lost peers
+//   Asker              one thread: the owner's callbacks
+//
+// Who waits for an answer has made the connection by which it comes, and sees it end.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "door.h"
+#include "gate.h"
+#include "peers.h"
+#include "zap.h"
+
+namespace rpc_backends::zeromq {
+
+class ZeroMQTransport : public Transport {
+ public:
+  // load_library() goes before. Throws TransportError.
+  ZeroMQTransport(const Settings& settings, Asker::OnUnknownKey on_unknown_key, Asker::OnRefused on_refused);
+  ~ZeroMQTransport() override;
+
+  // Returns the endpoints with the ports that the system has chosen. Throws BindError.
+  std::vector<std::string> bind(const std::vector<std::string>& endpoints);
+  void start(int self);
+  void learn_endpoint(int peer, const std::string& endpoint, const std::string& public_key);
+  Inbox::Outcome receive_until(Event& event, Clock::time_point deadline);
+
+  // For those who bring no addresses of their own: starts, and returns "ENDPOINT KEY" of the first that was
+  // bound, or "" if none was.
+  std::string listen(int self, const std::string& name) override;
+  void learn(int peer, const std::string& name, const std::string& address) override;
+  void forget(int peer) override;
+  void send(int peer, Parts parts, bool reply) override;
+  bool receive(Event& event) override;
+  void reject(int peer, const std::string& reason) override;
+  void close(double linger) override;
+  std::map<std::string, std::string> metrics() const override;
+
+ private:
+  struct Works;
+
+  void check() const;
+  bool is_forked() const;
+
+  const std::shared_ptr<const Settings> settings_;
+  const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+  const unsigned forks_;
+  Gate gate_;
+  std::mutex close_mutex_;
+  std::unique_ptr<Works> works_;  // until it is closed
+  std::string address_;
+};
+
+}  // namespace rpc_backends::zeromq
