@@ -78,7 +78,11 @@ void TransportAgent::shutdownImpl() {
 }
 
 std::unordered_map<std::string, std::string> TransportAgent::getMetrics() {
-  return core_->metrics();
+  auto found = core_->metrics();
+  if (isGILProfilingEnabled()) {
+    found.merge(core_->gil_metrics());
+  }
+  return found;
 }
 
 std::string TransportAgent::listen() {

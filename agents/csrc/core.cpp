@@ -1,6 +1,6 @@
 #include "core.h"
 
-#include <c10/util/Logging.h>
+#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
@@ -198,6 +198,10 @@ void TransportAgent::Core::serve(int peer, uint64_t call, c10::intrusive_ptr<Mes
     ++received_;
   }
   crew_->run_request([self = shared_from_this(), peer, call, request = std::move(request)] {
+    // A request that turns a profiler on for its thread does not turn all of it off again, and later ones
+    // of the same thread would record nothing (torch 2.13). So each begins as the thread did.
+    static thread_local const at::ThreadLocalState fresh;
+    const at::ThreadLocalStateGuard guard(fresh);
     FuturePtr response;
     try {
       response = (*self->callback_)(*request, {});
@@ -311,8 +315,12 @@ void TransportAgent::Core::add_gil_wait(std::chrono::microseconds wait) {
   gil_wait_us_ += static_cast<uint64_t>(wait.count());
 }
 
-std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() const {
+std::unordered_map<std::string, std::string> TransportAgent::Core::gil_metrics() const {
   const uint64_t waits = gil_waits_;
+  return {{"agent.gil_average_wait_time_us", std::to_string(waits ? gil_wait_us_ / waits : 0)}};
+}
+
+std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() const {
   std::unordered_map<std::string, std::string> found{
       // Torch's names, where torch's agent has the same.
       {"agent.thread_pool_size", std::to_string(options_.num_worker_threads)},
@@ -320,7 +328,6 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.client_active_calls", std::to_string(calls_.waiting())},
       {"agent.server_active_calls", std::to_string(active_requests_)},
       {"agent.server_active_async_calls", std::to_string(async_requests_)},
-      {"agent.gil_average_wait_time_us", std::to_string(waits ? gil_wait_us_ / waits : 0)},
       {"agent.threads", std::to_string(crew_ ? crew_->threads() : 0)},
       {"agent.requests_sent", std::to_string(sent_)},
       {"agent.requests_received", std::to_string(received_)},
