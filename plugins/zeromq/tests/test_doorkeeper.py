@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-import weakref
 
 import pytest
 
@@ -59,11 +57,11 @@ def test_patience_ends() -> None:
     assert Doorkeeper(expected=1, patience=0.05).whose(KEY) is None
 
 
-def test_closing_ends_the_waiting_at_once() -> None:
+def test_waiting_ends_when_no_more_peers_will_be_learned() -> None:
     doorkeeper = Doorkeeper(expected=1, patience=60)
     thread, answers = asked(doorkeeper, KEY)
 
-    doorkeeper.close()
+    doorkeeper.stop_waiting()
     thread.join(SOON)
 
     assert answers == [None]
@@ -118,18 +116,3 @@ def test_without_keys_it_knows_who_was_learned_and_waits_for_none() -> None:
     doorkeeper.learn(1, None)
 
     assert doorkeeper.whose(KEY) is None
-
-
-def test_closing_lets_go_of_whoever_looks() -> None:
-    class Looker:
-        def look(self, key: bytes) -> None: ...
-
-    doorkeeper, looker = Doorkeeper(expected=0, patience=SOON), Looker()
-    doorkeeper.look = looker.look
-    gone = weakref.ref(looker)
-
-    doorkeeper.close()
-    del looker
-    gc.collect()
-
-    assert gone() is None

@@ -34,7 +34,7 @@ class Doorkeeper:
         self._patience = patience
         self._keys: dict[bytes, int] = {}
         self._learned: set[int] = set()
-        self._closed = False
+        self._waits = True
         self._changed = threading.Condition()
 
     def learn(self, peer: int, key: bytes | None) -> None:
@@ -51,12 +51,11 @@ class Doorkeeper:
         with self._changed:
             self._forget(peer)
 
-    def close(self) -> None:
-        """Have no key waited for any more, and hold nobody's function."""
+    def stop_waiting(self) -> None:
+        """Have no key waited for any more: no more peers will be learned."""
         with self._changed:
-            self._closed = True
+            self._waits = False
             self._changed.notify_all()
-        self.look = None
 
     def whose(self, key: bytes) -> int | None:
         """Return the peer whose key it is; None if it is nobody's."""
@@ -75,7 +74,7 @@ class Doorkeeper:
             return self._keys.get(key)
 
     def _settled(self, key: bytes) -> bool:
-        return self._closed or key in self._keys or len(self._learned) >= self._expected
+        return not self._waits or key in self._keys or len(self._learned) >= self._expected
 
     def _forget(self, peer: int) -> None:
         # It stays learned: nobody is to be waited for again.

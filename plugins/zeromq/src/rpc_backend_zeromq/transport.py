@@ -120,10 +120,18 @@ class ZeroMQTransport:
         """Take note of a peer; :meth:`listen` goes before.
 
         :param address: the text that the peer has put into the store.
-        :param rank: the peer's; in a static group it is known.
+        :param rank: the peer's; in a static group it is known without.
         :raises PublicationError: the text is not from this peer, for this group.
         :raises AddressError: the peer cannot be reached from here.
         """
+        try:
+            self._learn(peer, name, address, rank)
+        except BaseException:
+            # In a group whose size is known it is the end of the start.
+            self._doorkeeper.stop_waiting()
+            raise
+
+    def _learn(self, peer: int, name: str, address: str, rank: int | None) -> None:
         mine = self._mine
         assert mine is not None, "listen() goes before learn()"
         policy = self._settings.policy
@@ -157,7 +165,8 @@ class ZeroMQTransport:
 
         :param linger: seconds for what was sent to leave.
         """
-        self._doorkeeper.close()
+        self._doorkeeper.stop_waiting()
+        self._doorkeeper.look = None  # it may hold what holds this transport
         try:
             self._native.close(linger)
         finally:
