@@ -175,7 +175,9 @@ def test_encryption_on_and_off_is_told_on_both_sides(a_secret: Secret) -> None:
         ("zeromq1 open " + "x" * 100_000, "too long"),
         ("zeromq1 open {}", "not the fields of a Publication"),
         ("zeromq1 open 3", "not the fields of a Publication"),
-        ("zeromq1 open é", "no ASCII"),
+        ("zeromq1 open é", "not plain text"),
+        ("zeromq1 sealed \x1b[31m 1 {}", "not plain text"),
+        ("zeromq1 open {}\n", "not plain text"),
     ],
 )
 def test_text_that_is_no_publication_is_refused_in_words(text: str, why: str) -> None:
@@ -198,6 +200,7 @@ BIG = "x" * 5000
         {"name": BIG},
         {"group": BIG},
         {"place": BIG},
+        {"place": "x\nERROR"},
         {"public_key": "short"},
         {"public_key": "é" * 40},
         {"public_key": PUBLIC_KEY + "\n"},

@@ -17,9 +17,10 @@ import pytest
 import torch.distributed as dist
 
 from rpc_backend_zeromq import secret
-from rpc_backend_zeromq.errors import AddressError, ExposureError, PublicationError
+from rpc_backend_zeromq.errors import AddressError, ExposureError, PublicationError, SecretError
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
+from rpc_backends_core.errors import SettingError
 from rpc_backends_core.group import Group, Member
 
 SOON = 10.0
@@ -224,6 +225,20 @@ def test_an_address_of_another_worker_is_refused(place: Place, text: str) -> Non
             one.learn(peer, name, address, rank=rank)
 
 
+def test_settings_that_cannot_be_are_told_with_the_worker_s_name(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_SECRET", "x")
+    with pytest.raises(
+        SecretError, match="worker 'w1' cannot start: RPC_BACKENDS_ZEROMQ_SECRET is"
+    ):
+        place.transport(1)
+    monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_SECRET", "")
+    monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_PORTS", "x")
+    with pytest.raises(SettingError, match="worker 'w1' cannot start: RPC_BACKENDS_ZEROMQ_PORTS"):
+        place.transport(1)
+
+
 # --- where it listens ----------------------------------------------------------------------------
 
 
@@ -365,6 +380,7 @@ import torch.distributed as dist
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
 from rpc_backends_core.errors import RpcBackendsError
+from rpc_backends_core.errors import SettingError
 from rpc_backends_core.group import Group, Member
 
 rank, init_method = int(sys.argv[1]), sys.argv[2]

@@ -95,9 +95,12 @@ def open_publication(
 
 def _believed(text: str, secret: Secret | None, who: str, reader: str) -> str:
     """Return the JSON in ``text``, once its proof is checked; nothing of it is parsed before."""
-    if len(text) > publications.LIMIT + _HEADER_LIMIT or not text.isascii():
+    # Printable, since parts of it are shown.
+    if len(text) > publications.LIMIT + _HEADER_LIMIT or not (
+        text.isascii() and text.isprintable()
+    ):
         raise PublicationError(
-            f"the address of {who} in the store is none: it is too long, or no ASCII."
+            f"the address of {who} in the store is none: it is too long, or not plain text."
         )
     form, _, rest = text.partition(" ")
     kind, _, rest = rest.partition(" ")

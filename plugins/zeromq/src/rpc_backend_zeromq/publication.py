@@ -18,6 +18,7 @@ _MAX_ID = 32767  # torch's ids are 16 bits, signed
 _MAX_NAME = 1024
 _MAX_GROUP = 256
 _MAX_HOST = 256
+_MAX_PLACE = 256
 _HIGHEST_PORT = 65535
 #: Z85, the alphabet of ZeroMQ's keys (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -52,6 +53,11 @@ class Publication:
     unix: UnixSocket | None
     public_key: str | None
     place: str
+
+
+def printable(place: str) -> str:
+    """Return what a publication may say of how an address was found."""
+    return "".join(letter if letter.isprintable() else "?" for letter in place[:_MAX_PLACE])
 
 
 class MalformedError(ValueError):
@@ -117,8 +123,15 @@ def _publication(data: Any) -> Publication:
         tcp=tuple(tcp),
         unix=None if unix is None else _unix(unix),
         public_key=key,
-        place=_text(fields, "place", _MAX_NAME),
+        place=_place(fields),
     )
+
+
+def _place(fields: dict[str, Any]) -> str:
+    place = _text(fields, "place", _MAX_PLACE)
+    if not place.isprintable():
+        raise MalformedError("its 'place' cannot be shown")
+    return place
 
 
 def _unix(data: Any) -> UnixSocket:

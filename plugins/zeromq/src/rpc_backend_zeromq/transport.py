@@ -16,12 +16,13 @@ from rpc_backend_zeromq._native import Transport
 from rpc_backend_zeromq.addresses import Place
 from rpc_backend_zeromq.doorkeeper import Doorkeeper, LookForNew
 from rpc_backend_zeromq.endpoints import Surroundings
-from rpc_backend_zeromq.errors import AddressError, PublicationError
+from rpc_backend_zeromq.errors import AddressError, PublicationError, SecretError
 from rpc_backend_zeromq.host import this_host
-from rpc_backend_zeromq.publication import Publication, UnixSocket
+from rpc_backend_zeromq.publication import Publication, UnixSocket, printable
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
+from rpc_backends_core.errors import SettingError
 
 if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Seconds that somebody who connects has to prove who it is.
 HANDSHAKE_TIMEOUT = 10.0
-#: Characters in which peers are told how an address was found.
-_PLACE = 200
 #: The key in a group's store under which the first to come writes what no other group has.
 _NONCE = "zeromq/nonce"
 
@@ -48,7 +47,11 @@ class ZeroMQTransport:
 
     def __init__(self, options: ZeroMQRpcBackendOptions, group: Group) -> None:
         environment.warn_of_unknown()
-        self._settings = settings_of(options)
+        try:
+            self._settings = settings_of(options)
+        except (SettingError, SecretError) as error:
+            # All workers get the text, and are to know whose environment it is.
+            raise type(error)(f"worker {group.name!r} cannot start: {error}") from error
         self._meeting = rendezvous(options.init_method)
         self._group = group
         self._ranks = {member.worker_id: member.rank for member in group.members}
@@ -112,7 +115,7 @@ class ZeroMQTransport:
             tcp=tcp,
             unix=unix,
             public_key=None if self._public_key is None else self._public_key.decode("ascii"),
-            place=places[0].why[:_PLACE],
+            place=printable(places[0].why),
         )
         return identity.seal(self._mine, self._settings.policy.secret)
 
