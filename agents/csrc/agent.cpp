@@ -97,6 +97,12 @@ void TransportAgent::on_lost(std::function<void(int, const std::string&)> tell) 
   core_->on_lost(std::move(tell));
 }
 
+std::unordered_map<std::string, std::string> TransportAgent::getDebugInfo() {
+  auto found = getMetrics();
+  found.merge(core_->debug_info());
+  return found;
+}
+
 Members& TransportAgent::members() {
   return core_->members;
 }

@@ -54,7 +54,9 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   void startImpl() override;
   void shutdownImpl() override;
 
+  // Numbers; getDebugInfo() has texts of the transport too.
   std::unordered_map<std::string, std::string> getMetrics() override;
+  std::unordered_map<std::string, std::string> getDebugInfo() override;
 
   // Has the transport listen, and returns its address; has it take note of a peer.
   std::string listen();

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <stdexcept>
 #include <utility>
@@ -28,6 +29,12 @@ bool is_of_a_program(int32_t type) {
   return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL ||
       type == MessageType::SCRIPT_REMOTE_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
+}
+
+bool is_number(const std::string& text) {
+  char* end = nullptr;
+  std::strtod(text.c_str(), &end);
+  return !text.empty() && *end == 0;
 }
 
 }  // namespace
@@ -338,6 +345,16 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.bad_frames", std::to_string(bad_frames_)},
       {"agent.connections_lost", std::to_string(lost_peers_)},
   };
+  for (const auto& [name, value] : transport_->metrics()) {
+    if (is_number(value)) {  // as all metrics are; the rest is for getDebugInfo()
+      found["transport." + name] = value;
+    }
+  }
+  return found;
+}
+
+std::unordered_map<std::string, std::string> TransportAgent::Core::debug_info() const {
+  auto found = metrics();
   for (const auto& [name, value] : transport_->metrics()) {
     found["transport." + name] = value;
   }

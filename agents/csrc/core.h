@@ -33,6 +33,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   bool wait_until_idle(double seconds);
   Traffic traffic() const;
   std::unordered_map<std::string, std::string> metrics() const;
+  std::unordered_map<std::string, std::string> debug_info() const;
   std::unordered_map<std::string, std::string> gil_metrics() const;
   void add_gil_wait(std::chrono::microseconds wait);
 

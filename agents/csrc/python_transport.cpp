@@ -200,12 +200,12 @@ std::shared_ptr<Transport> take_transport(const py::object& transport) {
 }
 
 void bind_transports(py::module_& module) {
-  py::class_<Part>(module, "Part", py::buffer_protocol(), "One part of a message: memory, for reading.")
+  py::class_<Part>(module, "Part", py::buffer_protocol(), py::module_local(), "One part of a message: memory, for reading.")
       .def_buffer([](Part& part) {
         return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
                                {static_cast<py::ssize_t>(part.size)}, {1}, true);
       });
-  py::class_<Inbox>(module, "Inbox", "Where a transport puts what has happened on its connections.")
+  py::class_<Inbox>(module, "Inbox", py::module_local(), "Where a transport puts what has happened on its connections.")
       .def("deliver", &Inbox::deliver, py::arg("peer"), py::arg("parts"))
       .def("lost", &Inbox::lost, py::arg("peer"), py::arg("reason"))
       .def("found", &Inbox::found, py::arg("peer"));

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from rpc_backends_agents import _C
-from rpc_backends_core.group import Group
 
 
 @runtime_checkable
@@ -22,10 +20,10 @@ class HasCapsule(Protocol):
 class Native(HasCapsule, Protocol):
     """What has a transport in C++ and does in Python what is not on the way of a message."""
 
-    def listen(self, worker_id: int, name: str, rank: int, group: str, /) -> str:
-        """Begin to listen, and return the address for the others; ``group`` is this group's alone."""
+    def listen(self, worker_id: int, name: str, /) -> str:
+        """Begin to listen, and return the address for the others."""
 
-    def learn(self, worker_id: int, name: str, rank: int, address: str, /) -> None:
+    def learn(self, worker_id: int, name: str, address: str, rank: int, /) -> None:
         """Take note of a peer; raise if its address is not to be believed."""
 
     def close(self, linger: float, /) -> None:
@@ -36,11 +34,8 @@ class Native(HasCapsule, Protocol):
 class Guarded(Native, Protocol):
     """A transport that lets in none but those whose address it has learned."""
 
-    #: Asked for the worker whose key it is, where the transport does not know it.
-    on_unknown_key: Callable[[bytes], int | None] | None
-
-    def worker_of(self, key: bytes, /) -> int | None:
-        """Return the worker that has this key, by what was learned."""
+    #: Called with a key that is not known; has the transport learn of those who are new.
+    on_unknown_key: Callable[[bytes], object] | None
 
 
 class Addressing:
@@ -62,32 +57,24 @@ class Addressing:
 
 
 class _InPython(Addressing):
-    def __init__(self, agent: _C.TransportAgent, transport: Native, group: Group) -> None:
+    def __init__(self, agent: _C.TransportAgent, transport: Native, name: str) -> None:
         super().__init__(agent)
         self._transport = transport
-        self._group = group
+        self._name = name
 
     def listen(self, worker_id: int) -> str:
-        nonce = self._group.store.compare_set("nonce", "", uuid.uuid4().hex).decode()
-        return self._transport.listen(worker_id, self._group.name, self._group.rank, nonce)
+        return self._transport.listen(worker_id, self._name)
 
     def learn(self, worker_id: int, name: str, rank: int, address: str) -> None:
-        self._transport.learn(worker_id, name, rank, address)
+        self._transport.learn(worker_id, name, address, rank)
 
     def refresh_before_refusing(self, refresh: Callable[[], None]) -> None:
-        guarded = self._transport
-        if not isinstance(guarded, Guarded):
-            return
-
-        def ask(key: bytes) -> int | None:
-            refresh()
-            return guarded.worker_of(key)
-
-        guarded.on_unknown_key = ask
+        if isinstance(self._transport, Guarded):
+            self._transport.on_unknown_key = lambda _key: refresh()
 
 
-def addressing(transport: object, agent: _C.TransportAgent, group: Group) -> Addressing:
-    """Return what listens and learns for ``agent``."""
+def addressing(transport: object, agent: _C.TransportAgent, name: str) -> Addressing:
+    """Return what listens and learns for ``agent``, which is worker ``name``'s."""
     if isinstance(transport, Native):
-        return _InPython(agent, transport, group)
+        return _InPython(agent, transport, name)
     return Addressing(agent)

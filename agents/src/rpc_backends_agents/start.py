@@ -62,7 +62,7 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
     if renumbered:
         workers = [worker_info(m.name, m.worker_id, m.rank) for m in group.members]
         agent.set_workers(workers, workers[group.rank])
-    book = addressing(transport, agent, group)
+    book = addressing(transport, agent, group.name)
     try:
         addresses = group.exchange(book.listen(group.me.worker_id))
         for member, address in zip(group.members, addresses, strict=True):
@@ -107,7 +107,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     agent = _make(DynamicGroupAgent, group.name, worker_id, transport, settings)
     agent.roster = roster
     agent.set_workers([mine], mine)
-    book = addressing(transport, agent, group)
+    book = addressing(transport, agent, group.name)
     book.refresh_before_refusing(roster.refresh)
     agent.on_unknown_member(roster.refresh)
     agent.on_lost(lambda _peer, _reason: roster.refresh())

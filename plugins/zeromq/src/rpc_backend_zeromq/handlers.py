@@ -1,0 +1,63 @@
+"""The two handlers of ZEROMQ, and the backend that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions, construct_rpc_backend_options
+from rpc_backend_zeromq.transport import ZeroMQTransport
+from rpc_backends_agents import Settings, start_agent
+from rpc_backends_core import Backend, Capability
+from rpc_backends_core.torch_bridge.agents import group_for
+
+NAME = "ZEROMQ"
+
+
+def init_backend(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> Any:
+    """Start an agent over ZeroMQ in a static group, or in a dynamic one where ``world_size`` is None.
+
+    :returns: the agent, running and current.
+    :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
+    :raises ExposureError: it would listen where others are, and there is no secret to keep them out.
+    """
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"store is {store!r}; it must be a torch.distributed.Store.")
+    options = rpc_backend_options
+    if not isinstance(options, ZeroMQRpcBackendOptions):
+        raise TypeError(
+            f"rpc_backend_options is a {type(options).__name__}; {NAME} takes "
+            "ZeroMQRpcBackendOptions alone."
+        )
+    group = group_for(store, name, rank, world_size, options, NAME)
+    settings = Settings(
+        num_worker_threads=options.num_worker_threads,
+        rpc_timeout=options.rpc_timeout,
+        max_message_bytes=options.max_message_bytes,
+        max_unanswered_bytes=options.max_unanswered_bytes,
+    )
+    return start_agent(ZeroMQTransport(options, group), group, settings)
+
+
+BACKEND = Backend(
+    construct_rpc_backend_options_handler=construct_rpc_backend_options,
+    init_backend_handler=init_backend,
+    options_type=ZeroMQRpcBackendOptions,
+    capabilities=frozenset(
+        {
+            Capability.STATIC_GROUPS,
+            Capability.DYNAMIC_GROUPS,
+            Capability.REJOIN,
+            Capability.TORCHSCRIPT,
+            Capability.ENCRYPTION,
+            Capability.PEER_LOSS_DETECTION,
+            Capability.STRICT_OPTIONS,
+            Capability.CLEAN_SHUTDOWN,
+            Capability.JOIN_RECOVERY,
+        }
+    ),
+    description="ZeroMQ: authenticated and encrypted, CPU tensors, no TensorPipe",
+)
