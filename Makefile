@@ -59,6 +59,10 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite" -n 2 --dist loadfile \
 	    --durations=10 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
+	echo "==> pytest: ZEROMQ keeps the contract, and passes torch's own backend-neutral tests"; \
+	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing --rpc-backend ZEROMQ --rpc-tier torch \
+	    -n 3 -q $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suites on ZEROMQ"; \
 	echo "==> pytest: the conformance suite, whole, on sound and on broken backends"; \
 	$(BIN)/python -m pytest -m whole_suite -v --durations=5 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
