@@ -50,8 +50,13 @@ def test_a_real_call_is_made_over_every_installed_backend(command: Any) -> None:
         ("FAULTY_TENSORPIPE", "ok"),
         ("TENSORPIPE", "ok"),
         ("TENSORPIPE", "note"),  # torch's own, behind the plugin
+        ("ZEROMQ", "ok"),
     ]
-    assert _levels(ended, "calls") == [("FAULTY_TENSORPIPE", "ok"), ("TENSORPIPE", "ok")]
+    assert _levels(ended, "calls") == [
+        ("FAULTY_TENSORPIPE", "ok"),
+        ("TENSORPIPE", "ok"),
+        ("ZEROMQ", "ok"),
+    ]
     for call in ended.json["sections"]["calls"]:
         data = call["data"]
         assert data["calls"] == 100
@@ -89,6 +94,7 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
         ("TENSORPIPE", "ok"),
         ("TENSORPIPE", "note"),
         ("THREE", "problem"),
+        ("ZEROMQ", "ok"),
     ]
     broken = _finding(ended, "backends", "BROKEN")["text"]
     assert "No module named 'no_such_library'" in broken

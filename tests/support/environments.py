@@ -197,6 +197,10 @@ class Environment:
         """Install wheels, not editable; what they depend on must be there already."""
         self._pip("install", "--no-index", *map(str, wheels))
 
+    def fetch(self, *requirements: str) -> None:
+        """Install what others publish, from the package index."""
+        self._pip("install", *requirements)
+
     def install_into(self, folder: Path, wheel: Path) -> None:
         """Install one wheel into a folder of its own, as ``pip install --target`` does."""
         self._pip("install", "--no-index", "--no-deps", "--target", str(folder), str(wheel))
@@ -304,8 +308,9 @@ def read_project(folder: Path) -> dict[str, Any]:
 
 
 def distributions(root: Path) -> list[Path]:
-    """Return the folders of the repository's distributions, the core's first."""
-    return [root, *sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))]
+    """Return the folders of the repository's distributions in Python alone, the core's first."""
+    plugins = sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))
+    return [root, *(folder for folder in plugins if not (folder / "setup.py").exists())]
 
 
 def base_requirements(root: Path) -> list[str]:

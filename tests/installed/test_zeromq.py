@@ -1,0 +1,112 @@
+"""ZEROMQ as a user installs it: wheels of the agents and of the plugin, built with the torch there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.environments import Environment, build_wheels
+from support.samples import CORE
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+DEFAULT = """
+    import os
+    from torch.distributed import rpc
+    import torch
+
+    rank = int(os.environ["RANK"])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    print(rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), rank)).tolist())
+    print(type(rpc.api._get_current_rpc_agent()).__module__)
+    rpc.shutdown()
+"""
+
+BY_NAME = DEFAULT.replace(
+    "rank=rank, world_size=2", "backend=rpc.BackendType.TENSORPIPE, rank=rank, world_size=2"
+)
+
+BY_OPTIONS = DEFAULT.replace(
+    "rank=rank, world_size=2",
+    """rank=rank, world_size=2, rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=8, rpc_timeout=33, _transports=["uv"], _channels=["basic"])""",
+).replace(
+    "rpc.shutdown()",
+    """print(rpc.get_rpc_timeout())
+    print(rpc.api._get_current_rpc_agent().get_metrics()["agent.thread_pool_size"])
+    rpc.shutdown()""",
+)
+
+DEVICE_MAPS = """
+    import torch
+    from torch.distributed import rpc
+
+    options = rpc.TensorPipeRpcBackendOptions(init_method="file:///does/not/matter")
+    options.set_device_map("worker1", {torch.device("cuda:0"): torch.device("cuda:1")})
+    try:
+        rpc.init_rpc("worker0", rank=0, world_size=2, rpc_backend_options=options)
+    except ValueError as error:
+        print(error)
+"""
+
+AGENT = "rpc_backends_agents.agent"
+
+
+@pytest.fixture(scope="module")
+def environment(
+    base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Environment]:
+    """Make an environment with ZEROMQ and what it stands on, and no other backend."""
+    native = build_wheels(
+        [ROOT / "agents", ROOT / "plugins/zeromq"], tmp_path_factory.mktemp("dist")
+    )
+    made = Environment.on(base, tmp_path_factory.mktemp("zeromq"))
+    made.fetch("pyzmq")
+    made.install(wheels[CORE], *native.values())
+    yield made
+    shutil.rmtree(made.root, ignore_errors=True)
+
+
+def _assert_ran_on_zeromq(environment: Environment, program: str, **env: str) -> None:
+    results = environment.run_workers(program, env=env)
+    answers = [result.stdout.splitlines() for result in results]
+    assert answers == [["[1.0, 1.0]", AGENT], ["[2.0, 2.0]", AGENT]]
+
+
+def test_what_is_installed_fits_together(environment: Environment) -> None:
+    environment.pip_check()
+
+
+def test_an_unmodified_program_runs_on_it_by_default(environment: Environment) -> None:
+    _assert_ran_on_zeromq(environment, DEFAULT, RPC_BACKENDS_DEFAULT="ZEROMQ")
+
+
+def test_a_program_that_says_tensorpipe_runs_on_it_by_the_override(
+    environment: Environment,
+) -> None:
+    _assert_ran_on_zeromq(environment, BY_NAME, RPC_BACKENDS_OVERRIDE="ZEROMQ")
+
+
+def test_tensorpipes_options_are_carried_over_and_one_warning_names_the_rest(
+    environment: Environment,
+) -> None:
+    results = environment.run_workers(BY_OPTIONS, env={"RPC_BACKENDS_OVERRIDE": "ZEROMQ"})
+    _, agent, timeout, threads = results[0].stdout.splitlines()
+    assert agent == AGENT
+    assert (timeout, threads) == ("33.0", "8")
+    warnings = [line for line in results[0].stderr.splitlines() if "_transports" in line]
+    assert len(warnings) == 1
+    assert "_channels" in warnings[0]
+    assert "ZEROMQ" in warnings[0]
+
+
+def test_device_maps_are_refused_with_the_reason(environment: Environment) -> None:
+    done = environment.run(DEVICE_MAPS, env={"RPC_BACKENDS_OVERRIDE": "ZEROMQ"})
+    assert "device maps" in done.stdout
+    assert "RPC_BACKENDS_OVERRIDE" in done.stdout
+    assert "ZEROMQ" in done.stdout
