@@ -29,7 +29,7 @@ NATIVE := $(patsubst %/setup.py,%,$(wildcard agents/setup.py $(ALL:%=%/setup.py)
 PURE := . $(filter-out $(NATIVE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
+NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
     $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
 EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 SOURCES := src agents/src $(wildcard plugins/*/src)

@@ -5,13 +5,15 @@ from pathlib import Path
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-SOURCES = sorted(str(path) for path in Path("csrc").glob("*.cpp"))
+#: What the one translation unit is made of.
+PARTS = sorted(str(path) for path in Path("csrc").iterdir())
 
 setup(
     ext_modules=[
         CppExtension(
             "rpc_backends_agents._C",
-            SOURCES,
+            ["csrc/all.cc"],
+            depends=PARTS,
             include_dirs=[str(Path("src/rpc_backends_agents/include").resolve())],
             extra_compile_args=[
                 "-std=c++20",

@@ -7,20 +7,20 @@ namespace rpc_backends {
 
 namespace {
 
-std::mutex mutex;
+std::mutex sink_mutex;
 std::function<void(const std::string&)> sink;
 
 }  // namespace
 
 void send_warnings_to(std::function<void(const std::string&)> new_sink) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(sink_mutex);
   sink = std::move(new_sink);
 }
 
 void warn(const std::string& text) {
   std::function<void(const std::string&)> current;
   {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(sink_mutex);
     current = sink;
   }
   if (current) {

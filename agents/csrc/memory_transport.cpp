@@ -8,7 +8,7 @@ namespace rpc_backends {
 
 namespace {
 
-std::mutex mutex;
+std::mutex listening_mutex;
 std::unordered_map<std::string, std::weak_ptr<EventQueue>>& listening() {
   static std::unordered_map<std::string, std::weak_ptr<EventQueue>> all;
   return all;
@@ -21,7 +21,7 @@ std::string MemoryTransport::listen(int self, const std::string& name) {
   std::lock_guard<std::mutex> mine(mutex_);
   self_ = self;
   address_ = "memory:" + name + ":" + std::to_string(count++);
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(listening_mutex);
   listening()[address_] = events_;
   return address_;
 }
@@ -46,7 +46,7 @@ std::shared_ptr<EventQueue> MemoryTransport::queue_of(int peer) {
     }
     address = found->second;
   }
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(listening_mutex);
   const auto found = listening().find(address);
   auto queue = found == listening().end() ? nullptr : found->second.lock();
   if (!queue) {
@@ -65,7 +65,7 @@ void MemoryTransport::reject(int peer, const std::string& reason) {
 
 void MemoryTransport::close(double /*linger*/) {
   {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(listening_mutex);
     listening().erase(address_);
   }
   events_->close();

@@ -1,0 +1,13 @@
+// Everything as one translation unit: most of the work is to read torch's headers, and this reads them once.
+#include "agent.cpp"
+#include "bindings.cpp"
+#include "calls.cpp"
+#include "codec.cpp"
+#include "core.cpp"
+#include "crew.cpp"
+#include "frame.cpp"
+#include "log.cpp"
+#include "members.cpp"
+#include "memory_transport.cpp"
+#include "python_transport.cpp"
+#include "tensors.cpp"
