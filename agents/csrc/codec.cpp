@@ -2,6 +2,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "tensors.h"
@@ -16,27 +18,29 @@ namespace {
 
 constexpr uint8_t kInlineStorage = 1;
 
-// How a type is carried: as a request, as a response, or not at all.
+constexpr int32_t kRequests[] = {
+    MessageType::SCRIPT_CALL,           MessageType::PYTHON_CALL,
+    MessageType::SCRIPT_REMOTE_CALL,    MessageType::PYTHON_REMOTE_CALL,
+    MessageType::SCRIPT_RREF_FETCH_CALL, MessageType::PYTHON_RREF_FETCH_CALL,
+    MessageType::RREF_USER_DELETE,      MessageType::RREF_FORK_REQUEST,
+    MessageType::RREF_CHILD_ACCEPT,     MessageType::FORWARD_AUTOGRAD_REQ,
+    MessageType::BACKWARD_AUTOGRAD_REQ, MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ,
+    MessageType::RUN_WITH_PROFILING_REQ, MessageType::RREF_BACKWARD_REQ,
+};
+constexpr int32_t kResponses[] = {
+    MessageType::SCRIPT_RET,             MessageType::PYTHON_RET,
+    MessageType::REMOTE_RET,             MessageType::SCRIPT_RREF_FETCH_RET,
+    MessageType::PYTHON_RREF_FETCH_RET,  MessageType::RREF_ACK,
+    MessageType::FORWARD_AUTOGRAD_RESP,  MessageType::BACKWARD_AUTOGRAD_RESP,
+    MessageType::CLEANUP_AUTOGRAD_CONTEXT_RESP, MessageType::RUN_WITH_PROFILING_RESP,
+    MessageType::RREF_BACKWARD_RESP,     MessageType::EXCEPTION,
+};
+
+// Whether a frame of this kind may have a message of this type.
 bool fits(FrameKind kind, int32_t type) {
-  constexpr int32_t known_requests[] = {
-      MessageType::SCRIPT_CALL,          MessageType::PYTHON_CALL,
-      MessageType::SCRIPT_REMOTE_CALL,   MessageType::PYTHON_REMOTE_CALL,
-      MessageType::SCRIPT_RREF_FETCH_CALL, MessageType::PYTHON_RREF_FETCH_CALL,
-      MessageType::RREF_USER_DELETE,     MessageType::RREF_FORK_REQUEST,
-      MessageType::RREF_CHILD_ACCEPT,    MessageType::FORWARD_AUTOGRAD_REQ,
-      MessageType::BACKWARD_AUTOGRAD_REQ, MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ,
-      MessageType::RUN_WITH_PROFILING_REQ, MessageType::RREF_BACKWARD_REQ,
-  };
-  if (kind == FrameKind::kResponse) {
-    return type >= 0 && type <= 0xFFFF && (type & torch::distributed::rpc::RESPONSE_TYPE) != 0 &&
-        (type & torch::distributed::rpc::REQUEST_TYPE) == 0;
-  }
-  for (const int32_t known : known_requests) {
-    if (type == known) {
-      return true;
-    }
-  }
-  return false;
+  const auto is_it = [type](int32_t known) { return known == type; };
+  return kind == FrameKind::kRequest ? std::any_of(std::begin(kRequests), std::end(kRequests), is_it)
+                                     : std::any_of(std::begin(kResponses), std::end(kResponses), is_it);
 }
 
 Part part_of(std::vector<uint8_t>&& bytes) {

@@ -15,8 +15,8 @@ namespace {
 // Measured; see bench/README.md. Up to the first a copy costs less than a frame; from the second on a
 // part in pieces arrives sooner than in one frame; a piece stays in the cache between the two copies.
 constexpr size_t kMostInHead = 4096;
-constexpr size_t kMostInFrame = 256 * 1024;
-constexpr size_t kPieceSize = 256 * 1024;
+constexpr size_t kMostInFrame = 1 << 20;
+constexpr size_t kPieceSize = 1 << 20;
 
 }  // namespace
 
