@@ -136,8 +136,8 @@ def run_cases(program: Path, library: str, what: str, chosen: argparse.Namespace
     for case in cases:
         found = sorted(figures[case])
         print(
-            f"{case[0]:8} {case[1]} {case[2]:5} {case[3]:6} {statistics.median(found):12,.2f} {UNITS[what]}"
-            f"   ({found[0]:,.2f} to {found[-1]:,.2f})",
+            f"{case[0]:8} {case[1]} {case[2]:5} {case[3]:6} "
+            f"{statistics.median(found):12,.2f} {UNITS[what]}   ({found[0]:,.2f} to {found[-1]:,.2f})",
             flush=True,
         )
 
