@@ -26,6 +26,9 @@ class Native(HasCapsule, Protocol):
     def learn(self, worker_id: int, name: str, address: str, rank: int, /) -> None:
         """Take note of a peer; raise if its address is not to be believed."""
 
+    def metrics(self) -> dict[str, str]:
+        """Return what is worth knowing about it, for the debug information."""
+
     def close(self, linger: float, /) -> None:
         """Stop; the agent has closed the transport in C++ before."""
 

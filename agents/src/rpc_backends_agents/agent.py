@@ -32,6 +32,14 @@ class _Agent(_C.TransportAgent):
 
     transport: Any
 
+    def get_debug_info(self) -> dict[str, str]:
+        """Return the metrics, and what the transport has to say that is no number."""
+        found: dict[str, str] = super().get_debug_info()
+        if isinstance(self.transport, Native):
+            more = self.transport.metrics()
+            found.update({f"transport.{name}": value for name, value in more.items()})
+        return found
+
     def shutdown(self) -> None:
         """Stop the agent; a second call does nothing."""
         super().shutdown()
