@@ -184,44 +184,51 @@ Assembler::Outcome Assembler::start(Frame head, std::vector<Frame> frames) {
     throw Malformed("what came is no message of this version");
   }
   check(head, frames);
-  const size_t count = header_of(head).count;
-  Parts parts(count);
   Progress progress;
-  uint64_t missing = 0;
-  size_t next_frame = 0;
-  size_t offset = 0;
-  std::vector<size_t> in_head;
-  for (size_t i = 0; i < count; ++i) {
-    const auto [size, place] = field_of(head, i);
-    if (place == Place::kHead) {
-      parts[i].size = size;
-      in_head.push_back(i);
-    } else if (place == Place::kFrame) {
-      parts[i] = part_of(std::move(frames[next_frame++]));
-    } else {
-      parts[i] = make_part(size);
-      progress.parts.push_back(i);
-      missing += size;
-    }
-  }
-  if (!in_head.empty()) {
-    const Part inside = inside_of(std::move(head), begin_of_parts(count));
-    for (const size_t i : in_head) {
-      parts[i].data = static_cast<const char*>(inside.data) + offset;
-      parts[i].owner = inside.owner;
-      offset += aligned(parts[i].size);
-    }
-  }
-  if (missing == 0) {
+  Parts parts = place(std::move(head), std::move(frames), progress.parts);
+  if (progress.parts.empty()) {
     outcome.kind = Outcome::Kind::kMessage;
     outcome.parts = std::move(parts);
     return outcome;
   }
   progress.message = std::make_shared<Unfinished>();
+  for (const size_t i : progress.parts) {
+    progress.message->missing += parts[i].size;
+  }
   progress.message->parts = std::move(parts);
-  progress.message->missing = missing;
   progress_ = std::move(progress);
   return outcome;
+}
+
+// Gives each part of a message that is checked its memory, with what it holds unless that comes in pieces.
+Parts Assembler::place(Frame head, std::vector<Frame> frames, std::vector<size_t>& in_pieces) const {
+  Parts parts(header_of(head).count);
+  size_t next_frame = 0;
+  bool inside_any = false;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto [size, place] = field_of(head, i);
+    if (place == Place::kFrame) {
+      parts[i] = part_of(std::move(frames[next_frame++]));
+    } else if (place == Place::kPieces) {
+      parts[i] = make_part(size);
+      in_pieces.push_back(i);
+    } else {
+      parts[i].size = size;
+      inside_any = true;
+    }
+  }
+  if (!inside_any) {
+    return parts;
+  }
+  const Part inside = inside_of(std::move(head), begin_of_parts(parts.size()));
+  const char* next = static_cast<const char*>(inside.data);
+  for (Part& part : parts) {
+    if (!part.owner) {
+      part = {next, part.size, inside.owner};
+      next += aligned(part.size);
+    }
+  }
+  return parts;
 }
 
 }  // namespace rpc_backends::zeromq

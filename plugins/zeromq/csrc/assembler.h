@@ -64,6 +64,7 @@ class Assembler {
   };
 
   Outcome start(Frame head, std::vector<Frame> frames);
+  Parts place(Frame head, std::vector<Frame> frames, std::vector<size_t>& in_pieces) const;
   Outcome take_piece(Frame frame);
   void check(Frame& head, const std::vector<Frame>& frames) const;
 

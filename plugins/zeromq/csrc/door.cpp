@@ -80,7 +80,7 @@ void Door::reply(int peer, Packed& message) {
   while (socket_ && found != by_peer_.end() && !found->second.empty()) {
     Caller* const newest = found->second.back();
     if (message.send(*socket_, newest->route.text)) {
-      drain(std::move(lock));
+      settle(std::move(lock));
       return;
     }
     erase(newest);
@@ -89,7 +89,7 @@ void Door::reply(int peer, Packed& message) {
     }
   }
   if (socket_) {
-    drain(std::move(lock));
+    settle(std::move(lock));
   }
   throw TransportError("worker " + std::to_string(peer) + " has ended the connection by which it asked");
 }
@@ -116,7 +116,7 @@ void Door::reject(int peer, const std::string& reason) {
       close_caller(*caller, reason);
     }
   }
-  drain(std::move(lock));
+  settle(std::move(lock));
 }
 
 void Door::close(double linger) {

@@ -83,6 +83,17 @@ void Inbox::again(uint64_t id) {
   wake_if(help);
 }
 
+bool Inbox::again_after_events(uint64_t id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (events_.empty()) {
+    return false;
+  }
+  if (std::find(again_.begin(), again_.end(), id) == again_.end()) {
+    again_.push_back(id);
+  }
+  return true;
+}
+
 void Inbox::close() {
   {
     std::lock_guard<std::mutex> lock(mutex_);

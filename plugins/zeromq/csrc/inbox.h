@@ -44,6 +44,10 @@ class Inbox {
   // Has pump() called again soon: there is more to read.
   void again(uint64_t id);
 
+  // The same without waking anybody, if events wait: whoever comes for them comes by. Returns false if
+  // none do.
+  bool again_after_events(uint64_t id);
+
   void push(Event event);
 
   Outcome receive(Event& event, Clock::time_point deadline = Clock::time_point::max());

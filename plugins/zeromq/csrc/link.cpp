@@ -103,7 +103,7 @@ bool Link::send(Packed& message) {
     return false;
   }
   const bool sent = message.send(*socket_, {});
-  drain(std::move(lock));
+  settle(std::move(lock));
   return sent;
 }
 

@@ -42,6 +42,12 @@ void SocketSource::drain(Lock lock) {
   }
 }
 
+void SocketSource::settle(Lock lock) {
+  if (!inbox_.again_after_events(id_)) {
+    drain(std::move(lock));
+  }
+}
+
 void SocketSource::enter(Socket socket) {
   const int fd = socket.fd();
   socket_.emplace(std::move(socket));

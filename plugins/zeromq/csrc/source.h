@@ -42,9 +42,12 @@ class SocketSource : public Source, public std::enable_shared_from_this<SocketSo
   // Takes the socket out and returns it, to be closed. With the lock.
   std::optional<Socket> leave();
 
-  // Has to follow whatever is done with the socket, and gives up the lock: libzmq may have taken note of
-  // messages that arrived, and does so only once.
+  // Reads what has arrived, and gives up the lock.
   void drain(Lock lock);
+
+  // Has to follow whatever else is done with the socket: libzmq may have taken note of messages that
+  // arrived, and does so only once. Looking costs more than sending, so it is done later where it can be.
+  void settle(Lock lock);
 
   void push(int peer, Parts parts);
 
