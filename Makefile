@@ -63,6 +63,10 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing --rpc-backend ZEROMQ --rpc-tier torch \
 	    -n 3 -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suites on ZEROMQ"; \
+	echo "==> pytest: nobody reads ZEROMQ on the way, where it can be observed (TCP)"; \
+	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing.chapters.test_security \
+	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
 	echo "==> pytest: the conformance suite, whole, on sound and on broken backends"; \
 	$(BIN)/python -m pytest -m whole_suite -v --durations=5 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
