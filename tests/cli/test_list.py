@@ -18,6 +18,7 @@ def test_installed_backends_are_listed_before_torch_s_own_that_they_replace(comm
         ("FAULTY_TENSORPIPE", "found", "rpc-backend-faulty-tensorpipe"),
         ("TENSORPIPE", "found", "rpc-backend-tensorpipe"),
         ("TENSORPIPE", "shadowed", "torch"),
+        ("ZEROMQ", "found", "rpc-backend-zeromq"),
     ]
     assert ended.json["notes"] == []
 
@@ -89,5 +90,6 @@ def test_without_torch_the_installed_ones_are_listed_all_the_same(command: Any) 
     ended = command("list", "--json")
 
     assert ended.status == 0
-    assert [row["name"] for row in ended.json["backends"]] == ["FAULTY_TENSORPIPE", "TENSORPIPE"]
+    names = [row["name"] for row in ended.json["backends"]]
+    assert names == ["FAULTY_TENSORPIPE", "TENSORPIPE", "ZEROMQ"]
     assert "libtorch.so is not there" in ended.json["notes"][0]
