@@ -29,6 +29,9 @@ def reports(
     :param results: what `judging` has written onto pytest's reports.
     :param started: when, in seconds since the epoch.
     """
+    # With xdist this process has run no test, and torch's own backends are known once torch is imported.
+    import torch.distributed.rpc  # noqa: F401
+
     by_backend: dict[str, dict[str, Result]] = {}
     about: dict[str, dict[str, Any]] = {}
     for data in results:
