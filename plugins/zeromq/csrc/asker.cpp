@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMostTasks = 1000;
 
 // How long a call that is under way may go on once nobody needs it.
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kPatience{2};
 
 }  // namespace
 

@@ -45,7 +45,8 @@ Endpoint::Endpoint(const std::string& text) : text_(text) {
     }
   }
   if (size_ == 0) {
-    throw TransportError("'" + text + "' is no endpoint to connect to; one is tcp://ADDRESS:PORT with a numeric "
+    // A text with a zero in it would end there.
+    throw TransportError("'" + text.substr(0, text.find('\0')) + "' is no endpoint to connect to; one is tcp://ADDRESS:PORT with a numeric "
                          "address (IPv6 in brackets), or ipc://PATH");
   }
 }

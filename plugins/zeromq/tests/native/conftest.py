@@ -77,5 +77,4 @@ def start() -> Iterator[Callable[..., Child]]:
 
     yield start_child
     for child in children:
-        child.process.kill()
-        child.process.communicate()
+        child.kill()

@@ -143,6 +143,14 @@ class Child:
         self.process.stdin.close()
         return self.process.wait(PATIENCE)
 
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
 
 def open_files() -> dict[str, str]:
     """Return what this process has open."""

@@ -198,7 +198,9 @@ def test_a_loss_is_told_once(make: MakeWorker) -> None:
     assert zero.transport.receive(0.5) is None  # though it was tried several times
 
 
-def test_what_was_sent_before_the_end_arrives_before_the_loss(make: MakeWorker, encrypted: bool) -> None:
+def test_what_was_sent_before_the_end_arrives_before_the_loss(
+    make: MakeWorker, encrypted: bool
+) -> None:
     """The last answer of a worker that leaves is an answer."""
     for _ in range(20):
         zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
@@ -333,7 +335,9 @@ class TwoHosts:
         """Pull the cable out, or put it back."""
         host = self.hosts[1]
         subprocess.run(
-            ["ip", "-n", host.name, "link", "set", host.interface, state], check=True, timeout=PATIENCE
+            ["ip", "-n", host.name, "link", "set", host.interface, state],
+            check=True,
+            timeout=PATIENCE,
         )
 
     def end(self) -> None:

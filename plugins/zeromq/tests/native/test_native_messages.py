@@ -16,7 +16,22 @@ from rpc_backend_zeromq._native import TransportError
 MakeWorker = Callable[..., Worker]
 
 # Around the sizes at which a part travels in another way; see csrc/packed.cpp.
-SIZES = [0, 1, 15, 16, 17, 4095, 4096, 4097, 8191, 8192, 8193, (1 << 20) - 1, 1 << 20, (1 << 20) + 1]
+SIZES = [
+    0,
+    1,
+    15,
+    16,
+    17,
+    4095,
+    4096,
+    4097,
+    8191,
+    8192,
+    8193,
+    (1 << 20) - 1,
+    1 << 20,
+    (1 << 20) + 1,
+]
 SIZES += [(2 << 20) + 7, (5 << 20) + 3]
 
 

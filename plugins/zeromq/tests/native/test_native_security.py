@@ -130,7 +130,9 @@ def test_a_worker_that_encrypts_and_one_that_does_not(
 
 def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
     plain, secret = make(0), make(1, True)
-    with pytest.raises(TransportError, match="worker 2 has no public key, and this worker encrypts"):
+    with pytest.raises(
+        TransportError, match="worker 2 has no public key, and this worker encrypts"
+    ):
         secret.transport.learn(2, "tcp://127.0.0.1:1", None)
     with pytest.raises(TransportError, match="worker 2 has a public key, and this worker does not"):
         plain.transport.learn(2, "tcp://127.0.0.1:1", secret.key)
@@ -178,7 +180,9 @@ def plain(text: bytes) -> bytes:
 class Intruder:
     """Somebody who speaks ZeroMQ, and says what it likes."""
 
-    def __init__(self, context: zmq.Context[Any], name: bytes, to: Worker, by: Worker | None) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], name: bytes, to: Worker, by: Worker | None
+    ) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.rcvtimeo = int(PATIENCE * 1000)
