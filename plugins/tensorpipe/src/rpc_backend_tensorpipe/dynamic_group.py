@@ -32,6 +32,10 @@ from rpc_backends_core.torch_bridge.tensorpipe_agents import (
 _SERVING_PATIENCE = 5.0
 #: Seconds in which the engine has written the last answer.
 _WRITING_SECONDS = 0.3
+#: Seconds between looks whether anybody is there who could still answer.
+_LOOKING_SECONDS = 0.5
+#: Seconds in which all calls to a worker that is gone have failed.
+_ERRORS_SECONDS = 1.0
 #: Seconds that each member has to learn that a worker has failed to join.
 _UNDOING_PATIENCE = 5.0
 #: Seconds given to deleting RRefs then: the RRefs of others to values here may well stay for ever.
@@ -117,19 +121,48 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         :param timeout: seconds each other member has to answer; 0 for the agent's own timeout.
         """
         limit = timeout or rpc.get_rpc_timeout()
-        try:
-            rpc.api._delete_all_user_and_unforked_owner_rrefs(_RREF_PATIENCE)
-        except RuntimeError as error:
-            logger.warning("RPC worker %r leaves with RRefs not deleted: %s", self.me.name, error)
-        self.tell(self.membership.remove([self.me]), timeout=limit)
+        deleted = self._delete_rrefs()
+        left = self.membership.remove([self.me])
+        self.tell(left, timeout=limit)
         self._finish_serving(_SERVING_PATIENCE)
-        self.join(shutdown=True)
+        if deleted or self._finish_calling(left, limit):
+            self.join(shutdown=True)
 
     def shutdown(self) -> None:
         """Stop the agent."""
         if self.pulse is not None:
             self.pulse.close()
         TensorPipeAgent.shutdown(self)
+
+    def _delete_rrefs(self) -> bool:
+        """Delete this worker's RRefs; return whether their owners have confirmed all of them."""
+        try:
+            rpc.api._delete_all_user_and_unforked_owner_rrefs(_RREF_PATIENCE)
+        except RuntimeError as error:
+            logger.warning("RPC worker %r leaves with RRefs not deleted: %s", self.me.name, error)
+            return False
+        return rpc._rref_context_get_debug_info()["num_pending_users"] == "0"
+
+    def _finish_calling(self, others: State, seconds: float) -> bool:
+        """Wait for this worker's calls; return False if there are some that will never count as ended.
+
+        When the owner of an RRef ends before it has confirmed it, torch's callback throws, the engine
+        goes on counting that call, and its ``join()`` would wait for it without end.
+        """
+        now = time.monotonic()
+        end = now + seconds
+        look = now
+        while self.get_metrics()["agent.client_active_calls"] != "0":
+            now = time.monotonic()
+            if now > end:
+                return False
+            if now >= look:
+                look = now + _LOOKING_SECONDS
+                if not any(is_alive(peer.pulse) for peer in others.peers.values()):
+                    # No answer can come any more, and the errors of broken pipes come at once.
+                    end, look = now + _ERRORS_SECONDS, end
+            time.sleep(0.02)
+        return True
 
     def _finish_serving(self, seconds: float) -> None:
         """Wait until no request is being served here; members know that we leave and send no more."""
