@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are imported by their paths
 
-from native_workers import Child, Worker  # noqa: E402
+from native_workers import Child, Worker
 
 MakeWorker = Callable[..., Worker]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -155,9 +154,9 @@ class Child:
 def open_files() -> dict[str, str]:
     """Return what this process has open."""
     found = {}
-    for entry in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         try:
-            found[entry] = os.readlink(f"/proc/self/fd/{entry}")
+            found[entry.name] = str(entry.readlink())
         except OSError:  # the folder itself
             continue
     return found

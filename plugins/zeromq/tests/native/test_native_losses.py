@@ -1,4 +1,4 @@
-"""A connection that ends is told of, with a reason; what was on it is never delivered later; it comes back."""
+"""A connection that ends is told of, with a reason; nothing on it is delivered later; it comes back."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_peer_that_was_never_there_is_lost_at_once(make: MakeWorker, encrypted
     what, peer, _, reason = zero.next()
     assert (what, peer) == ("lost", 1)
     assert reason == f"cannot connect to {nobody.endpoint}: Connection refused"
-    with pytest.raises(TransportError, match="worker 1 is lost: cannot connect to .*refused"):
+    with pytest.raises(TransportError, match=r"worker 1 is lost: cannot connect to .*refused"):
         zero.send(1, b"y")
 
 

@@ -1,4 +1,4 @@
-"""Messages arrive as they were sent: over each medium, encrypted or not, small and large, many at once."""
+"""Messages arrive as they were sent: over each medium, encrypted or not, of any size, many at once."""
 
 from __future__ import annotations
 

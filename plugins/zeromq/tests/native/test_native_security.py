@@ -124,7 +124,8 @@ def test_a_worker_that_encrypts_and_one_that_does_not(
     key = zmq.curve_keypair()[0] if caller_encrypts else None
     caller.transport.learn(1, called.endpoint, key)
     caller.send(1, b"x")
-    assert "one side encrypts and the other does not" in caller.lost()
+    # The caller may find the connection closed before it has read why.
+    assert f"handshake with {called.endpoint} failed" in caller.lost()
     called.line_with("one side encrypts and the other does not")
 
 
@@ -146,9 +147,23 @@ def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["", "tcp://", "tcp://host.example:1", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://*:1"]
-    + ["tcp://127.0.0.1:99999", "tcp://::1:5", "tcp://[::1]", "ipc://", f"ipc:///{'x' * 200}"]
-    + ["inproc://x", "udp://127.0.0.1:1", "tcp://127.0.0.1:1\0", "tcp://127.0.0.1;1.2.3.4:5"],
+    [
+        "",
+        "tcp://",
+        "tcp://host.example:1",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:0",
+        "tcp://*:1",
+        "tcp://127.0.0.1:99999",
+        "tcp://::1:5",
+        "tcp://[::1]",
+        "ipc://",
+        f"ipc:///{'x' * 200}",
+        "inproc://x",
+        "udp://127.0.0.1:1",
+        "tcp://127.0.0.1:1\0",
+        "tcp://127.0.0.1;1.2.3.4:5",
+    ],
 )
 def test_an_endpoint_that_cannot_be_believed_is_refused(make: MakeWorker, endpoint: str) -> None:
     with pytest.raises(TransportError, match="no endpoint to connect to"):
