@@ -1,5 +1,9 @@
 #include "asker.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <utility>
 
 #include "thread.h"
@@ -11,60 +15,103 @@ namespace {
 // Whoever knocks makes these; nobody fills the memory with them.
 constexpr size_t kMostTasks = 1000;
 
+// How long a call that is under way may go on once nobody needs it.
+constexpr std::chrono::seconds kPatience{2};
+
 }  // namespace
 
-Asker::Asker(OnUnknownKey on_unknown_key, OnRefused on_refused)
-    : on_unknown_key_(std::move(on_unknown_key)), on_refused_(std::move(on_refused)) {
-  if (on_unknown_key_ || on_refused_) {
-    thread_ = start_thread("rpc-zmq-asker", [this] { live(); });
+struct Asker::State {
+  State(OnUnknownKey asked, OnRefused told) : on_unknown_key(std::move(asked)), on_refused(std::move(told)) {}
+
+  // A question, or a line to tell if there is no `answer`.
+  struct Task {
+    std::string text;
+    Answer answer;
+  };
+
+  bool add(Task task) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (stopped || tasks.size() >= kMostTasks) {
+        return false;
+      }
+      tasks.push_back(std::move(task));
+    }
+    changed.notify_all();
+    return true;
   }
+
+  void live() {
+    std::unique_lock<std::mutex> lock(mutex);
+    for (;;) {
+      changed.wait(lock, [this] { return stopped || !tasks.empty(); });
+      if (stopped) {
+        break;
+      }
+      const Task task = std::move(tasks.front());
+      tasks.pop_front();
+      lock.unlock();
+      std::optional<int> worker;
+      if (task.answer) {
+        worker = on_unknown_key(task.text);
+      } else {
+        on_refused(task.text);
+      }
+      lock.lock();
+      // With the lock: who has stopped this is not called any more.
+      if (task.answer && !stopped) {
+        task.answer(worker);
+      }
+    }
+    ended = true;
+    changed.notify_all();
+  }
+
+  const OnUnknownKey on_unknown_key;
+  const OnRefused on_refused;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Task> tasks;
+  bool stopped = false;
+  bool ended = false;
+};
+
+Asker::Asker(OnUnknownKey on_unknown_key, OnRefused on_refused)
+    : state_(std::make_shared<State>(std::move(on_unknown_key), std::move(on_refused))) {
+  if (state_->on_unknown_key || state_->on_refused) {
+    thread_ = start_thread("rpc-zmq-asker", [state = state_] { state->live(); });
+  }
+}
+
+bool Asker::can_ask() const {
+  return static_cast<bool>(state_->on_unknown_key);
 }
 
 bool Asker::ask(const std::string& key, Answer answer) {
-  return can_ask() && add([this, key, answer = std::move(answer)] { answer(on_unknown_key_(key)); });
+  return can_ask() && state_->add({key, std::move(answer)});
 }
 
 void Asker::tell(const std::string& line) {
-  if (on_refused_) {
-    add([this, line] { on_refused_(line); });
-  }
-}
-
-bool Asker::add(std::function<void()> task) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_ || tasks_.size() >= kMostTasks) {
-      return false;
-    }
-    tasks_.push_back(std::move(task));
-  }
-  added_.notify_one();
-  return true;
-}
-
-void Asker::live() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    added_.wait(lock, [this] { return stopped_ || !tasks_.empty(); });
-    if (stopped_) {
-      return;
-    }
-    const std::function<void()> task = std::move(tasks_.front());
-    tasks_.pop_front();
-    lock.unlock();
-    task();
-    lock.lock();
+  if (state_->on_refused) {
+    state_->add({line, nullptr});
   }
 }
 
 void Asker::stop() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopped_ = true;
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->stopped = true;
+  state_->changed.notify_all();
+  if (!thread_.joinable()) {
+    return;
   }
-  added_.notify_one();
-  if (thread_.joinable()) {
+  // Who is called may be what stops this.
+  const bool is_this_thread = thread_.get_id() == std::this_thread::get_id();
+  const bool ended = !is_this_thread && state_->changed.wait_for(lock, kPatience, [this] { return state_->ended; });
+  lock.unlock();
+  if (ended) {
     thread_.join();
+  } else {
+    thread_.detach();
   }
 }
 

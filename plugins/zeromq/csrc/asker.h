@@ -2,10 +2,8 @@
 // likes (Python's GIL, a store), and nothing else of the transport does.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -24,29 +22,24 @@ class Asker {
   Asker(OnUnknownKey on_unknown_key, OnRefused on_refused);
   ~Asker() { stop(); }
 
-  bool can_ask() const { return static_cast<bool>(on_unknown_key_); }
+  bool can_ask() const;
 
-  // Returns false if too many are waiting already; else `answer` is called, on this thread.
+  // Returns false if too many are waiting already; else `answer` is called, on this thread. It must not
+  // wait.
   bool ask(const std::string& key, Answer answer);
 
   // Dropped if too many are waiting already.
   void tell(const std::string& line);
 
-  // Waits for a call that is under way, and drops the others.
+  // Drops what has not begun, and waits a while for a call that is under way. One that does not end is
+  // left alone, and its answer is dropped.
   void stop();
 
-  bool is_this_thread() const { return thread_.get_id() == std::this_thread::get_id(); }
-
  private:
-  bool add(std::function<void()> task);
-  void live();
+  struct State;
 
-  const OnUnknownKey on_unknown_key_;
-  const OnRefused on_refused_;
-  std::mutex mutex_;
-  std::condition_variable added_;
-  std::deque<std::function<void()>> tasks_;
-  bool stopped_ = false;
+  // The thread's too, which may be left alone.
+  const std::shared_ptr<State> state_;
   std::thread thread_;
 };
 

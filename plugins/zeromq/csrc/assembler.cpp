@@ -20,8 +20,8 @@ namespace {
 // From here up the kernel is asked for large pages: most of the time would go into small ones.
 constexpr size_t kHugeFrom = 4 << 20;
 
-// Smaller heads are copied: libzmq may have them in a buffer with others, at any address, and would keep
-// that buffer for as long as one of them is kept.
+// Smaller frames are copied: libzmq may have them in a buffer with others, at any address, and would keep
+// that buffer for as long as one of them is kept. Larger ones are at a multiple of 8.
 constexpr size_t kSharedBuffer = 8192;
 
 class Malformed : public std::runtime_error {
@@ -59,14 +59,15 @@ Part make_part(size_t size) {
   return {memory, size, std::shared_ptr<void>(memory, std::free)};
 }
 
-// The parts in a head, one behind the other.
-Part inside_of(Frame head, size_t begin) {
-  const size_t size = head.size() - std::min(head.size(), begin);
-  if (head.size() < kSharedBuffer) {
-    return copy_of(head.data() + begin, size);
+// What is in a frame from `begin` on.
+Part inside_of(Frame frame, size_t begin) {
+  const size_t size = frame.size() - std::min(frame.size(), begin);
+  if (frame.size() < kSharedBuffer) {
+    return copy_of(frame.data() + begin, size);
   }
-  Part inside = part_of(std::move(head));
+  Part inside = part_of(std::move(frame));
   inside.data = static_cast<const char*>(inside.data) + begin;
+  inside.size = size;
   return inside;
 }
 
@@ -208,7 +209,7 @@ Parts Assembler::place(Frame head, std::vector<Frame> frames, std::vector<size_t
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto [size, place] = field_of(head, i);
     if (place == Place::kFrame) {
-      parts[i] = part_of(std::move(frames[next_frame++]));
+      parts[i] = inside_of(std::move(frames[next_frame++]), 0);
     } else if (place == Place::kPieces) {
       parts[i] = make_part(size);
       in_pieces.push_back(i);

@@ -4,7 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cmath>
+#include <algorithm>
 #include <set>
 
 #include "zeromq_transport.h"
@@ -197,16 +197,30 @@ void send_buffers(PythonsTransport& transport, int peer, const py::iterable& buf
   transport.send(peer, std::move(parts), reply);
 }
 
+// Waits in slices, so that Ctrl-C is heard.
+Inbox::Outcome receive_with_signals(PythonsTransport& transport, Event& event, Clock::time_point deadline) {
+  constexpr std::chrono::milliseconds slice{100};
+  for (;;) {
+    const auto now = Clock::now();
+    Inbox::Outcome outcome;
+    {
+      const py::gil_scoped_release release;
+      outcome = transport.receive_until(event, std::min(deadline, now + slice));
+    }
+    if (outcome != Inbox::Outcome::kTimeout || Clock::now() >= deadline) {
+      return outcome;
+    }
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  }
+}
+
 py::object receive_tuple(PythonsTransport& transport, std::optional<double> timeout) {
   Event event;
-  Inbox::Outcome outcome;
-  {
-    const py::gil_scoped_release release;
-    const auto deadline = timeout ? Clock::now() + std::chrono::milliseconds(milliseconds(*timeout))
-                                  : Clock::time_point::max();
-    outcome = transport.receive_until(event, deadline);
-  }
-  if (outcome != Inbox::Outcome::kEvent) {
+  const auto deadline = timeout ? Clock::now() + std::chrono::milliseconds(milliseconds(*timeout))
+                                : Clock::time_point::max();
+  if (receive_with_signals(transport, event, deadline) != Inbox::Outcome::kEvent) {
     return py::none();
   }
   const char* const kinds[] = {"message", "lost", "found"};

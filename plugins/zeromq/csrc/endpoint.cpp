@@ -1,5 +1,6 @@
 #include "endpoint.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/un.h>
@@ -44,7 +45,8 @@ Endpoint::Endpoint(const std::string& text) : text_(text) {
     }
   }
   if (size_ == 0) {
-    throw TransportError("'" + text + "' is no endpoint to connect to; one is tcp://ADDRESS:PORT with a numeric "
+    // A text with a zero in it would end there.
+    throw TransportError("'" + text.substr(0, text.find('\0')) + "' is no endpoint to connect to; one is tcp://ADDRESS:PORT with a numeric "
                          "address (IPv6 in brackets), or ipc://PATH");
   }
 }
@@ -55,12 +57,16 @@ void Endpoint::parse_tcp(const std::string& rest) {
     return;
   }
   std::string host = rest.substr(0, colon);
-  addrinfo hints{};
-  hints.ai_family = AF_INET;
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+  const bool six = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (six) {
     host = host.substr(1, host.size() - 2);
-    hints.ai_family = AF_INET6;
   }
+  in_addr four{};
+  if (six ? host.find(':') == std::string::npos : inet_pton(AF_INET, host.c_str(), &four) != 1) {
+    return;  // getaddrinfo() takes more for an address than is one
+  }
+  addrinfo hints{};
+  hints.ai_family = six ? AF_INET6 : AF_INET;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* found = nullptr;

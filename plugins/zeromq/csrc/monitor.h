@@ -10,7 +10,8 @@ namespace rpc_backends::zeromq {
 class Monitor {
  public:
   // `name` is no other monitor's in this context. To be made before `socket` has anything to tell:
-  // libzmq's thread would wait for somebody to listen.
+  // libzmq's thread would wait for somebody to listen. To be kept until Socket::end_monitor(), for the same
+  // reason.
   Monitor(Context& context, Socket& socket, const std::string& name, int events);
 
   int fd() { return listener_.fd(); }

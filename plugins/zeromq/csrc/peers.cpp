@@ -106,8 +106,15 @@ void Peers::send(int peer, Packed& message) {
     link = known.link;
   }
   if (!link->send(message)) {
-    throw TransportError(called(peer) + " is lost: the connection to " + link->endpoint().text() + " has ended");
+    throw TransportError(called(peer) + " is lost: " + why_lost(peer, *link));
   }
+}
+
+std::string Peers::why_lost(int peer, const Link& link) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = peers_.find(peer);
+  const bool known = found != peers_.end() && found->second.lost;
+  return known ? found->second.reason : "the connection to " + link.endpoint().text() + " has ended";
 }
 
 void Peers::end_link(int peer, const std::string& reason) {

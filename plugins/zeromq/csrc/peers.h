@@ -52,6 +52,7 @@ class Peers : private Link::Listener {
 
   void on_up(const std::shared_ptr<Link>& link) override;
   void on_end(const std::shared_ptr<Link>& link, const std::string& reason) override;
+  std::string why_lost(int peer, const Link& link) const;
   Peer* owner_of(const std::shared_ptr<Link>& link);
   std::shared_ptr<Link> open_link(int id, const Peer& peer);
   void plan_trial(int id, Peer& peer, Clock::duration wait);

@@ -101,6 +101,10 @@ bool Socket::monitor(const std::string& endpoint, int events) {
   return zmq().socket_monitor(socket_, endpoint.c_str(), events) == 0;
 }
 
+void Socket::end_monitor() {
+  zmq().socket_monitor(socket_, nullptr, 0);
+}
+
 std::string Socket::last_endpoint() {
   char endpoint[512];
   size_t size = sizeof endpoint;

@@ -46,6 +46,9 @@ class Socket {
   bool connect(const std::string& endpoint);
   bool monitor(const std::string& endpoint, int events);
 
+  // Has nothing more told to who monitors.
+  void end_monitor();
+
   std::string last_endpoint();
 
   // Readable when something may have happened to the socket since it was last used, by any of its

@@ -58,6 +58,8 @@ std::optional<Socket> SocketSource::leave() {
   std::optional<Socket> socket;
   if (socket_) {
     inbox_.remove(id_, socket_->fd());
+    // The connection may end after this, and libzmq's thread would wait, for ever, for somebody to tell.
+    socket_->end_monitor();
     socket.emplace(std::move(*socket_));
     socket_.reset();
   }

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <thread>
 #include <utility>
 
 namespace rpc_backends::zeromq {
@@ -214,11 +213,6 @@ void ZeroMQTransport::close(double linger) {
   gate_.close();
   works_->inbox.close();
   gate_.wait_until_empty();
-  if (works_->asker.is_this_thread()) {
-    // In a callback, or because one has dropped the last that held this. It cannot wait for itself to end.
-    std::thread([works = std::move(works_), linger] { works->close(linger); }).detach();
-    return;
-  }
   works_->close(linger);
   works_.reset();
 }

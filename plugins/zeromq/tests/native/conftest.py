@@ -1,0 +1,80 @@
+"""Fixtures for the tests of the transport in C++; what they give is in native_workers."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests are imported by their paths
+
+from native_workers import Child, Worker
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture(params=[False, True], ids=["null", "curve"])
+def encrypted(request: pytest.FixtureRequest) -> bool:
+    """Give both kinds of connections."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def make() -> Iterator[MakeWorker]:
+    """Give a function that makes workers, which are closed afterwards."""
+    made: list[Worker] = []
+
+    def make_worker(worker_id: int, encrypted: bool = False, **settings: Any) -> Worker:
+        worker = Worker(worker_id, encrypted=encrypted, **settings)
+        made.append(worker)
+        return worker
+
+    yield make_worker
+    for worker in made:
+        worker.transport.close(0)
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Callable[[str], str]:
+    """Give a function that returns an endpoint to listen on: of "tcp", "tcp6" or "ipc"."""
+    count = iter(range(1000))
+
+    def endpoint(medium: str) -> str:
+        if medium == "tcp6":
+            try:
+                with socket.socket(socket.AF_INET6) as trial:
+                    trial.bind(("::1", 0))
+            except OSError:
+                pytest.skip("there is no IPv6 here")
+        return {
+            "tcp": "tcp://127.0.0.1:*",
+            "tcp6": "tcp://[::1]:*",
+            "ipc": f"ipc://{tmp_path}/{next(count)}",
+        }[medium]
+
+    return endpoint
+
+
+@pytest.fixture
+def pair(make: MakeWorker, encrypted: bool) -> tuple[Worker, Worker]:
+    """Give workers 0 and 1, which know each other."""
+    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    return zero.learn(one), one.learn(zero)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Child]]:
+    """Give a function that starts processes, which are killed afterwards."""
+    children: list[Child] = []
+
+    def start_child(code: str, *arguments: Any) -> Child:
+        children.append(Child(code, *arguments))
+        return children[-1]
+
+    yield start_child
+    for child in children:
+        child.kill()

@@ -1,0 +1,349 @@
+"""Closing sends what was sent, leaves nothing behind, and can be done at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from native_workers import PATIENCE, Child, Worker, eventually, open_files
+
+from rpc_backend_zeromq._native import TransportError
+
+MakeWorker = Callable[..., Worker]
+Start = Callable[..., Child]
+
+
+def threads() -> set[str]:
+    """Return the threads of this process."""
+    return {task.name for task in Path("/proc/self/task").iterdir()}
+
+
+@pytest.mark.parametrize("medium", ["tcp", "ipc"])
+def test_nothing_is_left(
+    make: MakeWorker, encrypted: bool, where: Callable[[str], str], medium: str
+) -> None:
+    def use() -> None:
+        zero, one, lost = (
+            make(n, encrypted, on_unknown_key=lambda key: None).listen(where(medium))
+            for n in (0, 1, 2)
+        )
+        zero.learn(one, lost)
+        one.learn(zero)
+        lost.transport.close(0)
+        with contextlib.suppress(TransportError):  # it may be known at once
+            zero.send(2, b"x")
+        zero.lost()
+        for size in (10, 10_000, 3 << 20):
+            zero.send(1, bytes(size))
+            one.message()
+            one.send(0, bytes(size), reply=True)
+            zero.message()
+        zero.send(1, bytes(3 << 20))  # not received
+        zero.transport.forget(1)
+        zero.learn(one)
+        zero.send(1, b"x")
+        for worker in (zero, one):
+            worker.transport.close(0.1)
+
+    use()  # what libzmq and Python keep of a first time is there now
+    files, tasks = open_files(), threads()
+    for _ in range(3):
+        use()
+    assert open_files() == files
+    eventually(lambda: threads() <= tasks, "all threads have ended")  # the kernel takes its time
+
+
+def test_a_socket_in_a_folder_goes(make: MakeWorker, tmp_path: Path) -> None:
+    worker = make(0).listen(f"ipc://{tmp_path}/socket")
+    assert (tmp_path / "socket").exists()
+    worker.transport.close(0)
+    assert not (tmp_path / "socket").exists()
+
+
+def test_a_port_is_free_again(make: MakeWorker) -> None:
+    worker = make(0).listen("tcp://127.0.0.1:*")
+    worker.transport.close(0)
+    make(1).listen(worker.endpoint)
+
+
+def test_a_second_call_does_nothing(make: MakeWorker) -> None:
+    worker = make(0).listen("tcp://127.0.0.1:*")
+    worker.transport.close(1)
+    worker.transport.close(1)
+    make(1).transport.close(0)  # never listened
+
+
+def test_afterwards_nothing_works_and_nothing_breaks(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    zero.send(1, b"x")
+    one.message()
+    zero.transport.close(0)
+    for call in (
+        lambda: zero.send(1, b"x"),
+        lambda: zero.send(1, b"x", reply=True),
+        lambda: zero.learn(one),
+        lambda: zero.transport.bind(["tcp://127.0.0.1:*"]),
+        lambda: zero.transport.start(0),
+    ):
+        with pytest.raises(TransportError, match="the transport is closed"):
+            call()
+    assert zero.transport.receive() is None
+    assert zero.metric("messages_sent") == 1
+    zero.transport.forget(1)
+    zero.transport.reject(1, "x")
+
+
+def test_all_who_wait_are_woken(make: MakeWorker) -> None:
+    worker = make(0).listen("tcp://127.0.0.1:*")
+    found: list[Any] = []
+    waiting = [
+        threading.Thread(target=lambda: found.append(worker.transport.receive())) for _ in range(8)
+    ]
+    for thread in waiting:
+        thread.start()
+    worker.transport.close(0)
+    for thread in waiting:
+        thread.join(PATIENCE)
+    assert found == [None] * 8
+
+
+def test_what_was_sent_leaves(make: MakeWorker, encrypted: bool) -> None:
+    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    one.learn(zero)
+    large = os.urandom(16 << 20)
+    zero.send(1, b"request", large)  # the connection is not even made
+    zero.transport.close(PATIENCE)
+    assert one.message() == (0, [b"request", large])
+
+
+def test_one_waits_no_longer_than_for_linger(make: MakeWorker) -> None:
+    zero = make(0).listen("tcp://127.0.0.1:*")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        zero.transport.learn(1, f"tcp://127.0.0.1:{mute.getsockname()[1]}", None)
+        zero.send(1, b"never")
+        begin = time.monotonic()
+        zero.transport.close(0.3)
+        assert 0.3 <= time.monotonic() - begin < PATIENCE / 2
+
+
+def test_closing_while_others_send_and_receive(make: MakeWorker, encrypted: bool) -> None:
+    for _ in range(10):
+        zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        zero.learn(one)
+        one.learn(zero)
+        running = threading.Barrier(7)
+
+        def send(zero: Worker = zero, running: threading.Barrier = running) -> None:
+            running.wait()
+            with pytest.raises(TransportError):
+                while True:
+                    zero.send(1, b"x" * 100, b"y" * 5000)
+
+        def serve(one: Worker = one, running: threading.Barrier = running) -> None:
+            running.wait()
+            while (event := one.transport.receive()) is not None:
+                if event[0] == "message":
+                    try:
+                        one.send(0, *map(bytes, event[2]), reply=True)
+                    except TransportError:
+                        continue
+
+        def receive(zero: Worker = zero, running: threading.Barrier = running) -> None:
+            running.wait()
+            while zero.transport.receive() is not None:
+                pass
+
+        everybody = [
+            threading.Thread(target=target)
+            for target in (send, send, serve, serve, receive, receive)
+        ]
+        for thread in everybody:
+            thread.start()
+        running.wait()
+        time.sleep(0.02)
+        closers = [threading.Thread(target=zero.transport.close, args=(0,)) for _ in range(3)]
+        for thread in closers:
+            thread.start()
+        for thread in closers:
+            thread.join(PATIENCE)
+        one.transport.close(0)
+        for thread in everybody:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+def test_closing_in_a_callback(make: MakeWorker) -> None:
+    closed = threading.Event()
+
+    def close(line: str) -> None:
+        zero.transport.close(0)
+        closed.set()
+
+    zero = make(0, True, on_refused=close).listen("tcp://127.0.0.1:*")
+    stranger = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
+    stranger.send(0, b"x")
+    assert closed.wait(PATIENCE)
+
+
+def test_closing_does_not_wait_for_ever_for_a_callback(make: MakeWorker) -> None:
+    called, end = threading.Event(), threading.Event()
+
+    def whose(key: bytes) -> int | None:
+        called.set()
+        end.wait(PATIENCE)
+        return 1
+
+    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    one = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
+    one.send(0, b"x")
+    assert called.wait(PATIENCE)
+    zero.transport.close(0)
+    assert not end.is_set()
+    end.set()
+
+
+def test_where_one_cannot_listen(make: MakeWorker) -> None:
+    taken = make(0).listen("tcp://127.0.0.1:*").endpoint
+    for endpoint, number in [
+        (taken, "EADDRINUSE"),
+        ("tcp://192.0.2.1:*", "EADDRNOTAVAIL|ENODEV"),
+        ("ipc:///nowhere/at/all", "ENOENT"),
+        ("nonsense", "EINVAL"),
+        ("udp://127.0.0.1:1", "."),
+    ]:
+        with pytest.raises(OSError, match=re.escape(endpoint)) as caught:
+            make(1).transport.bind([endpoint])
+        assert caught.value.filename == endpoint
+        assert re.match(number, errno.errorcode.get(caught.value.errno or 0, "?"))
+
+
+# --- processes that end, and that have children --------------------------------------------------
+
+NEVER_CLOSED = """
+    def whose(key):
+        say("asked")
+        {callback}
+    worker = Worker(0, encrypted=True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    other = Worker(1, encrypted=True).listen("tcp://127.0.0.1:*").learn(worker)
+    other.send(0, b"x")
+    worker.learn(other)
+    for _ in range(3):
+        threading.Thread(target=worker.transport.receive, daemon=True).start()
+    time.sleep(0.1)
+    keep = worker.transport.__rpc_transport__()
+    {end}
+"""
+
+
+@pytest.mark.parametrize("callback", ["return 1", "return None", "time.sleep(1000)"])
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "import gc; worker.cycle = worker"])
+def test_a_process_ends_that_has_closed_nothing(start: Start, callback: str, end: str) -> None:
+    assert start(NEVER_CLOSED.format(callback=callback, end=end)).end() == 0
+
+
+def test_a_process_ends_that_holds_what_has_arrived(start: Start) -> None:
+    child = start(
+        """
+        worker = Worker(0, encrypted=False).listen("tcp://127.0.0.1:*")
+        worker.learn(worker)
+        worker.send(0, bytes(10), bytes(10_000), bytes(3 << 20))
+        event = worker.next()
+        worker.send(0, bytes(3 << 20))
+        """
+    )
+    assert child.end() == 0
+
+
+def test_a_forked_process_leaves_the_transport_alone(start: Start) -> None:
+    child = start(
+        """
+        from rpc_backend_zeromq._native import TransportError
+        zero, one = (Worker(n, encrypted=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        zero.learn(one)
+        one.learn(zero)
+        zero.send(1, b"before")
+        one.message()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                zero.send(1, b"from the fork")
+            except TransportError as error:
+                assert "forked" in str(error), error
+            else:
+                os._exit(3)
+            assert zero.transport.receive() is None
+            zero.transport.forget(1)
+            zero.transport.close(10)
+            # It may have one of its own.
+            two = Worker(2, encrypted=False).listen("tcp://127.0.0.1:*")
+            two.learn(two)
+            two.send(2, b"x")
+            two.message()
+            two.transport.close(0)
+            sys.exit(0)
+        say(os.waitpid(pid, 0)[1])
+        zero.send(1, b"after")
+        say(one.message()[1][0].decode())
+        """
+    )
+    assert child.hear() == 0
+    assert child.hear() == "after"
+    assert child.end() == 0
+
+
+def test_who_has_too_many_files_open_is_told(start: Start) -> None:
+    """The library itself would end the process."""
+    child = start(
+        """
+        import resource, zmq
+        from rpc_backend_zeromq._native import TransportError
+        Worker(0, encrypted=False).transport.close(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        kept = []
+        try:
+            for number in range(64):
+                kept.append(Worker(number, encrypted=False).listen("tcp://127.0.0.1:*"))
+        except (TransportError, OSError) as error:
+            say(str(error))
+        for worker in kept:
+            worker.transport.close(0)
+        """
+    )
+    assert "Too many open files" in child.hear()
+    assert child.end() == 0
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    code = """
+        import signal, threading, time, os
+        from rpc_backend_zeromq._native import Transport
+        transport = Transport(public_key=None, secret_key=None, max_message=1000, heartbeat=1,
+                              heartbeat_timeout=10, handshake_timeout=10)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            transport.receive()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.stdout == "interrupted\n", done.stderr

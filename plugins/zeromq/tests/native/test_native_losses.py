@@ -1,0 +1,394 @@
+"""A connection that ends is told of, with a reason; nothing on it is delivered later; it comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from native_workers import PATIENCE, Child, Worker, eventually
+
+from rpc_backend_zeromq._native import TransportError
+
+MakeWorker = Callable[..., Worker]
+Start = Callable[..., Child]
+
+#: A worker 1 that answers each message with itself.
+ECHO = """
+    worker = Worker(1, encrypted=arguments[0] is not None, **arguments[2]).listen(arguments[1])
+    if arguments[0] is not None:
+        worker.transport.learn(0, arguments[3], arguments[0].encode())
+    say([worker.endpoint, worker.key.decode() if worker.key else None])
+    while (event := worker.transport.receive()) is not None:
+        worker.transport.send(0, event[2], True)
+"""
+
+
+def start_echo(start: Start, zero: Worker, endpoint: str, **settings: Any) -> Child:
+    """Start worker 1 in a process, and have ``zero`` know it."""
+    key = zero.key.decode() if zero.key else None
+    child = start(ECHO, key, endpoint, settings, zero.endpoint)
+    where, its_key = child.hear()
+    zero.transport.learn(1, where, its_key.encode() if its_key else None)
+    return child
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+def with_key_of(worker: Worker, other: Worker) -> Worker:
+    """Have a worker known by another's key, as one that has started again is."""
+    worker.key = other.key
+    return worker
+
+
+def test_a_peer_that_was_never_there_is_lost_at_once(make: MakeWorker, encrypted: bool) -> None:
+    zero, nobody = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
+    nobody.endpoint = f"tcp://127.0.0.1:{free_port()}"
+    zero.learn(nobody)
+    zero.send(1, b"x")
+    what, peer, _, reason = zero.next()
+    assert (what, peer) == ("lost", 1)
+    assert reason == f"cannot connect to {nobody.endpoint}: Connection refused"
+    with pytest.raises(TransportError, match=r"worker 1 is lost: cannot connect to .*refused"):
+        zero.send(1, b"y")
+
+
+def test_a_path_at_which_nobody_listens_is_lost_at_once(make: MakeWorker, tmp_path: Any) -> None:
+    zero = make(0).listen("tcp://127.0.0.1:*")
+    zero.transport.learn(1, f"ipc://{tmp_path}/nothing", None)
+    zero.send(1, b"x")
+    assert zero.lost() == f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory"
+
+
+def test_a_peer_that_does_not_answer_is_lost_in_time(make: MakeWorker) -> None:
+    """Somebody listens, and says nothing: not of ZeroMQ, or stuck."""
+    zero = make(0, handshake_timeout=0.3).listen("tcp://127.0.0.1:*")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        zero.transport.learn(1, f"tcp://127.0.0.1:{mute.getsockname()[1]}", None)
+        zero.send(1, b"x")
+        assert "not done within 0.3 s" in zero.lost()
+
+
+def test_who_was_not_learned_cannot_be_called(pair: tuple[Worker, Worker]) -> None:
+    zero, _ = pair
+    with pytest.raises(TransportError, match="worker 7 is not known to this worker"):
+        zero.send(7, b"x")
+    with pytest.raises(TransportError, match="worker 7 has ended the connection by which it asked"):
+        zero.send(7, b"x", reply=True)
+
+
+@pytest.mark.parametrize("medium", ["tcp", "ipc"])
+def test_a_peer_that_is_killed_is_lost(
+    make: MakeWorker,
+    encrypted: bool,
+    start: Start,
+    where: Callable[[str], str],
+    medium: str,
+) -> None:
+    zero = make(0, encrypted).listen(where(medium))
+    child = start_echo(start, zero, where(medium))
+    zero.send(1, b"x")
+    assert zero.message() == (1, [b"x"])
+    child.process.send_signal(signal.SIGKILL)
+    # What a process has open goes one by one: the connection, or where it listens.
+    reason = zero.lost()
+    assert "nobody is there now: Connection refused" in reason or "connection reset by" in reason
+    with pytest.raises(TransportError, match="worker 1 is lost"):
+        zero.send(1, b"y")
+    assert zero.metric("peers_lost") == 1
+
+
+def test_a_peer_that_stands_still_is_lost_and_found(make: MakeWorker, start: Start) -> None:
+    zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen("tcp://127.0.0.1:*")
+    child = start_echo(start, zero, "tcp://127.0.0.1:*")
+    zero.send(1, b"x")
+    zero.message()
+    child.process.send_signal(signal.SIGSTOP)
+    try:
+        assert "no heartbeat" in zero.lost()
+    finally:
+        child.process.send_signal(signal.SIGCONT)
+    zero.next("found")
+    zero.send(1, b"y")
+    assert zero.message() == (1, [b"y"])
+
+
+def test_a_peer_that_stands_still_while_it_is_sent_to_is_lost(
+    make: MakeWorker, start: Start
+) -> None:
+    """No sign of life can be asked for: the connection is full."""
+    zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen("tcp://127.0.0.1:*")
+    child = start_echo(start, zero, "tcp://127.0.0.1:*", heartbeat=0.1, heartbeat_timeout=0.5)
+    zero.send(1, b"x")
+    zero.message()
+    child.process.send_signal(signal.SIGSTOP)
+    try:
+        zero.send(1, bytes(64 << 20))
+        assert "no heartbeat" in zero.lost()
+    finally:
+        child.process.send_signal(signal.SIGCONT)
+
+
+def test_a_peer_without_traffic_is_kept(make: MakeWorker) -> None:
+    settings = {"heartbeat": 0.05, "heartbeat_timeout": 0.3}
+    zero, one = (make(n, **settings).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    one.learn(zero)
+    zero.send(1, b"x")
+    one.message()
+    assert zero.transport.receive(1.5) is None  # nothing has happened for five times as long
+    one.send(0, b"y", reply=True)
+    assert zero.message() == (1, [b"y"])
+
+
+def test_what_was_queued_for_a_lost_peer_is_not_delivered_when_it_is_found(
+    make: MakeWorker, encrypted: bool
+) -> None:
+    zero, plan = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
+    plan.endpoint = f"tcp://127.0.0.1:{free_port()}"
+    zero.learn(plan)
+    zero.send(1, b"stale")
+    with contextlib.suppress(TransportError):  # it may be known by now that nobody is there
+        for _ in range(1000):
+            zero.send(1, b"stale", b"x" * 10_000)
+    zero.lost()
+    one = plan.learn(zero).listen(plan.endpoint)
+    zero.next("found")
+    zero.send(1, b"fresh")
+    assert one.message() == (0, [b"fresh"])
+    assert one.transport.receive(0.2) is None
+
+
+def test_a_peer_is_lost_and_found_again_and_again(make: MakeWorker, encrypted: bool) -> None:
+    zero = make(0, encrypted).listen("tcp://127.0.0.1:*")
+    one = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero)
+    for number in range(3):
+        zero.learn(one)
+        if number:
+            zero.next("found")
+        zero.send(1, b"%d" % number)
+        assert one.message() == (0, [b"%d" % number])
+        one.send(0, b"reply", reply=True)
+        assert zero.message() == (1, [b"reply"])
+        one.transport.close(0)
+        zero.lost()
+        one = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero)
+        # Its key and its port are others: it is learned anew, as a worker that has started again is.
+    assert (zero.metric("peers_lost"), zero.metric("peers_found")) == (3, 2)
+
+
+def test_a_loss_is_told_once(make: MakeWorker) -> None:
+    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    zero.send(1, b"x")
+    one.message()
+    one.transport.close(0)
+    zero.lost()
+    assert zero.transport.receive(0.5) is None  # though it was tried several times
+
+
+def test_what_was_sent_before_the_end_arrives_before_the_loss(
+    make: MakeWorker, encrypted: bool
+) -> None:
+    """The last answer of a worker that leaves is an answer."""
+    for _ in range(20):
+        zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        zero.learn(one)
+        one.learn(zero)
+        zero.send(1, b"last")
+        one.message()
+        one.send(0, b"answer", b"x" * 100_000, reply=True)
+        one.transport.close(PATIENCE)
+        assert zero.message() == (1, [b"answer", b"x" * 100_000])
+        zero.lost()
+        zero.transport.close(0)
+
+
+def test_a_new_address_is_a_loss_and_a_find(make: MakeWorker, encrypted: bool) -> None:
+    zero = make(0, encrypted).listen("tcp://127.0.0.1:*")
+    old, new = (make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero) for _ in range(2))
+    zero.learn(old)
+    zero.send(1, b"x")
+    old.message()
+    with_key_of(zero, zero).learn(old)  # nothing new
+    assert zero.transport.receive(0.1) is None
+    zero.learn(new)
+    assert zero.lost() == "its address has changed"
+    new.learn(zero)
+    zero.next("found")
+    zero.send(1, b"y")
+    assert new.message() == (0, [b"y"])
+
+
+def test_a_peer_that_is_forgotten_is_let_in_no_more(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    zero.send(1, b"request")
+    one.message()
+    one.send(0, b"request")
+    zero.message()
+    one.transport.forget(0)
+    one.transport.forget(0)
+    one.transport.forget(17)
+    # What answers its last request goes; it may just have been that it leaves.
+    one.send(0, b"answer", reply=True)
+    assert zero.message() == (1, [b"answer"])
+    with pytest.raises(TransportError, match="worker 0 is not known"):
+        one.send(0, b"x")
+    zero.send(1, b"late")
+    assert one.transport.receive(0.2) is None
+    assert "worker 0 has left the group" in zero.lost()
+    one.learn(zero)
+    zero.next("found")
+    zero.send(1, b"back")
+    assert one.message() == (0, [b"back"])
+
+
+def test_a_peer_that_is_forgotten_and_connects_anew_is_refused(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    one.transport.forget(0)
+    zero.send(1, b"x")
+    assert one.transport.receive(0.2) is None
+    reason = zero.lost()
+    assert ("does not know our key" if zero.key else "has left the group") in reason
+    one.line_with("belongs to no worker" if zero.key else "worker 0 has left the group")
+
+
+def test_ends_are_told_to_each_thread_only_once(make: MakeWorker) -> None:
+    """With many threads that receive, each event is given to one."""
+    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    found: list[str] = []
+
+    def receive() -> None:
+        while (event := zero.transport.receive()) is not None:
+            found.append(event[0])
+
+    threads = [threading.Thread(target=receive) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    zero.send(1, b"x")
+    one.message()
+    one.transport.close(0)
+    eventually(lambda: "lost" in found, "the loss")
+    zero.transport.close(0)
+    for thread in threads:
+        thread.join()
+    assert found == ["lost"]
+
+
+# --- networks ------------------------------------------------------------------------------------
+
+ON_A_HOST = """
+    import json, sys
+    sys.path.insert(0, sys.argv[1])
+    from native_workers import Worker
+    say = lambda value: print(json.dumps(value), flush=True)
+    number, endpoint, timeout = json.loads(sys.argv[2])
+    worker = Worker(number, encrypted=False, heartbeat=timeout / 5, heartbeat_timeout=timeout)
+    worker.listen(endpoint)
+    say(worker.endpoint)
+    worker.transport.learn(1 - number, json.loads(sys.stdin.readline()), None)
+    if number == 1:
+        while (event := worker.transport.receive()) is not None:
+            worker.transport.send(0, [b"%d" % sum(len(part) for part in event[2])], True)
+    for line in sys.stdin:
+        size = json.loads(line)
+        if size:
+            worker.send(1, bytes(size))
+        what, _, parts, reason = worker.next()
+        say([what, bytes(parts[0]).decode() if parts else reason])
+"""
+
+
+class TwoHosts:
+    """Worker 0 on one host, which calls worker 1 on another."""
+
+    def __init__(self, hosts: Any, folder: str, timeout: float) -> None:
+        import json
+
+        self.hosts = hosts
+        self.workers = [
+            host.start(ON_A_HOST, folder, json.dumps([n, f"tcp://{host.four}:*", timeout]))
+            for n, host in enumerate(hosts)
+        ]
+        endpoints = [worker.line() for worker in self.workers]
+        for worker, endpoint in zip(self.workers, reversed(endpoints), strict=True):
+            worker.tell(endpoint)
+
+    def call(self, size: int) -> Any:
+        """Send a message of a size, and return what happens next."""
+        self.workers[0].tell(size)
+        return self.workers[0].line()
+
+    def cable(self, state: str) -> None:
+        """Pull the cable out, or put it back."""
+        host = self.hosts[1]
+        subprocess.run(
+            ["ip", "-n", host.name, "link", "set", host.interface, state],
+            check=True,
+            timeout=PATIENCE,
+        )
+
+    def end(self) -> None:
+        """Kill both."""
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.communicate()
+
+
+@pytest.fixture
+def apart(two_hosts: Any, request: pytest.FixtureRequest) -> Any:
+    """Give workers on two hosts."""
+    pair = TwoHosts(two_hosts, str(request.path.parent), getattr(request, "param", 2.0))
+    yield pair
+    pair.end()
+
+
+@pytest.mark.parametrize("apart", [6.0], indirect=True)
+def test_a_short_cut_of_the_network_loses_nothing(apart: TwoHosts) -> None:
+    import time
+
+    assert apart.call(10) == ["message", "10"]
+    apart.cable("down")
+    apart.workers[0].tell(20)
+    time.sleep(1.0)  # it is the time that is tested
+    apart.cable("up")
+    assert apart.workers[0].line() == ["message", "20"]
+
+
+@pytest.mark.parametrize("apart", [1.0], indirect=True)
+def test_a_long_cut_of_the_network_is_a_loss_and_a_find(apart: TwoHosts) -> None:
+    assert apart.call(10) == ["message", "10"]
+    apart.cable("down")
+    what, reason = apart.call(20)
+    assert what == "lost"
+    assert "no heartbeat" in reason
+    apart.cable("up")
+    assert apart.call(0) == ["found", ""]
+    assert apart.call(30) == ["message", "30"]
+
+
+@pytest.mark.parametrize("apart", [1.0], indirect=True)
+def test_a_large_message_on_a_slow_network_is_no_silence(apart: TwoHosts) -> None:
+    """It takes several times as long as a peer may be silent."""
+    if shutil.which("tc") is None:
+        pytest.skip("there is no `tc` here")
+    for host in apart.hosts:
+        shaping = ["tbf", "rate", "40mbit", "burst", "64kb", "latency", "200ms"]
+        command = ["tc", "-n", host.name, "qdisc", "add", "dev", host.interface, "root", *shaping]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no slow network here: {done.stderr}")
+    assert apart.call(10) == ["message", "10"]
+    assert apart.call(24 << 20) == ["message", str(24 << 20)]

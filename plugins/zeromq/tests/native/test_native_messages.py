@@ -1,0 +1,222 @@
+"""Messages arrive as they were sent: over each medium, encrypted or not, of any size, many at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from native_workers import Worker
+
+from rpc_backend_zeromq._native import TransportError
+
+MakeWorker = Callable[..., Worker]
+
+# Around the sizes at which a part travels in another way; see csrc/packed.cpp.
+SIZES = [
+    0,
+    1,
+    15,
+    16,
+    17,
+    4095,
+    4096,
+    4097,
+    8191,
+    8192,
+    8193,
+    (1 << 20) - 1,
+    1 << 20,
+    (1 << 20) + 1,
+]
+SIZES += [(2 << 20) + 7, (5 << 20) + 3]
+
+
+@pytest.mark.parametrize("medium", ["tcp", "tcp6", "ipc"])
+def test_a_request_and_its_reply(
+    make: MakeWorker, encrypted: bool, where: Callable[[str], str], medium: str
+) -> None:
+    zero, one = (make(n, encrypted).listen(where(medium)) for n in (0, 1))
+    zero.learn(one)
+    one.learn(zero)
+    zero.send(1, b"head", b"tail")
+    assert one.message() == (0, [b"head", b"tail"])
+    one.send(0, b"reply", reply=True)
+    assert zero.message() == (1, [b"reply"])
+    # The other direction has a connection of its own.
+    one.send(0, b"request")
+    assert zero.message() == (1, [b"request"])
+
+
+@pytest.mark.parametrize("medium", ["tcp", "ipc"])
+def test_a_port_or_path_is_what_one_is_told(
+    make: MakeWorker, where: Callable[[str], str], medium: str
+) -> None:
+    worker = make(0).listen(where(medium))
+    assert worker.endpoint.startswith({"tcp": "tcp://127.0.0.1:", "ipc": "ipc:///"}[medium])
+    assert not worker.endpoint.endswith("*")
+
+
+def test_a_worker_calls_itself(make: MakeWorker, encrypted: bool) -> None:
+    worker = make(0, encrypted).listen("tcp://127.0.0.1:*")
+    worker.learn(worker)
+    worker.send(0, b"x")
+    assert worker.message() == (0, [b"x"])
+    worker.send(0, b"y", reply=True)
+    assert worker.message() == (0, [b"y"])
+
+
+def test_parts_of_all_sizes_arrive_bit_by_bit(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    parts = [os.urandom(size) for size in SIZES]
+    zero.send(1, *parts)
+    _, peer, found, _ = one.next("message")
+    assert peer == 0
+    assert [bytes(part) for part in found] == parts
+    one.send(0, *reversed(parts), reply=True)
+    assert zero.message() == (1, list(reversed(parts)))
+
+
+def test_a_message_may_have_no_parts_and_empty_ones(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    for parts in ([], [b""], [b"", b"", b"x", b""]):
+        zero.send(1, *parts)
+        assert one.message() == (0, parts)
+
+
+def test_parts_that_came_in_pieces_can_be_the_memory_of_any_tensor(
+    pair: tuple[Worker, Worker],
+) -> None:
+    import numpy
+
+    zero, one = pair
+    zero.send(1, b"small", b"x" * (3 << 20), b"odd", b"y" * 5000)
+    _, _, parts, _ = one.next("message")
+    addresses = [numpy.frombuffer(part, dtype=numpy.uint8).ctypes.data for part in parts]
+    assert [address % 16 for address in addresses[:3]] == [0, 0, 0]
+    assert addresses[3] % 8 == 0  # a frame of libzmq's
+
+
+def test_64_mib_arrive_while_others_go_on(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    large = os.urandom(64 << 20)
+    zero.send(1, b"before", large, b"after")
+    zero.send(1, b"next")
+    peer, parts = one.message()
+    assert (peer, [len(part) for part in parts]) == (0, [6, 64 << 20, 5])
+    assert hashlib.sha256(parts[1]).digest() == hashlib.sha256(large).digest()
+    assert one.message() == (0, [b"next"])
+
+
+def test_what_was_sent_is_let_go_of(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    large = bytearray(3 << 20)
+    zero.transport.send(1, [large], False)
+    one.message()
+    one.send(0, b"done", reply=True)
+    zero.message()
+    large.append(0)  # BufferError while somebody has its memory
+
+
+def test_what_has_arrived_outlives_the_transport(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    parts = [os.urandom(size) for size in SIZES]
+    zero.send(1, *parts)
+    _, _, found, _ = one.next("message")
+    one.transport.close(0)
+    zero.transport.close(0)
+    assert [bytes(part) for part in found] == parts
+
+
+def test_too_much_is_refused_where_it_is_sent(make: MakeWorker) -> None:
+    zero, one = (make(n, max_message=1000).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    one.learn(zero)
+    zero.send(1, b"x" * 999, b"y")
+    assert one.message()[0] == 0
+    with pytest.raises(TransportError, match="1001 bytes is larger than the 1000"):
+        zero.send(1, b"x" * 1000, b"y")
+    with pytest.raises(TransportError, match="65537 parts"):
+        zero.send(1, *[b""] * 65537)
+    zero.send(1, *[b""] * 65536)
+    assert len(one.message()[1]) == 65536
+
+
+@pytest.mark.parametrize("receivers", [1, 4])
+def test_many_send_at_once(make: MakeWorker, encrypted: bool, receivers: int) -> None:
+    """Each message arrives once; to one thread that receives, those of a pair in order."""
+    senders, threads, count = 3, 3, 300
+    target = make(0, encrypted).listen("tcp://127.0.0.1:*")
+    others = [make(n, encrypted).listen("tcp://127.0.0.1:*") for n in range(1, senders + 1)]
+    target.learn(*others)
+    received: list[list[tuple[int, int, int]]] = [[] for _ in range(receivers)]
+    left = threading.Semaphore(0)
+
+    def send(worker: Worker, thread: int) -> None:
+        worker.learn(target)
+        for number in range(count):
+            # Small, in a frame of its own, and in pieces.
+            size = (2 << 20) if number % 100 == 50 else 10_000 if number % 10 == 5 else 10
+            worker.send(0, f"{thread} {number}".encode(), b"x" * size)
+
+    def receive(found: list[tuple[int, int, int]]) -> None:
+        while (event := target.transport.receive()) is not None:
+            thread, number = bytes(event[2][0]).split()
+            found.append((event[1], int(thread), int(number)))
+            left.release()
+
+    running = [
+        threading.Thread(target=send, args=(worker, thread))
+        for worker in others
+        for thread in range(threads)
+    ]
+    running += [threading.Thread(target=receive, args=(found,)) for found in received]
+    for one in running:
+        one.start()
+    for _ in range(senders * threads * count):
+        assert left.acquire(timeout=60)
+    target.transport.close(0)
+    for one in running:
+        one.join()
+    everything = Counter(one for found in received for one in found)
+    assert len(everything) == senders * threads * count
+    assert set(everything.values()) == {1}
+    if receivers == 1:
+        for worker in range(1, senders + 1):
+            for thread in range(threads):
+                numbers = [n for w, t, n in received[0] if (w, t) == (worker, thread)]
+                assert numbers == sorted(numbers)
+
+
+def test_replies_find_back_from_many_threads(pair: tuple[Worker, Worker]) -> None:
+    """Thousands in flight, and threads on both sides that send what they receive."""
+    zero, one = pair
+    count, rounds = 1000, 5
+    done = threading.Semaphore(0)
+
+    def serve() -> None:
+        while (event := one.transport.receive()) is not None:
+            one.transport.send(0, event[2], True)
+
+    def call() -> None:
+        while (event := zero.transport.receive()) is not None:
+            number, left = map(int, bytes(event[2][0]).split())
+            if left:
+                zero.send(1, f"{number} {left - 1}".encode())
+            else:
+                done.release()
+
+    threads = [threading.Thread(target=target) for target in (serve, serve, serve, call, call)]
+    for thread in threads:
+        thread.start()
+    for number in range(count):
+        zero.send(1, f"{number} {rounds}".encode())
+    for _ in range(count):
+        assert done.acquire(timeout=60)
+    zero.transport.close(0)
+    one.transport.close(0)
+    for thread in threads:
+        thread.join()

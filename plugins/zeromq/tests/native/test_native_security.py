@@ -1,0 +1,442 @@
+"""Who is let in, whose word is believed, and what becomes of those who send what is no message."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+from native_workers import PATIENCE, Worker, eventually
+
+from rpc_backend_zeromq._native import TransportError
+
+MakeWorker = Callable[..., Worker]
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
+    zero, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    stranger.learn(zero)
+    stranger.send(0, b"let me in")
+    line = zero.line_with("127.0.0.1")
+    assert stranger.key is not None
+    assert stranger.key.decode() in line
+    assert "belongs to no worker that is known here" in line
+    assert stranger.lost() == (
+        f"handshake with {zero.endpoint} failed: the peer does not know our key"
+    )
+    assert zero.transport.receive(0.1) is None
+    assert zero.metric("refused") >= 1
+
+
+def test_a_key_that_becomes_known_is_let_in(make: MakeWorker) -> None:
+    zero, one = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    one.learn(zero)
+    one.send(0, b"too early")
+    one.lost()
+    zero.learn(one)
+    one.next("found")
+    one.send(0, b"x")
+    assert zero.message() == (1, [b"x"])
+
+
+def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
+    asked: list[bytes] = []
+
+    def whose(key: bytes) -> int | None:
+        asked.append(key)
+        return 7 if key == seven.key else None
+
+    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    seven, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (7, 8))
+    for one in (seven, stranger):
+        one.learn(zero)
+        one.send(0, b"x")
+    assert zero.message() == (7, [b"x"])
+    assert "belongs to no worker of the group" in zero.line_with("belongs to")
+    stranger.lost()
+    # Without a word of where it listens it can be answered, and not called.
+    zero.send(7, b"reply", reply=True)
+    assert seven.message() == (0, [b"reply"])
+    with pytest.raises(TransportError, match="worker 7 is not known"):
+        zero.send(7, b"x")
+    assert asked.count(seven.key or b"") == 1
+
+
+def test_others_are_let_in_while_somebody_thinks_about_a_key(make: MakeWorker) -> None:
+    thinking, think = threading.Event(), threading.Event()
+
+    def whose(key: bytes) -> int | None:
+        thinking.set()
+        think.wait(PATIENCE)
+        return 2
+
+    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    one, two = (make(n, True).listen("tcp://127.0.0.1:*").learn(zero) for n in (1, 2))
+    zero.learn(one)
+    two.send(0, b"from two")
+    assert thinking.wait(PATIENCE)
+    one.send(0, b"from one")
+    assert zero.message() == (1, [b"from one"])
+    think.set()
+    assert zero.message() == (2, [b"from two"])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("answer", [ZeroDivisionError(), "seven", 1 << 40])
+def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
+    def whose(key: bytes) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    one = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
+    one.send(0, b"x")
+    assert "does not know our key" in one.lost()
+
+
+def test_a_server_with_another_key_gets_nothing(make: MakeWorker) -> None:
+    zero, one, other = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
+    one.learn(zero)
+    zero.transport.learn(1, one.endpoint, other.key)
+    zero.send(1, b"for one only")
+    assert "handshake" in zero.lost()
+    assert one.transport.receive(0.1) is None
+    assert "keys" in one.line_with("somebody who connected to")
+
+
+@pytest.mark.parametrize("caller_encrypts", [False, True])
+def test_a_worker_that_encrypts_and_one_that_does_not(
+    make: MakeWorker, caller_encrypts: bool
+) -> None:
+    caller, called = make(0, caller_encrypts), make(1, not caller_encrypts)
+    for worker in (caller, called):
+        worker.listen("tcp://127.0.0.1:*")
+    key = zmq.curve_keypair()[0] if caller_encrypts else None
+    caller.transport.learn(1, called.endpoint, key)
+    caller.send(1, b"x")
+    # The caller may find the connection closed before it has read why.
+    assert f"handshake with {called.endpoint} failed" in caller.lost()
+    called.line_with("one side encrypts and the other does not")
+
+
+def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
+    plain, secret = make(0), make(1, True)
+    with pytest.raises(
+        TransportError, match="worker 2 has no public key, and this worker encrypts"
+    ):
+        secret.transport.learn(2, "tcp://127.0.0.1:1", None)
+    with pytest.raises(TransportError, match="worker 2 has a public key, and this worker does not"):
+        plain.transport.learn(2, "tcp://127.0.0.1:1", secret.key)
+    with pytest.raises(TransportError, match="not 40 characters"):
+        secret.transport.learn(2, "tcp://127.0.0.1:1", b"short")
+    with pytest.raises(TransportError, match="both, or neither"):
+        make(3, public_key=secret.key)
+    with pytest.raises(TransportError, match="a key is 40 characters"):
+        make(3, public_key=b"short", secret_key=b"short")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "tcp://",
+        "tcp://host.example:1",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:0",
+        "tcp://*:1",
+        "tcp://127.0.0.1:99999",
+        "tcp://::1:5",
+        "tcp://[::1]",
+        "ipc://",
+        f"ipc:///{'x' * 200}",
+        "inproc://x",
+        "udp://127.0.0.1:1",
+        "tcp://127.0.0.1:1\0",
+        "tcp://127.0.0.1;1.2.3.4:5",
+    ],
+)
+def test_an_endpoint_that_cannot_be_believed_is_refused(make: MakeWorker, endpoint: str) -> None:
+    with pytest.raises(TransportError, match="no endpoint to connect to"):
+        make(0).transport.learn(1, endpoint, None)
+
+
+# --- somebody who knows ZeroMQ -------------------------------------------------------------------
+
+
+def route(worker: int, number: int = 0) -> bytes:
+    """Return the name of a connection, as csrc/route.cpp makes it."""
+    return b"RPC\x01" + struct.pack("<iQQ", worker, time.time_ns() + number, number)
+
+
+def head(sizes: list[int], places: list[int] | None = None, inside: bytes = b"") -> bytes:
+    """Return the first frame of a message, as csrc/packed.cpp makes it."""
+    fields = [
+        size | place << 62 for size, place in zip(sizes, places or [0] * len(sizes), strict=True)
+    ]
+    begin = struct.pack("<BBHI", 1, 1, 0, len(sizes)) + struct.pack(f"<{len(sizes)}Q", *fields)
+    return begin + bytes(-len(begin) % 16) + inside
+
+
+def plain(text: bytes) -> bytes:
+    """Return the frame of a message of one small part."""
+    return head([len(text)], inside=text + bytes(-len(text) % 16))
+
+
+class Intruder:
+    """Somebody who speaks ZeroMQ, and says what it likes."""
+
+    def __init__(
+        self, context: zmq.Context[Any], name: bytes, to: Worker, by: Worker | None
+    ) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.rcvtimeo = int(PATIENCE * 1000)
+        self.socket.routing_id = name
+        if to.key is not None:
+            assert by is not None
+            self.socket.curve_publickey, self.socket.curve_secretkey = by.key, by.secret
+            self.socket.curve_serverkey = to.key
+        self.socket.connect(to.endpoint)
+
+    def send(self, *frames: bytes) -> None:
+        """Send a message."""
+        self.socket.send_multipart(frames)
+
+    def refusal(self) -> str:
+        """Return why nothing more is taken from it."""
+        (frame,) = self.socket.recv_multipart()
+        assert frame[:2] == b"\x02\x01", frame
+        return frame[8:].decode()
+
+
+MakeIntruder = Callable[..., Intruder]
+
+
+@pytest.fixture
+def intrude() -> Iterator[MakeIntruder]:
+    """Give a function that makes intruders."""
+    with zmq.Context() as context:
+        yield lambda name, to, by=None: Intruder(context, name, to, by)
+        context.destroy(linger=0)
+
+
+def test_the_form_of_a_message(make: MakeWorker, intrude: MakeIntruder) -> None:
+    """The intruder of these tests speaks as a worker does, or they would test nothing."""
+    zero = make(0).listen("tcp://127.0.0.1:*")
+    other = intrude(route(1), zero)
+    other.send(plain(b"hello"))
+    assert zero.message() == (1, [b"hello"])
+    other.send(head([5000, 3], [1, 0], b"abc" + bytes(13)), b"x" * 5000)
+    assert zero.message() == (1, [b"x" * 5000, b"abc"])
+    other.send(head([4, 6], [2, 2]))
+    for piece in (b"ab", b"cd", b"efghij"):
+        other.send(piece)
+    assert zero.message() == (1, [b"abcd", b"efghij"])
+    zero.send(1, b"reply", reply=True)
+    assert other.socket.recv_multipart() == [plain(b"reply")]
+
+
+def test_a_worker_cannot_speak_for_another(make: MakeWorker, intrude: MakeIntruder) -> None:
+    """What counts is the key, whatever a connection calls itself."""
+    zero, one, two = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
+    zero.learn(one, two)
+    impostor = intrude(route(1), zero, two)
+    impostor.send(plain(b"I am one"))
+    assert zero.transport.receive(0.3) is None
+    assert "who says to be worker 1 has the key of worker 2" in impostor.refusal()
+    zero.line_with("worker 1 has the key of worker 2")
+    one.learn(zero)
+    one.send(0, b"I am")
+    assert zero.message() == (1, [b"I am"])
+    zero.send(1, b"for one", reply=True)
+    assert one.message() == (0, [b"for one"])
+    assert not impostor.socket.poll(100)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"x", b"\0abcd", b"RPC\x02" + bytes(20), route(-1), b"x" * 255],
+    ids=["short", "libzmq's own", "another version", "negative", "long"],
+)
+def test_a_connection_that_is_no_workers_is_refused(
+    make: MakeWorker, intrude: MakeIntruder, encrypted: bool, name: bytes
+) -> None:
+    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    other = intrude(name, zero, one)
+    other.send(plain(b"x"))
+    other.send(b"", b"")
+    assert zero.transport.receive(0.2) is None
+    assert "no worker of this version" in other.refusal()
+    one.learn(zero)
+    one.send(0, b"fine")
+    assert zero.message() == (1, [b"fine"])
+
+
+MALFORMED = {
+    "empty": [b""],
+    "short": [b"\1\1"],
+    "another version": [b"\1\2\0\0\0\0\0\0"],
+    "another kind": [b"\7\1\0\0\0\0\0\0"],
+    "text": [b"GET / HTTP/1.1\r\n\r\n"],
+    "more parts than bytes": [struct.pack("<BBHI", 1, 1, 0, 1000)],
+    "as many parts as can be": [struct.pack("<BBHI", 1, 1, 0, 0xFFFFFFFF) + bytes(64)],
+    "longer than it says": [plain(b"x") + b"y"],
+    "shorter than it says": [plain(b"x" * 32)[:-16]],
+    "larger than one may be": [head([1 << 40], [2])],
+    "as large as can be": [head([(1 << 62) - 1] * 4, [2] * 4)],
+    "large in sum": [head([1 << 29] * 3, [2] * 3)],
+    "of a fourth place": [head([5], [3])],
+    "with a piece of nothing": [head([0], [2])],
+    "without its frame": [head([5], [1])],
+    "with another frame": [head([5], [1]), b"four"],
+    "with a frame too many": [plain(b"x"), b"y"],
+    "of very many frames": [plain(b"x"), *[b""] * 70_000],
+    "of many frames": [head([0] * 10_000, [1] * 10_000), *[b""] * 10_001],
+}
+
+
+@pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED)
+def test_who_sends_what_is_no_message_is_rejected(
+    make: MakeWorker, intrude: MakeIntruder, frames: list[bytes]
+) -> None:
+    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    other = intrude(route(2), zero)
+    other.send(plain(b"good"))
+    assert zero.message() == (2, [b"good"])
+    other.send(*frames)
+    other.send(plain(b"good again, and too late"))
+    assert zero.transport.receive(0.2) is None
+    assert other.refusal()
+    zero.line_with("worker 2 has sent what is no message")
+    assert zero.metric("rejected") == 1
+    eventually(lambda: zero.metric("dropped_messages") == 1, "what came then is dropped")
+    # Others do not feel it, and it may come again.
+    one.learn(zero)
+    one.send(0, b"fine")
+    assert zero.message() == (1, [b"fine"])
+    again = intrude(route(2, 1), zero)
+    again.send(plain(b"better"))
+    assert zero.message() == (2, [b"better"])
+
+
+@pytest.mark.parametrize("pieces", [[b"abcdef"], [b"ab", b""], [b"ab", b"xyz"]])
+def test_pieces_that_do_not_fit_are_malformed(
+    make: MakeWorker, intrude: MakeIntruder, pieces: list[bytes]
+) -> None:
+    zero = make(0).listen("tcp://127.0.0.1:*")
+    other = intrude(route(1), zero)
+    other.send(head([4], [2]))
+    for piece in pieces:
+        other.send(piece)
+    assert zero.transport.receive(0.2) is None
+    assert "a wrong size" in other.refusal()
+
+
+def test_a_frame_that_is_too_large_ends_the_connection(
+    make: MakeWorker, intrude: MakeIntruder
+) -> None:
+    zero = make(0, max_message=1000).listen("tcp://127.0.0.1:*")
+    other = intrude(route(1), zero)
+    monitor = other.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    other.send(plain(b"x"))
+    zero.message()
+    other.send(bytes(8 << 20))
+    assert monitor.poll(PATIENCE * 1000)
+    other.socket.disable_monitor()
+
+
+def test_an_answer_that_is_no_message_is_the_loss_of_who_sent_it(make: MakeWorker) -> None:
+    zero = make(0).listen("tcp://127.0.0.1:*")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as liar:
+        liar.linger = 0
+        port = liar.bind_to_random_port("tcp://127.0.0.1")
+        zero.transport.learn(1, f"tcp://127.0.0.1:{port}", None)
+        zero.send(1, b"x")
+        caller, _ = liar.recv_multipart()
+        liar.send_multipart([caller, b"nonsense"])
+        assert "the peer has sent what is no message" in zero.lost()
+        zero.next("found")  # whoever listens there
+
+
+def test_a_peer_is_rejected_for_what_its_messages_say(pair: tuple[Worker, Worker]) -> None:
+    zero, one = pair
+    zero.send(1, b"what the agent cannot read")
+    one.message()
+    one.send(0, b"x")
+    zero.message()
+    one.transport.reject(0, "a message that is none")
+    one.transport.reject(17, "nobody")
+    assert "a message that is none" in zero.lost()
+    assert one.lost() == "rejected: a message that is none"
+    for worker in pair:
+        worker.next("found")
+    zero.send(1, b"better")
+    assert one.message() == (0, [b"better"])
+
+
+# --- somebody who does not ----------------------------------------------------------------------
+
+GREETING = b"\xff" + bytes(8) + b"\x7f"
+GARBAGE = {
+    "nothing": b"",
+    "a byte": b"x",
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "zeros": bytes(100_000),
+    "ones": b"\xff" * 100_000,
+    "random": os.urandom(100_000),
+    "a greeting": GREETING,
+    "a greeting of version 1": GREETING + b"\x01\x05" + b"\x01\x00" * 1000,
+    "a greeting of version 2": GREETING + b"\x01\x05\x00\x00" + b"\x00\x05hello" * 1000,
+    "a greeting of version 3, then random": (
+        GREETING + b"\x03\x01NULL" + bytes(48) + os.urandom(100_000)
+    ),
+    "no end": GREETING + b"\x03\x00NULL" + bytes(48) + b"\x06\xff" + b"\x7f" * 8 + bytes(100_000),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_harms_nobody(pair: tuple[Worker, Worker], garbage: bytes) -> None:
+    zero, one = pair
+    zero.send(1, b"before")
+    one.message()
+    port = int(one.endpoint.rpartition(":")[2])
+    held = []
+    for number in range(20):
+        guest = socket.create_connection(("127.0.0.1", port))
+        guest.settimeout(PATIENCE)
+        try:
+            guest.sendall(garbage)
+        except OSError:
+            guest.close()
+            continue
+        if number % 2:
+            guest.close()
+        else:
+            held.append(guest)
+    zero.send(1, b"after")
+    assert one.message() == (0, [b"after"])
+    one.send(0, b"reply", reply=True)
+    assert zero.message() == (1, [b"reply"])
+    for guest in held:
+        guest.close()
+
+
+def test_who_does_not_finish_a_handshake_is_not_waited_for(make: MakeWorker) -> None:
+    zero = make(0, handshake_timeout=0.2).listen("tcp://127.0.0.1:*")
+    with socket.create_connection(("127.0.0.1", int(zero.endpoint.rpartition(":")[2]))) as guest:
+        guest.settimeout(PATIENCE)
+        guest.sendall(GREETING)
+        while guest.recv(1000):
+            pass
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "a failed handshake")
