@@ -29,7 +29,7 @@ class Tolerance:
 
 
 #: By figure. Memory is in MiB, and the allocator gives back what it likes. An agent has as many threads
-#: as the moment takes; of files there are as many as of peers, and one or two that are about to be closed.
+#: as the moment takes; of files there are as many as of peers, and one or two that are about to go.
 TOLERANCES = {
     "rss_mib": Tolerance(fixed=8.0, share=0.02),
     "files": Tolerance(fixed=2.0, share=0.0),

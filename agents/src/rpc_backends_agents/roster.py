@@ -207,6 +207,6 @@ def _parse(text: bytes) -> dict[str, Any]:
         value = record.get(name)
         if type(value) is not wanted:
             raise ValueError(f"its {name!r} is of type {type(value).__name__}")
-        if name in ("rank", "id") and not 0 <= value <= _MAX_ID:
+        if name in ("rank", "id") and not 0 <= int(record[name]) <= _MAX_ID:
             raise ValueError(f"its {name!r} is not from 0 to {_MAX_ID}")
     return dict(record)
