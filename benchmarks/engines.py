@@ -11,7 +11,9 @@ torch's (TORCH_DEVICE_BACKEND_AUTOLOAD=0).
 - *echo*, *one way*: a tensor there and back, and there alone.
 - *processor*: what a call takes of the processors in both processes together, which says more than the
   time where other programs run. TENSORPIPE polls, so it takes what nobody else wants as well.
-- *16 workers*: `init_rpc` as in `groups.py`, the first calls of all to all, and `shutdown`.
+- *16 workers*: `init_rpc` as in `groups.py`, the first calls of all to all, and `shutdown`. *again* is in
+  the same processes: the first time has in it that ours is looked for and imported, which stock torch's is
+  with torch.
 
 An engine is NAME or NAME:OPTION=VALUE,... for any backend that is installed, and *plain* is short for
 ZEROMQ:encryption=off. The bars of 64 MiB are for engines that do not encrypt.
@@ -61,6 +63,8 @@ BARS = {
     "echo of 1 MiB": NO_MORE,
     "init_rpc, all at once": HALF,
     "init_rpc, rank 0 before": HALF,
+    "init_rpc again": HALF,
+    "until then": HALF,
     **{FLOOD.format(number): MORE for number in FLOODS},
 }
 PLAIN_BARS = {"echo of 64 MiB": NO_MORE, "64 MiB one way": NO_MORE}
@@ -189,8 +193,14 @@ def start_and_stop(sides: dict[str, Side], engine: Engine, workers: int) -> Time
         before = group.processor_time()
         greeting = group.greet()
         times["first call to all"] = greeting, group.processor_time() - before
+        both = zip(times["init_rpc, all at once"], times["first call to all"], strict=True)
+        took, processor = map(sum, both)
+        times["until then"] = took, processor
         before = group.processor_time()
         times["shutdown"] = group.stop(), group.processor_time() - before
+        before = group.processor_time()
+        times["init_rpc again"] = engine.start(group), group.processor_time() - before
+        group.stop()
     with side.group(workers) as group:
         before = group.processor_time()
         took = engine.start(group, host_first=True)
@@ -261,7 +271,7 @@ def main() -> None:
     parser.add_argument("--no-pin", action="store_true", help="let the system choose cores")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.sittings, arguments.rounds, arguments.starts = 1, 5, 1
+        arguments.sittings, arguments.rounds, arguments.starts = 1, 5, min(arguments.starts, 1)
     if min(arguments.sittings, arguments.rounds) < 1 or arguments.workers < 2:
         parser.error("a comparison needs one round, and a group two workers, at least")
     engines = [Engine.parse(text) for text in (REFERENCE, *arguments.engines.split())]
