@@ -9,5 +9,6 @@
 #include "log.cpp"
 #include "members.cpp"
 #include "memory_transport.cpp"
+#include "python_state.cpp"
 #include "python_transport.cpp"
 #include "tensors.cpp"

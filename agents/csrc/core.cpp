@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "log.h"
+#include "python_state.h"
 
 namespace rpc_backends {
 
@@ -29,6 +30,13 @@ bool is_of_a_program(int32_t type) {
   return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL ||
       type == MessageType::SCRIPT_REMOTE_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
+}
+
+// What torch takes the GIL for.
+bool is_python(int32_t type) {
+  return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
+      type == MessageType::PYTHON_RREF_FETCH_CALL || type == MessageType::PYTHON_RET ||
+      type == MessageType::PYTHON_RREF_FETCH_RET;
 }
 
 bool is_number(const std::string& text) {
@@ -186,6 +194,9 @@ void TransportAgent::Core::handle(Event& event) {
 void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
   try {
     Decoded decoded = decode(parts, limits_);
+    if (is_python(decoded.message->type())) {
+      PythonState::keep();
+    }
     if (decoded.kind == FrameKind::kResponse) {
       take_answer(peer, decoded);
     } else {

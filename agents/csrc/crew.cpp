@@ -6,11 +6,14 @@
 #include <thread>
 #include <utility>
 
+#include "python_state.h"
+
 namespace rpc_backends {
 
 namespace {
 
-// Threads that wait beyond this number end: a burst has passed.
+// Threads that wait, beyond those that the requests need, until further ones end: a burst has passed. A
+// thread costs more to make than to keep.
 constexpr size_t kSpare = 4;
 constexpr size_t kFirst = 2;
 // How long a thread that is free waits for a post.
@@ -48,7 +51,10 @@ void Crew::add_thread(Job life) {
   std::thread thread([self = shared_from_this(), life = std::move(life)] {
     is_member_ = true;
     pthread_setname_np(pthread_self(), "rpc-agent");
-    life();
+    {
+      PythonState state;
+      life();
+    }
     self->bury();
   });
   const auto id = thread.get_id();
@@ -73,7 +79,7 @@ void Crew::live() {
     }
     handle_(event);
     event = Event();
-    if (waiting_.fetch_add(1) >= kSpare) {
+    if (waiting_.fetch_add(1) >= requests_ + kSpare) {
       break;
     }
   }
