@@ -23,23 +23,23 @@ thread_local bool is_member_ = false;
 
 }  // namespace
 
-Crew::Crew(std::shared_ptr<Transport> transport, std::function<void(Event&)> handle, size_t requests)
-    : transport_(std::move(transport)), handle_(std::move(handle)), requests_(requests) {}
+Crew::Crew(std::shared_ptr<Transport> transport, size_t requests)
+    : transport_(std::move(transport)), requests_(requests) {}
 
 bool Crew::is_member() {
   return is_member_;
 }
 
-void Crew::start() {
+void Crew::start(const Handle& handle) {
   for (size_t i = 0; i < kFirst; ++i) {
-    add_thread();
+    add_receiver(handle);
   }
 }
 
-void Crew::add_thread() {
+void Crew::add_receiver(const Handle& handle) {
   // Counted before it runs, so that two threads do not both take themselves for the last.
   ++waiting_;
-  add_thread([this] { live(); });
+  add_thread([this, handle] { live(handle); });
 }
 
 void Crew::add_thread(Job life) {
@@ -71,13 +71,13 @@ void Crew::bury() {
   ended_.notify_all();
 }
 
-void Crew::live() {
+void Crew::live(const Handle& handle) {
   Event event;
   while (transport_->receive(event)) {
     if (waiting_.fetch_sub(1) == 1) {
-      add_thread();
+      add_receiver(handle);
     }
-    handle_(event);
+    handle(event);
     event = Event();
     if (waiting_.fetch_add(1) >= requests_ + kSpare) {
       break;
@@ -89,6 +89,9 @@ void Crew::live() {
 void Crew::run_request(Job job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_) {
+      return;  // nobody waits for an answer, and nobody would take it out again
+    }
     if (running_ >= requests_) {
       backlog_.push_back(std::move(job));
       return;
@@ -149,10 +152,11 @@ size_t Crew::threads() const {
 }
 
 void Crew::stop(double seconds) {
+  std::deque<Job> dropped[2];  // without the lock: what they hold may need another
   std::unique_lock<std::mutex> lock(mutex_);
   stopped_ = true;
-  backlog_.clear();
-  posts_.clear();
+  dropped[0].swap(backlog_);
+  dropped[1].swap(posts_);
   posted_.notify_all();
   const size_t self = alive_.count(std::this_thread::get_id());
   ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_.size() <= self; });

@@ -264,7 +264,7 @@ PYBIND11_MODULE(_native, module) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
-  py::class_<Part>(module, "Part", py::buffer_protocol()).def_buffer([](Part& part) {
+  py::class_<Part>(module, "Part", py::buffer_protocol(), py::module_local()).def_buffer([](Part& part) {
     return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
                            {static_cast<py::ssize_t>(part.size)}, {1}, true);
   });
