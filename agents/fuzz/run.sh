@@ -40,7 +40,7 @@ export ASAN_OPTIONS=detect_leaks=0:malloc_context_size=6:quarantine_size_mb=16
 FUZZ_WRITE_SEEDS="$work/$target-corpus" "$program"
 pids=()
 for ((i = 0; i < processes; ++i)); do
-    "$program" -runs=$((inputs / processes)) -max_len=$length -rss_limit_mb=4096 -timeout=20 \
+    "$program" -runs=$((inputs / processes)) -max_len=$length -rss_limit_mb=4096 -timeout=20 -entropic=0 \
         -artifact_prefix="$work/" -print_final_stats=1 "$work/$target-corpus" >"$work/$target-$i.log" 2>&1 &
     pids+=($!)
 done
@@ -48,5 +48,5 @@ status=0
 for pid in "${pids[@]}"; do
     wait "$pid" || status=$?
 done
-grep -h -E '^(stat::number_of_executed_units|stat::average_exec|ERROR|SUMMARY|.*ERROR:|.*runtime error)' "$work/$target"-*.log || true
+grep -h -E '^(stat::number_of_executed_units|stat::average_exec|ERROR|SUMMARY|.*ERROR:|.*runtime error)' "$work/$target"-[0-9]*.log || true
 exit $status
