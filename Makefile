@@ -40,7 +40,7 @@ NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
 # The name holds what was installed, so that another TORCH is another file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo test test-quick test-lowest lint typecheck format wheels bench clean
+.PHONY: help setup demo test test-quick test-lowest lint typecheck format wheels soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -97,6 +97,9 @@ wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	    case " $(NATIVE) " in *" $$distribution "*) how=--no-isolation;; *) how=;; esac; \
 	    $(BIN)/python -m build $$how --outdir dist "$$distribution"; \
 	done
+
+soak: setup  ## ZEROMQ, an hour of calls of all kinds: does anything grow? (MINUTES=60)
+	$(BIN)/python benchmarks/soak --backend ZEROMQ --minutes $(or $(MINUTES),60)
 
 bench: setup  ## every benchmark, beside what it is compared with
 	for benchmark in benchmarks/[a-z]*.py; do \

@@ -27,7 +27,7 @@ from rpc_backends_core.testing.processes import Template, WorkerError, Workers
 
 #: Seconds that starting and stopping may take, and the last calls to end.
 _PATIENCE = 3 * traffic.PATIENCE
-_PROGRESS_EVERY = 10.0
+_PROGRESS_EVERY = 10.0  # seconds
 
 Samples = dict[str, dict[str, list[float]]]
 
@@ -43,7 +43,7 @@ class Plan:
     worker_threads: int
     interval: float
     seed: int
-    leak: str | None
+    leak: list[str]
 
     @property
     def seconds(self) -> float:
@@ -139,8 +139,10 @@ def parsed() -> tuple[Plan, Path | None]:
     parser.add_argument("--json", type=Path, help="write samples, calls and verdicts to a file")
     parser.add_argument(
         "--leak",
+        action="append",
+        default=[],
         choices=["memory", "files", "threads"],
-        help="leak some of this with each sample, to see that it is found",
+        help="leak some of this with each sample, to see that it is found; may be repeated",
     )
     arguments = vars(parser.parse_args())
     where = arguments.pop("json")

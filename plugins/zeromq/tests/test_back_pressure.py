@@ -20,7 +20,7 @@ SIZE = MIB  # of the tensor of each call
 LIMIT = 16 * MIB
 CALLS = 160
 #: Bytes beyond the limit that a sender may take: what is being encrypted, and what the allocator keeps.
-SLACK = 24 * MIB
+SLACK = 48 * MIB
 
 
 def send_all(me: Me, to: str, folder: str) -> None:

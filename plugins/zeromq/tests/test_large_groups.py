@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def memory(pid: int) -> int:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_large_group_forms_talks_and_ends(size: int, dynamic: bool, tmp_path: Path) -> None:
     """All start at once, and those of a dynamic group join at once."""
-    with meeting("tcp", tmp_path) as where, Workers(size, seconds=PATIENCE) as workers:
+    # The start of 64 over TCP is mostly that of torch's own store.
+    kind = "tcp" if size <= 16 else "file"
+    with meeting(kind, tmp_path) as where, Workers(size, seconds=PATIENCE) as workers:
         times = [time.monotonic()]
         workers.run(join, where.url, dynamic=dynamic)
         times.append(time.monotonic())
@@ -60,7 +63,7 @@ def test_a_large_group_forms_talks_and_ends(size: int, dynamic: bool, tmp_path: 
         times.append(time.monotonic())
         # That of each, one after the other, would be most of what this costs.
         assert [workers[rank].end() for rank in (0, size - 1)] == [0, 0]
-    start, calls, _, stop = (b - a for a, b in zip(times, times[1:], strict=False))
+    start, calls, _, stop = (b - a for a, b in itertools.pairwise(times))
     print(
         f"{size} workers, {'dynamic' if dynamic else 'static'}: start {start:.1f} s, first calls "
         f"{calls:.1f} s, shutdown {stop:.1f} s, {share} MiB together"
