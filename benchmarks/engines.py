@@ -6,14 +6,13 @@ on one core and callees on another, and after some rounds all groups are made an
 torch's (TORCH_DEVICE_BACKEND_AUTOLOAD=0).
 
 - *no-op*, *torch.add*: `rpc_sync` of a Python function, and of a builtin on 2 x 2 floats.
-- *no-op, N in flight*: `rpc_async`, and `wait` for the oldest as soon as N are under way. The time is that
-  of one call, so 1.5 times as many calls a second are a ratio of 0.67.
+- *no-op, N in flight*: `rpc_async`, and `wait` for the oldest as soon as N are under way. The time is
+  that of one call, so 1.5 times as many calls a second are a ratio of 0.67.
 - *echo*, *one way*: a tensor there and back, and there alone.
 - *processor*: what a call takes of the processors in both processes together, which says more than the
   time where other programs run. TENSORPIPE polls, so it takes what nobody else wants as well.
 - *16 workers*: `init_rpc` as in `groups.py`, the first calls of all to all, and `shutdown`. *again* is in
-  the same processes: the first time has in it that ours is looked for and imported, which stock torch's is
-  with torch.
+  the same processes: the first time has in it that ours is looked for and imported.
 
 An engine is NAME or NAME:OPTION=VALUE,... for any backend that is installed, and *plain* is short for
 ZEROMQ:encryption=off. The bars of 64 MiB are for engines that do not encrypt.

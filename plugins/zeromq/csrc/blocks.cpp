@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <new>
 
@@ -27,10 +28,10 @@ class Kept {
     if (!lock) {
       return {};
     }
-    for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
+    for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
       if (block->size >= size && block->size / 2 <= size) {
         const Block found = *block;
-        blocks_.erase(block);
+        blocks_.erase(std::next(block).base());
         bytes_ -= found.size;
         return found;
       }
