@@ -5,6 +5,6 @@ backends are alive at once and take turns in short blocks, in an order that is d
 reported is mostly the ratio of what was measured one right after the other.
 
 ``plan`` says what is measured; ``calls`` and ``groups`` measure it with the processes of ``contestants``,
-in which ``steps`` run; ``results`` keeps it, ``statistics`` sums it up; ``table``, ``plots``, ``page`` and
-``compare`` show it.
+in which ``steps`` run; ``results`` keeps it, ``statistics`` sums it up; ``table``, ``plots``, ``page``
+and ``compare`` show it.
 """

@@ -79,6 +79,12 @@ Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupte
     metavar="OLD.json",
     help="Say what changed since then, beyond the noise.",
 )
+@click.option(
+    "--largest",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="No group of more than N workers.  [default: 64; with --quick 8]",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the turns.")
 @click.option(
     "--no-pin", is_flag=True, help="Let the system choose the cores of callers and callees."
@@ -93,6 +99,7 @@ def command(
     only: tuple[str, ...],
     out: Path | None,
     old_file: Path | None,
+    largest: int | None,
     seed: int,
     no_pin: bool,
     as_json: bool,
@@ -103,10 +110,11 @@ def command(
     size, processor time, and how groups form. NAME@torch is torch's own backend, in processes without
     this package; the same NAME twice shows the method's error. Ctrl-C keeps what was measured.
     """
+    plan = _plan(quick=quick, only=only, largest=largest)
+    plan = replace(plan, seed=seed, pinned=not no_pin)
     _check_out(out)
     old = _read(old_file)
     subjects = _subjects(names, reference, file)
-    plan = _plan(quick=quick, only=only, seed=seed, pinned=not no_pin)
     results, interrupted = _measure(plan, subjects, quiet=as_json)
     comparison = None if old is None else compare(old, results)
     written = _write(results, comparison, out)
@@ -149,14 +157,18 @@ def _read(file: Path | None) -> Results | None:
 
 def _subjects(names: Sequence[str], reference: str | None, file: Path | None) -> list[Subject]:
     """Return what is measured, each found and loaded once: who was asked for must be there."""
+    try:
+        named = [wanted.parse(name) for name in names] + (wanted.read(file) if file else [])
+        beside = None if reference is None else wanted.parse(reference)
+        wanted.check_named(named)
+    except SubjectError as error:
+        raise UsageFailure(str(error)) from error
     import torch.distributed.rpc  # noqa: F401 - torch's own backends are known then
 
     from rpc_backends_core.errors import RpcBackendsError
     from rpc_backends_core.functions import records
 
     try:
-        named = [wanted.parse(name) for name in names] + (wanted.read(file) if file else [])
-        beside = None if reference is None else wanted.parse(reference)
         plugins = [one.name for one in records() if one.source == "plugin"]
         subjects = wanted.arrange(named, beside, plugins)
         for subject in subjects:
@@ -188,13 +200,13 @@ def _check(subject: Subject) -> None:
         ) from error
 
 
-def _plan(*, quick: bool, only: Sequence[str], seed: int, pinned: bool) -> Plan:
+def _plan(*, quick: bool, only: Sequence[str], largest: int | None) -> Plan:
     try:
         chosen = plans.choose(only)
     except ValueError as error:
         raise UsageFailure(f"--only: {error}") from error
-    basis = plans.QUICK if quick else plans.FULL
-    return replace(basis, only=chosen, seed=seed, pinned=pinned)
+    plan = replace(plans.QUICK if quick else plans.FULL, only=chosen)
+    return plan if largest is None else plan.up_to(largest)
 
 
 def _measure(plan: Plan, subjects: list[Subject], *, quiet: bool) -> tuple[Results, bool]:

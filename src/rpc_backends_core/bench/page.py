@@ -9,10 +9,10 @@ from typing import Any
 
 import jinja2
 
-from rpc_backends_core.bench import machine, plots, wording
+from rpc_backends_core.bench import machine, wording
 from rpc_backends_core.bench.compare import Comparison
 from rpc_backends_core.bench.plan import Row
-from rpc_backends_core.bench.plots import Plot
+from rpc_backends_core.bench.plots import Picture
 from rpc_backends_core.bench.results import LIMIT, Results
 from rpc_backends_core.bench.statistics import spread
 from rpc_backends_core.bench.table import in_words
@@ -21,7 +21,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TONES = {"better": "good", "worse": "bad", "": ""}
 
 
-def render(results: Results, comparison: Comparison | None, pictures: Sequence[Plot]) -> str:
+def render(results: Results, comparison: Comparison | None, pictures: Sequence[Picture]) -> str:
     """Return the page of ``results``."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -34,7 +34,7 @@ def render(results: Results, comparison: Comparison | None, pictures: Sequence[P
     return environment.get_template("bench.html.j2").render(
         results=results,
         others=others,
-        pictures=[(plot, _embedded(plot, results)) for plot in pictures],
+        pictures=[(one.plot, _embedded(one)) for one in pictures],
         sections=_sections(results),
         machine=machine.in_words(results.machine),
         busy=machine.is_busy(results.machine),
@@ -44,8 +44,8 @@ def render(results: Results, comparison: Comparison | None, pictures: Sequence[P
     )
 
 
-def _embedded(plot: Plot, results: Results) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(plots.as_svg(plot, results)).decode()
+def _embedded(picture: Picture) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(picture.svg).decode()
 
 
 def _sections(results: Results) -> dict[str, list[dict[str, Any]]]:
@@ -64,10 +64,13 @@ def _line(results: Results, row: Row, x: int | None) -> dict[str, Any]:
         cell: dict[str, Any] = {"value": "", "detail": "", "ratio": None, "tone": ""}
         if series is not None:
             of_values = spread(series.values)
-            cell["value"] = wording.figure(row, of_values.middle, x)
+            cell["value"] = wording.figure(row, of_values.middle)
             cell["detail"] = _detail(row, series.percentiles) or (
-                f"{_brief(row, of_values.low)} - {_brief(row, of_values.high)}"
+                f"{wording.figure(row, of_values.low)} - {wording.figure(row, of_values.high)}"
             )
+            if row.along == "bytes" and x is not None:
+                rate = wording.rate(wording.bandwidth(row, of_values.middle, x))
+                cell["detail"] = f"{rate} · {cell['detail']}"
         if label != results.reference:
             ratio = results.ratio(row.id, x, label)
             cell["ratio"] = wording.ratio(ratio)
@@ -79,7 +82,7 @@ def _line(results: Results, row: Row, x: int | None) -> dict[str, Any]:
         if series is not None:
             name = "bare socket" if limit == "socket" else "copying memory"
             name += ", 64 B" if x is None else ""
-            limits.append(f"{name}: {wording.figure(row, spread(series.values).middle, x)}")
+            limits.append(f"{name}: {wording.figure(row, spread(series.values).middle)}")
     return {"name": wording.place(row, x), "id": row.id, "cells": cells, "limits": limits}
 
 
@@ -90,7 +93,3 @@ def _detail(row: Row, percentiles: dict[str, float]) -> str:
         if percent != "50"
     ]
     return " · ".join(told)
-
-
-def _brief(row: Row, value: float) -> str:
-    return wording.figure(row, value)

@@ -40,27 +40,27 @@ _BOTH = ("memcpy", "socket")
 ROWS = (
     Row("latency.noop", _LATENCY, "no-op in Python", limits=("socket",)),
     Row("latency.builtin", _LATENCY, "builtin, torch.add"),
-    Row("latency.tensor", _LATENCY, "echo of 16 floats in Python"),
+    Row("latency.tensor", _LATENCY, "echo of 16 floats"),
     Row("latency.script", _LATENCY, "TorchScript function"),
     Row("latency.loaded.noop", _LOADED, "no-op in Python"),
     Row("latency.loaded.builtin", _LOADED, "builtin, torch.add"),
     Row("throughput.inflight", _THROUGHPUT, "calls in flight", "1/s", True, "calls in flight"),
     Row("throughput.clients", _THROUGHPUT, "client processes", "1/s", True, "client processes"),
-    Row("cpu.sync.caller", _CPU, "a no-op, one at a time: caller"),
-    Row("cpu.sync.callee", _CPU, "a no-op, one at a time: callee"),
-    Row("cpu.async.caller", _CPU, "a no-op, 64 in flight: caller"),
-    Row("cpu.async.callee", _CPU, "a no-op, 64 in flight: callee"),
+    Row("cpu.sync.caller", _CPU, "no-op, sync: caller"),
+    Row("cpu.sync.callee", _CPU, "no-op, sync: callee"),
+    Row("cpu.async.caller", _CPU, "no-op, 64 in flight: caller"),
+    Row("cpu.async.callee", _CPU, "no-op, 64 in flight: callee"),
     Row("cpu.idle", _CPU, "a worker that waits", "core"),
     Row("size.echo", _SIZE, "echo", along="bytes", limits=_BOTH),
     Row("size.oneway", _SIZE, "one way", along="bytes", limits=_BOTH),
-    Row("group.start", _GROUP, "init_rpc of a static group", along="workers"),
-    Row("group.mesh", _GROUP, "first calls, each to all others", along="workers"),
-    Row("group.shutdown", _GROUP, "shutdown of a static group", along="workers"),
+    Row("group.start", _GROUP, "init_rpc, static group", along="workers"),
+    Row("group.mesh", _GROUP, "first calls, all to all", along="workers"),
+    Row("group.shutdown", _GROUP, "shutdown, static group", along="workers"),
     Row("group.memory", _GROUP, "memory of a worker", "B", along="workers"),
     Row("group.threads", _GROUP, "threads of a worker", "", along="workers"),
-    Row("group.files", _GROUP, "file descriptors of a worker", "", along="workers"),
-    Row("group.join", _GROUP, "joining a dynamic group, as number", along="workers"),
-    Row("group.leave", _GROUP, "leaving a dynamic group of", along="workers"),
+    Row("group.files", _GROUP, "files of a worker", "", along="workers"),
+    Row("group.join", _GROUP, "joining a dynamic group as its Nth", along="workers"),
+    Row("group.leave", _GROUP, "leaving a dynamic group of N", along="workers"),
 )
 BY_ID = {row.id: row for row in ROWS}
 
@@ -108,6 +108,15 @@ class Plan:
     def has(self, *ids: str) -> bool:
         """Return whether one of these rows is measured."""
         return any(one in self.only for one in ids)
+
+    def up_to(self, largest: int) -> Plan:
+        """Return the plan without groups of more than ``largest`` workers."""
+        return replace(
+            self,
+            clients=tuple(one for one in self.clients if one < largest),
+            groups=tuple(one for one in self.groups if one[0] <= largest),
+            joins=(min(largest, self.joins[0]), self.joins[1]),
+        )
 
     def of(self, prefix: str) -> list[Row]:
         """Return the rows that are measured and whose ids begin so."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core.bench import wording
-from rpc_backends_core.bench.plan import BY_ID, Row
+from rpc_backends_core.bench.plan import BY_ID, DYNAMIC, Row
 from rpc_backends_core.bench.results import LIMIT, Results
 from rpc_backends_core.bench.statistics import spread
 
@@ -38,13 +38,14 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
 }
+_WIDEST = 50
 #: The percentiles that the axis of a distribution names.
 _NINES = (0.0, 50.0, 90.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture.
+    """What can be drawn of results.
 
     :ivar name: of its file.
     :ivar caption: what a reader has to know to read it.
@@ -57,30 +58,31 @@ class Plot:
     rows: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A plot of some results, as the contents of files."""
+
+    plot: Plot
+    svg: bytes
+    png: bytes
+
+
 def available(results: Results) -> list[Plot]:
     """Return the plots of which there is something to draw."""
     there = {row.id for row in results.rows()}
     return [plot for plot in PLOTS if there.intersection(plot.rows)]
 
 
-def as_png(plot: Plot, results: Results) -> bytes:
-    """Return a picture as PNG."""
-    return _saved(plot, results, format="png", dpi=144)
-
-
-def as_svg(plot: Plot, results: Results) -> bytes:
-    """Return a picture as SVG."""
-    return _saved(plot, results, format="svg", metadata={"Date": None})
-
-
-def _saved(plot: Plot, results: Results, **how: Any) -> bytes:
+def draw(plot: Plot, results: Results) -> Picture:
+    """Return a plot as files."""
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
         figure = plot.draw(results)
-        file = io.BytesIO()
-        figure.savefig(file, facecolor="white", **how)
-    return file.getvalue()
+        svg, png = io.BytesIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", facecolor="white", metadata={"Date": None})
+        figure.savefig(png, format="png", facecolor="white", dpi=144)
+    return Picture(plot, svg.getvalue(), png.getvalue())
 
 
 # --- what is drawn -------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ def _draw_latencies(results: Results) -> Figure:
         axes.set_yscale("log")
         axes.set_xticks([_nines(one) for one in _NINES], [f"{one:g} %" for one in _NINES])
         axes.set_ylabel("us")
-        axes.set_xlabel("calls that took at most so long")
+        axes.set_xlabel("share of calls that took at most so long")
         _plain_numbers(axes, "y")
     _legend(figure, panels)
     return figure
@@ -130,11 +132,11 @@ def _draw_sizes(results: Results) -> Figure:
     rows = _rows(results, "size.")
     figure, panels = _panels(len(rows), 2, share_y=True, wide=1.25)
     for axes, row in zip(panels, rows, strict=True):
-        _along(axes, results, row, _in_gigabytes)
+        _along(axes, results, row, _as_bandwidth)
         axes.set_title("echo: there and back" if row.id == "size.echo" else "one way")
-        axes.set_ylabel("GB/s")
+        axes.set_ylabel("bytes per second")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter(lambda value, _: wording.rate(value))
         places = [x for x in results.places(row.id) if x is not None]
         axes.set_xticks(places, [wording.amount(x) for x in places], rotation=35, ha="right")
         axes.minorticks_off()
@@ -201,6 +203,7 @@ def _draw_ratios(results: Results) -> Figure:
         )
     axes.axvline(1, color=_REFERENCE, linewidth=1, zorder=0)
     axes.set_xscale("log")
+    axes.set_xlim(*_within(axes.get_xlim()))
     _plain_numbers(axes, "x")
     names = [f"{_brief(row)}{wording.place(row, x)}" for row, x in places]
     axes.set_yticks(range(len(places)), names)
@@ -310,11 +313,13 @@ def _along(
         middles = [shown(row, x, one.middle) for x, one in spreads]
         axes.plot(xs, middles, marker=marker, color=colour, linestyle=line, label=_name(label))
         for x, one in spreads:
-            axes.plot(
-                [x, x], [shown(row, x, one.low), shown(row, x, one.high)], color=colour, linewidth=1
-            )
-    axes.set_xscale("log", base=2)
-    ticks = places if len(places) <= 10 else [x for x in places if x & (x - 1) == 0]
+            ends = [shown(row, x, one.low), shown(row, x, one.high)]
+            axes.plot([x, x], ends, color=colour, linewidth=1)
+    if row.id in DYNAMIC:
+        ticks = [x for x in places if x == 1 or x % max(1, places[-1] // 8) == 0]
+    else:
+        axes.set_xscale("log", base=2)
+        ticks = places
     axes.set_xticks(ticks, [str(x) for x in ticks])
     axes.minorticks_off()
     axes.set_xlabel(row.along or "")
@@ -328,8 +333,8 @@ def _in_mebibytes(_row: Row, _x: int, value: float) -> float:
     return value / (1 << 20)
 
 
-def _in_gigabytes(row: Row, x: int, value: float) -> float:
-    return wording.bandwidth(row, value, x) / 1e9
+def _as_bandwidth(row: Row, x: int, value: float) -> float:
+    return wording.bandwidth(row, value, x)
 
 
 def _legend(figure: Figure, panels: list[Axes]) -> None:
@@ -352,6 +357,11 @@ def _plain_numbers(axes: Axes, which: str) -> None:
     axis.set_major_locator(LogLocator(base=10, subs=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _within(limits: tuple[float, float]) -> tuple[float, float]:
+    """Return the ends of the axis of ratios: no interval that says nothing makes it longer than this."""
+    return max(limits[0], 1 / _WIDEST), min(limits[1], _WIDEST)
 
 
 def _nines(percent: float) -> float:

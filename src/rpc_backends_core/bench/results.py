@@ -87,6 +87,7 @@ class Results:
     series: dict[Key, Series] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     complete: bool = False
+    _draws: dict[Key, list[float]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def begin(
@@ -112,6 +113,7 @@ class Results:
         """Add what was measured in the sitting and round ``at``."""
         series = self.series.setdefault((row, x, label), Series())
         series.points.append((*at, value))
+        self._draws.clear()
         series.samples.extend(samples)
 
     def sum_up(self) -> None:
@@ -139,7 +141,10 @@ class Results:
         ours, reference = self.of(row, x, label), self.of(row, x, self.reference)
         if ours is None or reference is None:
             return None
-        return statistics.ratio(ours.points, reference.points, confidence)
+        key = (row, x, label)
+        if key not in self._draws:
+            self._draws[key] = statistics.draws(ours.points, reference.points)
+        return statistics.ratio(ours.points, reference.points, confidence, self._draws[key])
 
     # --- as JSON -------------------------------------------------------------------------------
 

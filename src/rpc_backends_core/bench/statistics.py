@@ -6,7 +6,6 @@ of processes are a *sitting*: two sets of processes differ by more than two roun
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -78,25 +77,45 @@ def pairs(ours: Sequence[Point], reference: Sequence[Point]) -> list[list[tuple[
     return list(sittings.values())
 
 
-def ratio(
-    ours: Sequence[Point], reference: Sequence[Point], confidence: float = 0.95
-) -> Ratio | None:
-    """Return the ratio of the medians, ours to the reference; None without a common round, or by zero.
+def draws(ours: Sequence[Point], reference: Sequence[Point]) -> list[float]:
+    """Return, sorted, the ratio of the medians in samples of what was measured; empty without any.
 
-    The interval is by bootstrap: sittings are drawn with replacement, and then rounds in each.
+    Sittings are drawn with replacement, and then rounds in each: as many as the longest has.
     """
+    import torch
+
     sittings = pairs(ours, reference)
-    flat = [pair for sitting in sittings for pair in sitting]
-    if not flat or any(one <= 0 or other <= 0 for one, other in flat):
+    if not sittings:
+        return []
+    chance = torch.Generator().manual_seed(0)
+    count, longest = len(sittings), max(len(sitting) for sitting in sittings)
+    padded = [sitting + [sitting[0]] * (longest - len(sitting)) for sitting in sittings]
+    values = torch.tensor(padded, dtype=torch.float64)  # sitting, round, which of the two
+    lengths = torch.tensor([len(sitting) for sitting in sittings])
+    sitting = torch.randint(count, (_RESAMPLES, count, 1), generator=chance)
+    part = torch.rand((_RESAMPLES, count, longest), generator=chance)
+    turn = (part * lengths[sitting]).long()
+    samples = values[sitting.expand_as(turn), turn].flatten(1, 2).sort(dim=1).values
+    size = samples.shape[1]
+    medians = (samples[:, (size - 1) // 2] + samples[:, size // 2]) / 2
+    drawn: list[float] = (medians[:, 0] / medians[:, 1]).sort().values.tolist()
+    return drawn
+
+
+def ratio(
+    ours: Sequence[Point],
+    reference: Sequence[Point],
+    confidence: float = 0.95,
+    drawn: Sequence[float] | None = None,
+) -> Ratio | None:
+    """Return the ratio of the medians, ours to the reference; None without a common round, or to 0.
+
+    :param drawn: what :func:`draws` has given for them, if that was asked before.
+    """
+    flat = [pair for sitting in pairs(ours, reference) for pair in sitting]
+    if not flat or any(other <= 0 for _, other in flat):
         return None
-    chance = random.Random(0)
-    drawn = []
-    for _ in range(_RESAMPLES):
-        sample: list[tuple[float, float]] = []
-        for sitting in chance.choices(sittings, k=len(sittings)):
-            sample += chance.choices(sitting, k=len(sitting))
-        drawn.append(_of_medians(sample))
-    drawn.sort()
+    drawn = draws(ours, reference) if drawn is None else drawn
     tail = (1 - confidence) / 2 * 100
     low, high = quantile(drawn, tail), quantile(drawn, 100 - tail)
     return Ratio(low, _of_medians(flat), high, len(flat))

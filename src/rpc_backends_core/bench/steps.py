@@ -29,6 +29,8 @@ LOADING_THREADS = 4
 
 _MADV_POPULATE_WRITE = 23
 _WARM_UP = 10
+_FAR = 20
+_REFILLS = 4
 # Torch's handler has no defaults for these.
 _OWN_DEFAULTS = {
     "FAULTY_TENSORPIPE": {
@@ -129,32 +131,34 @@ def holds(me: Me) -> dict[str, int]:
 def latency(me: Me, kind: str, calls: int, seconds: float, loaded: bool = False) -> array[float]:
     """Return the times, in seconds, of calls to worker 1 that are made one after the other.
 
-    :param seconds: after which it ends, with fewer ``calls``.
+    :param seconds: after which it ends, with fewer ``calls``, but not before a quarter of them.
     :param loaded: while other threads of this process make no-ops on the same worker.
     """
     call = _call(me, kind)
     with _loading() if loaded else contextlib.nullcontext():
-        return _timed(call, calls, seconds, _WARM_UP)
+        return _timed(call, calls, seconds, _WARM_UP, least=calls // 4)
 
 
 def throughput(me: Me, in_flight: int, seconds: float, at: float = 0.0, to: int = 1) -> float:
-    """Return how many no-ops a second ended, with so many ``in_flight`` all the time."""
+    """Return how many no-ops a second end, with so many ``in_flight`` until the last ones.
+
+    :param seconds: how long new ones begin; longer if these are less than a few for each in flight.
+    """
     from torch.distributed.rpc import rpc_async
 
     name = f"worker{to}"
     _sleep_until(at)
     begin = time.perf_counter()
-    end = begin + seconds
+    end, far_end = begin + seconds, begin + _FAR * seconds
     waiting = deque(rpc_async(name, noop) for _ in range(in_flight))
-    done = 0
-    while time.perf_counter() < end:
+    made, least = in_flight, _REFILLS * in_flight
+    while (now := time.perf_counter()) < end or (made < least and now < far_end):
         waiting.popleft().wait()
         waiting.append(rpc_async(name, noop))
-        done += 1
-    last = time.perf_counter()
+        made += 1
     for answer in waiting:
         answer.wait()
-    return done / (last - begin)
+    return made / (time.perf_counter() - begin)
 
 
 def size(me: Me, kind: str, length: int, calls: int, seconds: float) -> array[float]:
@@ -166,7 +170,7 @@ def size(me: Me, kind: str, length: int, calls: int, seconds: float) -> array[fl
         me.memory.update(length=length, tensor=torch.ones(length, dtype=torch.uint8))
     tensor = me.memory["tensor"]
     function = echo if kind == "echo" else sink
-    return _timed(lambda: rpc_sync("worker1", function, args=(tensor,)), calls, seconds, 1)
+    return _timed(lambda: rpc_sync("worker1", function, args=(tensor,)), calls, seconds, 1, least=2)
 
 
 def processor(me: Me, callee: int, calls: int, seconds: float) -> dict[str, float]:
@@ -177,7 +181,7 @@ def processor(me: Me, callee: int, calls: int, seconds: float) -> dict[str, floa
     call = _call(me, "noop")
 
     def one_at_a_time() -> int:
-        return len(_timed(call, calls, seconds, 0))
+        return len(_timed(call, calls, seconds, 0, least=calls // 4))
 
     def at_once() -> int:
         begin = time.perf_counter()
@@ -213,22 +217,24 @@ def sink(value: Any) -> None:
 # --- within --------------------------------------------------------------------------------------
 
 
-def _timed(call: Callable[[], Any], calls: int, seconds: float, unmeasured: int) -> array[float]:
-    """Return the times of at most ``calls`` calls, and of one at least."""
+def _timed(
+    call: Callable[[], Any], calls: int, seconds: float, unmeasured: int, *, least: int
+) -> array[float]:
+    """Return the times of at most ``calls`` calls, and of ``least``, unless these take far too long."""
     end = time.perf_counter() + seconds
     for _ in range(unmeasured):
         call()
         if time.perf_counter() > end:
             break
-    end = time.perf_counter() + seconds
-    times = array("d")
     now = time.perf_counter
+    end, far_end = now() + seconds, now() + _FAR * seconds
+    times = array("d")
     for _ in range(calls):
         begin = now()
         call()
         after = now()
         times.append(after - begin)
-        if after > end:
+        if after > far_end or (after > end and len(times) >= least):
             break
     return times
 

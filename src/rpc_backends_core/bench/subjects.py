@@ -90,8 +90,7 @@ def arrange(
     :param plugins: the backends that are from packages.
     :raises SubjectError: nothing was named.
     """
-    if not named:
-        raise SubjectError("no backend is named. `rpc-backends list` shows those that are there.")
+    check_named(named)
     subjects = list(named)
     if reference is None:
         usual = next((one for one in subjects if one.label == USUAL), None)
@@ -109,8 +108,14 @@ def arrange(
     return _unique([*subjects, reference])
 
 
+def check_named(named: Sequence[Subject]) -> None:
+    """Raise a :class:`SubjectError` if there is nothing to measure."""
+    if not named:
+        raise SubjectError("no backend is named. `rpc-backends list` shows those that are there.")
+
+
 def _unique(subjects: Sequence[Subject]) -> list[Subject]:
-    """Number labels that come twice: compared with itself, a backend shows the method's error."""
+    """Return the subjects with numbers after labels that come twice, as in a comparison with itself."""
     seen: dict[str, int] = {}
     result = []
     for one in subjects:

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 _STYLES = {"better": "green", "worse": "red", "": ""}
 _TEXT = 200
+_WIDTH = 140
 
 
 def render(results: Results, comparison: Comparison | None, to: Console) -> None:
     """Show what was measured; what needs attention comes last."""
     from rich.text import Text
 
+    if not to.is_terminal:
+        to.width = max(to.width, _WIDTH)  # whoever reads a file can scroll
     to.print(_table(results))
     to.print(
         Text(
@@ -54,7 +57,7 @@ def _table(results: Results) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
-    table.add_column("MEASURED", overflow="fold")
+    table.add_column("MEASURED", no_wrap=True)
     for label in results.labels:
         table.add_column(label, justify="right", overflow="fold")
         if label != results.reference:
@@ -79,7 +82,7 @@ def _add(table: Table, results: Results, row: Row, x: int | None) -> None:
         if series is None:
             cells.append(Text("error", "red") if _failed(results, label) else "")
         else:
-            cells.append(wording.figure(row, spread(series.values).middle, x))
+            cells.append(wording.figure(row, spread(series.values).middle))
         if label != results.reference:
             ratio = results.ratio(row.id, x, label)
             cells.append(Text(wording.ratio(ratio), _STYLES[wording.judgement(row, ratio)]))
@@ -89,10 +92,9 @@ def _add(table: Table, results: Results, row: Row, x: int | None) -> None:
     for limit in row.limits:
         series = results.of(row.id, x, f"{LIMIT}{limit}")
         if series is not None:
-            value = wording.figure(row, spread(series.values).middle, x)
+            value = wording.figure(row, spread(series.values).middle)
             what = "bare socket" if limit == "socket" else "copying memory"
-            where = " of 64 B" if x is None else ""
-            table.add_row(f"    limit: {what}{where}, {value}", style="dim")
+            table.add_row(f"    limit, {what}: {value}", style="dim")
 
 
 def _add_percentile(table: Table, results: Results, row: Row, x: int | None, percent: str) -> None:
@@ -139,8 +141,8 @@ def in_words(change: Change) -> str:
     row = BY_ID[change.row]
     where = f"{row.section}, {wording.place(row, change.x)}"
     if change.absolute:
-        old = wording.figure(row, change.old.middle, change.x)
-        new = wording.figure(row, change.new.middle, change.x)
+        old = wording.figure(row, change.old.middle)
+        new = wording.figure(row, change.new.middle)
     else:
         old, new = wording.ratio(change.old), wording.ratio(change.new)
     return f"{change.label}: {where}: {old} then, {new} now (x {change.factor:.2f})"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from rpc_backends_core.bench.plan import Row
+from rpc_backends_core.bench.plan import DYNAMIC, Row
 from rpc_backends_core.bench.results import Results
 from rpc_backends_core.bench.statistics import Ratio
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 _BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -25,10 +26,14 @@ def amount(value: float) -> str:
     return f"{shown} {unit}"
 
 
-def figure(row: Row, value: float, x: int | None = None) -> str:
-    """Return a value of a row; of a size, the bandwidth that its time means, besides."""
-    if row.along == "bytes" and x is not None:
-        return f"{seconds(value)}, {bandwidth(row, value, x) / 1e9:.3g} GB/s"
+def rate(value: float) -> str:
+    """Return bytes per second, of three digits."""
+    size, unit = next((one for one in _RATES if value >= one[0]), _RATES[-1])
+    return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
+
+
+def figure(row: Row, value: float) -> str:
+    """Return a value of a row."""
     if row.unit == "s":
         return seconds(value)
     if row.unit == "B":
@@ -65,8 +70,8 @@ def judgement(row: Row, value: Ratio | None) -> str:
 
 
 def shown_places(results: Results, row: Row) -> list[int | None]:
-    """Return the places of a row that stand in a table: of many, the powers of two."""
+    """Return the places of a row that stand in a table: of joins, those at powers of two."""
     places = results.places(row.id)
-    if len(places) <= 10:
+    if row.id not in DYNAMIC:
         return places
     return [x for x in places if x is not None and x & (x - 1) == 0]

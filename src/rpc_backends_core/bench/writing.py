@@ -17,11 +17,11 @@ def write(results: Results, comparison: Comparison | None, folder: Path) -> list
     """
     written = [folder / "results.json"]
     written[0].write_text(json.dumps(results.to_json(), indent=1) + "\n")
-    pictures = plots.available(results)
+    pictures = [plots.draw(plot, results) for plot in plots.available(results)]
     written.append(folder / "index.html")
     written[1].write_text(page.render(results, comparison, pictures))
-    for plot in pictures:
-        file = folder / f"{plot.name}.png"
-        file.write_bytes(plots.as_png(plot, results))
+    for picture in pictures:
+        file = folder / f"{picture.plot.name}.png"
+        file.write_bytes(picture.png)
         written.append(file)
     return written
