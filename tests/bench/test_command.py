@@ -53,7 +53,7 @@ def test_two_backends_are_measured_in_one_run_with_files_and_a_comparison(
     assert old.status == 0, old.stderr
     assert old.stderr == ""
     assert old.json["comparison"]["compared"] == 0  # of no row in common
-    measured = {row["id"]: {label for label in row["results"]} for row in old.json["rows"]}
+    measured = {row["id"]: set(row["results"]) for row in old.json["rows"]}
     assert measured == {one: {"TENSORPIPE", "TENSORPIPE@torch"} for one in plan.choose(["group"])}
 
 

@@ -17,6 +17,8 @@ from rpc_backends_core.testing.processes.template import environ
 
 #: Seconds that a step has.
 PATIENCE = 90.0
+#: Seconds more for each worker of the group: on few cores, they wait for each other.
+PATIENCE_A_WORKER = 3.0
 #: Seconds that the other workers have to end a step when one has failed.
 _LAST_WORDS = 2.0
 #: Seconds from asking all workers of a group to the moment when all begin.
@@ -112,7 +114,8 @@ class Contestant:
 
     def _ended(self, running: Sequence[Step]) -> list[Any]:
         """Wait for all, a moment only when one has failed; return what they returned."""
-        deadline, failed = time.monotonic() + PATIENCE, None
+        patience = PATIENCE + PATIENCE_A_WORKER * self.workers.size
+        deadline, failed = time.monotonic() + patience, None
         waiting = list(running)
         while waiting:
             over = [one for one in waiting if one.is_over(0.02 / len(waiting))]
@@ -124,7 +127,7 @@ class Contestant:
                     deadline = min(deadline, time.monotonic() + _LAST_WORDS)
             if waiting and time.monotonic() > deadline:
                 if failed is None:
-                    self.workers.give_up(f"not done in {PATIENCE:g} s")
+                    self.workers.give_up(f"not done in {patience:g} s")
                 break
         if failed is not None:
             raise ContestantError(f"{failed.kinds[0]}: {failed.text}", failed.trace)

@@ -37,7 +37,7 @@ def measure_static(
 def _static(plan: Plan, subject: Subject, size: int, turn: int, results: Results) -> bool:
     """Start and end one group; return whether that went well."""
     with Table[Group](results) as table:
-        group = table[subject.label] = Group(subject, size, seconds=120 + 3 * size)
+        group = table[subject.label] = Group(subject, size, seconds=600 + 20 * size)
         with table.trying(subject.label, f"a static group of {size}"):
             group.open()
             group.run(steps.prepare)
@@ -76,7 +76,7 @@ def measure_dynamic(
 
 def _dynamic(plan: Plan, subject: Subject, size: int, turn: int, results: Results) -> bool:
     with Table[Group](results) as table:
-        group = table[subject.label] = Group(subject, size, seconds=120 + 6 * size)
+        group = table[subject.label] = Group(subject, size, seconds=600 + 20 * size)
         with table.trying(subject.label, f"a dynamic group of {size}"):
             group.open()
             group.run(steps.prepare)

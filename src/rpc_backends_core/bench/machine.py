@@ -42,6 +42,13 @@ def is_busy(machine: dict[str, Any]) -> bool:
     return bool(machine["load_before"] > _BUSY * machine["cores"])
 
 
+#: What a reader has to know of a run on a busy machine.
+BUSY = (
+    "Other programs ran when this began. Backends that look for messages all the time (TensorPipe) lose "
+    "more by that than those that wait: neither times nor ratios are those of an idle machine."
+)
+
+
 def now() -> str:
     """Return the time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -37,7 +37,7 @@ def render(results: Results, comparison: Comparison | None, pictures: Sequence[P
         pictures=[(one.plot, _embedded(one)) for one in pictures],
         sections=_sections(results),
         machine=machine.in_words(results.machine),
-        busy=machine.is_busy(results.machine),
+        busy=machine.BUSY if machine.is_busy(results.machine) else "",
         comparison=comparison,
         in_words=in_words,
         tones=_TONES,

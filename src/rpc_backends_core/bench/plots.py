@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rpc_backends_core.bench import wording
 from rpc_backends_core.bench.plan import BY_ID, DYNAMIC, Row
 from rpc_backends_core.bench.results import LIMIT, Results
-from rpc_backends_core.bench.statistics import spread
+from rpc_backends_core.bench.statistics import Ratio, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -186,14 +186,14 @@ def _draw_ratios(results: Results) -> Figure:
     ]
     figure, (axes,) = _panels(1, 1, wide=2.1, high=max(1.0, (len(places) + 3) * 0.052))
     for number, label in enumerate(others):
-        drawn = [(n, results.ratio(row.id, x, label)) for n, (row, x) in enumerate(places)]
-        ratios = [(n, one) for n, one in drawn if one is not None]
+        drawn = [(n, row, results.ratio(row.id, x, label)) for n, (row, x) in enumerate(places)]
+        ratios = [(n, _times(row, one)) for n, row, one in drawn if one is not None]
         axes.errorbar(
             [one.middle for _, one in ratios],
             [n + (number - (len(others) - 1) / 2) * 0.22 for n, _ in ratios],
             xerr=[
-                [max(0, one.middle - one.low) for _, one in ratios],
-                [max(0, one.high - one.middle) for _, one in ratios],
+                [one.middle - one.low for _, one in ratios],
+                [one.high - one.middle for _, one in ratios],
             ],
             fmt="o",
             markersize=3.5,
@@ -203,12 +203,11 @@ def _draw_ratios(results: Results) -> Figure:
         )
     axes.axvline(1, color=_REFERENCE, linewidth=1, zorder=0)
     axes.set_xscale("log")
-    axes.set_xlim(*_within(axes.get_xlim()))
     _plain_numbers(axes, "x")
     names = [f"{_brief(row)}{wording.place(row, x)}" for row, x in places]
     axes.set_yticks(range(len(places)), names)
     axes.set_ylim(len(places) - 0.4, -0.6)
-    axes.set_xlabel(f"ratio to {results.reference}: left of 1 is less")
+    axes.set_xlabel(f"ratio to {results.reference}: left of 1 is better")
     _legend(figure, [axes])
     return figure
 
@@ -217,8 +216,8 @@ PLOTS = (
     Plot(
         "ratios",
         "Everything beside the reference",
-        "Each figure divided by the reference's, with the interval in which that ratio lies (95 %). "
-        "Times, memory and counts are better left of 1; calls per second are better right of it.",
+        "Each figure divided by the reference's, with the interval in which that ratio lies (95 %). Left "
+        "of 1 is better: of calls per second, what is shown is the time that they mean for one.",
         _draw_ratios,
         tuple(BY_ID),
     ),
@@ -359,9 +358,13 @@ def _plain_numbers(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _within(limits: tuple[float, float]) -> tuple[float, float]:
-    """Return the ends of the axis of ratios: no interval that says nothing makes it longer than this."""
-    return max(limits[0], 1 / _WIDEST), min(limits[1], _WIDEST)
+def _times(row: Row, ratio: Ratio) -> Ratio:
+    """Return a ratio as one of times, and no further out than what is worth an axis."""
+    ends = (ratio.low, ratio.middle, ratio.high)
+    if row.higher_is_better:
+        ends = (1 / ratio.high, 1 / ratio.middle, 1 / ratio.low)
+    low, middle, high = (min(max(one, 1 / _WIDEST), _WIDEST) for one in ends)
+    return Ratio(low, middle, high, ratio.pairs)
 
 
 def _nines(percent: float) -> float:
@@ -378,4 +381,4 @@ def _name(label: str) -> str:
 def _brief(row: Row) -> str:
     if row.id.startswith("latency."):
         return "loaded: " if ".loaded." in row.id else "round trip: "
-    return {"throughput": "async, ", "cpu": "processor: "}.get(row.id.partition(".")[0], "")
+    return {"throughput": "a call, ", "cpu": "processor: "}.get(row.id.partition(".")[0], "")

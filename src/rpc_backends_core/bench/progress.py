@@ -1,4 +1,4 @@
-"""How a run goes, on stderr: a bar on a terminal, and elsewhere a line for each kind of measurement."""
+"""How a run goes, on stderr: a bar on a terminal, and elsewhere a line for each tenth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Progress:
         self._expected = expected
         self._quiet = quiet
         self._bar: RichProgress | None = None
-        self._said = ""
+        self._said = -1
+        self._done = 0.0
         self._begin = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -58,11 +59,15 @@ class Progress:
         """Say what is measured next."""
         if self._bar is not None:
             self._bar.update(self._task, description=f"{what:<34.34}")
-        elif not self._quiet and what.partition(" ")[0] != self._said:
-            self._said = what.partition(" ")[0]
-            self._console.print(f"{time.monotonic() - self._begin:5.0f} s  {what}", soft_wrap=True)
+        elif not self._quiet:
+            tenth = int(10 * self._done / self._expected)
+            if tenth != self._said:
+                self._said = tenth
+                seconds = time.monotonic() - self._begin
+                self._console.print(f"{10 * tenth:3} %, {seconds:.0f} s: {what}", soft_wrap=True)
 
     def step(self, seconds: float) -> None:
         """Take note that something is done."""
+        self._done += seconds
         if self._bar is not None:
             self._bar.advance(self._task, seconds)

@@ -35,12 +35,7 @@ def render(results: Results, comparison: Comparison | None, to: Console) -> None
     )
     to.print(Text(machine.in_words(results.machine), "dim"))
     if machine.is_busy(results.machine):
-        to.print(
-            Text(
-                "The machine was busy when this began: ratios hold, times are not its best.",
-                "yellow",
-            )
-        )
+        to.print(Text(machine.BUSY, "yellow"))
     if comparison is not None:
         _render_comparison(comparison, to)
     for problem in results.problems:
