@@ -31,7 +31,7 @@ DISTRIBUTIONS := $(PURE) $(NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
     $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
-EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
+EDITABLE := -e '.[dev,demo,bench]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 SOURCES := src agents/src $(wildcard plugins/*/src)
 
 # pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.

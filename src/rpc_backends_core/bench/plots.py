@@ -30,6 +30,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e3e6e8",
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.6,
@@ -159,7 +160,7 @@ def _draw_groups(results: Results) -> Figure:
 
 def _draw_processor(results: Results) -> Figure:
     rows = _rows(results, "cpu.")
-    figure, panels = _panels(len(rows), 3)
+    figure, panels = _panels(len(rows), 3, high=0.7)
     for axes, row in zip(panels, rows, strict=True):
         scale = 1e6 if row.unit == "s" else 1.0
         for place, (label, colour, _) in enumerate(_lines(results, row)):
