@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
-LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*'
+LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*'
 
 # The core first: the others depend on it. Those with C++ are built against the torch of the environment,
 # so not in isolation, and each after those before it: a plugin needs the agents' header.
@@ -31,7 +31,7 @@ DISTRIBUTIONS := $(PURE) $(NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
     $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
-EDITABLE := -e '.[dev,demo,bench]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
+EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 SOURCES := src agents/src $(wildcard plugins/*/src)
 
 # pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.

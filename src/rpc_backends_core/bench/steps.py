@@ -52,14 +52,11 @@ def find_backends() -> None:
 # --- joining and leaving -------------------------------------------------------------------------
 
 
-def prepare(me: Me, cores: list[int] | None = None, own_memory: bool = False) -> None:
+def prepare(me: Me, own_memory: bool = False) -> None:
     """Make this process what a program's is before it starts RPC.
 
-    :param cores: to stay on.
     :param own_memory: copy the pages that a fork shares, so that no copying is measured.
     """
-    if cores:
-        os.sched_setaffinity(0, cores)
     if own_memory:
         _own_memory()
     me.memory["before"] = _inventory()
