@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rpc_backends_core.bench import wording
-from rpc_backends_core.bench.plan import BY_ID, DYNAMIC, Row
-from rpc_backends_core.bench.results import LIMIT, Results
+from rpc_backends_core.bench import drawing, wording
+from rpc_backends_core.bench.plan import BY_ID, Row
+from rpc_backends_core.bench.results import Results
 from rpc_backends_core.bench.statistics import Ratio, spread
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people who see few can tell apart; the reference is grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_REFERENCE = "#404448"
-_LIMITS = {f"{LIMIT}memcpy": ("#999999", ":"), f"{LIMIT}socket": ("#999999", "--")}
-_LIMIT_NAMES = {f"{LIMIT}memcpy": "copying memory", f"{LIMIT}socket": "bare socket"}
-_WIDTH, _HEIGHT = 4.2, 3.1  # of a panel, in inches
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e3e6e8",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-}
 _WIDEST = 50
 #: The percentiles that the axis of a distribution names.
 _NINES = (0.0, 50.0, 90.0, 99.0, 99.9)
@@ -78,7 +54,7 @@ def draw(plot: Plot, results: Results) -> Picture:
     """Return a plot as files."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(drawing.STYLE):
         figure = plot.draw(results)
         svg, png = io.BytesIO(), io.BytesIO()
         figure.savefig(svg, format="svg", facecolor="white", metadata={"Date": None})
@@ -91,9 +67,9 @@ def draw(plot: Plot, results: Results) -> Picture:
 
 def _draw_latencies(results: Results) -> Figure:
     rows = _rows(results, "latency.")
-    figure, panels = _panels(len(rows), 3, share_y=True)
+    figure, panels = drawing.panels(len(rows), 3, share_y=True)
     for axes, row in zip(panels, rows, strict=True):
-        for label, colour, line in _lines(results, row):
+        for label, colour, line in drawing.contestants(results, row):
             series = results.of(row.id, None, label)
             if series is None or not series.curve:
                 continue
@@ -103,7 +79,7 @@ def _draw_latencies(results: Results) -> Figure:
                 [one * 1e6 for one in values],
                 color=colour,
                 linestyle=line,
-                label=_name(label),
+                label=drawing.name_of(label),
             )
         loaded = ", loaded" if ".loaded." in row.id else ""
         axes.set_title(row.title + loaded)
@@ -111,29 +87,29 @@ def _draw_latencies(results: Results) -> Figure:
         axes.set_xticks([_nines(one) for one in _NINES], [f"{one:g} %" for one in _NINES])
         axes.set_ylabel("us")
         axes.set_xlabel("share of calls that took at most so long")
-        _plain_numbers(axes, "y")
-    _legend(figure, panels)
+        drawing.plain_numbers(axes, "y")
+    drawing.legend(figure, panels)
     return figure
 
 
 def _draw_throughput(results: Results) -> Figure:
     rows = _rows(results, "throughput.")
-    figure, panels = _panels(len(rows), 2)
+    figure, panels = drawing.panels(len(rows), 2)
     for axes, row in zip(panels, rows, strict=True):
-        _along(axes, results, row, _as_it_is)
+        drawing.along(axes, results, row, _as_it_is)
         axes.set_title(f"{row.section}, by {row.title}")
         axes.set_ylabel("calls per second")
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    _legend(figure, panels)
+    drawing.legend(figure, panels)
     return figure
 
 
 def _draw_sizes(results: Results) -> Figure:
     rows = _rows(results, "size.")
-    figure, panels = _panels(len(rows), 2, share_y=True, wide=1.25)
+    figure, panels = drawing.panels(len(rows), 2, share_y=True, wide=1.25)
     for axes, row in zip(panels, rows, strict=True):
-        _along(axes, results, row, _as_bandwidth)
+        drawing.along(axes, results, row, _as_bandwidth)
         axes.set_title("echo: there and back" if row.id == "size.echo" else "one way")
         axes.set_ylabel("bytes per second")
         axes.set_yscale("log")
@@ -142,28 +118,28 @@ def _draw_sizes(results: Results) -> Figure:
         axes.set_xticks(places, [wording.amount(x) for x in places], rotation=35, ha="right")
         axes.minorticks_off()
         axes.set_xlabel("")
-    _legend(figure, panels)
+    drawing.legend(figure, panels)
     return figure
 
 
 def _draw_groups(results: Results) -> Figure:
     rows = _rows(results, "group.")
-    figure, panels = _panels(len(rows), 3)
+    figure, panels = drawing.panels(len(rows), 3)
     for axes, row in zip(panels, rows, strict=True):
-        _along(axes, results, row, _in_mebibytes if row.unit == "B" else _as_it_is)
+        drawing.along(axes, results, row, _in_mebibytes if row.unit == "B" else _as_it_is)
         axes.set_title(row.title)
         axes.set_ylabel({"s": "seconds", "B": "MiB"}.get(row.unit, "number"))
         axes.set_ylim(bottom=0)
-    _legend(figure, panels)
+    drawing.legend(figure, panels)
     return figure
 
 
 def _draw_processor(results: Results) -> Figure:
     rows = _rows(results, "cpu.")
-    figure, panels = _panels(len(rows), 3, high=0.7)
+    figure, panels = drawing.panels(len(rows), 3, high=0.7)
     for axes, row in zip(panels, rows, strict=True):
         scale = 1e6 if row.unit == "s" else 1.0
-        for place, (label, colour, _) in enumerate(_lines(results, row)):
+        for place, (label, colour, _) in enumerate(drawing.contestants(results, row)):
             series = results.of(row.id, None, label)
             if series is not None:
                 value = spread(series.values)
@@ -173,7 +149,7 @@ def _draw_processor(results: Results) -> Figure:
         axes.set_yticks([])
         axes.invert_yaxis()
         axes.set_xlabel("us of a core, per call" if row.unit == "s" else "cores")
-    _legend(figure, panels)
+    drawing.legend(figure, panels)
     return figure
 
 
@@ -185,7 +161,7 @@ def _draw_ratios(results: Results) -> Figure:
         for x in wording.shown_places(results, row)
         if any(results.ratio(row.id, x, label) for label in others)
     ]
-    figure, (axes,) = _panels(1, 1, wide=2.1, high=max(1.0, (len(places) + 3) * 0.052))
+    figure, (axes,) = drawing.panels(1, 1, wide=2.1, high=max(1.0, (len(places) + 3) * 0.052))
     for number, label in enumerate(others):
         drawn = [(n, row, results.ratio(row.id, x, label)) for n, (row, x) in enumerate(places)]
         ratios = [(n, _times(row, one)) for n, row, one in drawn if one is not None]
@@ -199,17 +175,17 @@ def _draw_ratios(results: Results) -> Figure:
             fmt="o",
             markersize=3.5,
             linewidth=1,
-            color=_COLOURS[number % len(_COLOURS)],
+            color=drawing.COLOURS[number % len(drawing.COLOURS)],
             label=label,
         )
-    axes.axvline(1, color=_REFERENCE, linewidth=1, zorder=0)
+    axes.axvline(1, color=drawing.REFERENCE, linewidth=1, zorder=0)
     axes.set_xscale("log")
-    _plain_numbers(axes, "x")
+    drawing.plain_numbers(axes, "x")
     names = [f"{_brief(row)}{wording.place(row, x)}" for row, x in places]
     axes.set_yticks(range(len(places)), names)
     axes.set_ylim(len(places) - 0.4, -0.6)
     axes.set_xlabel(f"ratio to {results.reference}: left of 1 is better")
-    _legend(figure, [axes])
+    drawing.legend(figure, [axes])
     return figure
 
 
@@ -264,65 +240,12 @@ PLOTS = (
     ),
 )
 
-# --- how -----------------------------------------------------------------------------------------
 
-
-def _panels(
-    count: int, columns: int, *, share_y: bool = False, wide: float = 1.0, high: float = 1.0
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels, as many in a line as ``columns``."""
-    from matplotlib.figure import Figure
-
-    columns = min(columns, count)
-    lines = -(-count // columns)
-    size = (columns * _WIDTH * wide, lines * _HEIGHT * high + 0.35)
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(lines, columns, sharey=share_y, squeeze=False)
-    panels = list(grid.flat)
-    for unused in panels[count:]:
-        unused.remove()
-    return figure, panels[:count]
+# --- values as they are drawn ---------------------------------------------------------------------
 
 
 def _rows(results: Results, prefix: str) -> list[Row]:
     return [row for row in results.rows() if row.id.startswith(prefix)]
-
-
-def _lines(results: Results, row: Row) -> Iterable[tuple[str, str, str]]:
-    """Yield whose lines there are, with colour and style; the reference below the others."""
-    yield results.reference, _REFERENCE, "-"
-    others = [label for label in results.labels if label != results.reference]
-    for number, label in enumerate(others):
-        yield label, _COLOURS[number % len(_COLOURS)], "-"
-    for limit in row.limits:
-        yield f"{LIMIT}{limit}", *_LIMITS[f"{LIMIT}{limit}"]
-
-
-def _along(
-    axes: Axes, results: Results, row: Row, shown: Callable[[Row, int, float], float]
-) -> None:
-    """Draw medians, with quartiles, along what a row depends on."""
-    places = [x for x in results.places(row.id) if x is not None]
-    for label, colour, line in _lines(results, row):
-        there = [(x, results.of(row.id, x, label)) for x in places]
-        spreads = [(x, spread(series.values)) for x, series in there if series is not None]
-        if not spreads:
-            continue
-        marker = "" if label.startswith(LIMIT) else "o"
-        xs = [x for x, _ in spreads]
-        middles = [shown(row, x, one.middle) for x, one in spreads]
-        axes.plot(xs, middles, marker=marker, color=colour, linestyle=line, label=_name(label))
-        for x, one in spreads:
-            ends = [shown(row, x, one.low), shown(row, x, one.high)]
-            axes.plot([x, x], ends, color=colour, linewidth=1)
-    if row.id in DYNAMIC:
-        ticks = [x for x in places if x == 1 or x % max(1, places[-1] // 8) == 0]
-    else:
-        axes.set_xscale("log", base=2)
-        ticks = places
-    axes.set_xticks(ticks, [str(x) for x in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel(row.along or "")
 
 
 def _as_it_is(_row: Row, _x: int, value: float) -> float:
@@ -337,33 +260,12 @@ def _as_bandwidth(row: Row, x: int, value: float) -> float:
     return wording.bandwidth(row, value, x)
 
 
-def _legend(figure: Figure, panels: list[Axes]) -> None:
-    """Show one legend for all panels."""
-    found: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if found:
-        handles, labels = list(found.values()), list(found)
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(found)))
-
-
-def _plain_numbers(axes: Axes, which: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    low, high = sorted(axis.get_view_interval())
-    steps = (1, 2, 5) if high / max(low, 1e-12) < 200 else (1,)
-    axis.set_major_locator(LogLocator(base=10, subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def _times(row: Row, ratio: Ratio) -> Ratio:
     """Return a ratio as one of times, and no further out than what is worth an axis."""
     ends = (ratio.low, ratio.middle, ratio.high)
     if row.higher_is_better:
-        ends = (1 / ratio.high, 1 / ratio.middle, 1 / ratio.low)
+        high, middle, low = (1 / max(one, 1 / _WIDEST) for one in ends)
+        ends = (low, middle, high)
     low, middle, high = (min(max(one, 1 / _WIDEST), _WIDEST) for one in ends)
     return Ratio(low, middle, high, ratio.pairs)
 
@@ -373,10 +275,6 @@ def _nines(percent: float) -> float:
     import math
 
     return -math.log10(1 - percent / 100)
-
-
-def _name(label: str) -> str:
-    return f"limit: {_LIMIT_NAMES[label]}" if label in _LIMIT_NAMES else label
 
 
 def _brief(row: Row) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import threading
@@ -11,9 +10,9 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from rpc_backends_core.bench import accounting
 from rpc_backends_core.bench.subjects import Subject
 from rpc_backends_core.testing.processes import Me
 
@@ -27,7 +26,6 @@ CALL_TIMEOUT = 60.0
 #: Threads that call while a latency under load is measured.
 LOADING_THREADS = 4
 
-_MADV_POPULATE_WRITE = 23
 _WARM_UP = 10
 _FAR = 20
 _REFILLS = 4
@@ -58,8 +56,8 @@ def prepare(me: Me, own_memory: bool = False) -> None:
     :param own_memory: copy the pages that a fork shares, so that no copying is measured.
     """
     if own_memory:
-        _own_memory()
-    me.memory["before"] = _inventory()
+        accounting.own_memory()
+    me.memory["before"] = accounting.inventory()
 
 
 def join(
@@ -119,7 +117,7 @@ def leave(me: Me, at: float = 0.0) -> Span:
 def holds(me: Me) -> dict[str, int]:
     """Return what this process has more than before RPC: bytes, threads, descriptors."""
     before = me.memory["before"]
-    return {key: value - before[key] for key, value in _inventory().items()}
+    return {key: value - before[key] for key, value in accounting.inventory().items()}
 
 
 # --- calls ---------------------------------------------------------------------------------------
@@ -186,14 +184,14 @@ def processor(me: Me, callee: int, calls: int, seconds: float) -> dict[str, floa
 
     result = {}
     for name, work in (("sync", one_at_a_time), ("async", at_once)):
-        before = _processor_times(os.getpid(), callee)
+        before = accounting.processor_times(os.getpid(), callee)
         made = work()
-        after = _processor_times(os.getpid(), callee)
+        after = accounting.processor_times(os.getpid(), callee)
         for side, used, there in zip(("caller", "callee"), after, before, strict=True):
             result[f"cpu.{name}.{side}"] = (used - there) / made
-    begin, (before_idle,) = time.perf_counter(), _processor_times(callee)
+    begin, (before_idle,) = time.perf_counter(), accounting.processor_times(callee)
     time.sleep(seconds)
-    (after_idle,) = _processor_times(callee)
+    (after_idle,) = accounting.processor_times(callee)
     result["cpu.idle"] = (after_idle - before_idle) / (time.perf_counter() - begin)
     return result
 
@@ -278,33 +276,6 @@ def _loading() -> Iterator[None]:
         over.set()
         for thread in threads:
             thread.join()
-
-
-def _inventory() -> dict[str, int]:
-    private = 0
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith(("Private_Clean:", "Private_Dirty:")):
-            private += int(line.split()[1]) * 1024
-    return {
-        "memory": private,
-        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208 - names alone are counted
-        "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-    }
-
-
-def _processor_times(*pids: int) -> list[float]:
-    # The number of a process's processor clock: see clock_getcpuclockid(3).
-    return [time.clock_gettime(~pid << 3 | 2) for pid in pids]
-
-
-def _own_memory() -> None:
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, rights, _, _, inode, *_ = line.split()
-        if rights == "rw-p" and inode == "0":
-            begin, end = (int(address, 16) for address in addresses.split("-"))
-            madvise(begin, end - begin, _MADV_POPULATE_WRITE)  # an old kernel refuses: no harm
 
 
 def _check_own(rpc: Any) -> None:
