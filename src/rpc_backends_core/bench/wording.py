@@ -40,7 +40,7 @@ def figure(row: Row, value: float) -> str:
         return amount(value)
     if row.unit == "1/s":
         return f"{value:,.0f} /s"
-    return f"{value:.2f} cores" if row.unit == "core" else f"{value:.1f}"
+    return f"{value:.3g} cores" if row.unit == "core" else f"{value:.1f}"
 
 
 def bandwidth(row: Row, time: float, length: int) -> float:
