@@ -72,7 +72,7 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
 
-test-quick: setup  ## the tests that need no environment of their own and not torch's suites (3 min)
+test-quick: setup  ## the tests that need no environment of their own and not torch's suites
 	$(BIN)/python -m pytest -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)
 
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest dependencies it allows
