@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from rpc_backend_zeromq._native import Transport
+from rpc_backend_zeromq._native import Transport, TransportError
 
 #: Seconds that something may take that takes a moment. Nothing waits for it that goes well.
 PATIENCE = 60.0
@@ -79,6 +80,11 @@ class Worker:
     def send(self, peer: int, *parts: bytes, reply: bool = False) -> None:
         """Send a message."""
         self.transport.send(peer, list(parts), reply)
+
+    def try_to_send(self, peer: int, *parts: bytes) -> None:
+        """Send a message to a peer that may be lost before it is sent: the first one connects to it."""
+        with contextlib.suppress(TransportError):
+            self.send(peer, *parts)
 
     def next(self, what: str | None = None) -> Event:
         """Return the next event, which must be one of these."""

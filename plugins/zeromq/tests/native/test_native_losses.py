@@ -56,7 +56,7 @@ def test_a_peer_that_was_never_there_is_lost_at_once(make: MakeWorker, encrypted
     zero, nobody = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
     nobody.endpoint = f"tcp://127.0.0.1:{free_port()}"
     zero.learn(nobody)
-    zero.send(1, b"x")
+    zero.try_to_send(1, b"x")
     what, peer, _, reason = zero.next()
     assert (what, peer) == ("lost", 1)
     assert reason == f"cannot connect to {nobody.endpoint}: Connection refused"
@@ -67,7 +67,7 @@ def test_a_peer_that_was_never_there_is_lost_at_once(make: MakeWorker, encrypted
 def test_a_path_at_which_nobody_listens_is_lost_at_once(make: MakeWorker, tmp_path: Any) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
     zero.transport.learn(1, f"ipc://{tmp_path}/nothing", None)
-    zero.send(1, b"x")
+    zero.try_to_send(1, b"x")
     assert zero.lost() == f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory"
 
 
@@ -76,7 +76,7 @@ def test_a_peer_that_does_not_answer_is_lost_in_time(make: MakeWorker) -> None:
     zero = make(0, handshake_timeout=0.3).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as mute:
         zero.transport.learn(1, f"tcp://127.0.0.1:{mute.getsockname()[1]}", None)
-        zero.send(1, b"x")
+        zero.try_to_send(1, b"x")
         assert "not done within 0.3 s" in zero.lost()
 
 
@@ -158,7 +158,7 @@ def test_what_was_queued_for_a_lost_peer_is_not_delivered_when_it_is_found(
     zero, plan = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
     plan.endpoint = f"tcp://127.0.0.1:{free_port()}"
     zero.learn(plan)
-    zero.send(1, b"stale")
+    zero.try_to_send(1, b"stale")
     with contextlib.suppress(TransportError):  # it may be known by now that nobody is there
         for _ in range(1000):
             zero.send(1, b"stale", b"x" * 10_000)
@@ -257,7 +257,7 @@ def test_a_peer_that_is_forgotten_is_let_in_no_more(pair: tuple[Worker, Worker])
 def test_a_peer_that_is_forgotten_and_connects_anew_is_refused(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     one.transport.forget(0)
-    zero.send(1, b"x")
+    zero.try_to_send(1, b"x")
     assert one.transport.receive(0.2) is None
     reason = zero.lost()
     assert ("does not know our key" if zero.key else "has left the group") in reason

@@ -25,7 +25,7 @@ MakeWorker = Callable[..., Worker]
 def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
     zero, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
     stranger.learn(zero)
-    stranger.send(0, b"let me in")
+    stranger.try_to_send(0, b"let me in")
     line = zero.line_with("127.0.0.1")
     assert stranger.key is not None
     assert stranger.key.decode() in line
@@ -40,7 +40,7 @@ def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
 def test_a_key_that_becomes_known_is_let_in(make: MakeWorker) -> None:
     zero, one = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
     one.learn(zero)
-    one.send(0, b"too early")
+    one.try_to_send(0, b"too early")
     one.lost()
     zero.learn(one)
     one.next("found")
@@ -59,7 +59,7 @@ def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
     seven, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (7, 8))
     for one in (seven, stranger):
         one.learn(zero)
-        one.send(0, b"x")
+        one.try_to_send(0, b"x")
     assert zero.message() == (7, [b"x"])
     assert "belongs to no worker of the group" in zero.line_with("belongs to")
     stranger.lost()
@@ -100,7 +100,7 @@ def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
 
     zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
     one = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
-    one.send(0, b"x")
+    one.try_to_send(0, b"x")
     assert "does not know our key" in one.lost()
 
 
@@ -108,7 +108,7 @@ def test_a_server_with_another_key_gets_nothing(make: MakeWorker) -> None:
     zero, one, other = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     one.learn(zero)
     zero.transport.learn(1, one.endpoint, other.key)
-    zero.send(1, b"for one only")
+    zero.try_to_send(1, b"for one only")
     assert "handshake" in zero.lost()
     assert one.transport.receive(0.1) is None
     assert "keys" in one.line_with("somebody who connected to")
@@ -123,7 +123,7 @@ def test_a_worker_that_encrypts_and_one_that_does_not(
         worker.listen("tcp://127.0.0.1:*")
     key = zmq.curve_keypair()[0] if caller_encrypts else None
     caller.transport.learn(1, called.endpoint, key)
-    caller.send(1, b"x")
+    caller.try_to_send(1, b"x")
     # The caller may find the connection closed before it has read why.
     assert f"handshake with {called.endpoint} failed" in caller.lost()
     called.line_with("one side encrypts and the other does not")
