@@ -114,5 +114,5 @@ def metrics(me: Me) -> dict[str, str]:
 def tensors(me: Me, to: str) -> list[float]:
     """Use an RRef, and a call with tensors."""
     held = rpc.remote(to, torch.add, args=(torch.ones(2), 1))
-    summed: torch.Tensor = held.to_here() + rpc.rpc_sync(to, torch.ones, args=(2,))
+    summed: torch.Tensor = held.to_here() + rpc.rpc_sync(to, torch.neg, args=(-torch.ones(2),))
     return summed.tolist()

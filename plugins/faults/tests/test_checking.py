@@ -99,6 +99,8 @@ def test_rules_without_names_get_some_that_differ() -> None:
         ("copies = 3", "rules.toml:4: 'delay' has no 'copies'.", "seconds"),
         ('worker = "w"', "rules.toml:4: 'delay' has no 'worker'.", "receiver"),
         ('message = "RREF_*"\nfunction = "f"', "rules.toml:5: messages of RREF_*", "PYTHON_CALL"),
+        ('sender = "worker[01]"', "rules.toml:4: the pattern 'worker[01]' has brackets", "list"),
+        ('mark = "step-[5]"', "rules.toml:4: the pattern 'step-[5]' has brackets", "list"),
         ('name = "two words"', "rules.toml:4: the name 'two words' is none", "letters"),
     ],
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from rpc_backends_core.settings import nearest
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import CALLS, KINDS, MESSAGE_TYPES, OF_A_WORKER, WRAPPERS
+from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.rules import Length, Rule
 
 #: Keys that every rule may have.
@@ -104,7 +104,7 @@ class _Check:
             budget=budget,
             start=start,
             end=end,
-            mark=self.text("mark"),
+            mark=self.mark(),
             length=length,
             others=self.count("others", 1, least=1),
             within=self.number("within", 1.0, above=0.0),
@@ -158,9 +158,9 @@ class _Check:
     def messages(self, functions: tuple[str, ...]) -> tuple[str, ...]:
         patterns = self.patterns("message")
         for pattern in patterns:
-            if any(fnmatchcase(known, pattern) for known in MESSAGE_TYPES):
+            if any(matches(pattern, known) for known in MESSAGE_TYPES):
                 continue
-            if any(fnmatchcase(wrapper, pattern) for wrapper in WRAPPERS):
+            if any(matches(pattern, wrapper) for wrapper in WRAPPERS):
                 self.problem(
                     "message",
                     f"no rule sees {pattern}: a message that is wrapped for autograd or profiling counts"
@@ -174,7 +174,7 @@ class _Check:
         if (
             patterns
             and functions
-            and not any(fnmatchcase(call, pattern) for call in CALLS for pattern in patterns)
+            and not any(matches(pattern, call) for call in CALLS for pattern in patterns)
         ):
             self.problem(
                 "function",
@@ -191,7 +191,17 @@ class _Check:
         ):
             self.problem(key, f"{key!r} is {value!r}; it must be a text, or a list of texts.")
             return ()
+        for one in values:
+            self.no_brackets(key, one)
         return tuple(values)
+
+    def no_brackets(self, key: str, pattern: str) -> None:
+        if set(pattern) & set("[]"):
+            self.problem(
+                key,
+                f"the pattern {pattern!r} has brackets, which mean themselves here, and no name has any."
+                " A pattern has '*' for any text and '?' for any letter; several go in a list.",
+            )
 
     def probability(self) -> float:
         value = self.settings.get("probability", 1.0)
@@ -232,6 +242,11 @@ class _Check:
             self.problem(key, f"{key!r} is {value!r}; it must be a text.")
             return ""
         return value
+
+    def mark(self) -> str:
+        pattern = self.text("mark")
+        self.no_brackets("mark", pattern)
+        return pattern
 
     def word(self, key: str, known: Iterable[str], default: str) -> str:
         value = self.settings.get(key, default)

@@ -105,7 +105,9 @@ class Engine:
     def log(self, event: str, **members: Any) -> None:
         """Write a line to the event log, if there is one."""
         if self._agent is not None:
-            self._agent.log_line(json.dumps({"event": event, **members})[1:-1])
+            self._agent.log_line(
+                json.dumps({"event": event, **members}, separators=(",", ":"))[1:-1]
+            )
 
     def log_rules(self) -> None:
         """Write the rules that are now in force to the log."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Literal
+
+from rpc_backends_faults.patterns import matches
 
 Per = Literal["all", "pair", "payload"]
 Shape = Literal["fixed", "uniform", "normal", "exponential"]
@@ -86,7 +87,7 @@ class Rule:
             self.what in {"partition", "bandwidth"} and not self.one_way
         )
         patterns = [*self.senders, *self.receivers] if both and self.receivers else self.senders
-        return not patterns or any(fnmatchcase(worker, pattern) for pattern in patterns)
+        return not patterns or any(matches(pattern, worker) for pattern in patterns)
 
     def native(self) -> dict[str, Any]:
         """Return the rule as the agent in C++ takes it, which is also how the log has it."""

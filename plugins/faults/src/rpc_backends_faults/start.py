@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rpc_backends_faults.agent import FaultyAgent
 from rpc_backends_faults.engine import Engine, logger
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import HOUSEKEEPING
+from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.rules import Rule, RuleSet
 from rpc_backends_faults.wanted import Wanted
 from rpc_backends_faults.watching import Watcher
@@ -87,7 +87,7 @@ def _check_workers(rules: Iterable[Rule], names: list[str] | None) -> None:
     for rule in rules:
         for patterns in (rule.senders, rule.receivers):
             for pattern in patterns:
-                if any(fnmatchcase(name, pattern) for name in names):
+                if any(matches(pattern, name) for name in names):
                     continue
                 close = nearest(pattern, names)
                 hint = f" Did you mean {close!r}?" if close else ""
