@@ -86,7 +86,7 @@ class _Reader:
                 message["end"] = event["t"]
                 message["outcome"] = event["outcome"]
                 message["text"] = event.get("text", "")
-                message["faults"] += event.get("faults", [])
+                message["faults"] += [{**one, "of_answer": True} for one in event.get("faults", [])]
             elif kind != "request":
                 note = {key: value for key, value in event.items() if key not in {"t", "rules"}}
                 self._notes.append({"t": event["t"], "worker": worker, **note})
