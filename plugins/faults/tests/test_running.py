@@ -52,7 +52,7 @@ def test_without_rules_nothing_stands_before_the_agent(url: str, backend: str) -
     with Workers(1) as workers:
         workers.run(steps.join, url, backend=backend)
 
-        assert "Faulty" not in workers[0].call(agent_class)
+        assert workers[0].call(agent_class) != "FaultInjectingAgent"
         assert "rpc_backends_faults.start" not in workers[0].call(imported)
         workers.run(steps.leave)
 
@@ -109,7 +109,7 @@ def test_torchs_own_dynamic_groups_work_behind_it(url: str) -> None:
             worker.call(join_torchs_own, url)
 
         assert workers[0].call(acts.attempt, "worker1", "x")[0] == "x"
-        assert workers[1].call(agent_class) == "FaultyAgent"
+        assert workers[1].call(agent_class) == "FaultInjectingAgent"
         leaving = [worker.start(steps.leave) for worker in workers]
         assert [step.result() for step in leaving] == [None, None]
 
@@ -399,3 +399,38 @@ def look_around(me: Me, log: str) -> dict[str, Any]:
         "threads": [thread.name for thread in threading.enumerate()],
         "log": any(file.startswith(log) for file in files),
     }
+
+
+# --- FAULTY_TENSORPIPE ----------------------------------------------------------------------------
+
+
+def test_the_options_of_faulty_tensorpipe_carry_rules_beside_its_own(url: str, rules: Path) -> None:
+    with Workers(2) as workers:
+        workers.run(
+            steps.join,
+            url,
+            backend="FAULTY_TENSORPIPE",
+            rules=str(rules),
+            messages_to_delay={"SCRIPT_CALL": 0.1},
+        )
+
+        assert workers[0].call(agent_class) == "FaultInjectingAgent"
+        assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        workers.run(steps.leave)
+
+
+def test_the_options_of_faulty_tensorpipe_without_rules_put_nothing_in_front(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(steps.join, url, backend="FAULTY_TENSORPIPE")
+
+        assert workers[0].call(agent_class) == "FaultyAgent"
+        workers.run(steps.leave)
+
+
+def test_rules_in_options_that_mean_nothing_are_refused(url: str) -> None:
+    with Workers(1) as workers:
+        [error] = workers.errors(
+            steps.join, url, backend="FAULTY_TENSORPIPE", rules=[{"what": "dorp"}]
+        )
+
+    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error.text

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rpc_backends_faults.engine import Engine
 
 
-class FaultyAgent(_C.FaultInjectingAgent):
+class FaultInjectingAgent(_C.FaultInjectingAgent):
     """Stands before ``inner``; whatever it does not know itself, ``inner`` answers.
 
     Torch asks with ``isinstance`` whether an agent is TensorPipe's, and then for more than every agent

@@ -16,6 +16,9 @@ from rpc_backends_faults.rules import Rule, RuleSet
 
 logger = logging.getLogger("rpc_backends.faults")
 
+#: Rules that a warning names.
+_MOST_NAMED = 10
+
 
 class Engine:
     """What one agent's faults come from.
@@ -158,14 +161,18 @@ class Engine:
             return
         silent = {rule.name: rule for rule in self.rules if not fired.get(rule.name, (0, 0))[1]}
         silent |= {name: rule for name, rule in self._unfired.items() if name not in fired}
-        texts = [
+        named = [
             f"{name!r} ({_why(fired.get(name, (0, 0))[0])})"
             for name, rule in silent.items()
             if rule.concerns(self.worker)
         ]
-        if texts:
+        if named:
+            more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
             logger.warning(
-                "fault rules that never fired on RPC worker %r: %s", self.worker, ", ".join(texts)
+                "fault rules that never fired on RPC worker %r: %s%s",
+                self.worker,
+                ", ".join(named[:_MOST_NAMED]),
+                more,
             )
 
     def _report_divergence(self) -> None:

@@ -11,10 +11,16 @@ from rpc_backends_core import RefusedError, hookimpl
 @hookimpl(wrapper=True)
 def rpc_backends_init_backend(kwargs: dict[str, Any]) -> Generator[None, Any, Any]:
     """Keep the rules that a backend's options carry, for the agent that is made of them."""
-    from rpc_backends_faults import wanted
+    carried = getattr(kwargs.get("rpc_backend_options"), "fault_rules", None)
+    if carried is None:
+        return (yield)
+    from rpc_backends_faults import live, wanted
 
-    options = kwargs.get("rpc_backend_options")
-    with wanted.carried_by(getattr(options, "fault_rules", None)):
+    try:
+        rules = live.rule_set(carried)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    with wanted.carried_by(rules):
         return (yield)
 
 

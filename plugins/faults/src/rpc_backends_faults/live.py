@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,19 @@ def enable(*rules: dict[str, Any], file: str | Path | None = None, seed: int = 0
     :param seed: in place of the file's.
     :raises RuleError: a rule means nothing.
     """
-    made = [make(**rule) for rule in rules]
-    of_file = files.read(Path(file)) if file is not None else RuleSet()
-    wanted.enable(RuleSet((*of_file.rules, *made), seed or of_file.seed))
+    of_file = rule_set(file) if file is not None else RuleSet()
+    made = rule_set(rules)
+    wanted.enable(RuleSet((*of_file.rules, *made.rules), seed or of_file.seed))
+
+
+def rule_set(rules: str | Path | Iterable[Mapping[str, Any]]) -> RuleSet:
+    """Return the rules in a file, or those that are given with the keys of one.
+
+    :raises RuleError: one means nothing.
+    """
+    if isinstance(rules, str | Path):
+        return files.read(Path(rules))
+    return RuleSet(tuple(make(**rule) for rule in rules))
 
 
 def make(**settings: Any) -> Rule:

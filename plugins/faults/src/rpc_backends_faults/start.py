@@ -13,7 +13,7 @@ import torch
 from rpc_backends_core.settings import nearest
 from rpc_backends_core.torch_bridge import session
 from rpc_backends_faults import live, replay
-from rpc_backends_faults.agent import FaultyAgent
+from rpc_backends_faults.agent import FaultInjectingAgent
 from rpc_backends_faults.engine import Engine, logger
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import HOUSEKEEPING
@@ -25,7 +25,7 @@ from rpc_backends_faults.watching import Watcher
 FORMAT = 1
 
 
-def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultyAgent:
+def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultInjectingAgent:
     """Return an agent that stands before ``agent``.
 
     :raises ValueError: rules name workers that do not exist, or a log cannot be read or written.
@@ -34,7 +34,7 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultyAgent:
     _check_workers((*want.of_file.rules, *want.given), names)
     worker = agent.get_worker_info().name
     recording = replay.find(want.replay, worker) if want.replay is not None else None
-    front = FaultyAgent(agent)
+    front = FaultInjectingAgent(agent)
     if recording is None:
         front.engine = Engine(
             front, worker, seed=want.seed, of_file=want.of_file.rules, given=want.given
@@ -100,7 +100,7 @@ def _check_workers(rules: Iterable[Rule], names: list[str] | None) -> None:
         raise RuleError(problems)
 
 
-def _open_log(agent: FaultyAgent, folder: Path, worker: str) -> Path:
+def _open_log(agent: FaultInjectingAgent, folder: Path, worker: str) -> Path:
     number = 1
     try:
         folder.mkdir(parents=True, exist_ok=True)
