@@ -404,6 +404,16 @@ uint64_t full_digest_of(const Envelope& envelope) {
   return digest(envelope.payload);
 }
 
+uint64_t bytes_of(const torch::distributed::rpc::Message& message) {
+  uint64_t bytes = message.payload().size();
+  for (const auto& tensor : message.tensors()) {
+    if (tensor.defined() && tensor.layout() == c10::kStrided) {
+      bytes += static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
+    }
+  }
+  return bytes;
+}
+
 const char* type_name(int32_t type) {
   switch (type) {
     case MessageType::SCRIPT_CALL:

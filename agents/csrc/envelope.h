@@ -31,6 +31,9 @@ uint64_t digest_of(const Envelope& envelope);
 // The digest of every byte.
 uint64_t full_digest_of(const Envelope& envelope);
 
+// The bytes of a message's payload and tensors, less the wire's own.
+uint64_t bytes_of(const torch::distributed::rpc::Message& message);
+
 // Torch's name of a type.
 const char* type_name(int32_t type);
 

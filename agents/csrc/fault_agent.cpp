@@ -29,15 +29,6 @@ c10::intrusive_ptr<rpc::Message> copy_of(const rpc::Message& message) {
   return c10::make_intrusive<rpc::Message>(std::move(payload), std::move(tensors), message.type(), message.id());
 }
 
-uint64_t bytes_of_answer(const rpc::JitFuture& answer) {
-  const auto message = answer.constValue().toCustomClass<rpc::Message>();
-  uint64_t bytes = message->payload().size();
-  for (const auto& tensor : message->tensors()) {
-    bytes += tensor.defined() && !tensor.is_sparse() ? static_cast<uint64_t>(tensor.numel()) * tensor.element_size() : 0;
-  }
-  return bytes;
-}
-
 [[noreturn]] void end_process(int exit_code) {
   if (exit_code < 0) {
     ::kill(::getpid(), SIGKILL);
@@ -313,9 +304,8 @@ void FaultInjectingAgent::Way::answered(const FaultCallPtr& call, JitFuture& ans
   if (call->find(FaultKind::kReplyLost)) {
     return;
   }
-  const Fault* failed = call->find(FaultKind::kReplyFail);
-  if (failed) {
-    const FaultRule& rule = *failed->rule;
+  if (const Fault* replaced = call->find(FaultKind::kReplyFail)) {
+    const FaultRule& rule = *replaced->rule;
     fail(call,
          rpc::makeRPCError(rule.text.empty()
                                ? c10::str("The answer to ", type_name(call->message.type), " from '", call->to.name_,
@@ -327,7 +317,9 @@ void FaultInjectingAgent::Way::answered(const FaultCallPtr& call, JitFuture& ans
   }
   Faults faults;
   if (call->answers) {
-    faults = rules.decide_answer(call->message, answer.hasError() ? 0 : bytes_of_answer(answer));
+    const bool failed = answer.hasError();
+    faults = rules.decide_answer(call->message,
+                                 failed ? 0 : bytes_of(*answer.constValue().toCustomClass<Message>()));
   }
   double seconds = 0;
   for (const Fault& fault : faults) {

@@ -21,7 +21,8 @@ void take(const py::dict& settings, const char* key, Value& value) {
 }
 
 template <typename Value>
-void take(const py::dict& settings, const char* key, Value& value, const std::vector<std::pair<const char*, Value>>& names) {
+void take(const py::dict& settings, const char* key, Value& value,
+          const std::vector<std::pair<const char*, Value>>& names) {
   if (!settings.contains(key)) {
     return;
   }
@@ -115,7 +116,8 @@ void bind_faults(py::module_& module) {
              self.rules().set_replay(std::move(parsed));
            },
            py::arg("entries"))
-      .def("set_mark", [](FaultInjectingAgent& self, const std::string& mark, bool on) { self.rules().set_mark(mark, on); },
+      .def("set_mark",
+           [](FaultInjectingAgent& self, const std::string& mark, bool on) { self.rules().set_mark(mark, on); },
            py::arg("mark"), py::arg("on"))
       .def("open_log",
            [](FaultInjectingAgent& self, const std::string& path) {

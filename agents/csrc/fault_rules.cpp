@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 
 #include "siphash.h"
 
@@ -43,14 +42,6 @@ bool same(const FaultRule& one, const FaultRule& other) {
                     rule.rate, rule.copies, rule.exit_code, rule.text);
   };
   return all(one) == all(other);
-}
-
-uint64_t bytes_of(const torch::distributed::rpc::Message& message) {
-  uint64_t bytes = message.payload().size();
-  for (const auto& tensor : message.tensors()) {
-    bytes += tensor.defined() && !tensor.is_sparse() ? static_cast<uint64_t>(tensor.numel()) * tensor.element_size() : 0;
-  }
-  return bytes;
 }
 
 std::string described(const FaultMessage& message) {
@@ -119,7 +110,8 @@ void FaultRules::set(std::vector<FaultRule> rules, uint64_t seed, std::vector<st
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<StatePtr> states;
   for (FaultRule& rule : rules) {
-    const auto old = std::find_if(rules_.begin(), rules_.end(), [&](const auto& state) { return same(*state->rule, rule); });
+    const auto is_it = [&](const StatePtr& state) { return same(*state->rule, rule); };
+    const auto old = std::find_if(rules_.begin(), rules_.end(), is_it);
     if (old != rules_.end() && seed == seed_) {
       states.push_back(*old);
       continue;
@@ -182,7 +174,7 @@ std::optional<FaultMessage> FaultRules::decide(const torch::distributed::rpc::Me
   if (route.ask_function) {
     rules = &for_function(route, seen.function);
   }
-  const bool housekeeping = !housekeeping_.empty() && !seen.function.empty() && any_matches(housekeeping_, seen.function);
+  const bool housekeeping = is_housekeeping(seen.function);
   answers = !closed_ && (replaying_ || std::any_of(route.answers.begin(), route.answers.end(), [&](const auto& state) {
               return !housekeeping || state->rule->housekeeping;
             }));
@@ -195,18 +187,17 @@ std::optional<FaultMessage> FaultRules::decide(const torch::distributed::rpc::Me
   if (route.ask_payload) {
     seen.payload = full_digest_of(envelope);
   }
-  Like like{receiver, seen.type, seen.digest};
+  uint64_t like = Like{receiver, seen.type, seen.digest}.hash();
   if (seen_.size() >= kMostLikes && seen_.find(like) == seen_.end()) {
-    like.digest &= kLikeBits;
+    like &= kLikeBits;
   }
   seen.nth = ++seen_[like];
-  if (closed_) {
+  if (replaying_) {
+    Faults none;
+    replay(seen, false, closed_ || housekeeping ? Expected::kMaybe : Expected::kYes, closed_ ? none : faults);
     return seen;
   }
-  if (replaying_) {
-    if (!housekeeping) {
-      replay(seen, false, faults);
-    }
+  if (closed_) {
     return seen;
   }
   for (const StatePtr& state : *rules) {
@@ -240,11 +231,10 @@ Faults FaultRules::decide_answer(const FaultMessage& message, uint64_t bytes) {
     return faults;
   }
   if (replaying_) {
-    replay(message, true, faults);
+    replay(message, true, Expected::kMaybe, faults);
     return faults;
   }
-  const bool housekeeping =
-      !housekeeping_.empty() && !message.function.empty() && any_matches(housekeeping_, message.function);
+  const bool housekeeping = is_housekeeping(message.function);
   for (const StatePtr& state : rules_) {
     const FaultRule& rule = *state->rule;
     if (!is_of_answers(rule.kind) || !sent_by(rule, message.receiver, worker_) ||
@@ -316,7 +306,7 @@ const std::vector<FaultRules::StatePtr>& FaultRules::for_function(Route& route, 
   if (found != route.by_function.end()) {
     return found->second;
   }
-  const bool housekeeping = !housekeeping_.empty() && !function.empty() && any_matches(housekeeping_, function);
+  const bool housekeeping = is_housekeeping(function);
   std::vector<StatePtr> rules;
   for (const StatePtr& state : route.requests) {
     if ((!housekeeping || state->rule->housekeeping) && any_matches(state->rule->functions, function)) {
@@ -338,6 +328,16 @@ bool FaultRules::sent_by(const FaultRule& rule, const std::string& sender, const
   }
   const bool both_ways = (rule.kind == FaultKind::kPartition || rule.kind == FaultKind::kBandwidth) && !rule.one_way;
   return both_ways && any_matches(rule.senders, receiver) && any_matches(rule.receivers, sender);
+}
+
+bool FaultRules::is_housekeeping(const std::string& function) const {
+  return !housekeeping_.empty() && !function.empty() && any_matches(housekeeping_, function);
+}
+
+uint64_t FaultRules::Like::hash() const {
+  SipHash hash(digest, static_cast<uint64_t>(type));
+  hash.add(receiver);
+  return hash.finish();
 }
 
 bool FaultRules::is_on(const FaultRule& rule) const {
@@ -436,19 +436,19 @@ void FaultRules::count(State& state, const FaultMessage& message, bool whole) {
   ++state.fired_by[{type_name(message.type), message.receiver}];
 }
 
-void FaultRules::replay(const FaultMessage& message, bool answer, Faults& faults) {
+void FaultRules::replay(const FaultMessage& message, bool answer, Expected expected, Faults& faults) {
   const auto key = std::make_pair(Like{message.receiver, message.type, message.digest}, message.nth);
   const auto found = replay_.find(key);
   if (found == replay_.end()) {
-    if (!answer && strangers_++ == 0) {
+    if (expected == Expected::kYes && strangers_++ == 0) {
       first_stranger_ = described(message);
     }
     return;
   }
   replayed_.insert(key);
   for (const auto& [name, seconds] : answer ? found->second.answer_faults : found->second.faults) {
-    const auto state =
-        std::find_if(rules_.begin(), rules_.end(), [&, &wanted = name](const auto& one) { return one->rule->name == wanted; });
+    const auto is_it = [&wanted = name](const StatePtr& one) { return one->rule->name == wanted; };
+    const auto state = std::find_if(rules_.begin(), rules_.end(), is_it);
     if (state != rules_.end()) {
       ++(*state)->matched;
       count(**state, message);

@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -180,6 +181,7 @@ class FaultRules {
     bool operator<(const Like& other) const {
       return std::tie(receiver, type, digest) < std::tie(other.receiver, other.type, other.digest);
     }
+    uint64_t hash() const;
   };
 
   Route& route_to(int receiver_id, const std::string& receiver, int32_t type);
@@ -190,9 +192,12 @@ class FaultRules {
   // Counts a fault; `whole` unless it is a further message that meets the same one.
   static void count(State& state, const FaultMessage& message, bool whole = true);
   bool is_on(const FaultRule& rule) const;
+  bool is_housekeeping(const std::string& function) const;
   double now() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
   bool sent_by(const FaultRule& rule, const std::string& sender, const std::string& receiver) const;
-  void replay(const FaultMessage& message, bool answer, Faults& faults);
+  enum class Expected { kYes, kMaybe };
+  // `expected`: whether a message that is not in the log is worth a word.
+  void replay(const FaultMessage& message, bool answer, Expected expected, Faults& faults);
 
   const std::string worker_;
   mutable std::mutex mutex_;
@@ -204,7 +209,7 @@ class FaultRules {
   std::vector<StatePtr> rules_;
   std::vector<std::string> housekeeping_;
   std::map<std::pair<int, int32_t>, Route> routes_;
-  std::map<Like, uint64_t> seen_;
+  std::unordered_map<uint64_t, uint64_t> seen_;  // how many of a kind, by a hash of what is alike
   std::set<std::string> marks_;
 
   bool replaying_ = false;

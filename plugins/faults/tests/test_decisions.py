@@ -53,7 +53,7 @@ def run(
     """Run a step on worker0 of two, and return what it returned, and the workers, which have ended."""
     run.number += 1  # type: ignore[attr-defined]
     variables = {"RPC_BACKENDS_FAULTS": str(rules)} if rules else {}
-    with Workers(2, env={**variables, **env}) as workers:
+    with Workers(2, env={**variables, **env}, seconds=180) as workers:
         workers.run(steps.join, f"file://{tmp_path}/{run.number}", backend=backend)  # type: ignore[attr-defined]
         found = workers[0].call(step, *args)
         workers.run(steps.leave)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rpc_backends_faults.kinds import HOUSEKEEPING
+from rpc_backends_faults.patterns import matches
+
 #: receiver, type, digest, number, (rule, seconds) on the way, (rule, seconds) of the answer.
 Entry = tuple[str, str, int, int, list[tuple[str, float]], list[tuple[str, float]]]
 
@@ -55,6 +58,7 @@ def read(path: Path) -> Recording:
     recording = Recording()
     rules: dict[str, dict[str, Any]] = {}
     open_: dict[int, Entry] = {}
+    housekeeping: dict[int, bool] = {}
     started = False
     for number, event in events(path):
         kind = event.get("event")
@@ -73,6 +77,7 @@ def read(path: Path) -> Recording:
             )
             open_[event["id"]] = entry
             recording.entries.append(entry)
+            housekeeping[len(recording.entries) - 1] = _is_housekeeping(event)
         elif kind == "end" and event["id"] in open_:
             open_[event["id"]][5].extend(_faults(event))
         if not started:
@@ -80,6 +85,12 @@ def read(path: Path) -> Recording:
     if not started:
         raise ValueError(f"{path} is empty: it is no event log of fault injection.")
     recording.rules = list(rules.values())
+    # Calls by which a group starts and stops go as they may, unless something happened to them.
+    recording.entries = [
+        entry
+        for number, entry in enumerate(recording.entries)
+        if entry[4] or entry[5] or not housekeeping[number]
+    ]
     return recording
 
 
@@ -101,6 +112,11 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
             ) from error
         found.append((number, event))
     return found
+
+
+def _is_housekeeping(event: dict[str, Any]) -> bool:
+    function = event.get("function", "")
+    return any(matches(pattern, function) for pattern in HOUSEKEEPING)
 
 
 def _faults(event: dict[str, Any]) -> list[tuple[str, float]]:
