@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rpc_backends_core.cli.checks import variables
+from rpc_backends_faults.check import check
 from support import steps
 from support.workers import Workers
 
@@ -81,7 +83,7 @@ def test_check_ends_with_1_and_all_that_is_wrong(rules: Path, as_json: bool) -> 
 
 def test_report_writes_a_page_that_needs_nothing_but_itself(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(log)}) as workers:
+    with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(log)}, seconds=180) as workers:
         workers.run(steps.join, url)
         rule = {
             "what": "fail",
@@ -120,11 +122,29 @@ def test_report_of_what_is_no_log_is_an_error(tmp_path: Path) -> None:
     assert "this is no event log of fault injection" in " ".join(done.stderr.split())
 
 
-def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(rules: Path) -> None:
-    sound = command("doctor", "--json", RPC_BACKENDS_FAULTS=str(rules))
+def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(
+    rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = check()
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(rules))
+    sound = check()
     rules.write_text("[[rule]]\n")
-    broken = command("doctor", "--json", RPC_BACKENDS_FAULTS=str(rules))
+    broken = check()
 
-    assert "1 in" in sound.stdout
-    assert "the core does not read it" not in sound.stdout
-    assert "the rule lacks 'what'" in broken.stdout
+    assert [one.level for one in without.findings] == ["ok"]
+    assert [one.level for one in sound.findings] == ["note", "ok"]
+    assert sound.findings[1].data == {"rules": ["slow"]}
+    assert [one.level for one in broken.findings] == ["note", "problem"]
+    assert "the rule lacks 'what'" in broken.findings[1].text
+
+
+def test_doctor_knows_whose_the_variables_are() -> None:
+    environ = {
+        "RPC_BACKENDS_FAULTS": "x",
+        "RPC_BACKENDS_FAULTS_LOG": "x",
+        "RPC_BACKENDS_FAULTY": "x",
+    }
+    found = {one.about: one.level for one in variables(environ).findings}
+
+    assert found["RPC_BACKENDS_FAULTS"] == found["RPC_BACKENDS_FAULTS_LOG"] == "ok"
+    assert found["RPC_BACKENDS_FAULTY"] == "warning"
