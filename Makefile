@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
-LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*'
+LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*'
 
 # The core first: the others depend on it. Those with C++ are built against the torch of the environment,
 # so not in isolation, and each after those before it: a plugin needs the agents' header. LATE are those without
@@ -42,7 +42,7 @@ NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
 # The name holds what was installed, so that another TORCH is another file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo test test-quick test-lowest test-zeromq lint typecheck format wheels bench clean
+.PHONY: help setup demo test test-quick test-lowest lint typecheck format wheels soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -61,19 +61,20 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite" -n 2 --dist loadfile \
 	    --durations=10 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
+	echo "==> pytest: ZEROMQ keeps the contract, and passes torch's own backend-neutral tests"; \
+	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing --rpc-backend ZEROMQ --rpc-tier torch \
+	    -n 3 -q $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suites on ZEROMQ"; \
+	echo "==> pytest: nobody reads ZEROMQ on the way, where it can be observed (TCP)"; \
+	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing.chapters.test_security \
+	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
 	echo "==> pytest: the conformance suite, whole, on sound and on broken backends"; \
 	$(BIN)/python -m pytest -m whole_suite -v --durations=5 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
 
-# Not yet a part of `make test`: now and then a call between two workers hangs after a third was killed.
-test-zeromq: setup  ## ZEROMQ: the contract, torch's own backend-neutral tests, and what can be read on the way
-	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing --rpc-backend ZEROMQ --rpc-tier torch \
-	    -n 3 -q $(PYTEST_ARGS)
-	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing.chapters.test_security \
-	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS)
-
-test-quick: setup  ## the tests that need no environment of their own and not torch's suites (3 min)
+test-quick: setup  ## the tests that need no environment of their own and not torch's suites
 	$(BIN)/python -m pytest -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)
 
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest dependencies it allows
@@ -98,6 +99,9 @@ wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	    case " $(NATIVE) " in *" $$distribution "*) how=--no-isolation;; *) how=;; esac; \
 	    $(BIN)/python -m build $$how --outdir dist "$$distribution"; \
 	done
+
+soak: setup  ## ZEROMQ, an hour of calls of all kinds: does anything grow? (MINUTES=60)
+	$(BIN)/python benchmarks/soak --backend ZEROMQ --minutes $(or $(MINUTES),60)
 
 bench: setup  ## every benchmark, beside what it is compared with
 	for benchmark in benchmarks/[a-z]*.py; do \

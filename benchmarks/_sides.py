@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,9 +46,10 @@ class Side:
 
     :param name: ``ours`` or ``stock``.
     :param folder: for its files while it runs.
+    :param sources: folders that go before what is installed.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, sources: Sequence[Path] = ()) -> None:
         self.name = name
         address = str(folder / f"{name}.socket")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -67,7 +68,7 @@ class Side:
                 name,
             ],
             cwd=HERE,
-            env=clean_environ(_ENVIRON[name]),
+            env=clean_environ({**_ENVIRON[name], "PYTHONPATH": os.pathsep.join(map(str, sources))}),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -80,13 +81,16 @@ class Side:
     @contextlib.contextmanager
     def group(self, size: int) -> Iterator[Group]:
         """Start ``size`` workers, which end with the block."""
-        self._connection.send(size)
-        workers = [self._accept() for _ in range(size)]
-        group = Group(self, workers)
+        group = self.new_group(size)
         try:
             yield group
         finally:
             group.close()
+
+    def new_group(self, size: int) -> Group:
+        """Start ``size`` workers, which end when the group is closed."""
+        self._connection.send(size)
+        return Group(self, [self._accept() for _ in range(size)])
 
     def log(self) -> str:
         """Return what the processes have printed."""
@@ -121,15 +125,23 @@ class Group:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def start(self, backend: str, *, host_first: bool = False) -> float:
+    def start(
+        self, backend: str, options: dict[str, Any] | None = None, *, host_first: bool = False
+    ) -> float:
         """Call ``init_rpc`` for a static group; return the seconds from the first to the last.
 
+        :param options: that the backend is to be given; none for stock torch's.
         :param host_first: let rank 0, which hosts the store, begin before the others, and measure from
             when these begin.
         """
         self.ask_all("prepare", backend=backend)
         port, ranks = free_port(), range(len(self))
-        arguments = {"backend": backend, "world_size": len(self), "port": port}
+        arguments = {
+            "backend": backend,
+            "world_size": len(self),
+            "port": port,
+            "options": options,
+        }
         if host_first:
             self._post(0, "start", {**arguments, "rank": 0})
             _wait_until_listening(port)
@@ -166,6 +178,14 @@ class Group:
     def block(self, kind: str, calls: int, unmeasured: int) -> float:
         """Return the median time of a call from the first worker, in seconds."""
         return float(self.ask(0, "block", kind=kind, calls=calls, unmeasured=unmeasured))
+
+    def flood(self, calls: int, in_flight: int) -> float:
+        """Return the time of a no-op of the first worker, with so many at once, in seconds."""
+        return float(self.ask(0, "flood", calls=calls, in_flight=in_flight))
+
+    def processor_time(self) -> float:
+        """Return the seconds that all workers have had of a processor."""
+        return float(sum(self.ask_all("processor_time")))
 
     def ask(self, rank: int, method: str, **arguments: Any) -> Any:
         """Let one worker do something; return its answer."""
@@ -225,15 +245,18 @@ class Group:
 
 
 @contextlib.contextmanager
-def both_sides() -> Iterator[dict[str, Side]]:
-    """Start the servers of both sides, which end with the block."""
+def both_sides(sources: Sequence[Path] = ()) -> Iterator[dict[str, Side]]:
+    """Start the servers of both sides, which end with the block.
+
+    :param sources: folders that on our side go before what is installed.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="rpc-bench-") as folder,
         contextlib.ExitStack() as stack,
     ):
         sides = {}
         for name in (OURS, STOCK):
-            sides[name] = Side(name, Path(folder))
+            sides[name] = Side(name, Path(folder), sources if name == OURS else ())
             stack.callback(sides[name].close)
         yield sides
 

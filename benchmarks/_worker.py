@@ -7,8 +7,10 @@ to the benchmark.
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import os
+import resource
 import signal
 import socket
 import statistics
@@ -24,6 +26,14 @@ from typing import Any
 Span = tuple[float, float]
 
 _MADV_POPULATE_WRITE = 23
+
+#: Stock torch has no defaults for these.
+_FAULTY: dict[str, Any] = {
+    "num_worker_threads": 16,
+    "messages_to_fail": [],
+    "messages_to_delay": {},
+    "num_fail_sends": 0,
+}
 
 
 def serve(address: str, side: str) -> None:
@@ -76,9 +86,15 @@ class Worker:
             import torch.distributed.rpc._testing  # noqa: F401 - registers it
 
     def start(
-        self, backend: str, rank: int, world_size: int | None, port: int, at: float = 0.0
+        self,
+        backend: str,
+        rank: int,
+        world_size: int | None,
+        port: int,
+        at: float = 0.0,
+        options: dict[str, Any] | None = None,
     ) -> Span:
-        """Call ``init_rpc`` at the time ``at``."""
+        """Call ``init_rpc`` at the time ``at``, with ``options`` that only our packages know."""
         from torch.distributed import rpc
 
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -88,22 +104,16 @@ class Worker:
         if backend == "TENSORPIPE":
             rpc.init_rpc(name, rank=rank, world_size=world_size)
         else:
-            # Stock torch has no defaults for these, and its rpc.BackendType lacks the member.
             registry = rpc.backend_registry
-            member = registry.BackendType[backend]
-            options = registry.construct_rpc_backend_options(
-                member,
-                num_worker_threads=16,
-                messages_to_fail=[],
-                messages_to_delay={},
-                num_fail_sends=0,
-            )
+            member = registry.BackendType[backend]  # stock torch's rpc.BackendType lacks some
             rpc.init_rpc(
                 name,
                 backend=member,
                 rank=rank,
                 world_size=world_size,
-                rpc_backend_options=options,
+                rpc_backend_options=registry.construct_rpc_backend_options(
+                    member, **(_FAULTY if backend == "FAULTY_TENSORPIPE" else options or {})
+                ),
             )
         end = time.perf_counter()
         self._rank = rank
@@ -133,6 +143,25 @@ class Worker:
             times.append(time.perf_counter() - begin)
         return statistics.median(times)
 
+    def flood(self, calls: int, in_flight: int) -> float:
+        """Return the time of a no-op, in seconds, while ``in_flight`` of them are under way."""
+        from torch.distributed.rpc import rpc_async
+
+        waiting: collections.deque[Any] = collections.deque()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            waiting.append(rpc_async("worker1", noop))
+            if len(waiting) == in_flight:
+                waiting.popleft().wait()
+        while waiting:
+            waiting.popleft().wait()
+        return (time.perf_counter() - begin) / calls
+
+    def processor_time(self) -> float:
+        """Return the seconds that this process has had of a processor, system calls included."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime
+
     def stop(self, at: float = 0.0) -> Span:
         """Call ``shutdown`` at the time ``at``."""
         from torch.distributed import rpc
@@ -149,10 +178,13 @@ class Worker:
 
         if not self._calls:
             small, large = torch.ones(2, 2), torch.ones(1 << 18)  # float32: 16 bytes and 1 MiB
+            huge = torch.empty(1 << 24)  # 64 MiB, which take no memory until they are written to
             self._calls = {
                 "no-op": lambda: rpc_sync("worker1", noop),
                 "torch.add": lambda: rpc_sync("worker1", torch.add, args=(small, small)),
                 "echo of 1 MiB": lambda: rpc_sync("worker1", echo, args=(large,)),
+                "echo of 64 MiB": lambda: rpc_sync("worker1", echo, args=(huge,)),
+                "64 MiB one way": lambda: rpc_sync("worker1", swallow, args=(huge,)),
                 "no-op on oneself": lambda: rpc_sync("worker0", noop),
             }
         return self._calls[kind]
@@ -160,7 +192,7 @@ class Worker:
     def _check(self, rpc: Any) -> None:
         """Make sure that what is measured is what it is said to be."""
         module = type(rpc.api._get_current_rpc_agent()).__module__
-        if module.startswith("rpc_backend_") != (self._side == "ours"):
+        if module.startswith("rpc_backend") != (self._side == "ours"):
             raise AssertionError(f"the agent of side {self._side!r} is from {module}")
         if self._side == "stock" and "rpc_backends_core" in sys.modules:
             raise AssertionError("stock torch runs with rpc_backends_core in it")
@@ -173,6 +205,10 @@ def noop() -> None:
 def echo(value: Any) -> Any:
     """Run on the callee: return the argument."""
     return value
+
+
+def swallow(value: Any) -> None:
+    """Run on the callee: take the argument."""
 
 
 def _own_memory() -> None:

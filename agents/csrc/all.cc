@@ -14,6 +14,7 @@
 #include "log.cpp"
 #include "members.cpp"
 #include "memory_transport.cpp"
+#include "python_state.cpp"
 #include "python_transport.cpp"
 #include "scheduler.cpp"
 #include "tensors.cpp"

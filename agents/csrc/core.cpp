@@ -7,10 +7,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "log.h"
+#include "python_state.h"
 
 namespace rpc_backends {
 
@@ -31,6 +33,13 @@ bool is_of_a_program(int32_t type) {
       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
 }
 
+// What torch takes the GIL for.
+bool is_python(int32_t type) {
+  return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
+      type == MessageType::PYTHON_RREF_FETCH_CALL || type == MessageType::PYTHON_RET ||
+      type == MessageType::PYTHON_RREF_FETCH_RET;
+}
+
 bool is_number(const std::string& text) {
   char* end = nullptr;
   std::strtod(text.c_str(), &end);
@@ -46,6 +55,7 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
       limits_{options.max_message_bytes},
       transport_(std::move(transport)),
       callback_(std::make_unique<rpc::RequestCallbackImpl>()),
+      crew_(std::make_shared<Crew>(transport_, options.num_worker_threads)),
       calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); }) {
   members.add(name, id);
 }
@@ -53,10 +63,8 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
 void TransportAgent::Core::start() {
   running_ = true;
   calls_.start();
-  // The crew keeps this object for as long as it has threads.
-  crew_ = std::make_shared<Crew>(
-      transport_, [self = shared_from_this()](Event& event) { self->handle(event); }, options_.num_worker_threads);
-  crew_->start();
+  // The crew's threads keep this object.
+  crew_->start([self = shared_from_this()](Event& event) { self->handle(event); });
 }
 
 void TransportAgent::Core::stop() {
@@ -70,7 +78,6 @@ void TransportAgent::Core::stop() {
   }
   calls_.stop();
   crew_->stop(kPatience);
-  crew_.reset();
 }
 
 // --- calls of this worker ---------------------------------------------------------------------------
@@ -172,30 +179,32 @@ void TransportAgent::Core::handle(Event& event) {
       handle_message(event.peer, event.parts);
       break;
     case Event::Kind::kLost:
-      lose(event.peer, event.reason);
+      lose(event);
       break;
-    case Event::Kind::kFound: {
-      std::lock_guard<std::mutex> lock(lost_mutex_);
-      lost_.erase(event.peer);
-      lost_now_ = lost_.size();
+    case Event::Kind::kFound:
+      set_lost(event, false);
       break;
-    }
   }
 }
 
 void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
+  std::optional<Decoded> decoded;
   try {
-    Decoded decoded = decode(parts, limits_);
-    if (decoded.kind == FrameKind::kResponse) {
-      take_answer(peer, decoded);
-    } else {
-      serve(peer, decoded.call, std::move(decoded.message));
-    }
-  } catch (const BadFrame& bad) {
+    decoded = decode(parts, limits_);
+  } catch (const std::exception& bad) {  // a BadFrame, or there is no memory for it
     ++bad_frames_;
     const std::string reason = std::string("a message that is none: ") + bad.what();
     warn("RPC: " + members.called(peer) + " has sent " + reason + ". The connection is closed.");
     transport_->reject(peer, reason);
+    return;
+  }
+  if (is_python(decoded->message->type())) {
+    PythonState::keep();
+  }
+  if (decoded->kind == FrameKind::kResponse) {
+    take_answer(peer, *decoded);
+  } else {
+    serve(peer, decoded->call, std::move(decoded->message));
   }
 }
 
@@ -257,12 +266,25 @@ Parts TransportAgent::Core::encode_reply(uint64_t call, JitFuture& response) con
 
 // --- peers ------------------------------------------------------------------------------------------
 
-void TransportAgent::Core::lose(int peer, const std::string& reason) {
-  {
-    std::lock_guard<std::mutex> lock(lost_mutex_);
-    lost_[peer] = reason;
-    lost_now_ = lost_.size();
+void TransportAgent::Core::set_lost(const Event& event, bool is_lost) {
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  uint64_t& newest = newest_[event.peer];
+  if (event.order != 0 && event.order < newest) {
+    return;  // another thread was faster with what came later
   }
+  newest = event.order;
+  if (is_lost) {
+    lost_[event.peer] = event.reason;
+  } else {
+    lost_.erase(event.peer);
+  }
+  lost_now_ = lost_.size();
+}
+
+void TransportAgent::Core::lose(const Event& event) {
+  const int peer = event.peer;
+  const std::string& reason = event.reason;
+  set_lost(event, true);
   ++lost_peers_;
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, "the connection is lost: " + reason);
@@ -331,11 +353,11 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
   std::unordered_map<std::string, std::string> found{
       // Torch's names, where torch's agent has the same.
       {"agent.thread_pool_size", std::to_string(options_.num_worker_threads)},
-      {"agent.num_idle_threads", std::to_string(crew_ ? crew_->waiting() : 0)},
+      {"agent.num_idle_threads", std::to_string(crew_->waiting())},
       {"agent.client_active_calls", std::to_string(calls_.waiting())},
       {"agent.server_active_calls", std::to_string(active_requests_)},
       {"agent.server_active_async_calls", std::to_string(async_requests_)},
-      {"agent.threads", std::to_string(crew_ ? crew_->threads() : 0)},
+      {"agent.threads", std::to_string(crew_->threads())},
       {"agent.requests_sent", std::to_string(sent_)},
       {"agent.requests_received", std::to_string(received_)},
       {"agent.bytes_sent", std::to_string(bytes_sent_)},

@@ -51,7 +51,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void take_answer(int peer, Decoded& answer);
   void serve(int peer, uint64_t call, c10::intrusive_ptr<Message> request);
   void reply(int peer, uint64_t call, JitFuture& response);
-  void lose(int peer, const std::string& reason);
+  void lose(const Event& event);
+  void set_lost(const Event& event, bool is_lost);
   void fail_late(std::vector<Calls::Call> late);
 
   // Makes the parts of a message, or of the error that it cannot be sent.
@@ -70,11 +71,12 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   const std::shared_ptr<Transport> transport_;
   const std::unique_ptr<torch::distributed::rpc::RequestCallback> callback_;
   std::function<void(int, const std::string&)> tell_lost_;
+  const std::shared_ptr<Crew> crew_;
   Calls calls_;
-  std::shared_ptr<Crew> crew_;
 
   mutable std::mutex lost_mutex_;
   std::unordered_map<int, std::string> lost_;
+  std::unordered_map<int, uint64_t> newest_;  // the order of the last event that set or cleared a loss
   std::atomic<size_t> lost_now_{0};
 
   std::atomic<bool> running_{false};

@@ -6,11 +6,14 @@
 #include <thread>
 #include <utility>
 
+#include "python_state.h"
+
 namespace rpc_backends {
 
 namespace {
 
-// Threads that wait beyond this number end: a burst has passed.
+// Threads that wait, beyond those that the requests need, until further ones end: a burst has passed. A
+// thread costs more to make than to keep.
 constexpr size_t kSpare = 4;
 constexpr size_t kFirst = 2;
 // How long a thread that is free waits for a post.
@@ -20,23 +23,23 @@ thread_local bool is_member_ = false;
 
 }  // namespace
 
-Crew::Crew(std::shared_ptr<Transport> transport, std::function<void(Event&)> handle, size_t requests)
-    : transport_(std::move(transport)), handle_(std::move(handle)), requests_(requests) {}
+Crew::Crew(std::shared_ptr<Transport> transport, size_t requests)
+    : transport_(std::move(transport)), requests_(requests) {}
 
 bool Crew::is_member() {
   return is_member_;
 }
 
-void Crew::start() {
+void Crew::start(const Handle& handle) {
   for (size_t i = 0; i < kFirst; ++i) {
-    add_thread();
+    add_receiver(handle);
   }
 }
 
-void Crew::add_thread() {
+void Crew::add_receiver(const Handle& handle) {
   // Counted before it runs, so that two threads do not both take themselves for the last.
   ++waiting_;
-  add_thread([this] { live(); });
+  add_thread([this, handle] { live(handle); });
 }
 
 void Crew::add_thread(Job life) {
@@ -48,7 +51,10 @@ void Crew::add_thread(Job life) {
   std::thread thread([self = shared_from_this(), life = std::move(life)] {
     is_member_ = true;
     pthread_setname_np(pthread_self(), "rpc-agent");
-    life();
+    {
+      PythonState state;
+      life();
+    }
     self->bury();
   });
   const auto id = thread.get_id();
@@ -65,15 +71,15 @@ void Crew::bury() {
   ended_.notify_all();
 }
 
-void Crew::live() {
+void Crew::live(const Handle& handle) {
   Event event;
   while (transport_->receive(event)) {
     if (waiting_.fetch_sub(1) == 1) {
-      add_thread();
+      add_receiver(handle);
     }
-    handle_(event);
+    handle(event);
     event = Event();
-    if (waiting_.fetch_add(1) >= kSpare) {
+    if (waiting_.fetch_add(1) >= requests_ + kSpare) {
       break;
     }
   }
@@ -83,6 +89,9 @@ void Crew::live() {
 void Crew::run_request(Job job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_) {
+      return;  // nobody waits for an answer, and nobody would take it out again
+    }
     if (running_ >= requests_) {
       backlog_.push_back(std::move(job));
       return;
@@ -143,10 +152,11 @@ size_t Crew::threads() const {
 }
 
 void Crew::stop(double seconds) {
+  std::deque<Job> dropped[2];  // without the lock: what they hold may need another
   std::unique_lock<std::mutex> lock(mutex_);
   stopped_ = true;
-  backlog_.clear();
-  posts_.clear();
+  dropped[0].swap(backlog_);
+  dropped[1].swap(posts_);
   posted_.notify_all();
   const size_t self = alive_.count(std::this_thread::get_id());
   ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_.size() <= self; });

@@ -23,10 +23,13 @@ class Crew : public std::enable_shared_from_this<Crew> {
  public:
   using Job = std::function<void()>;
 
-  // `requests`: how many requests may run at once; further ones wait their turn.
-  Crew(std::shared_ptr<Transport> transport, std::function<void(Event&)> handle, size_t requests);
+  using Handle = std::function<void(Event&)>;
 
-  void start();
+  // `requests`: how many requests may run at once; further ones wait their turn.
+  Crew(std::shared_ptr<Transport> transport, size_t requests);
+
+  // `handle` is kept by the threads, and may keep what it uses.
+  void start(const Handle& handle);
 
   // Runs a request now, or when there is room for it. On a thread of the crew.
   void run_request(Job job);
@@ -45,14 +48,13 @@ class Crew : public std::enable_shared_from_this<Crew> {
   size_t waiting() const { return waiting_; }
 
  private:
-  void add_thread();
+  void add_receiver(const Handle& handle);
   void add_thread(Job life);
-  void live();
+  void live(const Handle& handle);
   void do_jobs();
   void bury();
 
   const std::shared_ptr<Transport> transport_;
-  const std::function<void(Event&)> handle_;
   const size_t requests_;
   std::atomic<size_t> waiting_{0};
 

@@ -21,6 +21,9 @@ void Members::add(const std::string& name, int id) {
     return;
   }
   auto info = std::make_shared<WorkerInfo>(name, static_cast<int64_t>(id));
+  if (known != by_id_.end()) {
+    left_.push_back(known->second);
+  }
   by_id_[id] = info;
   by_name_[name] = info;
 }

@@ -10,8 +10,9 @@ namespace {
 
 std::mutex listening_mutex;
 std::unordered_map<std::string, std::weak_ptr<EventQueue>>& listening() {
-  static std::unordered_map<std::string, std::weak_ptr<EventQueue>> all;
-  return all;
+  // Never destroyed: a transport may be closed when the process ends.
+  static auto* const all = new std::unordered_map<std::string, std::weak_ptr<EventQueue>>();
+  return *all;
 }
 
 }  // namespace

@@ -40,6 +40,14 @@ uint64_t span_begin(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize() / kAlignment * kAlignment;
 }
 
+// Torch reads what another tensor is made of element by element, so nobody takes it if these are more than
+// its memory has.
+at::Tensor unexpanded(const at::Tensor& tensor) {
+  const bool expanded = tensor.numel() > 0 &&
+      tensor.nbytes() > span_end(tensor) - static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
+  return expanded ? tensor.contiguous() : tensor;
+}
+
 uint8_t flags_of(const at::Tensor& tensor) {
   uint8_t flags = 0;
   flags |= tensor.requires_grad() ? kRequiresGrad : 0;
@@ -101,8 +109,9 @@ void check_extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>&
   for (const int64_t size : sizes) {
     overflow |= c10::mul_overflows(elements, static_cast<uint64_t>(size), &elements);
   }
-  // Torch counts elements in a signed number.
-  overflow |= elements > static_cast<uint64_t>(INT64_MAX);
+  // Torch counts elements, and their bytes, in signed numbers.
+  uint64_t whole = 0;
+  overflow |= c10::mul_overflows(elements, itemsize, &whole) || whole > static_cast<uint64_t>(INT64_MAX);
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
     // Other sizes of an empty tensor may be anything torch can multiply.
     if (overflow) {
@@ -156,11 +165,11 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
   }
   const auto layout = tensor.layout();
   if (layout == at::kSparse) {
-    return {TensorKind::kSparse, tensor, {tensor._indices(), tensor._values()}};
+    return {TensorKind::kSparse, tensor, {unexpanded(tensor._indices()), unexpanded(tensor._values())}};
   }
   if (is_compressed(layout)) {
     const auto [compressed, plain] = at::sparse_csr::getCompressedPlainIndices(tensor);
-    return {TensorKind::kCompressed, tensor, {compressed, plain, tensor.values()}};
+    return {TensorKind::kCompressed, tensor, {unexpanded(compressed), unexpanded(plain), unexpanded(tensor.values())}};
   }
   if (layout != at::kStrided) {
     refuse(number, "its layout is " + c10::str(layout) + "; call .to_dense() before you send it");
@@ -336,11 +345,28 @@ TensorReader::Strided TensorReader::read_strided(Reader& in) const {
   return {std::move(tensor), flags};
 }
 
+at::Tensor TensorReader::read_member(Reader& in) const {
+  const at::Tensor tensor = read_strided(in).tensor;
+  if (tensor.nbytes() > tensor.storage().nbytes()) {
+    throw BadFrame("what a tensor is made of has more elements than memory");
+  }
+  return tensor;
+}
+
+at::Tensor TensorReader::read_numbers_of(Reader& in) const {
+  const at::Tensor tensor = read_member(in);
+  // It is checked by its values and used by its memory, and these have to be the same.
+  if (tensor.is_conj() || tensor.is_neg()) {
+    throw BadFrame("the indices or scales of a tensor are a negative or conjugate view");
+  }
+  return tensor;
+}
+
 at::Tensor TensorReader::read_sparse(Reader& in) const {
   const uint8_t flags = read_flags(in);
   const std::vector<int64_t> sizes = read_numbers(in, read_dimensions(in));
-  const at::Tensor indices = read_strided(in).tensor;
-  const at::Tensor values = read_strided(in).tensor;
+  const at::Tensor indices = read_numbers_of(in);
+  const at::Tensor values = read_member(in);
   at::Tensor tensor;
   try {
     const bool coalesced = (flags & kCoalesced) != 0;
@@ -360,9 +386,9 @@ at::Tensor TensorReader::read_compressed(Reader& in) const {
     throw BadFrame("a sparse tensor has an unknown layout");
   }
   const std::vector<int64_t> sizes = read_numbers(in, read_dimensions(in));
-  const at::Tensor compressed = read_strided(in).tensor;
-  const at::Tensor plain = read_strided(in).tensor;
-  const at::Tensor values = read_strided(in).tensor;
+  const at::Tensor compressed = read_numbers_of(in);
+  const at::Tensor plain = read_numbers_of(in);
+  const at::Tensor values = read_member(in);
   at::Tensor tensor;
   try {
     at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, layout);
@@ -396,8 +422,8 @@ at::Tensor TensorReader::read_per_tensor(Reader& in) const {
 at::Tensor TensorReader::read_per_channel(Reader& in) const {
   const auto axis = in.get<int64_t>();
   const Strided strided = read_strided(in);
-  const at::Tensor scales = read_strided(in).tensor;
-  const at::Tensor zero_points = read_strided(in).tensor;
+  const at::Tensor scales = read_numbers_of(in);
+  const at::Tensor zero_points = read_numbers_of(in);
   const at::Tensor& plain = strided.tensor;
   const bool fits = c10::isQIntType(plain.scalar_type()) && axis >= 0 && axis < plain.dim() &&
       scales.dim() == 1 && zero_points.dim() == 1 && scales.numel() == plain.size(axis) &&

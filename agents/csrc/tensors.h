@@ -72,6 +72,9 @@ class TensorReader {
   };
 
   Strided read_strided(Reader& in) const;
+  // What another tensor is made of; the second: its indices or scales.
+  at::Tensor read_member(Reader& in) const;
+  at::Tensor read_numbers_of(Reader& in) const;
   at::Tensor read_sparse(Reader& in) const;
   at::Tensor read_compressed(Reader& in) const;
   at::Tensor read_per_tensor(Reader& in) const;

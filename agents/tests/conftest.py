@@ -1,12 +1,17 @@
-"""The example backend on plain sockets, as an installed package."""
+"""The example backend on plain sockets, as an installed package; and a process to make agents in."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # the tests are imported by their paths
+
 from support.packages import write_package
+from support.workers import Worker, Workers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sockets_backend" / "sockets_backend.py"
 
@@ -20,3 +25,10 @@ def sockets_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         modules={"sockets_backend.py": EXAMPLE.read_text()},
         entry_points={"rpc.backends": {"SOCKETS": "sockets_backend:BACKEND"}},
     )
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """Give the process in which this module's agents are made; see :func:`agents_kit.in_worker`."""
+    with Workers(1, seconds=300) as workers:
+        yield workers[0]

@@ -1,101 +1,13 @@
-"""Running the command as a process of its own, with small real packages on its path."""
+"""The command as these tests have it."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
 import pytest
 
-_FOREIGN = ("RPC_BACKENDS_", "PYTHON", "TORCH_DEVICE", "TP_", "MASTER_", "FORCE_COLOR", "COLUMNS")
-
-# Torch's own agent under another name; %s is what it does first when it is started.
-BACKEND = """
-import os
-import time
-import torch.distributed.rpc as rpc
-
-def construct(rpc_timeout, init_method, **kwargs):
-    return rpc.TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method)
-
-def init(store, name, rank, world_size, rpc_backend_options):
-    %s
-    agent = rpc.TensorPipeAgent(store, name, rank, world_size, rpc_backend_options, {}, [])
-    rpc.api._init_rpc_states(agent)
-    return agent
-
-BACKEND = (construct, init)
-"""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a finished command left behind."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-    @property
-    def json(self) -> Any:
-        """All of stdout, which has to be JSON."""
-        return json.loads(self.stdout)
-
-
-class Command:
-    """The command, in an environment of its own variables, with ``packages`` on its path."""
-
-    def __init__(self, folder: Path) -> None:
-        self.packages = folder / "packages"
-        self.packages.mkdir()
-
-    def environ(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        environ = {name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)}
-        return {**environ, "PYTHONPATH": str(self.packages), **(extra or {})}
-
-    def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        return self.python("-m", "rpc_backends_core", *arguments, env=env)
-
-    def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env=self.environ(env),
-            cwd=self.packages.parent,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
-
-    def install(
-        self,
-        distribution: str,
-        entry_points: Mapping[str, str],
-        source: str,
-        group: str = "rpc.backends",
-    ) -> str:
-        """Put a package of one module where the command finds it; return the module's name.
-
-        :param entry_points: attribute of the module by name; "" for the module itself.
-        """
-        module = distribution.replace("-", "_")
-        info = self.packages / f"{module}-1.0.dist-info"
-        info.mkdir()
-        metadata = f"Name: {distribution}\nVersion: 1.0\nSummary: about {distribution}\n"
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{metadata}")
-        lines = [f"{name} = {module}:{what}" for name, what in entry_points.items()]
-        text = "\n".join([f"[{group}]", *(line.removesuffix(":") for line in lines), ""])
-        (info / "entry_points.txt").write_text(text)
-        (self.packages / f"{module}.py").write_text(dedent(source))
-        return module
+from support.command import BACKEND, Command
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_core.cli.conformance import arguments, events
+from support.command import marked, wait_until
 
 CALLS = ("--chapter", "calls", "-k", "test_self")
 FAILING = """
@@ -228,31 +228,12 @@ def test_what_is_interrupted_leaves_no_process(command: Any) -> None:
         start_new_session=True,
     )
     mark = f"RUN_OF_A_TEST={command.packages}".encode()
-    _wait(lambda: len(_marked(mark)) >= 3)  # the command, pytest, the template of the workers
+    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest, the template of the workers
 
     process.send_signal(signal.SIGINT)
 
     assert process.wait(60) == 1
-    _wait(lambda: not _marked(mark))
-
-
-def _marked(mark: bytes) -> list[int]:
-    """Return the processes that have ``mark`` in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def _wait(until: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
+    wait_until(lambda: not marked(mark))
 
 
 def test_leaving_the_events_early_ends_the_run(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-NAMES = ("list", "show", "doctor", "demo")
+NAMES = ("list", "show", "doctor", "demo", "bench")
 
 
 def test_help_imports_neither_torch_nor_what_draws_tables(command: Any) -> None:
@@ -32,7 +32,7 @@ def test_help_names_every_command_with_an_example(command: Any, flag: str) -> No
         assert f"rpc-backends {name}" in ended.stdout
 
 
-@pytest.mark.parametrize("name", ["list", "show", "doctor"])
+@pytest.mark.parametrize("name", ["list", "show", "doctor", "bench"])
 def test_each_command_shows_an_example(command: Any, name: str) -> None:
     ended = command(name, "-h")
 

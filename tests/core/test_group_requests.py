@@ -2,65 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import threading
-from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from core.kit import Workers, joining
+from support.stores import CountingStore
 
 SIZES = (2, 4, 8, 16, 32)
-
-
-class CountingStore(dist.Store):
-    """A store in front of another one that counts who asks how often."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self._inner = inner
-        self.requests: collections.Counter[str] = collections.Counter()
-
-    def _count(self) -> None:
-        self.requests[threading.current_thread().name] += 1
-
-    def set(self, key: str, value: Any) -> None:
-        self._count()
-        self._inner.set(key, bytes(value).decode())
-
-    def get(self, key: str) -> bytes:
-        self._count()
-        value: bytes = self._inner.get(key)
-        return value
-
-    def add(self, key: str, amount: int) -> int:
-        self._count()
-        return int(self._inner.add(key, amount))
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        self._count()
-        value: bytes = self._inner.compare_set(
-            key, bytes(expected).decode(), bytes(desired).decode()
-        )
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        self._count()
-        return bool(self._inner.check(keys))
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._count()
-        values: list[bytes] = self._inner.multi_get(keys)
-        return values
-
-    def has_extended_api(self) -> bool:
-        return True
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        # Not counted: how often a wait is begun anew depends on how long the others take.
-        self._inner.wait(keys, timeout or timedelta(seconds=10))
 
 
 def count(world_size: int, *, exchanges: int) -> list[int]:

@@ -34,11 +34,11 @@ class Flaky:
 
 def test_a_call_that_was_not_sent_is_made_again_and_each_failure_counted() -> None:
     log = FaultLog()
-    call = Flaky(INTENDED, undecodable())
+    call = Flaky(INTENDED, undecodable(), RuntimeError())
 
     assert log.call("PYTHON_CALL", call) == 42
-    assert call.calls == 3
-    assert log.take() == ({"PYTHON_CALL": 2}, {})
+    assert call.calls == 4
+    assert log.take() == ({"PYTHON_CALL": 3}, {})
 
 
 @pytest.mark.parametrize(

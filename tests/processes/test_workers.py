@@ -109,3 +109,23 @@ def test_no_process_is_left_when_a_test_fails() -> None:
 
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_step_tells_whether_it_is_over_without_giving_up() -> None:
+    with Workers(1) as workers:
+        step = workers[0].start(sleep)
+        assert step.news() == "sleeping"
+        assert not step.is_over(0.01)
+
+        workers[0].interrupt()
+
+        assert step.is_over(30)
+        assert step.error().kinds[0] == "KeyboardInterrupt"
+
+
+def test_asking_whether_a_step_is_over_shows_the_last_words_of_a_worker_that_died() -> None:
+    with Workers(1) as workers:
+        step = workers[0].start(end_abruptly)
+
+        with pytest.raises(WorkerError, match="last words"):
+            step.is_over(30)

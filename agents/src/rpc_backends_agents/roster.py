@@ -9,6 +9,7 @@ first record.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,16 @@ from typing import Any
 
 from rpc_backends_core.group.group import get_all
 
+logger = logging.getLogger("rpc_backends.agents")
+
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_ID = 32767
+#: What a record of each kind has.
+_FIELDS: dict[str, dict[str, type]] = {
+    "peer": {"name": str, "rank": int, "id": int, "address": str},
+    "in": {"number": int},
+    "out": {"number": int},
+}
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,19 @@ class Roster:
                 }
             self._missing = set(new) - set(found)
             for number, text in sorted(found.items()):
-                self._apply(number, json.loads(text))
+                try:
+                    record = _parse(text)
+                except ValueError as error:
+                    # One that raised here would take those after it along.
+                    logger.warning(
+                        "RPC worker %r: record %d in the list of members is no record of a worker: %s. "
+                        "Somebody else writes to the store of this group.",
+                        self.name,
+                        number,
+                        error,
+                    )
+                else:
+                    self._apply(number, record)
 
     def _apply(self, number: int, record: dict[str, Any]) -> None:
         if record["kind"] == "peer":
@@ -167,3 +188,25 @@ class Roster:
                     f"{other.rank}) has it. Let that worker leave first, or choose another."
                 )
             self._append({"kind": "out", "number": other.number})
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    """Return a record of the list; others than the workers may be able to write to the store.
+
+    :raises ValueError: it is none.
+    """
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON ({type(error).__name__})") from error
+    kind = record.get("kind") if isinstance(record, dict) else None
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise ValueError("it is of no kind that is known here")
+    for name, wanted in fields.items():
+        value = record.get(name)
+        if type(value) is not wanted:
+            raise ValueError(f"its {name!r} is of type {type(value).__name__}")
+        if name in ("rank", "id") and not 0 <= int(record[name]) <= _MAX_ID:
+            raise ValueError(f"its {name!r} is not from 0 to {_MAX_ID}")
+    return dict(record)

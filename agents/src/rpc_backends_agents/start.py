@@ -9,9 +9,10 @@ from typing import Any
 from torch.distributed import rpc
 
 from rpc_backends_agents import _C
-from rpc_backends_agents.addressing import addressing
+from rpc_backends_agents.addressing import Native, addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
 from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_agents.transport import Transport
 from rpc_backends_core.group import Group
 from rpc_backends_core.torch_bridge.agents import worker_info
 from rpc_backends_core.torch_bridge.session import fixed_worker_id
@@ -71,7 +72,7 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
                 agent.add_member(member.name, member.worker_id)
         rpc.api._init_rpc_states(agent)
     except BaseException:
-        agent.shutdown()
+        _give_up(agent)
         raise
     return agent  # type: ignore[no-any-return]
 
@@ -116,24 +117,39 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         rpc.api._init_rpc_states(agent)
         roster.join(lambda peer: _is_alive(agent, peer))
     except BaseException:
-        roster.leave()
-        agent.shutdown()
+        try:
+            roster.leave()
+        finally:
+            _give_up(agent)
         raise
     return agent  # type: ignore[no-any-return]
 
 
 def _make(kind: Any, name: str, worker_id: int, transport: Any, settings: Settings) -> Any:
-    agent = kind(
-        name,
-        worker_id,
-        transport,
-        num_worker_threads=settings.num_worker_threads,
-        rpc_timeout=settings.rpc_timeout,
-        max_message_bytes=settings.max_message_bytes,
-        max_unanswered_bytes=settings.max_unanswered_bytes,
-    )
+    try:
+        agent = kind(
+            name,
+            worker_id,
+            transport,
+            num_worker_threads=settings.num_worker_threads,
+            rpc_timeout=settings.rpc_timeout,
+            max_message_bytes=settings.max_message_bytes,
+            max_unanswered_bytes=settings.max_unanswered_bytes,
+        )
+    except BaseException:
+        if isinstance(transport, (Native, Transport)):
+            transport.close(0)
+        raise
     agent.transport = transport
     return agent
+
+
+def _give_up(agent: Any) -> None:
+    """Shut down an agent whose start has failed."""
+    if isinstance(agent.transport, Native):
+        # First: the one in C++ waits for what it has asked this one, which may wait for peers.
+        agent.transport.close(0)
+    agent.shutdown()
 
 
 def _is_alive(agent: Any, peer: Peer) -> bool:

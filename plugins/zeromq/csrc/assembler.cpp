@@ -1,14 +1,12 @@
 #include "assembler.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 #include <utility>
 
+#include "blocks.h"
 #include "wire.h"
 
 namespace rpc_backends::zeromq {
@@ -16,9 +14,6 @@ namespace rpc_backends::zeromq {
 using namespace wire;
 
 namespace {
-
-// From here up the kernel is asked for large pages: most of the time would go into small ones.
-constexpr size_t kHugeFrom = 4 << 20;
 
 // Smaller frames are copied: libzmq may have them in a buffer with others, at any address, and would keep
 // that buffer for as long as one of them is kept. Larger ones are at a multiple of 8.
@@ -44,19 +39,6 @@ Field field_of(Frame& head, size_t part) {
   uint64_t field = 0;
   std::memcpy(&field, head.data() + sizeof(Header) + part * sizeof field, sizeof field);
   return {field & kSizeMask, static_cast<Place>(field >> kPlaceShift)};
-}
-
-// Memory for a part that comes in pieces.
-Part make_part(size_t size) {
-  const size_t unit = size >= kHugeFrom ? size_t{2} << 20 : 64;
-  void* const memory = std::aligned_alloc(unit, (size + unit - 1) / unit * unit);
-  if (memory == nullptr) {
-    throw std::bad_alloc();
-  }
-  if (size >= kHugeFrom) {
-    madvise(memory, size, MADV_HUGEPAGE);
-  }
-  return {memory, size, std::shared_ptr<void>(memory, std::free)};
 }
 
 // What is in a frame from `begin` on.
@@ -211,7 +193,7 @@ Parts Assembler::place(Frame head, std::vector<Frame> frames, std::vector<size_t
     if (place == Place::kFrame) {
       parts[i] = inside_of(std::move(frames[next_frame++]), 0);
     } else if (place == Place::kPieces) {
-      parts[i] = make_part(size);
+      parts[i] = take_block(size);
       in_pieces.push_back(i);
     } else {
       parts[i].size = size;

@@ -123,21 +123,34 @@ Asker::OnRefused refused_callback(const py::object& function) {
   };
 }
 
-// The files in which libzmq may be: the extensions of pyzmq, which have loaded it, or have it in them.
+// The files in which libzmq may be: the extensions of pyzmq, which load it, or have it in them. They are looked
+// for where pyzmq is installed, since importing it all takes longer than starting a transport.
 std::vector<std::string> extensions_of_pyzmq() {
-  py::module_::import("zmq");
   std::vector<std::string> files;
-  const py::dict modules = py::module_::import("sys").attr("modules");
-  for (const auto& [name, module] : py::reinterpret_steal<py::dict>(PyDict_Copy(modules.ptr()))) {
-    const auto text = py::str(name).cast<std::string>();
-    if (text.rfind("zmq.", 0) == 0 && py::hasattr(module, "__file__") && !module.attr("__file__").is_none()) {
-      const auto file = py::str(module.attr("__file__")).cast<std::string>();
-      if (file.find(".so") != std::string::npos) {
-        files.push_back(file);
-      }
+  const py::object spec = py::module_::import("importlib.util").attr("find_spec")("zmq");
+  if (spec.is_none() || spec.attr("submodule_search_locations").is_none()) {
+    throw py::import_error("No module named 'zmq': pyzmq is not installed");
+  }
+  const py::object path = py::module_::import("pathlib").attr("Path");
+  for (const py::handle folder : spec.attr("submodule_search_locations")) {
+    const py::object found = path(folder).attr("rglob")("*.so");
+    for (const py::handle file : found) {
+      files.push_back(py::str(file).cast<std::string>());
     }
   }
   return files;
+}
+
+// The keys of one session: public and secret.
+py::tuple make_keys() {
+  load_library(extensions_of_pyzmq());
+  char public_key[kKeySize + 1], secret_key[kKeySize + 1];
+  if (zmq().curve_keypair(public_key, secret_key) != 0) {
+    throw TransportError("libzmq " + zmq().version_text() +
+                         ", which is in pyzmq, was built without encryption (CURVE). Install pyzmq from a wheel, "
+                         "or run without encryption.");
+  }
+  return py::make_tuple(py::bytes(public_key, kKeySize), py::bytes(secret_key, kKeySize));
 }
 
 std::shared_ptr<PythonsTransport> make(const std::optional<py::bytes>& public_key,
@@ -264,7 +277,7 @@ PYBIND11_MODULE(_native, module) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
-  py::class_<Part>(module, "Part", py::buffer_protocol()).def_buffer([](Part& part) {
+  py::class_<Part>(module, "Part", py::buffer_protocol(), py::module_local()).def_buffer([](Part& part) {
     return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
                            {static_cast<py::ssize_t>(part.size)}, {1}, true);
   });
@@ -282,5 +295,6 @@ PYBIND11_MODULE(_native, module) {
       .def("close", &PythonsTransport::close, py::arg("linger"), release())
       .def("metrics", &PythonsTransport::metrics)
       .def("__rpc_transport__", &capsule_of);
+  module.def("make_keys", &make_keys);
   py::module_::import("atexit").attr("register")(py::cpp_function(&PythonsTransport::close_all, release()));
 }

@@ -64,6 +64,7 @@ void Inbox::push(Event event) {
     if (closed_) {
       return;
     }
+    event.order = ++pushed_;
     events_.push_back(std::move(event));
     help = wants_help();
   }

@@ -70,6 +70,7 @@ class Inbox {
 
   std::mutex mutex_;
   std::deque<Event> events_;
+  uint64_t pushed_ = 0;
   std::deque<uint64_t> again_;
   bool closed_ = false;
 

@@ -1,5 +1,5 @@
 // The part of libzmq's C API that the transport uses, found at run time in the library that pyzmq has
-// loaded: the process has one libzmq then, and installing needs no libzmq and no headers of it.
+// or would load: the process has one libzmq then, and installing needs no libzmq and no headers of it.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +42,7 @@ struct Library {
   size_t (*msg_size)(const RawMessage*);
   int (*msg_more)(const RawMessage*);
   const char* (*msg_gets)(const RawMessage*, const char*);
+  int (*curve_keypair)(char*, char*);
   char* (*z85_encode)(char*, const unsigned char*, size_t);
 
   std::string version_text() const;

@@ -83,12 +83,14 @@ void Zap::decide(const Request& request) {
   }
   const bool asked = asker_.ask(request.key, [this, request](std::optional<int> worker) {
     keeper_.post([this, request, worker] {
-      if (!worker) {
+      if (worker) {
+        directory_.learn(*worker, request.key);
+        admit(request, std::to_string(*worker));
+      } else {
         refuse(request, "it belongs to no worker of the group");
-        return;
       }
-      directory_.learn(*worker, request.key);
-      admit(request, std::to_string(*worker));
+      // To send is to take note of what has arrived meanwhile, and of that the descriptor does not tell again.
+      answer_all();
     });
   });
   if (!asked) {

@@ -21,6 +21,7 @@ _COMMANDS = {
     "show": "rpc_backends_core.cli.show:command",
     "doctor": "rpc_backends_core.cli.doctor:command",
     "conformance": "rpc_backends_core.cli.conformance:command",
+    "bench": "rpc_backends_core.bench.command:command",
     "new": "rpc_backends_core.cli.new:command",
     "demo": "rpc_backends_core.demo.command:demo",
 }
@@ -110,6 +111,7 @@ Examples:
   rpc-backends doctor                    find out what is wrong
   rpc-backends doctor --json > FILE      the same, to send to somebody
   rpc-backends demo --quick              train a model over them
+  rpc-backends bench ZEROMQ --quick      measure a backend beside TENSORPIPE
   rpc-backends new MY_BACKEND            write the package of a backend of your own
   rpc-backends conformance MY_BACKEND    test a backend against the contract
 """,

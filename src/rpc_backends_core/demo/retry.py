@@ -22,11 +22,15 @@ def was_not_sent(error: BaseException) -> bool:
     """Whether ``error`` says that an agent dropped the message on purpose, before sending it.
 
     torch puts the message's bytes into the error's text. Where these are not UTF-8 (an RRef fetch)
-    Python cannot build the RuntimeError, and a UnicodeDecodeError that holds the text arrives.
+    Python cannot build the RuntimeError, and a UnicodeDecodeError that holds the text arrives. Early
+    releases of Python 3.11 (seen with 3.11.2) lose that error as well, and raise a RuntimeError without a
+    text, which no other failure of a call is.
     """
     if isinstance(error, UnicodeDecodeError):
         return error.object.startswith(_NOT_SENT.encode())
-    return isinstance(error, RuntimeError) and str(error).startswith(_NOT_SENT)
+    if not isinstance(error, RuntimeError):
+        return False
+    return not error.args or str(error).startswith(_NOT_SENT)
 
 
 class FaultLog:

@@ -96,3 +96,9 @@ class Transport:
 
     def __rpc_transport__(self) -> object:
         """Return the capsule by which an agent takes the transport."""
+
+def make_keys() -> tuple[bytes, bytes]:
+    """Make the keys of one session: public and secret, 40 characters each (Z85).
+
+    :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption.
+    """

@@ -10,12 +10,15 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.rendezvous import Rendezvous
-from rpc_backends_core.cli.addresses import Interface, interface_of, interfaces
 from rpc_backends_core.settings import nearest
+
+if TYPE_CHECKING:
+    from rpc_backends_core.cli.addresses import Interface
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 #: Any: a datagram socket that is connected sends nothing.
@@ -102,7 +105,9 @@ def find(wanted: Wanted, meeting: Rendezvous) -> list[Place]:
 
 def interface_name(place: Place) -> str | None:
     """Return the name of the network interface that has the address, None if it is not found."""
-    return place.scope or interface_of(place.address, interfaces())
+    from rpc_backends_core.cli.addresses import interface_of
+
+    return place.scope or interface_of(place.address, _interfaces())
 
 
 def is_loopback(address: str) -> bool:
@@ -198,7 +203,7 @@ def _asked_for(wanted: str, said_by: str) -> Place:
 
 
 def _of_interface(wanted: str, said_by: str) -> list[Place]:
-    here = interfaces()
+    here = _interfaces()
     addresses = [one.address for one in here if one.name == wanted]
     if not addresses:
         close = nearest(wanted, {one.name for one in here})
@@ -240,5 +245,12 @@ def _loopback(why: str) -> Place:
 
 def _remedy(here: list[Interface] | None = None) -> str:
     """Return what can be asked for here."""
-    there = ", ".join(f"{one.name} {one.address}" for one in here or interfaces())
+    there = ", ".join(f"{one.name} {one.address}" for one in here or _interfaces())
     return f"Set the option address or interface to one of this machine that the workers share: {there}."
+
+
+def _interfaces() -> list[Interface]:
+    # Not at the top: most workers find their address by the route, and import it in vain.
+    from rpc_backends_core.cli.addresses import interfaces
+
+    return interfaces()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 
 from rpc_backend_zeromq import publication as publications
+from rpc_backend_zeromq._native import make_keys
 from rpc_backend_zeromq.environment import ENCRYPTION, SECRET_FILE
 from rpc_backend_zeromq.errors import PublicationError
 from rpc_backend_zeromq.publication import MalformedError, Publication
@@ -33,11 +34,11 @@ _FOREIGN = (
 
 
 def session_keys() -> tuple[bytes, bytes]:
-    """Make the keys of one session: public and secret, 40 characters each (Z85)."""
-    import zmq
+    """Make the keys of one session: public and secret, 40 characters each (Z85).
 
-    public, private = zmq.curve_keypair()
-    return bytes(public), bytes(private)
+    :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption.
+    """
+    return make_keys()
 
 
 def seal(publication: Publication, secret: Secret | None) -> str:

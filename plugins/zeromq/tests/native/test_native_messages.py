@@ -111,6 +111,23 @@ def test_64_mib_arrive_while_others_go_on(pair: tuple[Worker, Worker]) -> None:
     assert one.message() == (0, [b"next"])
 
 
+def test_memory_is_used_again_when_nobody_has_it_any_more(pair: tuple[Worker, Worker]) -> None:
+    import numpy
+
+    zero, one = pair
+    sent = [os.urandom((5 << 20) + number) for number in (3, 2, 1)]
+    arrived = []
+    addresses = []
+    for number, large in enumerate(sent):
+        zero.send(1, large)
+        _, _, (part,), _ = one.next("message")
+        addresses.append(numpy.frombuffer(part, dtype=numpy.uint8).ctypes.data)
+        arrived.append(bytes(part) if number == 0 else part)
+        del part
+    assert [bytes(part) for part in arrived] == sent
+    assert addresses[0] == addresses[1] != addresses[2]
+
+
 def test_what_was_sent_is_let_go_of(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     large = bytearray(3 << 20)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 
 from rpc_backends_core.settings import OVERRIDE
 from rpc_backends_core.testing.processes.protocol import Reference
@@ -24,7 +25,6 @@ PRELOAD = (
     "torch.distributed.rpc.rref_proxy",
     "importlib_metadata",
     "pluggy",
-    "pytest",
     "rpc_backends_core.registry",
     "rpc_backends_core.torch_bridge.agents",
     "rpc_backends_core.torch_bridge.start",
@@ -32,6 +32,8 @@ PRELOAD = (
     "rpc_backends_core.torch_bridge.tensorpipe_agents",
     "rpc_backends_core.torchs_own",
 )
+#: What is imported besides where it is installed: not everybody who needs workers has tests.
+_IF_INSTALLED = ("pytest",)
 #: Variables by which a worker of a test would take itself for one of a job, or meet another's store.
 _OF_A_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -79,7 +81,7 @@ class Template:
         self._settings = {
             "path": [*path, *sys.path],
             "packages": dict(packages or {}),
-            "preload": [*PRELOAD, *preload],
+            "preload": [*PRELOAD, *filter(find_spec, _IF_INSTALLED), *preload],
             "prepare": [*map(Reference.to, prepare)],
         }
 

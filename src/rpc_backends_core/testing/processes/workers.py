@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from rpc_backends_core.testing.processes.protocol import (
     Doing,
@@ -78,6 +78,21 @@ class Step:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._outcome: Done | Failure | None = None
+
+    def is_over(self, seconds: float = 0.0) -> bool:
+        """Wait for the end, at most ``seconds``, and return whether it has come; drops news.
+
+        :raises WorkerError: the worker died.
+        """
+        __tracebackhide__ = True
+        end = time.monotonic() + seconds
+        while self._outcome is None:
+            said = self._worker.hear(max(0.0, end - time.monotonic()))
+            if said is None:
+                return False
+            if not isinstance(said, News):
+                self._outcome = said
+        return True
 
     def outcome(self, seconds: float | None = None) -> Done | Failure:
         """Wait for the end, at most ``seconds`` or until the time of all `Workers` is up."""
@@ -165,15 +180,21 @@ class Worker:
         return self.status
 
     def receive(self, seconds: float | None) -> Done | Failure | News:
-        """Wait for what the step under way has to say."""
+        """Wait for what the step under way has to say; when it is too late, fail and show why."""
         __tracebackhide__ = True
-        end = None if seconds is None else time.monotonic() + seconds
+        left = self._workers.seconds_left()
+        said = self.hear(left if seconds is None else min(left, seconds))
+        if said is None:
+            self._workers.give_up(f"{self.name} was not through with its step in time")
+        return said
+
+    def hear(self, seconds: float) -> Done | Failure | News | None:
+        """Wait, at most ``seconds``, for what the step under way has to say; None for nothing."""
+        __tracebackhide__ = True
+        end = time.monotonic() + seconds
         while True:
-            left = self._workers.seconds_left()
-            if end is not None:
-                left = min(left, max(0.0, end - time.monotonic()))
-            if not self._connection.poll(left):
-                self._workers.give_up(f"{self.name} was not through with its step in time")
+            if not self._connection.poll(max(0.0, end - time.monotonic())):
+                return None
             try:
                 said: Doing | Done | Failure | News = self._connection.recv()
             except (EOFError, ConnectionResetError):
@@ -306,7 +327,7 @@ class Workers:
         """Return how much of the time is left."""
         return max(0.0, self._end - time.monotonic())
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> NoReturn:
         """Raise a `WorkerError` that shows where every worker is."""
         __tracebackhide__ = True
         for worker in self._all:

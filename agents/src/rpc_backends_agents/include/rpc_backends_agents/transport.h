@@ -9,6 +9,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -23,7 +24,7 @@ namespace rpc_backends {
 // An extension module hands its transport to the agent as a capsule of this name that holds a
 // std::shared_ptr<Transport>*; see take_transport() in the guide. The number goes up with every change
 // of this header that old code would not survive.
-inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.1";
+inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.2";
 
 // The transport cannot do what was asked; the text is for the user.
 class TransportError : public std::runtime_error {
@@ -56,6 +57,9 @@ struct Event {
   int peer = -1;
   Parts parts;
   std::string reason;
+  // The place of this event among all of the transport, from 1 on. Several threads handle events, and so
+  // it is known which of a loss and a return came last. 0: it is to be taken for the last so far.
+  uint64_t order = 0;
 };
 
 class Transport {
@@ -108,6 +112,7 @@ class EventQueue {
       if (closed_) {
         return;
       }
+      event.order = ++pushed_;
       events_.push_back(std::move(event));
     }
     ready_.notify_one();
@@ -137,6 +142,7 @@ class EventQueue {
   std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<Event> events_;
+  uint64_t pushed_ = 0;
   bool closed_ = false;
 };
 

@@ -1,0 +1,223 @@
+"""What the tests of the agents share: a process to make agents in, agents, and a transport.
+
+An agent that has been torch's current one is kept by torch until its process ends, so the tests with
+agents run in a process of their module: see :func:`in_worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed.autograd as dist_autograd
+from torch._C import _distributed_rpc as torch_rpc
+from torch.distributed import rpc
+
+from rpc_backends_agents import _C
+from rpc_backends_agents.transport import Inbox, Transport
+
+#: Seconds that something may take that takes a moment. Nothing waits for it that goes well.
+PATIENCE = 30.0
+#: Seconds in which what happens "at once" has happened; a call that is not ended would take `PATIENCE`.
+AT_ONCE = 10.0
+
+#: What a frame begins with, and its fields; see csrc/frame.cpp. The last two are in bytes.
+HEAD = struct.Struct("<IBBHiIIIQQQ")
+FIELDS = (
+    *("magic", "version", "kind", "flags", "type", "tensors", "storages", "reserved", "call"),
+    *("payload", "descriptions"),
+)
+
+
+def in_worker(body: Callable[..., None]) -> Callable[..., None]:
+    """Have a test run in the worker process of its module; its first argument is that worker's `Me`."""
+
+    @functools.wraps(body)
+    def test(worker: Any, **parameters: Any) -> None:
+        __tracebackhide__ = True
+        worker.call(body, **parameters)
+
+    own = list(inspect.signature(body).parameters.values())[1:]
+    worker = inspect.Parameter("worker", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([worker, *own])  # type: ignore[attr-defined]
+    return test
+
+
+class Wire(Transport):
+    """A transport whose other end is the test.
+
+    :ivar sent: the messages that the agent has sent: to whom, the parts, whether it is a reply.
+    :ivar fail: raised by ``send``, if set.
+    """
+
+    def __init__(self) -> None:
+        self.inbox: Inbox
+        self.sent: list[tuple[int, list[bytes], bool]] = []
+        self.rejected: list[tuple[int, str]] = []
+        self.closed = False
+        self.fail: Exception | None = None
+        self.tried = 0
+        self._changed = threading.Condition()
+
+    def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
+        self.inbox = inbox
+        return f"wire:{name}"
+
+    def learn(self, peer: int, name: str, address: str) -> None:
+        """Need nothing to know."""
+
+    def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
+        with self._changed:
+            self.tried += 1
+            if self.fail:
+                raise self.fail
+            self.sent.append((peer, [bytes(part) for part in parts], reply))
+            self._changed.notify_all()
+
+    def forget(self, peer: int) -> None:
+        """Have nothing to forget."""
+
+    def reject(self, peer: int, reason: str) -> None:
+        with self._changed:
+            self.rejected.append((peer, reason))
+            self._changed.notify_all()
+
+    def close(self, linger: float) -> None:
+        self.closed = True
+
+    def wait_until(self, condition: Callable[[], Any]) -> Any:
+        """Wait for something that this transport is told."""
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE)
+            return condition()
+
+    def request(self, number: int = 0) -> list[bytes]:
+        """Wait for a message of the agent, and return its parts."""
+        self.wait_until(lambda: len(self.sent) > number)
+        return self.sent[number][1]
+
+
+class Lines(logging.Handler):
+    """Keeps the lines of the agents' log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.texts.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Give the lines that the agents log."""
+    lines, logger = Lines(), logging.getLogger("rpc_backends.agents")
+    _C.send_warnings_to(logger.warning)
+    logger.addHandler(lines)
+    try:
+        yield lines.texts
+    finally:
+        logger.removeHandler(lines)
+
+
+def make(transport: Any, name: str = "a", worker_id: int = 0, **settings: Any) -> Any:
+    """Return an agent that listens, and has not been started."""
+    agent: Any = _C.TransportAgent(
+        name,
+        worker_id,
+        transport,
+        **{
+            "num_worker_threads": 4,
+            "rpc_timeout": PATIENCE,
+            "max_message_bytes": 1 << 30,
+            "max_unanswered_bytes": 1 << 30,
+            **settings,
+        },
+    )
+    return agent
+
+
+def no_current_agent() -> None:
+    """Have torch forget its current agent, if it has one."""
+    if torch_rpc._is_current_rpc_agent_set():
+        torch_rpc._reset_current_rpc_agent()
+
+
+def start(agent: Any) -> None:
+    """Start an agent, as torch's current one."""
+    no_current_agent()
+    dist_autograd._init(0)  # torch asks for it with every call
+    rpc.api._init_rpc_states(agent)
+
+
+@contextlib.contextmanager
+def on_wire(**settings: Any) -> Iterator[tuple[Any, Wire]]:
+    """Give an agent "a" that knows a worker "b", number 1, and the wire between them."""
+    wire = Wire()
+    agent = make(wire, **settings)
+    agent.learn(1, "b", agent.listen())
+    agent.add_member("b", 1)
+    start(agent)
+    try:
+        yield agent, wire
+    finally:
+        no_current_agent()
+        agent.shutdown()
+
+
+@contextlib.contextmanager
+def two_agents(**settings: Any) -> Iterator[tuple[Any, Any]]:
+    """Give agents "a" and "b", with transports in memory; calls of this process are those of "a"."""
+    one = make(_C.MemoryTransport(), "a", 0, **settings)
+    other = make(_C.MemoryTransport(), "b", 1, **settings)
+    addresses = one.listen(), other.listen()
+    one.learn(1, "b", addresses[1])
+    other.learn(0, "a", addresses[0])
+    one.add_member("b", 1)
+    other.add_member("a", 0)
+    start(other)
+    start(one)
+    try:
+        yield one, other
+    finally:
+        no_current_agent()
+        one.shutdown()
+        other.shutdown()
+
+
+def change(parts: list[bytes], **fields: Any) -> list[bytes]:
+    """Return a frame with other values in fields of its head; a function makes one of the old."""
+    values = dict(zip(FIELDS, HEAD.unpack_from(parts[0]), strict=True))
+    for name, value in fields.items():
+        values[name] = value(values[name]) if callable(value) else value
+    return [HEAD.pack(*values.values()) + parts[0][HEAD.size :], *parts[1:]]
+
+
+def identity(value: Any) -> Any:
+    """Return what is given."""
+    return value
+
+
+def a_request(wire: Wire, *arguments: Any) -> tuple[Any, list[bytes]]:
+    """Have the agent call worker "b", and return the future and the frame."""
+    before = len(wire.sent)
+    function = identity if len(arguments) == 1 else torch.add
+    future = rpc.rpc_async("b", function, args=arguments or (torch.ones(2), 1))
+    return future, wire.request(before)
+
+
+def error_of(future: Any) -> str:
+    """Wait for a call to fail, and return its error's text."""
+    try:
+        found = future.wait()
+    except Exception as error:
+        return str(error)
+    raise AssertionError(f"it did not fail, and returned {found!r}")

@@ -1,0 +1,329 @@
+"""What ends a call: an answer, its time, the loss of the peer, this worker's end; what is counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agents_kit import (
+    AT_ONCE,
+    Wire,
+    a_request,
+    error_of,
+    in_worker,
+    make,
+    no_current_agent,
+    on_wire,
+    start,
+    two_agents,
+)
+from torch.distributed import rpc
+
+from rpc_backends_agents import _C
+
+METRICS = {
+    "agent.thread_pool_size",
+    "agent.num_idle_threads",
+    "agent.client_active_calls",
+    "agent.server_active_calls",
+    "agent.server_active_async_calls",
+    "agent.threads",
+    "agent.requests_sent",
+    "agent.requests_received",
+    "agent.bytes_sent",
+    "agent.bytes_received",
+    "agent.timeouts",
+    "agent.late_answers",
+    "agent.bad_frames",
+    "agent.connections_lost",
+}
+
+
+def answer_to(frame: list[bytes]) -> list[bytes]:
+    """Return the answer that another agent gives to a request."""
+    with on_wire() as (_, wire):
+        wire.inbox.deliver(1, frame)
+        return wire.request()
+
+
+def count(agent: Any, name: str) -> int:
+    return int(agent.get_metrics()[f"agent.{name}"])
+
+
+def raises() -> None:
+    raise ValueError("no such thing")
+
+
+# --- timeouts ---------------------------------------------------------------------------------------
+
+
+@in_worker
+def test_a_call_whose_time_is_up_ends_with_torchs_words_and_its_answer_is_counted_as_late(
+    me: Any,
+) -> None:
+    with on_wire() as (_, wire):
+        _, frame = a_request(wire)
+    answer = answer_to(frame)
+    with on_wire() as (agent, wire):
+        future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.05)
+        assert "RPC ran for more than set timeout (50 ms)" in error_of(future)
+        assert count(agent, "timeouts") == 1
+        # Calls are numbered alike in both agents.
+        wire.inbox.deliver(1, answer)
+        other, frame = a_request(wire)
+        wire.inbox.deliver(1, answer_of(answer, frame))
+        assert other.wait().tolist() == [2, 2]
+        assert count(agent, "late_answers") == 1
+
+
+def answer_of(answer: list[bytes], frame: list[bytes]) -> list[bytes]:
+    """Return an answer with the number of another call."""
+    number = slice(24, 32)
+    return [answer[0][: number.start] + frame[0][number] + answer[0][number.stop :], *answer[1:]]
+
+
+@in_worker
+def test_a_timeout_of_zero_is_never_and_one_below_a_millisecond_is_one(me: Any) -> None:
+    with on_wire(rpc_timeout=0.05) as (_, wire):
+        endless = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0)
+        short = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.0001)
+        usual = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1))
+        assert "(1 ms)" in error_of(short)
+        assert "(50 ms)" in error_of(usual)
+        assert not endless.done()
+        wire.inbox.lost(1, "gone")
+        assert "gone" in error_of(endless)
+
+
+@in_worker
+def test_a_later_call_with_a_shorter_timeout_ends_first(me: Any) -> None:
+    with on_wire():
+        later = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=20)
+        sooner = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.02)
+        assert "(20 ms)" in error_of(sooner)
+        assert not later.done()
+
+
+# --- a lost peer ------------------------------------------------------------------------------------
+
+
+@in_worker
+def test_the_loss_of_a_peer_ends_all_calls_to_it_and_later_ones_at_once_until_it_is_found(
+    me: Any,
+) -> None:
+    with on_wire() as (agent, wire):
+        agent.add_member("c", 2)
+        waiting = [a_request(wire)[0] for _ in range(5)]
+        other = rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1))
+        wire.request(5)
+        wire.inbox.lost(1, "the cable is cut")
+        text = "RPC to 'b' failed: the connection is lost: the cable is cut"
+        for future in waiting:
+            assert text in error_of(future)
+        tried = wire.tried
+        assert text in error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
+        assert wire.tried == tried, "nothing more goes to the lost peer"
+        assert not other.done()
+        assert count(agent, "connections_lost") == 1
+        wire.inbox.found(1)
+        while "the cable is cut" in str(try_once()):
+            pass  # a thread of the agent takes note
+        assert [peer for peer, _, _ in wire.sent][-1] == 1
+        traffic = agent.traffic()
+        assert traffic.sent - traffic.answered >= 1
+
+
+def try_once() -> Any:
+    future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.05)
+    return error_of(future)
+
+
+@in_worker
+def test_a_message_that_the_transport_cannot_send_ends_the_calls_to_that_peer_by_its_error(
+    me: Any,
+) -> None:
+    with on_wire() as (_, wire):
+        wire.fail = OSError("no route to host")
+        future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1))
+        assert "RPC to 'b' failed: the connection is lost: OSError: no route" in error_of(future)
+
+
+@in_worker
+def test_after_each_failure_to_send_the_next_call_is_tried_whichever_thread_is_faster(
+    me: Any,
+) -> None:
+    # A loss and a return are handled by two threads, and the return may be first.
+    with on_wire() as (_, wire):
+        wire.fail = OSError("no route to host")
+        for _ in range(300):
+            tried, until = wire.tried, time.monotonic() + AT_ONCE
+            while wire.tried == tried:  # at once, or when the return has been noted
+                assert time.monotonic() < until, "the peer stays lost"
+                error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
+
+
+@in_worker
+def test_an_answer_of_a_peer_that_was_not_asked_is_not_taken(me: Any) -> None:
+    with on_wire() as (_, wire):
+        _, frame = a_request(wire)
+    answer = answer_to(frame)
+    with on_wire() as (agent, wire):
+        future, frame = a_request(wire)
+        right = answer_of(answer, frame)
+        wire.inbox.deliver(2, right)
+        while not count(agent, "late_answers"):
+            pass
+        assert not future.done()
+        wire.inbox.deliver(1, right)
+        assert future.wait().tolist() == [2, 2]
+
+
+# --- this worker's end ------------------------------------------------------------------------------
+
+
+@in_worker
+def test_shutting_down_ends_calls_that_wait_closes_the_transport_and_leaves_no_thread(
+    me: Any,
+) -> None:
+    threads = threads_now()
+    with on_wire() as (agent, wire):
+        future, _ = a_request(wire)
+        agent.shutdown()
+        assert "RPC to 'b' failed: the RPC agent of this worker has been shut down" in error_of(
+            future
+        )
+        assert wire.closed
+        with pytest.raises(RuntimeError, match=r"cannot call 'b': RPC is no longer running"):
+            rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
+        agent.shutdown()  # a second call does nothing
+    assert threads_now() <= threads
+
+
+def threads_now() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
+@in_worker
+def test_an_agent_that_was_never_started_closes_its_transport(me: Any) -> None:
+    wire = Wire()
+    agent = make(wire)
+    agent.listen()
+    agent.shutdown()
+    assert wire.closed
+
+
+@in_worker
+def test_joining_waits_for_calls_that_are_under_way_and_says_so_if_it_takes_too_long(
+    me: Any,
+) -> None:
+    with on_wire() as (agent, wire):
+        future, _ = a_request(wire)
+        with pytest.raises(
+            RuntimeError, match=r"'a' still had calls under way after .*graceful=False"
+        ):
+            agent.join(True, 0.05)
+        ended = threading.Thread(target=agent.join, args=(True, AT_ONCE))
+        ended.start()
+        wire.inbox.lost(1, "gone")
+        error_of(future)
+        ended.join(AT_ONCE)
+        assert not ended.is_alive()
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+@in_worker
+def test_calls_wait_while_too_much_is_unanswered_and_go_on_when_it_is_not(me: Any) -> None:
+    with on_wire(max_unanswered_bytes=50_000) as (_, wire):
+        first, _ = a_request(wire, torch.zeros(8_000), 1)
+        with pytest.raises(Exception, match="RPC ran for more than set timeout"):
+            rpc.rpc_sync("b", torch.add, args=(torch.zeros(8_000), 1), timeout=0.05)
+        assert len(wire.sent) == 1
+        waiting = threading.Thread(
+            target=lambda: rpc.rpc_async("b", torch.add, args=(torch.zeros(8_000), 1))
+        )
+        waiting.start()
+        wire.inbox.lost(1, "gone")
+        wire.inbox.found(1)
+        error_of(first)
+        waiting.join(AT_ONCE)
+        assert not waiting.is_alive()
+
+
+# --- texts and counts -------------------------------------------------------------------------------
+
+
+@in_worker
+def test_an_error_of_a_function_is_raised_as_what_it_was(me: Any) -> None:
+    with two_agents(), pytest.raises(ValueError, match=r"(?s)On WorkerInfo\(.*no such thing"):
+        rpc.rpc_sync("b", raises)
+
+
+@in_worker
+def test_a_worker_that_is_not_known_is_an_error_that_names_those_that_are(me: Any) -> None:
+    with two_agents() as (agent, _):
+        for who in ("c", 7):
+            with pytest.raises(RuntimeError, match=rf"Unknown destination worker {who}.*\(a, b\)"):
+                agent.get_worker_info(who)
+
+
+@in_worker
+def test_who_is_not_known_is_looked_for_once_and_who_is_known_never(me: Any) -> None:
+    asked = []
+    with two_agents() as (agent, _):
+        agent.on_unknown_member(lambda: asked.append(agent.add_member("c", 2)))
+        assert agent.get_worker_info("b").id == agent.get_worker_info(1).id == 1
+        assert not asked
+        assert agent.get_worker_info("c").id == 2
+        assert agent.get_worker_info(2).name == "c"
+        assert len(asked) == 1
+
+
+@in_worker
+def test_a_member_that_has_left_ends_the_calls_to_it(me: Any) -> None:
+    with on_wire() as (agent, wire):
+        future, _ = a_request(wire)
+        agent.remove_member(1, "worker 'b' has left the group")
+        assert "failed: worker 'b' has left the group" in error_of(future)
+        assert [info.name for info in agent.get_worker_infos()] == ["a"]
+
+
+@in_worker
+def test_the_metrics_have_these_names_and_count(me: Any) -> None:
+    with two_agents() as (one, other):
+        assert set(one.get_metrics()) == METRICS
+        for _ in range(3):
+            rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
+        rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1))
+        assert count(one, "requests_sent") == 3, "calls of a worker to itself are not sent"
+        assert count(other, "requests_received") == 3
+        assert count(one, "client_active_calls") == 0
+        assert count(one, "thread_pool_size") == 4
+        assert count(one, "bytes_sent") == count(other, "bytes_received") > 0
+        assert count(one, "threads") >= 2
+        traffic = one.traffic()
+        assert (traffic.sent, traffic.answered, traffic.received) == (3, 3, 0)
+
+
+@in_worker
+def test_a_transport_in_memory_has_nobody_where_nobody_listens(me: Any) -> None:
+    with two_agents() as (_, other):
+        lonely = make(_C.MemoryTransport(), "lonely", 5)
+        lonely.learn(1, "b", "memory:nowhere:0")
+        lonely.add_member("b", 1)
+        lonely.add_member("c", 2)
+        start(lonely)
+        try:
+            text = "RPC to 'b' failed: nobody listens at memory:nowhere:0"
+            assert text in error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
+            text = "RPC to 'c' failed: the address of worker 2 is not known"
+            assert text in error_of(rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1)))
+        finally:
+            no_current_agent()
+            lonely.shutdown()
+        assert other.get_metrics()["agent.requests_received"] == "0"

@@ -1,0 +1,267 @@
+"""Tensors arrive as they were sent, and a frame that is none is refused, counted and logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agents_kit import (
+    HEAD,
+    a_request,
+    change,
+    error_of,
+    identity,
+    in_worker,
+    logged,
+    on_wire,
+    two_agents,
+)
+from torch.distributed import rpc
+
+MATRIX = torch.arange(24, dtype=torch.float32).view(4, 6)
+DTYPES = [
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
+    *("complex32", "complex64", "complex128"),
+]
+TENSORS: dict[str, Callable[[], torch.Tensor]] = {
+    "a number": lambda: torch.tensor(7.5),
+    "empty": lambda: torch.empty(0, 3, 0),
+    "transposed": MATRIX.t,
+    "a column": lambda: MATRIX[:, 2],
+    "every second": lambda: MATRIX[:, ::2],
+    "from the middle": lambda: MATRIX[1:3],
+    "expanded": lambda: torch.ones(1).expand(5, 4),
+    "far apart": lambda: torch.arange(100_000)[::5000],
+    "large": lambda: torch.arange(100_000),
+    "large and misaligned": lambda: torch.arange(100_001, dtype=torch.uint8)[1:],
+    "conjugated": lambda: MATRIX.to(torch.complex64).conj(),
+    "negative view": lambda: torch._neg_view(MATRIX),
+    "requires grad": lambda: torch.ones(3, requires_grad=True),
+    "sparse": MATRIX.to_sparse,
+    "sparse of expanded values": lambda: torch.sparse_coo_tensor(
+        torch.tensor([[0, 2, 2]]), torch.ones(1, 2).expand(3, 2), (4, 2)
+    ),
+    "hybrid": lambda: MATRIX.to_sparse(1),
+    "quantized": lambda: torch.quantize_per_tensor(MATRIX, 0.5, 3, torch.quint8),
+    "quantized by channel": lambda: torch.quantize_per_channel(
+        MATRIX,
+        torch.ones(4, dtype=torch.float64),
+        torch.zeros(4, dtype=torch.int64),
+        0,
+        torch.qint8,
+    ),
+}
+
+
+def many_zeros() -> torch.Tensor:
+    return torch.zeros(5000)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy())
+
+
+@in_worker
+def test_tensors_of_every_dtype_arrive_bit_by_bit(me: Any) -> None:
+    with two_agents():
+        sent = [torch.arange(1, 7).to(getattr(torch, dtype)).view(2, 3) for dtype in DTYPES]
+        found = rpc.rpc_sync("b", identity, args=(sent,))
+        for one, other in zip(sent, found, strict=True):
+            assert (other.dtype, other.shape) == (one.dtype, one.shape)
+            assert bits(other) == bits(one), one.dtype
+
+
+@in_worker
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_arrives_as_it_was_sent(me: Any, name: str) -> None:
+    sent = TENSORS[name]()
+    with two_agents():
+        found = rpc.rpc_sync("b", identity, args=(sent,))
+    assert found.dtype == sent.dtype
+    assert found.shape == sent.shape
+    assert found.layout == sent.layout
+    assert found.requires_grad == sent.requires_grad
+    if sent.is_quantized:
+        assert found.qscheme() == sent.qscheme()
+        assert torch.equal(found.int_repr(), sent.int_repr())
+        sent, found = sent.dequantize(), found.dequantize()
+    if sent.layout == torch.sparse_coo:
+        assert found.is_coalesced() == sent.is_coalesced()
+        sent, found = sent.to_dense(), found.to_dense()
+    assert torch.equal(found, sent)
+
+
+@in_worker
+@pytest.mark.parametrize("elements", [8, 100_000], ids=["small", "large"])
+def test_tensors_that_share_memory_share_it_where_they_arrive_and_not_with_the_sender(
+    me: Any, elements: int
+) -> None:
+    base = torch.zeros(elements)
+    with two_agents():
+        whole, part, again = rpc.rpc_sync(
+            "b", identity, args=((base, base[2:4], base.view(2, -1)),)
+        )
+    part.fill_(1)
+    assert whole[1:5].tolist() == [0, 1, 1, 0]
+    assert again[0, 1:4].tolist() == [0, 1, 1]
+    assert base.sum() == 0
+
+
+@in_worker
+def test_of_a_view_no_more_is_sent_than_what_it_spans(me: Any) -> None:
+    with on_wire() as (_, wire):
+        _, parts = a_request(wire, torch.zeros(1 << 20)[100:110], torch.zeros(1 << 20)[:: 1 << 18])
+        assert sum(map(len, parts)) < 2000
+
+
+@in_worker
+def test_a_tensor_that_is_not_in_memory_of_the_cpu_is_refused_where_it_is_sent(me: Any) -> None:
+    with on_wire() as (_, wire):
+        with pytest.raises(Exception, match=r"on meta.*CPU memory only; call .cpu\(\)"):
+            rpc.rpc_sync("b", torch.add, args=(torch.empty(2, device="meta"), 1))
+        assert not wire.sent
+
+
+@in_worker
+def test_a_message_larger_than_the_limit_is_an_error_where_it_is_sent(me: Any) -> None:
+    with on_wire(max_message_bytes=10_000) as (_, wire):
+        with pytest.raises(Exception, match="larger than max_message_bytes, 10000, of this worker"):
+            rpc.rpc_sync("b", torch.add, args=(torch.zeros(5000), 1))
+        assert not wire.sent
+
+
+@in_worker
+def test_an_answer_larger_than_the_limit_is_an_error_where_it_was_asked_for(me: Any) -> None:
+    with two_agents(max_message_bytes=10_000):
+        future = rpc.rpc_async("b", many_zeros)
+        assert "the answer cannot be sent: a message of" in error_of(future)
+        assert rpc.rpc_sync("b", identity, args=(torch.ones(2),)).sum() == 2
+
+
+def cut(parts: list[bytes]) -> list[bytes]:
+    return [parts[0][:-1], *parts[1:]]
+
+
+def with_tensor(offset: int, value: bytes) -> Callable[[list[bytes]], list[bytes]]:
+    """Change bytes of the first tensor's description, which follows those of two storages."""
+
+    def changed(parts: list[bytes]) -> list[bytes]:
+        at = HEAD.size + 2 * 9 + offset
+        return [parts[0][:at] + value + parts[0][at + len(value) :], *parts[1:]]
+
+    return changed
+
+
+# In the description of a tensor: its kind, dtype, flags, dimensions; storage; offset, sizes, strides.
+BAD: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "nothing": (lambda parts: [], "it is empty"),
+    "an empty part": (lambda parts: [b""], "it ends in the middle of a field"),
+    "half a head": (lambda parts: [parts[0][:30]], "it ends in the middle of a field"),
+    "another magic": (lambda p: change(p, magic=1), "it does not begin as a frame does"),
+    "another version": (lambda p: change(p, version=9), "its version is 9.*install the same"),
+    "an unknown kind": (lambda p: change(p, kind=3), "of the unknown kind 3"),
+    "unknown flags": (lambda p: change(p, flags=2), "unknown flags"),
+    "an unknown type": (lambda p: change(p, type=99), "its message type 99 is unknown"),
+    "an answer's type": (lambda p: change(p, kind=2), "its message type .* is unknown"),
+    "something reserved": (lambda p: change(p, reserved=1), "a reserved field is not zero"),
+    "too many tensors": (lambda p: change(p, tensors=1 << 21), "2097152 tensors, and 1048576 can"),
+    "too many storages": (lambda p: change(p, storages=9), "9 storages, and 6 can"),
+    "one tensor more": (lambda p: change(p, tensors=lambda n: n + 1), "in the middle of a field"),
+    "one tensor less": (lambda p: change(p, tensors=lambda n: n - 1), "longer than they say"),
+    "a long payload": (lambda p: change(p, payload=1 << 60), "it says it is longer than it is"),
+    "a longer payload": (lambda p: change(p, payload=lambda n: n + 9), "."),
+    "long descriptions": (lambda p: change(p, descriptions=1 << 60), "longer than it is"),
+    "an end too soon": (cut, "it ends in the middle of a"),
+    "more than it says": (lambda p: [p[0] + b"x", *p[1:]], "it is longer than it says"),
+    "a part more": (lambda p: [*p, b"x"], "it is longer than it says"),
+    "a part less": (lambda p: p[:1], "a part is missing or of another size"),
+    "a part longer": (lambda p: [p[0], p[1] + b"x"], "a part is missing or of another size"),
+    "an unknown kind of tensor": (with_tensor(0, b"\x09"), "unknown kind 9"),
+    "an unknown dtype": (with_tensor(1, b"\xf0"), "unknown dtype 240"),
+    "a quantized dtype": (with_tensor(1, b"\x0c"), "quantized dtype and no scale"),
+    "flags of a tensor": (with_tensor(2, b"\xff"), "unknown flags"),
+    "a conjugate of no complex": (with_tensor(2, b"\x02"), "not complex is conjugated"),
+    "many dimensions": (with_tensor(3, b"\xff"), "a tensor has 255 dimensions"),
+    "another storage": (with_tensor(4, b"\x07"), "names storage 7 of 2"),
+    "a negative offset": (with_tensor(8, b"\xff" * 8), "negative size, stride or offset"),
+    "a far offset": (with_tensor(8, b"\xff"), "reaches beyond its storage of"),
+    "a large size": (with_tensor(16, b"\xff" * 7 + b"\x7f"), "reaches beyond its storage of"),
+    "sizes beyond all bounds": (
+        with_tensor(16, b"\xff" * 7 + b"\x7f" + b"\0" * 8),
+        "reaches beyond its storage of",
+    ),
+}
+
+
+@in_worker
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_frame_costs_its_connection_with_a_count_and_a_line(me: Any, name: str) -> None:
+    spoil, why = BAD[name]
+    with on_wire() as (agent, wire), logged() as lines:
+        _, parts = a_request(wire, torch.ones(3), torch.ones(5000))
+        wire.inbox.deliver(1, spoil(parts))
+        ((peer, reason),) = wire.wait_until(lambda: wire.rejected)
+        assert peer == 1
+        assert reason.startswith("a message that is none: ")
+        with pytest.raises(AssertionError, match=why):
+            raise AssertionError(reason)
+        assert lines == [f"RPC: 'b' has sent {reason}. The connection is closed."]
+        assert agent.get_metrics()["agent.bad_frames"] == "1"
+        # The next one is taken.
+        wire.inbox.deliver(1, parts)
+        answer = wire.wait_until(lambda: [sent for sent in wire.sent if sent[2]])
+        assert answer[0][0] == 1
+
+
+@in_worker
+def test_indices_beyond_the_size_of_a_sparse_tensor_are_refused(me: Any) -> None:
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1), (4,))
+    with on_wire() as (_, wire):
+        _, parts = a_request(wire, sparse)
+        # The storages are at the end: the index and the value.
+        index, one = (1).to_bytes(8, "little"), torch.ones(1).numpy().tobytes()
+        assert parts[0].endswith(index + one)
+        wire.inbox.deliver(1, [parts[0][: -len(index + one)] + (9).to_bytes(8, "little") + one])
+        ((_, reason),) = wire.wait_until(lambda: wire.rejected)
+        assert "a sparse tensor is not one" in reason
+
+
+def sparse_frame(flags: int = 0, stride: int = 1, count: int = 2) -> Callable[[bytes], bytes]:
+    """Change the description of a sparse tensor's indices: one row, `count` columns."""
+
+    def changed(first: bytes) -> bytes:
+        # kind, flags, dimensions, a size; then the indices.
+        at = HEAD.size + 2 * 9 + 1 + 1 + 1 + 8
+        indices = bytearray(first[at : at + 3 + 4 + 8 + 16 + 16])
+        assert indices[2] == 2, "dimensions of the indices"
+        indices[1] = flags
+        indices[7 + 8 + 8 : 7 + 8 + 16] = count.to_bytes(8, "little")
+        indices[-8:] = stride.to_bytes(8, "little")
+        return first[:at] + bytes(indices) + first[at + len(indices) :]
+
+    return changed
+
+
+@in_worker
+def test_indices_that_are_another_view_of_their_memory_are_refused(me: Any) -> None:
+    # What is checked of them has to be what torch goes by.
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1, 2]]), torch.ones(2), (4,))
+    with on_wire() as (_, wire):
+        _, parts = a_request(wire, sparse)
+        wire.inbox.deliver(1, [sparse_frame(flags=4)(parts[0])])
+        wire.wait_until(lambda: len(wire.rejected) == 1)
+        assert "are a negative or conjugate view" in wire.rejected[0][1]
+
+
+@in_worker
+def test_indices_without_memory_are_refused_and_not_counted_one_by_one(me: Any) -> None:
+    # Expanded, they would be more than can be looked at in a life.
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1, 2]]), torch.ones(2), (4,))
+    with on_wire() as (_, wire):
+        _, parts = a_request(wire, sparse)
+        wire.inbox.deliver(1, [sparse_frame(stride=0, count=1 << 55)(parts[0])])
+        wire.wait_until(lambda: len(wire.rejected) == 1)
+        assert "has more elements than memory" in wire.rejected[0][1]

@@ -1,0 +1,96 @@
+"""What the fuzzer does with sanitizers, here with what is installed: no frame ends the process.
+
+The frames are those of answers with all kinds of tensors, with some of their bytes changed. They go the
+way of any that arrive: each that is none costs its connection, with a count and a line, and what is still
+an answer answers no call.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+from agents_kit import a_request, in_worker, logged, on_wire
+from torch.distributed import rpc
+
+FRAMES = 20_000
+AT_A_TIME = 1000
+
+
+def seeds() -> list[list[bytes]]:
+    """Return the frames of answers."""
+    matrix = torch.arange(24, dtype=torch.float32).view(4, 6)
+    values: list[Any] = [
+        7,
+        "x" * 5000,
+        matrix,
+        [matrix.t(), matrix[:, ::2], matrix[1]],
+        [torch.arange(600), torch.arange(600)[5:9]],
+        [torch.empty(0, 3), torch.tensor(7)],
+        [matrix.bfloat16(), matrix.bool(), matrix.to(torch.complex64).conj()],
+        [matrix.to_sparse(), matrix.to_sparse(1)],
+        [
+            torch.quantize_per_tensor(matrix, 0.5, 3, torch.quint8),
+            torch.ones(2, requires_grad=True),
+        ],
+    ]
+    with on_wire() as (_, wire):
+        for request in [a_request(wire, value)[1] for value in values]:
+            wire.inbox.deliver(1, request)
+        answers = wire.wait_until(
+            lambda: (
+                len(wire.sent) == 2 * len(values) and [one for _, one, reply in wire.sent if reply]
+            )
+        )
+        assert not wire.rejected
+    return list(answers)
+
+
+def mutated(parts: list[bytes], chance: random.Random) -> list[bytes]:
+    """Return the frame with a few changes, of bytes, lengths and parts."""
+    parts = list(parts)
+    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+        which = chance.randrange(len(parts)) if parts else 0
+        part = bytearray(parts[which]) if parts else bytearray()
+        at = chance.randrange(len(part)) if part else 0
+        kind = chance.randrange(8)
+        if kind <= 3 and part:
+            part[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+        elif kind == 4:
+            part[at : at + 8] = chance.choice((b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f"))
+        elif kind == 5:
+            del part[at : at + chance.choice((1, 8, 100))]
+        elif kind == 6:
+            part[at:at] = chance.randbytes(chance.choice((1, 8, 16)))
+        elif chance.random() < 0.5:
+            parts.insert(which, bytes(part))
+        elif parts:
+            del parts[which]
+            continue
+        if parts:
+            parts[which] = bytes(part)
+    return parts
+
+
+@in_worker
+def test_no_frame_ends_the_process_and_each_that_is_none_is_counted_and_logged(me: Any) -> None:
+    chance, frames = random.Random(4), seeds()
+    with on_wire() as (agent, wire), logged() as lines:
+        for seen in range(AT_A_TIME, FRAMES + 1, AT_A_TIME):
+            for _ in range(AT_A_TIME):
+                wire.inbox.deliver(1, mutated(chance.choice(frames), chance))
+            while handled(agent) < seen:
+                time.sleep(0.01)  # nobody tells of an answer to no call
+        refused = int(agent.get_metrics()["agent.bad_frames"])
+        assert FRAMES / 2 < refused < FRAMES
+        wire.wait_until(lambda: len(wire.rejected) == len(lines) == refused)
+        assert rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+
+
+def handled(agent: Any) -> int:
+    """Return how many frames have been refused, were answers to no call, or were requests."""
+    names = ("bad_frames", "late_answers", "requests_received")
+    metrics = agent.get_metrics()
+    return sum(int(metrics[f"agent.{name}"]) for name in names)

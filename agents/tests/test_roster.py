@@ -1,0 +1,172 @@
+"""The list of members of a dynamic group: a log in the store, which all read to the same end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from rpc_backends_agents.roster import Peer, Roster
+
+
+class One:
+    """A worker's view of the list.
+
+    :ivar seen: what it was told: "peer", "in" and "out", and whom of.
+    """
+
+    def __init__(self, store: Any, name: str, rank: int, *, keeps_out: str = "") -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.name, self.rank = name, rank
+        self.keeps_out = keeps_out
+        self.roster = Roster(
+            store,
+            name,
+            on_peer=self._on_peer,
+            on_join=lambda peer: self.seen.append(("in", peer.name)),
+            on_leave=lambda peer: self.seen.append(("out", peer.name)),
+        )
+
+    def _on_peer(self, peer: Peer) -> bool:
+        self.seen.append(("peer", peer.name))
+        return peer.name != self.keeps_out
+
+    def join(self, *, others_live: bool = True) -> One:
+        worker_id = self.roster.take_id(self.rank)
+        self.roster.announce(self.name, self.rank, worker_id, f"at {self.name}")
+        self.roster.join(lambda _: others_live)
+        return self
+
+    def told(self) -> list[tuple[str, str]]:
+        """Look at the list, and return what is new."""
+        self.seen.clear()
+        self.roster.refresh()
+        return list(self.seen)
+
+
+@pytest.fixture
+def store() -> Any:
+    return dist.HashStore()
+
+
+def test_each_learns_of_the_others_in_the_same_order(store: Any) -> None:
+    a, b = One(store, "a", 0).join(), One(store, "b", 1).join()
+    assert b.seen == [("peer", "a"), ("in", "a"), ("in", "b")]
+    assert a.told() == [("peer", "b"), ("in", "b")]
+    b.roster.leave()
+    assert a.told() == [("out", "b")]
+    assert a.told() == []
+
+
+def test_who_wants_to_join_is_known_before_it_is_a_member(store: Any) -> None:
+    a, b = One(store, "a", 0).join(), One(store, "b", 1)
+    b.roster.announce("b", 1, b.roster.take_id(1), "at b")
+    assert a.told() == [("peer", "b")]
+
+
+def test_who_comes_late_reads_all_that_was_written(store: Any) -> None:
+    for number in range(4):
+        One(store, f"w{number}", number).join().roster.leave()
+    late = One(store, "late", 9).join()
+    assert late.seen[-1] == ("in", "late")
+    assert [name for what, name in late.seen if what == "out"] == ["w0", "w1", "w2", "w3"]
+
+
+def test_nothing_that_was_written_is_changed(store: Any) -> None:
+    a, b = One(store, "a", 0).join(), One(store, "b", 1).join()
+
+    def log() -> list[bytes]:
+        count = store.add("records", 0)
+        return [store.get(f"record/{number}") for number in range(1, count + 1)]
+
+    before = log()
+    b.roster.leave()
+    a.roster.refresh()
+    One(store, "b", 1).join(others_live=False)
+    assert log()[: len(before)] == before
+    assert [json.loads(text)["kind"] for text in log()] == [
+        "peer",
+        "in",
+        "peer",
+        "in",
+        "out",
+        "peer",
+        "in",
+    ]
+
+
+def test_a_record_that_is_written_late_is_read_then(store: Any) -> None:
+    a = One(store, "a", 0).join()
+    number = store.add("records", 1)  # somebody has taken a number, and has not written yet
+    b = One(store, "b", 1).join()
+    assert a.told() == [("peer", "b"), ("in", "b")]
+    record = {"kind": "peer", "name": "slow", "rank": 2, "id": 2, "address": ""}
+    store.set(f"record/{number}", json.dumps(record))
+    assert a.told() == [("peer", "slow")]
+    assert b.told() == [("peer", "slow")]
+
+
+def test_no_two_workers_have_one_id_whoever_has_left(store: Any) -> None:
+    ids = [One(store, str(number), 0).roster.take_id(0) for number in range(5)]
+    assert ids == [0, 32767, 32766, 32765, 32764]
+
+
+@pytest.mark.parametrize(("name", "rank", "what"), [("a", 5, "name a"), ("c", 0, "rank 0")])
+def test_a_name_or_rank_of_a_member_that_lives_is_refused(
+    store: Any, name: str, rank: int, what: str
+) -> None:
+    One(store, "a", 0).join()
+    with pytest.raises(RuntimeError, match=f"{what} is not unique: the member 'a' .rank 0. has it"):
+        One(store, name, rank).join()
+
+
+def test_a_name_of_a_member_that_is_gone_is_taken_over_and_all_are_told(store: Any) -> None:
+    One(store, "a", 0).join()
+    other = One(store, "b", 1).join()
+    One(store, "a", 0).join(others_live=False)
+    assert other.told() == [("peer", "a"), ("out", "a"), ("in", "a")]
+
+
+def test_a_name_of_a_member_that_has_left_is_free(store: Any) -> None:
+    One(store, "a", 0).join().roster.leave()
+    again = One(store, "a", 0).join()
+    assert again.seen[-1] == ("in", "a")
+
+
+def test_who_is_not_let_in_is_no_member_for_the_one_that_keeps_it_out(store: Any) -> None:
+    a = One(store, "a", 0, keeps_out="b").join()
+    b = One(store, "b", 1).join()
+    assert a.told() == [("peer", "b")]
+    b.roster.leave()
+    assert a.told() == []
+
+
+def test_to_leave_before_one_has_announced_oneself_does_nothing(store: Any) -> None:
+    One(store, "a", 0).roster.leave()
+    assert store.add("records", 0) == 0
+
+
+def test_the_requests_of_one_that_joins_do_not_grow_with_the_group(store: Any) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.requests = 0
+
+        def __getattr__(self, name: str) -> Any:
+            def request(*args: Any) -> Any:
+                self.requests += 1
+                return getattr(store, name)(*args)
+
+            return request
+
+    def cost(number: int) -> int:
+        counting = Counting()
+        One(counting, f"w{number}", number).join()
+        return counting.requests
+
+    cost(0), cost(1)
+    third = cost(2)
+    for number in range(3, 20):
+        One(store, f"w{number}", number).join()
+    assert cost(20) == third

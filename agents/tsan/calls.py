@@ -1,0 +1,160 @@
+"""What runs under ThreadSanitizer: the tests of the agents that make agents, and storms of calls.
+
+Several agents are in this one process, on transports in memory, in Python, on sockets and on ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parents[1] / "tests")]
+
+import agents_kit  # noqa: E402
+import test_calls  # noqa: E402
+import test_codec  # noqa: E402
+import test_crew  # noqa: E402
+import test_mutated_frames  # noqa: E402
+import test_start  # noqa: E402
+import torch  # noqa: E402
+import zmq  # noqa: E402
+from torch.distributed import rpc  # noqa: E402
+
+from rpc_backend_zeromq._native import Transport  # noqa: E402
+from rpc_backends_agents.transports.sockets import SocketTransport  # noqa: E402
+
+
+def cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    """Yield the parameters of each case of a test."""
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    names = [mark.args[0] for mark in marks]
+    for values in itertools.product(*(mark.args[1] for mark in marks)):
+        yield dict(zip(names, values, strict=True))
+
+
+def run_tests() -> None:
+    """Run the tests in this process."""
+    test_mutated_frames.FRAMES = 2000
+    for module in (test_calls, test_codec, test_crew, test_start, test_mutated_frames):
+        for name, test in inspect.getmembers(module, inspect.isfunction):
+            if name.startswith("test_"):
+                for parameters in cases(test):
+                    inspect.unwrap(test)(None, **parameters)
+        print(module.__name__, flush=True)
+
+
+def look(agent: Any) -> None:
+    """Read what there is to read of an agent, which may end meanwhile."""
+    for _ in range(50):
+        agent.get_metrics()
+        agent.get_debug_info()
+        agent.traffic()
+        agent.get_worker_infos()
+
+
+def storm(agents: tuple[Any, Any], rounds: int) -> None:
+    """Make calls of several kinds from several threads, while another reads what there is to read."""
+    over = threading.Event()
+
+    def call() -> None:
+        for number in range(rounds):
+            who = "b" if number % 5 else "a"
+            rpc.rpc_sync(who, torch.add, args=(torch.ones(2), 1))
+            rpc.rpc_sync(who, agents_kit.identity, args=(torch.ones(3000),))
+            if number % 10 == 0:
+                rpc.rpc_sync("b", agents_kit.identity, args=(torch.ones(1 << 19),))
+                rpc.rpc_async("b", agents_kit.identity, args=(1,), timeout=0.001)
+
+    def look_on() -> None:
+        while not over.is_set():
+            for agent in agents:
+                look(agent)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    watcher = threading.Thread(target=look_on)
+    for thread in (watcher, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    watcher.join()
+
+
+def zeromq(encrypted: bool) -> Any:
+    """Return a transport of ZeroMQ that listens."""
+    public, secret = zmq.curve_keypair() if encrypted else (None, None)
+    transport = Transport(
+        public_key=public,
+        secret_key=secret,
+        max_message=1 << 30,
+        heartbeat=1,
+        heartbeat_timeout=20,
+        handshake_timeout=20,
+        on_unknown_key=keys.get,
+    )
+    number = len(keys) % 2
+    if public is not None:
+        keys[public] = number
+    transport.bind(["tcp://127.0.0.1:*"])
+    return transport
+
+
+#: Whose key it is, for workers that are quicker than who learns of them.
+keys: dict[bytes, int] = {}
+
+
+def storm_and_end(transport: Callable[[], Any]) -> None:
+    """Have a storm over a kind of transport, and end both agents in the middle of calls."""
+    one, other = (
+        agents_kit.make(transport(), name, number, rpc_timeout=600)
+        for number, name in enumerate("ab")
+    )
+    addresses = one.listen(), other.listen()
+    one.learn(1, "b", addresses[1])
+    other.learn(0, "a", addresses[0])
+    one.add_member("b", 1)
+    other.add_member("a", 0)
+    agents_kit.start(other)
+    agents_kit.start(one)
+    storm((one, other), 30)
+    calls = [rpc.rpc_async("b", agents_kit.identity, args=(n,)) for n in range(200)]
+    ends = [threading.Thread(target=agent.shutdown) for agent in (one, other)]
+    ends += [threading.Thread(target=look, args=(agent,)) for agent in (one, other)]
+    for thread in ends:
+        thread.start()
+    for future in calls:
+        try:
+            future.wait()
+        except RuntimeError:
+            continue
+    for thread in ends:
+        thread.join()
+    agents_kit.no_current_agent()
+
+
+def storms() -> None:
+    """Have a storm over each kind of transport."""
+    with agents_kit.two_agents() as agents:
+        storm(agents, 50)
+    print("storm in memory", flush=True)
+    kinds: dict[str, Callable[[], Any]] = {
+        "sockets": SocketTransport,
+        "ZeroMQ": lambda: zeromq(False),
+        "ZeroMQ, encrypted": lambda: zeromq(True),
+    }
+    for name, transport in kinds.items():
+        storm_and_end(transport)
+        print(f"storm over {name}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["storms"]:
+        run_tests()
+    storms()
+    print("through")

@@ -1,0 +1,257 @@
+"""The calls of a soak: what each worker does to the others, from several threads, until time is up.
+
+Every call checks what it gets. What a call does not expect is kept as text, and the run has failed.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+from rpc_backends_core.testing.processes import Me
+
+#: Wrong results that are kept in full; more are counted.
+_KEPT = 20
+#: Seconds in which every thread must get through with what it is doing, whatever that is.
+PATIENCE = 120.0
+_LONG_NAP, _SHORT_TIMEOUT = 0.3, 0.05
+
+
+# --- what is called --------------------------------------------------------------------------------
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def nap(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def add_to(rref: Any, number: float) -> Any:
+    """Use an RRef that another worker has sent, wherever its owner is."""
+    return rref.to_here() + number
+
+
+@rpc.functions.async_execution
+def passed_on(to: str, value: Any) -> Any:
+    """Answer with what another worker answers, without a thread that waits for it."""
+    return rpc.rpc_async(to, echo, args=(value,))
+
+
+# --- how --------------------------------------------------------------------------------------------
+
+Call = Callable[["Traffic", random.Random], None]
+
+
+def call_builtin(traffic: Traffic, chance: random.Random) -> None:
+    number = chance.random()
+    sum_ = rpc.rpc_sync(traffic.peer(chance), torch.add, args=(torch.full((3,), number), 1))
+    traffic.expect(sum_, torch.full((3,), number) + 1)
+
+
+def call_with_objects(traffic: Traffic, chance: random.Random) -> None:
+    value = {"text": "x" * chance.randrange(2000), "list": list(range(chance.randrange(50)))}
+    answer = rpc.rpc_sync(traffic.peer(chance), echo, args=(value,))
+    traffic.expect(torch.tensor(answer == value), torch.tensor(True))
+
+
+def call_with_a_big_tensor(traffic: Traffic, chance: random.Random) -> None:
+    tensor = torch.full((chance.randrange(1, 1 << 20),), chance.random())
+    traffic.expect(rpc.rpc_sync(traffic.peer(chance), echo, args=(tensor,)), tensor)
+
+
+def call_many_at_once(traffic: Traffic, chance: random.Random) -> None:
+    futures = [rpc.rpc_async(traffic.peer(chance), echo, args=(n,)) for n in range(20)]
+    traffic.expect(torch.tensor([future.wait() for future in futures]), torch.arange(20))
+
+
+def call_through_another(traffic: Traffic, chance: random.Random) -> None:
+    tensor = torch.rand(10)
+    to, then = traffic.peer(chance), traffic.peer(chance)
+    traffic.expect(rpc.rpc_sync(to, passed_on, args=(then, tensor)), tensor)
+
+
+def use_an_rref(traffic: Traffic, chance: random.Random) -> None:
+    rref = rpc.remote(traffic.peer(chance), torch.full, args=((100,), 1.0))
+    rref.rpc_sync().add_(1)
+    traffic.expect(rref.to_here(), torch.full((100,), 2.0))
+
+
+def share_an_rref(traffic: Traffic, chance: random.Random) -> None:
+    rref = rpc.remote(traffic.peer(chance), torch.full, args=((100,), 1.0))
+    answer = rpc.rpc_sync(traffic.peer(chance), add_to, args=(rref, 3.0))
+    traffic.expect(answer, torch.full((100,), 4.0))
+
+
+def call_what_raises(traffic: Traffic, chance: random.Random) -> None:
+    try:
+        rpc.rpc_sync(traffic.peer(chance), fail, args=("on purpose",))
+    except ValueError as error:
+        if "on purpose" not in str(error):
+            raise
+    else:
+        raise AssertionError("a call of what raises has raised nothing")
+
+
+def call_what_takes_too_long(traffic: Traffic, chance: random.Random) -> None:
+    try:
+        rpc.rpc_sync(traffic.peer(chance), nap, args=(_LONG_NAP,), timeout=_SHORT_TIMEOUT)
+    except RuntimeError as error:
+        if "RPC ran for more than set timeout" not in str(error):
+            raise
+    else:
+        raise AssertionError("a call that takes too long has returned")
+
+
+#: How often each is drawn.
+WEIGHTS: dict[Call, int] = {
+    call_builtin: 20,
+    call_with_objects: 20,
+    call_with_a_big_tensor: 10,
+    call_many_at_once: 10,
+    call_through_another: 5,
+    use_an_rref: 10,
+    share_an_rref: 10,
+    call_what_raises: 5,
+    call_what_takes_too_long: 2,
+}
+
+
+@dataclass
+class Traffic:
+    """The calls of one worker.
+
+    :ivar counts: calls by their kind.
+    :ivar wrong: what was not as expected.
+    """
+
+    me: Me
+    stop: threading.Event = field(default_factory=threading.Event)
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    wrong: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def peer(self, chance: random.Random) -> str:
+        """Draw a worker, now and then this one."""
+        if chance.random() < 0.02:
+            return self.me.name
+        others = [index for index in range(self.me.size) if index != self.me.index]
+        return f"worker{chance.choice(others)}"
+
+    def expect(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
+        """Raise if two tensors are not the same."""
+        if not torch.equal(found, wanted):
+            raise AssertionError(f"expected {wanted!r}, and got {found!r}")
+
+    def run(self, seed: int) -> None:
+        """Make one call after the other, until it is time to stop."""
+        chance = random.Random(seed)
+        calls, weights = list(WEIGHTS), list(WEIGHTS.values())
+        while not self.stop.is_set():
+            (call,) = chance.choices(calls, weights)
+            try:
+                call(self, chance)
+            except Exception as error:
+                self.note(f"{call.__name__}: {type(error).__name__}: {error}")
+            with self.lock:
+                self.counts[call.__name__] += 1
+
+    def note(self, text: str) -> None:
+        """Keep what was not as expected."""
+        with self.lock:
+            self.counts["wrong"] += 1
+            if len(self.wrong) < _KEPT:
+                self.wrong.append(text)
+
+    @property
+    def calls(self) -> int:
+        """How many there have been."""
+        with self.lock:
+            return sum(n for name, n in self.counts.items() if name != "wrong")
+
+
+# --- steps -------------------------------------------------------------------------------------------
+
+
+def join(me: Me, backend: str, url: str, worker_threads: int) -> None:
+    """Join the group."""
+    member = rpc.BackendType[backend]
+    options = rpc.backend_registry.construct_rpc_backend_options(
+        member, init_method=url, num_worker_threads=worker_threads
+    )
+    rpc.init_rpc(
+        me.name,
+        backend=member,
+        rank=me.index,
+        world_size=me.size,
+        rpc_backend_options=options,
+    )
+
+
+def work(
+    me: Me, seconds: float, interval: float, threads: int, seed: int, leak: list[str]
+) -> dict[str, Any]:
+    """Make calls for so long, and tell every ``interval`` how many there have been, then None.
+
+    :param leak: what to leak on purpose, with each telling: "memory", "files", "threads".
+    """
+    traffic = Traffic(me)
+    everybody = [
+        threading.Thread(
+            target=traffic.run, args=(seed * 1000 + me.index * 100 + n,), name=f"traffic {n}"
+        )
+        for n in range(threads)
+    ]
+    for thread in everybody:
+        thread.start()
+    begin = time.monotonic()
+    told, last_progress = 0, begin
+    leaked: list[Any] = []
+    for tick in range(1, round(seconds / interval) + 1):
+        time.sleep(max(0.0, begin + tick * interval - time.monotonic()))
+        calls = traffic.calls
+        if calls != told:
+            told, last_progress = calls, time.monotonic()
+        elif time.monotonic() - last_progress > PATIENCE:
+            traffic.note(f"no call of any thread has ended within {PATIENCE:g} s")
+            break
+        leak_some(leak, leaked, traffic.stop)
+        me.tell(calls)
+    traffic.stop.set()
+    for thread in everybody:
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            traffic.note(f"{thread.name} has been in one call for {PATIENCE:g} s")
+    me.tell(None)
+    return {"counts": dict(traffic.counts), "wrong": traffic.wrong}
+
+
+def leak_some(what: list[str], leaked: list[Any], stop: threading.Event) -> None:
+    """Keep some more of what is never let go of."""
+    if "memory" in what:
+        leaked.append(bytearray(b"x" * (2 << 20)))
+    for _ in range(3):
+        if "files" in what:
+            leaked.append(os.open(os.devnull, os.O_RDONLY))
+        if "threads" in what:
+            leaked.append(threading.Thread(target=stop.wait))
+            leaked[-1].start()
+
+
+def leave(me: Me) -> None:
+    """Leave the group, with everybody."""
+    rpc.shutdown()

@@ -1,0 +1,85 @@
+#include "blocks.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <deque>
+#include <iterator>
+#include <mutex>
+#include <new>
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+constexpr size_t kLargePage = size_t{2} << 20;
+
+struct Block {
+  void* memory = nullptr;
+  size_t size = 0;
+};
+
+// Nobody waits for its lock: in a process that was forked while another thread had it nobody gives it back.
+class Kept {
+ public:
+  // Returns none if there is no block that fits.
+  Block take(size_t size) {
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock) {
+      return {};
+    }
+    for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
+      if (block->size >= size && block->size / 2 <= size) {
+        const Block found = *block;
+        blocks_.erase(std::next(block).base());
+        bytes_ -= found.size;
+        return found;
+      }
+    }
+    return {};
+  }
+
+  void give(Block block) {
+    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+    if (block.size > kKept || madvise(block.memory, block.size, MADV_FREE) != 0 || !lock.try_lock()) {
+      std::free(block.memory);
+      return;
+    }
+    blocks_.push_back(block);
+    bytes_ += block.size;
+    while (bytes_ > kKept) {
+      bytes_ -= blocks_.front().size;
+      std::free(blocks_.front().memory);
+      blocks_.pop_front();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<Block> blocks_;  // the one that was used last at the end
+  size_t bytes_ = 0;
+};
+
+// Never destroyed: tensors may go after everything else.
+Kept& kept() {
+  static Kept& blocks = *new Kept;
+  return blocks;
+}
+
+}  // namespace
+
+Part take_block(size_t size) {
+  const size_t whole = (size + kLargePage - 1) / kLargePage * kLargePage;
+  Block block = kept().take(whole);
+  if (block.memory == nullptr) {
+    block = {std::aligned_alloc(kLargePage, whole), whole};
+    if (block.memory == nullptr) {
+      throw std::bad_alloc();
+    }
+    // Most of the time would go into small pages.
+    madvise(block.memory, whole, MADV_HUGEPAGE);
+  }
+  return {block.memory, size, std::shared_ptr<void>(block.memory, [block](void*) { kept().give(block); })};
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,94 @@
+"""What somebody on the way sees of a run: no payload and no name of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from support import steps
+from support.networks import Capture, Host, enter, lonely_host
+from support.workers import Me
+from support.zeromq import Workers, join
+
+#: What is sent, and what comes back: of each there are several in any packet that has it.
+TENSOR = b"0123456789abcdef"
+TEXT = "a word that nobody but the two may read"
+ANSWER = "an answer that is for one alone"
+ERROR = "what went wrong is nobody's business"
+SECRETS = {
+    "the tensor": TENSOR * 4,
+    "the text": TEXT.encode(),
+    "the answer": ANSWER.encode(),
+    "the error": ERROR.encode(),
+    "the function": b"whisper_to_a_worker",
+    "the function that fails": b"fail_in_a_worker",
+    "the module": b"test_capture",
+    "the RRef's type": b"KeptByAWorker",
+}
+
+
+class KeptByAWorker:
+    """A value on another worker."""
+
+
+def whisper_to_a_worker(tensor: torch.Tensor, text: str) -> tuple[torch.Tensor, str]:
+    """Be called by RPC."""
+    assert text == TEXT
+    return tensor, ANSWER
+
+
+def fail_in_a_worker() -> None:
+    """Be called by RPC."""
+    raise ValueError(ERROR)
+
+
+def whisper(me: Me, to: str) -> None:
+    """Make the calls that are looked for."""
+    tensor = torch.frombuffer(bytearray(TENSOR * 1000), dtype=torch.uint8)
+    answer, text = rpc.rpc_sync(to, whisper_to_a_worker, args=(tensor, TEXT))
+    assert torch.equal(answer, tensor)
+    assert text == ANSWER
+    with pytest.raises(ValueError, match=ERROR):
+        rpc.rpc_sync(to, fail_in_a_worker)
+    rpc.remote(to, KeptByAWorker).rpc_sync()
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with lonely_host() as alone:
+        yield alone
+
+
+def captured(host: Host, tmp_path: Path, **options: object) -> Capture:
+    """Run two workers that call each other over TCP, and return all that went over the wire."""
+    with Workers(2) as workers, Capture(host) as capture:
+        workers.run(enter, host)
+        # They meet over a file, so what goes over the wire is all ZeroMQ's.
+        workers.run(join, f"file://{tmp_path}/store", unix_sockets=False, **options)
+        for me, other in ((0, 1), (1, 0)):
+            workers[me].call(whisper, f"worker{other}")
+        workers.run(steps.leave)
+    assert capture.size > 4 * len(TENSOR * 1000)  # there and back, both ways
+    return capture
+
+
+@pytest.mark.parametrize("with_secret", [False, True])
+def test_nothing_of_a_call_can_be_read_on_the_way(
+    host: Host, tmp_path: Path, text: str, with_secret: bool
+) -> None:
+    capture = captured(host, tmp_path, **({"secret": text} if with_secret else {}))
+    assert {what: capture.count(secret) for what, secret in SECRETS.items()} == dict.fromkeys(
+        SECRETS, 0
+    )
+    assert capture.count(text.encode()) == 0
+    assert capture.count(b"CURVE") > 0  # what is not secret is found
+
+
+def test_without_encryption_all_of_it_can_be(host: Host, tmp_path: Path) -> None:
+    """So it is looked for in the right way above."""
+    capture = captured(host, tmp_path, encryption=False)
+    assert {what for what, secret in SECRETS.items() if capture.count(secret)} == set(SECRETS)

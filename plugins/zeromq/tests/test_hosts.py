@@ -1,0 +1,266 @@
+"""Groups of workers on several hosts: they find each other, and stand a cable that is cut."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from support import steps
+from support.networks import Host, enter, hosts
+from support.steps import AT_ONCE
+from support.workers import Me
+from support.zeromq import Workers, endpoints, eventually, exercise, join, run_counted, runs
+
+PORT = 29500
+#: Seconds for which the network may be silent before a worker is lost, where that is to happen.
+SILENCE = 1.5
+
+
+@pytest.fixture(params=[False, True], ids=["static", "dynamic"])
+def dynamic(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[Host]]:
+    with hosts(3) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def group(
+    three: list[Host], text: str, dynamic: bool, family: str = "four", **options: Any
+) -> Iterator[Workers]:
+    """Have a group with a worker on each host; the first has the store."""
+    address = three[0].four if family == "four" else f"[{three[0].six}]"
+    url = f"tcp://{address}:{PORT}"
+    with Workers(len(three), seconds=120) as workers:
+        for worker, host in zip(workers, three, strict=True):
+            worker.call(enter, host)
+        # They share a kernel and so could use Unix sockets, which no cable carries.
+        settings = {"secret": text, "unix_sockets": False, "dynamic": dynamic, **options}
+        if dynamic:
+            for worker in workers:
+                worker.call(join, url, **settings)
+        else:
+            workers.run(join, url, **settings)
+        yield workers
+
+
+def leave(workers: Workers) -> None:
+    """Have all workers leave, and end."""
+    workers.run(steps.leave)
+    assert [worker.end() for worker in workers] == [0] * workers.size
+
+
+# --- what they do ----------------------------------------------------------------------------------
+
+
+def sum_of(rref: Any) -> float:
+    """Use an RRef whose owner may be a third host; called by RPC."""
+    return float(rref.to_here().sum())
+
+
+def share_an_rref(me: Me, owner: str, user: str) -> float:
+    """Have one worker keep a tensor, and another one use it."""
+    rref = rpc.remote(owner, torch.full, args=((1000,), 2.0))
+    found: float = rpc.rpc_sync(user, sum_of, args=(rref,))
+    return found
+
+
+@dataclass
+class Caller:
+    """Calls one worker from several threads, and keeps what became of each call.
+
+    :ivar outcomes: "" or an error, by the token of the call.
+    """
+
+    me: Me
+    to: str
+    stop: Path
+    outcomes: dict[str, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stage: int = 0
+
+    #: What it tells the test, in this order: all of it if calls fail and then work again.
+    STAGES = ("calling", "failed", "again")
+
+    def run(self, number: int) -> None:
+        turn = 0
+        while not self.stop.exists():
+            turn += 1
+            tokens = [f"{self.me.name}-{number}-{turn}-{n}" for n in range(5)]
+            payload = torch.rand(100 if turn % 3 else 50_000)
+            futures = [rpc.rpc_async(self.to, run_counted, args=(t, payload)) for t in tokens]
+            for token, future in zip(tokens, futures, strict=True):
+                error = ""
+                try:
+                    assert future.wait() == token
+                except RuntimeError as failure:
+                    error = str(failure)
+                self.note(token, error)
+            if error:
+                time.sleep(0.05)  # a call that is known to fail costs nothing, and there is no end
+
+    def note(self, token: str, error: str) -> None:
+        with self.lock:
+            self.outcomes[token] = error
+            if bool(error) == (self.stage == 1) and self.stage < len(self.STAGES):
+                self.me.tell(self.STAGES[self.stage])
+                self.stage += 1
+
+
+def keep_calling(me: Me, to: str, stop: str) -> dict[str, str]:
+    """Call a worker until a file is there; return what became of each call."""
+    caller = Caller(me, to, Path(stop))
+    threads = [threading.Thread(target=caller.run, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return caller.outcomes
+
+
+def time_an_error(me: Me, to: str) -> tuple[str, float]:
+    """Call a worker that cannot be reached; return the error, and how many seconds it took."""
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        rpc.rpc_sync(to, run_counted, args=("late",))
+    return str(caught.value), time.monotonic() - begin
+
+
+def works(me: Me, to: str) -> bool:
+    """Return whether a call gets through."""
+    try:
+        return steps.call(me, to).split()[0] == to
+    except RuntimeError:
+        return False
+
+
+# --- tests -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dynamic", "family"), [(False, "four"), (False, "six"), (True, "six")])
+def test_workers_on_three_hosts_find_each_other_and_talk(
+    three: list[Host], text: str, dynamic: bool, family: str
+) -> None:
+    with group(three, text, dynamic, family) as workers:
+        for worker, host in zip(workers, three, strict=True):
+            (endpoint,) = worker.call(endpoints)
+            where = host.four if family == "four" else f"[{host.six}]"
+            assert endpoint.startswith(f"tcp://{where}:")
+        for one in range(3):
+            for other in {0, 1, 2} - {one}:
+                workers[one].call(exercise, f"worker{other}")
+        assert workers[0].call(share_an_rref, "worker1", "worker2") == 2000.0
+        assert workers[2].call(share_an_rref, "worker0", "worker2") == 2000.0
+        leave(workers)
+
+
+def test_a_short_cut_loses_no_call_and_doubles_none(
+    three: list[Host], text: str, dynamic: bool, tmp_path: Path
+) -> None:
+    with group(three, text, dynamic) as workers:
+        stop = tmp_path / "stop"
+        calling = [workers[n].start(keep_calling, "worker0", str(stop)) for n in (1, 2)]
+        assert [step.news() for step in calling] == ["calling", "calling"]
+        for _ in range(2):
+            three[1].cut()
+            time.sleep(0.7)  # the length of the cut is what is tested
+            three[1].restore()
+            time.sleep(0.3)
+        stop.touch()
+        outcomes = {**calling[0].result(), **calling[1].result()}
+        assert set(outcomes.values()) == {""}
+        assert workers[0].call(runs) == dict.fromkeys(outcomes, 1)
+        leave(workers)
+
+
+def test_a_long_cut_is_an_error_for_each_call_that_may_be_lost_and_then_calls_work_again(
+    three: list[Host], text: str, dynamic: bool, tmp_path: Path
+) -> None:
+    with group(three, text, dynamic, heartbeat_timeout=SILENCE) as workers:
+        stop = tmp_path / "stop"
+        workers[2].call(exercise, "worker1")
+        calling = workers[1].start(keep_calling, "worker0", str(stop))
+        assert calling.news() == "calling"
+        three[1].cut()
+        assert calling.news() == "failed"
+        # Those who are not cut off have nothing of it, and know who is.
+        workers[2].call(exercise, "worker0")
+        error, _ = workers[2].call(time_an_error, "worker1")
+        assert "worker1" in error
+        error, seconds = workers[2].call(time_an_error, "worker1")
+        assert "worker1" in error
+        assert seconds < AT_ONCE
+        three[1].restore()
+        assert calling.news() == "again"
+        stop.touch()
+        outcomes = calling.result()
+
+        eventually(
+            lambda: workers[2].call(works, "worker1") and workers[0].call(works, "worker1"),
+            lambda: "worker1 is found again",
+        )
+        ran = workers[0].call(runs)
+        assert set(ran) <= set(outcomes)
+        assert set(ran.values()) == {1}
+        failed = {token: error for token, error in outcomes.items() if error}
+        assert failed
+        assert all("worker0" in error for error in failed.values())
+        assert {token for token in outcomes if token not in failed} <= set(ran)
+        for one, other in ((0, 1), (1, 0), (1, 2)):
+            workers[one].call(exercise, f"worker{other}")
+        leave(workers)
+
+
+def test_who_waits_for_a_peer_that_is_killed_is_told_so_by_name(
+    three: list[Host], text: str, dynamic: bool
+) -> None:
+    with group(three, text, dynamic) as workers:
+        waiting = [workers[n].start(wait_for_ever_on, "worker2") for n in (0, 1)]
+        assert [step.news() for step in waiting] == ["waiting", "waiting"]
+        workers[2].kill()
+        for step in waiting:
+            error = step.result()
+            assert "worker2" in error
+            assert "the connection is lost" in error
+        for n in (0, 1):
+            error, seconds = workers[n].call(time_an_error, "worker2")
+            assert "worker2" in error
+            assert seconds < AT_ONCE
+            workers[n].call(exercise, f"worker{1 - n}")
+        workers.run(steps.leave, graceful=False)
+
+
+def begin_and_wait(token: str) -> None:
+    """Never return; called by RPC."""
+    run_counted(token)
+    threading.Event().wait()
+
+
+def wait_for_ever_on(me: Me, to: str) -> str:
+    """Call what does not return, and say so once it runs; return the error."""
+    future = rpc.rpc_async(to, begin_and_wait, args=(me.name,), timeout=0)
+    while me.name not in rpc.rpc_sync(to, runs, args=(me_of(to),)):
+        time.sleep(0.01)
+    me.tell("waiting")
+    try:
+        future.wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def me_of(name: str) -> Any:
+    """Return what a step wants for its first argument, where it is called by RPC."""
+    return name

@@ -1,0 +1,408 @@
+"""Who is no member runs nothing in a worker, is told of in its log, and disturbs nobody.
+
+The intruders have what a member has but the secret: this package itself, less its checks, the store
+of the group, and what went over the wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from rpc_backend_zeromq import endpoints, identity, publication, secret
+from rpc_backend_zeromq.host import this_host
+from support import steps
+from support.workers import Me
+from support.zeromq import Workers, eventually, exercise, join, metric, run_counted, runs, said
+from support.zeromq import endpoints as tcp_endpoints
+
+#: Seconds that something may take that takes a moment.
+PATIENCE = 30.0
+
+
+# --- what intruders do -----------------------------------------------------------------------------
+
+
+def leave_a_mark(path: str) -> None:
+    """Do what an intruder would have a worker do."""
+    Path(path).touch()
+
+
+def believe_everything() -> None:
+    """Have this process take any address for true, as an intruder would."""
+
+    def believed(text: str, *_: Any, **__: Any) -> Any:
+        return publication.load(text[text.index("{") :])
+
+    identity.open_publication = believed  # type: ignore[assignment]
+
+
+def group_store(url: str) -> Any:
+    """Return the store of the first group that has met at a URL."""
+    store = dist.FileStore(url.removeprefix("file://"), -1)
+    return dist.PrefixStore("0", dist.PrefixStore("rpc_backends", store))
+
+
+def address_of(url: str, rank: int, dynamic: bool) -> str:
+    """Return what a worker has put into the store of its group."""
+    store = group_store(url)
+    if not dynamic:
+        return str(json.loads(store.get(f"exchange/1/{rank}")))
+    for number in range(1, store.add("records", 0) + 1):
+        record = json.loads(store.get(f"record/{number}"))
+        if record["kind"] == "peer" and record["rank"] == rank:
+            return str(record["address"])
+    raise AssertionError(f"rank {rank} is not in the store")
+
+
+def call_from_outside(me: Me, address: str, folder: str, **options: Any) -> str:
+    """Say to be worker1 and call worker0, whose address this is; return the error."""
+    believe_everything()
+    join(me, f"file://{folder}/other", name="worker1", rank=1, dynamic=True, **options)
+    agent = rpc.api._get_current_rpc_agent()
+    agent.transport.learn(0, "worker0", address, 0)
+    agent.add_member("worker0", 0)
+    try:
+        rpc.rpc_sync(rpc.WorkerInfo("worker0", 0), leave_a_mark, args=(f"{folder}/mark",))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def join_from_outside(me: Me, url: str, name: str, folder: str, **options: Any) -> list[str]:
+    """Join somebody else's dynamic group, and call its members; return the errors."""
+    believe_everything()
+    join(me, url, name=name, rank=5 + me.index, dynamic=True, **options)
+    errors = []
+    for member in ("worker0", "worker1"):
+        try:
+            rpc.rpc_sync(member, leave_a_mark, args=(f"{folder}/mark",))
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+def announce(me: Me, url: str, name: str, rank: int, worker_id: int, address: str) -> None:
+    """Write a worker into the list of a dynamic group."""
+    store = group_store(url)
+    number = store.add("records", 1)
+    record = {"kind": "peer", "name": name, "rank": rank, "id": worker_id, "address": address}
+    store.set(f"record/{number}", json.dumps(record))
+    store.set(f"record/{store.add('records', 1)}", json.dumps({"kind": "in", "number": number}))
+
+
+def write_records(me: Me, url: str, texts: list[str]) -> None:
+    """Write any text into the list of a dynamic group."""
+    store = group_store(url)
+    for text in texts:
+        store.set(f"record/{store.add('records', 1)}", text)
+
+
+def overwrite(me: Me, url: str, keys: dict[str, str]) -> None:
+    """Write into the store of a group."""
+    store = group_store(url)
+    for key, value in keys.items():
+        store.set(key, value)
+
+
+# --- what members do -------------------------------------------------------------------------------
+
+
+def names(me: Me) -> list[str]:
+    """Return the members, as the list in the store has them now."""
+    return sorted(info.name for info in rpc.api._get_current_rpc_agent().get_worker_infos())
+
+
+def is_warned(me: Me) -> None:
+    """Have the log written where the test sees it."""
+    logging.basicConfig(level=logging.WARNING)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture(params=[False, True], ids=["static", "dynamic"])
+def dynamic(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@contextlib.contextmanager
+def group(url: str, text: str | None, dynamic: bool, size: int = 2, **more: Any) -> Iterator[Any]:
+    """Have a group of worker0 and worker1, and further workers that are in none."""
+    with Workers(size) as workers:
+        workers.run(is_warned)
+        for rank in (0, 1) if dynamic else ():
+            workers[rank].call(join, url, dynamic=True, secret=text, unix_sockets=False, **more)
+        if not dynamic:
+            workers.run(join_static_of_two, url, on=(0, 1), secret=text, unix_sockets=False, **more)
+        yield workers
+
+
+def join_static_of_two(me: Me, url: str, **options: Any) -> None:
+    steps.join(me, url, backend="ZEROMQ", world_size=2, **options)
+
+
+def assert_all_is_well(workers: Any, folder: Path) -> None:
+    """Check that worker0 and worker1 carry on, and that nobody has run anything in them."""
+    for me, other in ((0, 1), (1, 0)):
+        workers[me].call(exercise, f"worker{other}")
+        assert workers[me].call(names) == ["worker0", "worker1"]
+    assert not (folder / "mark").exists()
+    workers.run(steps.leave, on=(0, 1))
+
+
+# --- who calls ---------------------------------------------------------------------------------------
+
+
+def test_who_has_not_the_secret_runs_nothing(
+    url: str, text: str, tmp_path: Path, dynamic: bool
+) -> None:
+    """It says to be worker1, with the address of worker0 from the store and keys of its own."""
+    with group(url, text, dynamic, size=4) as workers:
+        workers[0].call(exercise, "worker1")
+        address = address_of(url, 0, dynamic)
+        for intruder, options in ((2, {}), (3, {"secret": secret.generate()})):
+            folder = tmp_path / str(intruder)
+            folder.mkdir()
+            error = workers[intruder].call(call_from_outside, address, str(folder), **options)
+            assert "the peer does not know our key" in error
+            assert not (folder / "mark").exists()
+        said(workers[0], "'worker0' refused a connection: 127.0.0.1: its public key is")
+        assert workers[0].call(metric, "transport.zeromq.refused") >= 2
+        assert_all_is_well(workers, tmp_path)
+
+
+def test_without_encryption_the_same_call_is_run(url: str, tmp_path: Path) -> None:
+    """So what keeps it out above is the key, and nothing else that is wrong with it."""
+    with group(url, None, False, size=3, encryption=False) as workers:
+        address = address_of(url, 0, dynamic=False)
+        assert workers[2].call(call_from_outside, address, str(tmp_path), encryption=False) == ""
+        assert (tmp_path / "mark").exists()
+
+
+def test_who_joins_a_dynamic_group_without_its_secret_is_no_member(
+    url: str, text: str, tmp_path: Path
+) -> None:
+    with group(url, text, True, size=4) as workers:
+        for index, options, why in (
+            (2, {}, "has no secret"),
+            (3, {"secret": secret.generate()}, "has another secret"),
+        ):
+            name = f"stranger{index}"
+            errors = workers[index].call(join_from_outside, url, name, str(tmp_path), **options)
+            assert len(errors) == 2
+            for worker in (workers[0], workers[1]):
+                assert worker.call(names) == ["worker0", "worker1"]
+                said(worker, f"RPC worker '{name}' is not let in", why)
+                said(worker, "refused a connection: 127.0.0.1")
+        assert_all_is_well(workers, tmp_path)
+
+
+# --- who writes to the store -----------------------------------------------------------------------
+
+
+def as_forged(text: str) -> publication.Publication:
+    """Return what a member has published, with the key and the address of somebody else."""
+    public, _ = identity.session_keys()
+    fields = vars(publication.load(text[text.index("{") :]))
+    changed = {"public_key": public.decode(), "tcp": ("tcp://127.0.0.1:1",)}
+    return publication.Publication(**{**fields, **changed})
+
+
+def forgeries(genuine: str) -> dict[str, str]:
+    """Return texts that somebody could write in the place of one, by what is said of each."""
+    other = secret.parse(secret.generate(), "the intruder")
+    forged = as_forged(genuine)
+    return {
+        "its proof is wrong": genuine[: genuine.index("{")] + publication.dump(forged),
+        "has another secret": identity.seal(forged, other),
+        "has no secret": identity.seal(forged, None),
+        "cannot be read": "garbage",
+    }
+
+
+def test_who_writes_another_address_for_a_member_diverts_no_call(
+    url: str, text: str, tmp_path: Path, dynamic: bool
+) -> None:
+    with group(url, text, dynamic, size=3) as workers:
+        pid = workers[1].pid
+        for why, address in forgeries(address_of(url, 1, dynamic)).items():
+            if dynamic:
+                workers[2].call(announce, url, "worker1", 1, 1, address)
+                assert workers[0].call(names) == ["worker0", "worker1"]
+                said(workers[0], "RPC worker 'worker1' is not let in", why)
+            else:  # what is in the store is read once, so there is nothing to log
+                answer = json.dumps({"payloads": [address, address]})
+                keys = {"exchange/1/1": json.dumps(address), "exchange/1/all": answer}
+                workers[2].call(overwrite, url, keys)
+            assert workers[0].call(steps.call, "worker1") == f"worker1 {pid}"
+        if dynamic:
+            # What is true, of somebody else.
+            genuine = address_of(url, 1, dynamic=True)
+            workers[2].call(announce, url, "stranger", 7, 7, genuine)
+            assert workers[0].call(names) == ["worker0", "worker1"]
+            said(workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'")
+        assert_all_is_well(workers, tmp_path)
+
+
+def test_records_that_are_none_keep_nobody_from_joining(
+    url: str, text: str, tmp_path: Path
+) -> None:
+    """Whoever reaches the store can write them; who joins later is a member all the same."""
+    records = [
+        "", "nonsense", "[]", "{}", "null", "[" * 100_000, '{"kind": []}', '{"kind": "peer"}',
+        '{"kind": "in"}', '{"kind": "out", "number": "x"}', '{"kind": "in", "number": 4711}',
+        '{"kind": "peer", "name": 1, "rank": "x", "id": [], "address": {}}',
+        '{"kind": "peer", "name": "x", "rank": 1, "id": 99999999999, "address": ""}',
+    ]  # fmt: skip
+    with group(url, text, True, size=4) as workers:
+        workers[3].call(write_records, url, records)
+        workers[2].call(join, url, dynamic=True, secret=text, unix_sockets=False)
+        for worker in (workers[0], workers[1], workers[2]):
+            assert worker.call(names) == ["worker0", "worker1", "worker2"]
+            said(worker, "is no record of a worker", "Somebody else writes to the store")
+        workers[0].call(exercise, "worker2")
+        workers[2].call(steps.leave)
+        assert_all_is_well(workers, tmp_path)
+
+
+@pytest.mark.parametrize("theirs", ["none", "another"])
+def test_who_writes_addresses_before_the_start_keeps_a_group_from_starting_and_no_more(
+    url: str, text: str, tmp_path: Path, theirs: str
+) -> None:
+    """The store is theirs: they choose what makes the group another, and write all addresses."""
+    with Workers(3) as workers:
+        other = secret.generate() if theirs == "another" else None
+        port = workers[2].call(be_there_first, url, other)
+        for failed in workers.errors(
+            join_static_of_two, url, on=(0, 1), secret=text, unix_sockets=False
+        ):
+            assert "secret" in failed.text
+            assert FAILED[theirs] in failed.text
+        assert port not in workers[0].output  # nobody has tried it
+
+
+FAILED = {"none": "has no secret", "another": "has another secret"}
+
+
+def be_there_first(me: Me, url: str, other: str | None) -> str:
+    """Write the addresses of worker0 and worker1 into a store before they come; return the port."""
+    store = group_store(url)
+    store.set("zeromq/nonce", "mine")
+    listening = socket.create_server(("127.0.0.1", 0))
+    me.memory["listening"] = listening
+    port = listening.getsockname()[1]
+    written = []
+    for rank in (0, 1):
+        public, _ = identity.session_keys()
+        mine = publication.Publication(
+            group=hashlib.sha256(b"mine").hexdigest(),
+            worker_id=rank,
+            name=f"worker{rank}",
+            rank=rank,
+            host=this_host(),
+            tcp=(f"tcp://127.0.0.1:{port}",),
+            unix=None,
+            public_key=public.decode(),
+            place="",
+        )
+        theirs = None if other is None else secret.parse(other, "the intruder")
+        written.append(identity.seal(mine, theirs))
+    store.set("exchange/1/all", json.dumps({"payloads": written}))
+    return str(port)
+
+
+# --- who plays again what went over the wire -------------------------------------------------------
+
+
+class Recorder:
+    """A proxy in the test's process: passes a connection on, and keeps what the caller has sent."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.target: tuple[str, int] | None = None
+        #: What the caller has sent, in the pieces in which it came.
+        self.pieces: list[bytes] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError), self._listening:
+            caller, _ = self._listening.accept()
+            assert self.target is not None
+            there = socket.create_connection(self.target)
+            threading.Thread(target=self._pass, args=(there, caller, None), daemon=True).start()
+            self._pass(caller, there, self.pieces)
+
+    @staticmethod
+    def _pass(source: socket.socket, target: socket.socket, kept: list[bytes] | None) -> None:
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(1 << 16):
+                if kept is not None:
+                    kept.append(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def connect_by(me: Me, port: int) -> None:
+    """Have this worker connect to a port, whatever address its peer has."""
+    endpoints.choose = lambda *_: f"tcp://127.0.0.1:{port}"  # type: ignore[assignment]
+
+
+def play(target: tuple[str, int], pieces: list[bytes], *, in_turn: bool) -> bytes:
+    """Send what was recorded, all at once or waiting for each answer; return what comes back."""
+    answers = b""
+    with socket.create_connection(target, timeout=PATIENCE) as there:
+        for piece in pieces:
+            with contextlib.suppress(OSError):  # it may have been closed
+                there.sendall(piece)
+                if in_turn:
+                    there.settimeout(0.2)
+                    answers += there.recv(1 << 16)
+        with contextlib.suppress(OSError):
+            there.settimeout(PATIENCE)
+            there.shutdown(socket.SHUT_WR)
+            while data := there.recv(1 << 16):
+                answers += data
+    return answers
+
+
+def test_a_recorded_connection_that_is_played_again_runs_nothing(
+    url: str, text: str, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    with Workers(2) as workers:
+        workers.run(is_warned)
+        workers[1].call(connect_by, recorder.port)
+        workers.run(join_static_of_two, url, secret=text, unix_sockets=False)
+        host, _, port = workers[0].call(tcp_endpoints)[0].removeprefix("tcp://").rpartition(":")
+        recorder.target = target = (host, int(port))
+        workers[1].call(steps.call, "worker0", run_counted, "recorded")
+        assert workers[0].call(runs) == {"recorded": 1}
+
+        pieces = list(recorder.pieces)
+        assert sum(map(len, pieces)) > 500  # a handshake and a call
+        play(target, pieces, in_turn=False)
+        # It knows the key of worker0, and so gets as far as an answer to its first word.
+        assert b"WELCOME" in play(target, pieces, in_turn=True)
+        said(workers[0], "'worker0' refused a connection", "somebody who connected to tcp://")
+        failures = "transport.zeromq.failed_handshakes"
+        eventually(lambda: workers[0].call(metric, failures) >= 2, lambda: "both have failed")
+
+        assert workers[0].call(runs) == {"recorded": 1}
+        assert workers[1].call(steps.call, "worker0", run_counted, "recorded") == "recorded"
+        assert workers[0].call(runs) == {"recorded": 2}
+        assert_all_is_well(workers, tmp_path)

@@ -1,0 +1,70 @@
+"""Groups of up to 64 workers on one machine: they form, talk and end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from support import steps
+from support.steps import meeting
+from support.workers import Me
+from support.zeromq import Workers, join, metric
+
+#: Whom each worker calls: those so many ranks on.
+FURTHER = (1, 7, 13)
+PATIENCE = 180
+
+
+def call_some(me: Me) -> None:
+    """Call a few other workers, all at the same time, and check what they answer."""
+    others = [f"worker{(me.index + n) % me.size}" for n in FURTHER]
+    tensor = torch.full((1000,), float(me.index))
+    names = [rpc.rpc_async(other, steps.who) for other in others]
+    sums = [rpc.rpc_async(other, torch.add, args=(tensor, 1)) for other in others]
+    assert [future.wait().split()[0] for future in names] == others
+    for future in sums:
+        assert torch.equal(future.wait(), tensor + 1)
+
+
+def memory(pid: int) -> int:
+    """Return a process's share of the memory (PSS), in MiB."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) // 1024
+    raise AssertionError(pid)
+
+
+@pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_large_group_forms_talks_and_ends(size: int, dynamic: bool, tmp_path: Path) -> None:
+    """All start at once, and those of a dynamic group join at once."""
+    # The start of 64 over TCP is mostly that of torch's own store.
+    kind = "tcp" if size <= 16 else "file"
+    with meeting(kind, tmp_path) as where, Workers(size, seconds=PATIENCE) as workers:
+        times = [time.monotonic()]
+        workers.run(join, where.url, dynamic=dynamic)
+        times.append(time.monotonic())
+        workers.run(call_some)
+        times.append(time.monotonic())
+        share = sum(memory(worker.pid) for worker in workers)
+        if dynamic:
+            everybody = {worker.name: worker.index for worker in workers}
+            assert workers[size - 1].call(steps.members) == everybody
+        # Who calls three others has connected to three, however many there are.
+        for worker in (workers[0], workers[size - 1]):
+            assert worker.call(metric, "transport.zeromq.connections") == len(FURTHER)
+        times.append(time.monotonic())
+        workers.run(steps.leave)
+        times.append(time.monotonic())
+        # That of each, one after the other, would be most of what this costs.
+        assert [workers[rank].end() for rank in (0, size - 1)] == [0, 0]
+    start, calls, _, stop = (b - a for a, b in itertools.pairwise(times))
+    print(
+        f"{size} workers, {'dynamic' if dynamic else 'static'}: start {start:.1f} s, first calls "
+        f"{calls:.1f} s, shutdown {stop:.1f} s, {share} MiB together"
+    )

@@ -1,0 +1,65 @@
+"""What the start of a group costs its store: so many requests of a worker, whatever the group's size."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from support import steps
+from support.stores import CountingStore
+from support.workers import Me
+from support.zeromq import Workers, join
+
+SIZES = (2, 8, 16)
+URL = "counted://127.0.0.1"
+
+
+def meet_at_a_counting_store(me: Me, port: int) -> None:
+    """Have ``counted://`` mean a store that counts this worker's requests, on the one of the test."""
+
+    def handler(url: str, timeout: timedelta = timedelta(seconds=60), **_: Any) -> Any:
+        there = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        me.memory["store"] = CountingStore(there)
+        yield me.memory["store"], me.index, me.size
+
+    register_rendezvous_handler("counted", handler)
+
+
+def requests(me: Me) -> int:
+    """Return how many requests this worker has made."""
+    return int(me.memory["store"].kinds.total())
+
+
+def start(size: int, *, dynamic: bool = False) -> list[int]:
+    """Start a group, and stop it; return how many requests each worker's start took."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with Workers(size, seconds=120) as workers:
+        workers.run(meet_at_a_counting_store, store.port)
+        if dynamic:
+            for worker in workers:
+                worker.call(join, URL, dynamic=True)
+        else:
+            workers.run(join, URL)
+        counts: list[int] = workers.run(requests)
+        names = {worker.name: worker.name for worker in workers}
+        assert workers[0].call(steps.call_all) == names
+        workers.run(steps.leave)
+    return counts
+
+
+def test_the_start_of_a_static_group_takes_as_many_requests_of_a_worker_whatever_its_size() -> None:
+    counts = {size: start(size) for size in SIZES}
+    least = min(counts[SIZES[-1]])
+    # Whoever comes last completes the group, or the exchange of addresses, for all: a few requests more,
+    # of one worker, and as many in a large group as in a small one.
+    more = {size: sum(each) - least * size for size, each in counts.items()}
+    assert len(set(more.values())) == 1, counts
+    assert 0 < more[2] < least, counts
+
+
+def test_joining_a_dynamic_group_takes_as_many_requests_however_many_are_there() -> None:
+    counts = start(10, dynamic=True)
+    assert len(set(counts)) == 1, counts

@@ -1,0 +1,40 @@
+"""What a process holds and uses, as Linux accounts for it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+_MADV_POPULATE_WRITE = 23
+
+
+def inventory() -> dict[str, int]:
+    """Return what this process holds: bytes that are its alone, threads, descriptors."""
+    private = 0
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith(("Private_Clean:", "Private_Dirty:")):
+            private += int(line.split()[1]) * 1024
+    return {
+        "memory": private,
+        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208 - names alone are counted
+        "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+    }
+
+
+def processor_times(*pids: int) -> list[float]:
+    """Return the seconds that processes have had a core, all their threads together."""
+    # The number of a process's processor clock: see clock_getcpuclockid(3).
+    return [time.clock_gettime(~pid << 3 | 2) for pid in pids]
+
+
+def own_memory() -> None:
+    """Copy the pages that a fork shares with its parent; where the kernel cannot, nothing."""
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, _, _, inode, *_ = line.split()
+        if rights == "rw-p" and inode == "0":
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            madvise(begin, end - begin, _MADV_POPULATE_WRITE)  # an old kernel refuses: no harm

@@ -1,0 +1,173 @@
+"""What a run measures, how often, and in which words it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+KiB, MiB = 1 << 10, 1 << 20
+
+#: What a value is: seconds, calls per second, bytes, a number, or a share of a processor core.
+Unit = Literal["s", "1/s", "B", "", "core"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that is measured.
+
+    :ivar id: its name in the results, and for ``--only``.
+    :ivar section: the heading that it stands under.
+    :ivar along: what it depends on, None for a single figure.
+    :ivar limits: what is measured beside the backends: ``memcpy``, ``socket``.
+    """
+
+    id: str
+    section: str
+    title: str
+    unit: Unit = "s"
+    higher_is_better: bool = False
+    along: str | None = None
+    limits: tuple[str, ...] = ()
+
+
+_LATENCY, _LOADED = "Round trip", "Round trip while four other threads call"
+_THROUGHPUT, _CPU = "Asynchronous no-ops", "Processor time"
+_SIZE, _GROUP = "Size", "Groups"
+_BOTH = ("memcpy", "socket")
+
+ROWS = (
+    Row("latency.noop", _LATENCY, "no-op in Python", limits=("socket",)),
+    Row("latency.builtin", _LATENCY, "builtin, torch.add"),
+    Row("latency.tensor", _LATENCY, "echo of 16 floats"),
+    Row("latency.script", _LATENCY, "TorchScript function"),
+    Row("latency.loaded.noop", _LOADED, "no-op in Python"),
+    Row("latency.loaded.builtin", _LOADED, "builtin, torch.add"),
+    Row("throughput.inflight", _THROUGHPUT, "calls in flight", "1/s", True, "calls in flight"),
+    Row("throughput.clients", _THROUGHPUT, "client processes", "1/s", True, "client processes"),
+    Row("cpu.sync.caller", _CPU, "no-op, sync: caller"),
+    Row("cpu.sync.callee", _CPU, "no-op, sync: callee"),
+    Row("cpu.async.caller", _CPU, "no-op, 64 in flight: caller"),
+    Row("cpu.async.callee", _CPU, "no-op, 64 in flight: callee"),
+    Row("cpu.idle", _CPU, "a worker that waits", "core"),
+    Row("size.echo", _SIZE, "echo", along="bytes", limits=_BOTH),
+    Row("size.oneway", _SIZE, "one way", along="bytes", limits=_BOTH),
+    Row("group.start", _GROUP, "init_rpc, static group", along="workers"),
+    Row("group.mesh", _GROUP, "first calls, all to all", along="workers"),
+    Row("group.shutdown", _GROUP, "shutdown, static group", along="workers"),
+    Row("group.memory", _GROUP, "memory of a worker", "B", along="workers"),
+    Row("group.threads", _GROUP, "threads of a worker", "", along="workers"),
+    Row("group.files", _GROUP, "files of a worker", "", along="workers"),
+    Row("group.join", _GROUP, "joining a dynamic group as its Nth", along="workers"),
+    Row("group.leave", _GROUP, "leaving a dynamic group of N", along="workers"),
+)
+BY_ID = {row.id: row for row in ROWS}
+
+#: The rows of a static group that follow from one start of it.
+STATIC = (
+    *("group.start", "group.mesh", "group.shutdown"),
+    *("group.memory", "group.threads", "group.files"),
+)
+DYNAMIC = ("group.join", "group.leave")
+CPU = ("cpu.sync.caller", "cpu.sync.callee", "cpu.async.caller", "cpu.async.callee", "cpu.idle")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of what is measured.
+
+    :ivar only: the ids of the rows.
+    :ivar sittings: sets of processes for calls; and half as many for sizes and for clients.
+    :ivar rounds: of each row in a sitting; and half as many of sizes and of clients.
+    :ivar calls: single calls in a block whose times are kept.
+    :ivar seconds: after which a block ends, however many calls it has made; one of throughput lasts as
+        long.
+    :ivar sizes: in bytes.
+    :ivar groups: rounds by the size of a static group.
+    :ivar mesh: up to which size of a group all call all.
+    :ivar joins: size to which a dynamic group grows, and rounds.
+    :ivar pinned: callers stay on one half of the cores and callees on the other.
+    """
+
+    name: str
+    only: tuple[str, ...]
+    sittings: int
+    rounds: int
+    calls: int
+    seconds: float
+    in_flight: tuple[int, ...]
+    clients: tuple[int, ...]
+    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, int], ...]
+    mesh: int
+    joins: tuple[int, int]
+    pinned: bool = True
+    seed: int = 0
+
+    def has(self, *ids: str) -> bool:
+        """Return whether one of these rows is measured."""
+        return any(one in self.only for one in ids)
+
+    def up_to(self, largest: int) -> Plan:
+        """Return the plan without groups of more than ``largest`` workers."""
+        return replace(
+            self,
+            clients=tuple(one for one in self.clients if one < largest),
+            groups=tuple(one for one in self.groups if one[0] <= largest),
+            joins=(min(largest, self.joins[0]), self.joins[1]),
+        )
+
+    def of(self, prefix: str) -> list[Row]:
+        """Return the rows that are measured and whose ids begin so."""
+        return [row for row in ROWS if row.id in self.only and row.id.startswith(prefix)]
+
+
+ALL = tuple(row.id for row in ROWS)
+
+FULL = Plan(
+    name="full",
+    only=ALL,
+    sittings=4,
+    rounds=8,
+    calls=400,
+    seconds=0.25,
+    in_flight=(1, 4, 16, 64, 256, 1024),
+    clients=(1, 2, 4, 8),
+    sizes=(64, KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB),
+    groups=((2, 6), (4, 6), (8, 6), (16, 5), (32, 3), (64, 2)),
+    mesh=16,
+    joins=(32, 3),
+)
+QUICK = replace(
+    FULL,
+    name="quick",
+    sittings=1,
+    rounds=6,
+    calls=200,
+    seconds=0.1,
+    in_flight=(1, 16, 256),
+    clients=(1, 4),
+    sizes=(64, 16 * KiB, MiB, 16 * MiB),
+    groups=((2, 3), (4, 3), (8, 3)),
+    mesh=8,
+    joins=(8, 2),
+)
+
+
+def choose(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids that ``patterns`` mean: an id, the beginning of some up to a dot, or with ``*``.
+
+    :raises ValueError: a pattern means none.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = {
+            one
+            for one in ALL
+            if one == pattern or one.startswith(f"{pattern}.") or fnmatchcase(one, pattern)
+        }
+        if not found:
+            raise ValueError(f"no row is called {pattern!r}. There are: {', '.join(ALL)}.")
+        chosen |= found
+    return tuple(one for one in ALL if one in chosen) if chosen else ALL

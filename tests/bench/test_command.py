@@ -1,0 +1,161 @@
+"""`rpc-backends bench` as a user runs it: real runs of the smallest kind, errors, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc_backends_core.bench import plan
+from support.command import BACKEND, Command, marked, wait_until
+
+SMALL = ("--quick", "--only", "latency.noop")
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    return Command(tmp_path)
+
+
+def names(ended: Any) -> set[tuple[str, str]]:
+    return {(row["id"], label) for row in ended.json["rows"] for label in row["results"]}
+
+
+def test_two_backends_are_measured_in_one_run_with_files_and_a_comparison(
+    command: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    ended = command("bench", "TENSORPIPE", "--vs", "TENSORPIPE@torch", *SMALL, "--out", str(out))
+
+    assert ended.status == 0, ended.stderr
+    assert "no-op in Python" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    written = json.loads((out / "results.json").read_text())
+    assert written["complete"] is True
+    assert written["reference"] == "TENSORPIPE@torch"
+    (row,) = written["rows"]
+    assert row["results"].keys() == {"TENSORPIPE", "TENSORPIPE@torch", "limit: socket"}
+    assert [len(one["points"]) for one in row["results"].values()] == [6, 6, 6]
+    assert (out / "index.html").exists()
+    assert (out / "latency.png").exists()
+
+    old = command(
+        *("bench", "TENSORPIPE", "--vs", "TENSORPIPE@torch", "--quick", "--json"),
+        *("--only", "group", "--largest", "2", "--compare", str(out / "results.json")),
+    )
+
+    assert old.status == 0, old.stderr
+    assert old.stderr == ""
+    assert old.json["comparison"]["compared"] == 0  # of no row in common
+    measured = {row["id"]: set(row["results"]) for row in old.json["rows"]}
+    assert measured == {one: {"TENSORPIPE", "TENSORPIPE@torch"} for one in plan.choose(["group"])}
+
+
+def test_a_backend_that_cannot_start_is_an_error_and_the_other_is_measured(command: Any) -> None:
+    command.install(
+        "rpc-backend-sleepy", {"SLEEPY": "BACKEND"}, BACKEND % "raise OSError('asleep')"
+    )
+
+    ended = command("bench", "SLEEPY", *SMALL, "--only", "group.start", "--largest", "2", "--json")
+
+    assert ended.status == 1
+    assert names(ended) >= {("latency.noop", "TENSORPIPE"), ("group.start", "TENSORPIPE")}
+    assert not [label for _, label in names(ended) if label == "SLEEPY"]
+    (problem,) = ended.json["problems"]
+    assert (problem["label"], problem["at"]) == ("SLEEPY", "start")
+    assert problem["text"] == "OSError: asleep"
+    assert ended.json["complete"] is True
+
+
+def test_a_backend_whose_worker_dies_on_the_way_is_an_error(command: Any) -> None:
+    dies = "threading.Timer(0.0, os._exit, [9]).start() if rank == 1 else None"
+    command.install(
+        "rpc-backend-mortal", {"MORTAL": "BACKEND"}, "import threading\n" + BACKEND % dies
+    )
+
+    ended = command("bench", "MORTAL", *SMALL)
+
+    assert ended.status == 1
+    assert "MORTAL, start: " in ended.stdout
+    assert "no-op in Python" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("TENSORPIP",), "no RPC backend 'TENSORPIP'. Did you mean 'TENSORPIPE'?"),
+        ((), "no backend is named"),
+        (("GLOO@torch",), "torch has no backend 'GLOO' of its own"),
+        (("TENSORPIPE:threads",), "NAME:key=value"),
+        (("FAULTY_TENSORPIPE:no_such=1",), "the options are refused: TypeError"),
+        (("TENSORPIPE", "--only", "latency.nop"), "--only: no row is called 'latency.nop'"),
+        (("TENSORPIPE", "--out", "/proc/no/such"), "cannot be written to"),
+        (("TENSORPIPE", "--compare", "no.json"), "no.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_status_2_before_anything_is_measured(
+    command: Any, given: tuple[str, ...], said: str
+) -> None:
+    ended = command("bench", *given)
+
+    assert ended.status == 2, ended.stderr
+    assert said in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_without_the_extra_it_says_what_to_install(command: Any, tmp_path: Path) -> None:
+    code = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "matplotlib" else found(name, *more)
+sys.argv = ["rpc-backends", "bench", "TENSORPIPE", "--out", "out"]
+from rpc_backends_core.cli import main
+main()
+"""
+    ended = command.python("-c", code)
+
+    assert ended.status == 2
+    assert 'pip install "rpc-backends-core[bench]"' in ended.stderr
+    assert "matplotlib" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_shows_the_rows_and_examples(command: Any) -> None:
+    ended = command("bench", "--help")
+
+    assert ended.status == 0
+    assert "rpc-backends bench" in ended.stdout.partition("Examples")[2]
+    assert "NAME@torch" in ended.stdout
+
+
+def test_what_is_interrupted_keeps_what_was_measured_and_leaves_no_process(
+    command: Any, tmp_path: Path
+) -> None:
+    arguments = ("bench", "FAULTY_TENSORPIPE", "--vs", "TENSORPIPE", "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rpc_backends_core", *arguments, "--out", str(tmp_path / "out")],
+        env=command.environ({"RUN_OF_A_TEST": str(tmp_path)}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    mark = f"RUN_OF_A_TEST={tmp_path}".encode()
+    wait_until(
+        lambda: len(marked(mark)) >= 5
+    )  # the command, the template, and two pairs on their way
+
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=120)
+
+    assert process.returncode == 130
+    assert json.loads(stdout)["complete"] is False
+    assert (tmp_path / "out" / "results.json").exists()
+    wait_until(lambda: not marked(mark))

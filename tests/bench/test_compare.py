@@ -1,0 +1,76 @@
+"""`--compare`: a change beyond the noise is found, and noise and drift are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.kit import OURS, made_up
+from rpc_backends_core.bench.compare import compare
+
+
+def test_a_run_compared_with_itself_has_changed_in_nothing() -> None:
+    run = made_up()
+
+    assert compare(run, run).beyond_noise() == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_noise_and_drift_are_no_change(seed: int) -> None:
+    found = compare(made_up(seed=seed), made_up(seed=seed + 10))
+
+    assert found.beyond_noise() == []
+    assert len(found.changes) > 30
+
+
+def test_a_change_is_found_and_called_what_it_is() -> None:
+    after = made_up({"latency.noop": 1.3, "latency.builtin": 0.7}, seed=1)
+
+    found = compare(made_up(seed=2), after).beyond_noise()
+
+    assert {(one.row, one.label, one.verdict) for one in found} == {
+        ("latency.noop", OURS, "worse"),
+        ("latency.builtin", OURS, "better"),
+    }
+    assert found[0].factor == pytest.approx(0.7, rel=0.1)  # the larger change is first
+
+
+def test_more_calls_per_second_are_better() -> None:
+    found = compare(made_up(seed=2), made_up({"throughput.inflight": 1.5}, seed=1)).beyond_noise()
+
+    assert {(one.row, one.verdict) for one in found} == {("throughput.inflight", "better")}
+    assert [one.x for one in found].count(4) == 1
+
+
+def test_a_change_smaller_than_two_runs_differ_by_is_none() -> None:
+    quiet = {"noise": 0.0005}
+
+    found = compare(made_up(seed=2, **quiet), made_up({"latency.noop": 1.03}, seed=1, **quiet))
+
+    assert found.beyond_noise() == []
+
+
+def test_few_rounds_can_tell_a_large_change_only() -> None:
+    few = {"rounds": 3, "noise": 0.005}
+    before = made_up(seed=2, **few)
+
+    assert compare(before, made_up({"group.start": 1.15}, seed=1, **few)).beyond_noise() == []
+    found = compare(before, made_up({"group.start": 1.6}, seed=1, **few)).beyond_noise()
+    assert {one.row for one in found} == {"group.start"}
+
+
+def test_with_another_reference_figures_are_compared_and_a_note_says_so() -> None:
+    found = compare(made_up(reference="ZEROMQ"), made_up({"latency.noop": 3}, noise=0.001))
+
+    assert all(one.absolute for one in found.changes)
+    assert "figures are compared and not ratios" in found.notes[0]
+
+
+def test_what_else_differs_is_noted() -> None:
+    before, after = made_up(), made_up()
+    before.machine["versions"]["torch"] = "2.6.0"
+    before.plan["name"] = "full"
+
+    notes = "\n".join(compare(before, after).notes)
+
+    assert "torch: 2.6.0 then" in notes
+    assert "The old run was full, this one is quick" in notes

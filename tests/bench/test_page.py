@@ -1,0 +1,99 @@
+"""The page and the plots: complete, readable on their own, and true to the results."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench.kit import OURS, REFERENCE, made_up
+from rpc_backends_core.bench import table, wording
+from rpc_backends_core.bench.compare import compare
+from rpc_backends_core.bench.plan import BY_ID, FULL
+from rpc_backends_core.bench.results import Problem
+from rpc_backends_core.bench.writing import write
+
+pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+PLOTS = {"ratios", "latency", "throughput", "bandwidth", "processor", "groups"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the files of a run in which one backend failed, and which is compared with another."""
+    folder = tmp_path_factory.mktemp("bench")
+    results = made_up({"latency.noop": 2.0})
+    results.problems.append(Problem(OURS, "cpu", "it <fell> over", "at the third step"))
+    write(results, compare(made_up(seed=1), results), folder)
+    return folder
+
+
+def test_there_are_results_a_page_and_a_picture_for_each_kind(folder: Path) -> None:
+    assert {one.name for one in folder.iterdir()} == {
+        *("results.json", "index.html"),
+        *(f"{name}.png" for name in PLOTS),
+    }
+    for name in PLOTS:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_needs_nothing_else_and_runs_nothing(folder: Path) -> None:
+    page = (folder / "index.html").read_text()
+
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    assert "<script" not in page
+    assert page.count('src="data:image/svg+xml;base64,') == len(PLOTS)
+
+
+def test_the_page_tells_what_failed_what_changed_and_on_which_machine(folder: Path) -> None:
+    page = (folder / "index.html").read_text()
+
+    assert "it &lt;fell&gt; over" in page
+    assert re.search(r'<b class="bad">worse</b> MINE: Round trip, no-op in Python', page)
+    assert "torch 2" in page
+    assert f"{OURS} beside {REFERENCE}" in page
+
+
+def test_the_table_has_each_row_with_ratios_and_ends_with_what_failed() -> None:
+    results = made_up({"latency.noop": 2.0})
+    results.problems.append(Problem(OURS, "cpu", "it fell over\nand more"))
+    results.complete = False
+    console = Console(width=120, record=True, file=io.StringIO())
+
+    table.render(results, compare(made_up(seed=1), results), console)
+
+    text = console.export_text()
+    for row in BY_ID.values():
+        assert row.title in text
+    (noop,) = re.findall(r"^ *no-op in Python .*? (2\.\d+|1\.9\d) \(", text, re.MULTILINE)[:1]
+    assert float(noop) == pytest.approx(2, rel=0.1)
+    assert "MINE, cpu: it fell over\n" in text
+    assert "Changed beyond the noise" in text
+    assert text.rstrip().endswith("Interrupted: this is what was measured until then.")
+
+
+def test_what_is_worse_depends_on_the_row() -> None:
+    results = made_up({"latency.noop": 0.5, "throughput.inflight": 0.5})
+
+    verdicts = {
+        id_: wording.judgement(BY_ID[id_], results.ratio(id_, x, OURS))
+        for id_, x in (("latency.noop", None), ("throughput.inflight", 2))
+    }
+
+    assert verdicts == {"latency.noop": "better", "throughput.inflight": "worse"}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0 ns"), (1.5e-7, "150 ns"), (93.91e-6, "93.9 us"), (0.0123, "12.3 ms"), (75.0, "75 s")],
+)
+def test_times_have_three_digits_and_the_unit_that_suits(value: float, shown: str) -> None:
+    assert wording.seconds(value) == shown
+
+
+def test_an_echo_moves_its_bytes_twice() -> None:
+    assert wording.bandwidth(BY_ID["size.echo"], 0.5, 1000) == 4000
+    assert wording.bandwidth(BY_ID["size.oneway"], 0.5, 1000) == 2000
+    assert wording.amount(FULL.sizes[-1]) == "256 MiB"

@@ -1,0 +1,89 @@
+"""Medians, percentiles and ratios: known numbers, and noise that is told from a difference."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rpc_backends_core.bench import statistics
+from rpc_backends_core.bench.statistics import Point
+
+
+def points(values: list[float], per_sitting: int = 5) -> list[Point]:
+    return [(n // per_sitting, n % per_sitting, value) for n, value in enumerate(values)]
+
+
+def test_a_spread_is_the_quartiles_with_the_median_between() -> None:
+    assert statistics.spread([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert statistics.spread([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_quantiles_lie_between_the_values_they_fall_between() -> None:
+    ordered = [10.0, 20.0, 30.0, 40.0]
+
+    assert statistics.quantile(ordered, 0) == 10
+    assert statistics.quantile(ordered, 50) == 25
+    assert statistics.quantile(ordered, 100) == 40
+
+
+def test_a_percentile_is_told_only_if_five_calls_lie_beyond_it() -> None:
+    assert statistics.percentiles([float(n) for n in range(499)]).keys() == {"50", "90"}
+    told = statistics.percentiles([float(n) for n in range(5001)])
+
+    assert told.keys() == {"50", "90", "99", "99.9"}
+    assert told["99.9"] == pytest.approx(4995)
+
+
+def test_a_distribution_rises_and_ends_where_it_can_be_told() -> None:
+    drawn = statistics.curve(sorted(random.Random(1).random() for _ in range(1000)))
+
+    assert drawn == sorted(drawn)
+    assert drawn[0][0] == 0
+    assert 99 < drawn[-1][0] < 99.6
+
+
+def test_pairs_are_of_the_same_sitting_and_round() -> None:
+    ours = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 3.0)]
+    reference = [(0, 1, 20.0), (1, 0, 30.0), (1, 1, 40.0)]
+
+    assert statistics.pairs(ours, reference) == [[(2.0, 20.0)], [(3.0, 30.0)]]
+
+
+def test_drift_that_both_have_does_not_widen_the_ratio() -> None:
+    drift = [1.0, 3.0, 0.5, 2.0, 10.0, 0.1, 4.0, 7.0, 2.5, 1.5]
+
+    found = statistics.ratio(points([2 * d for d in drift]), points(drift))
+
+    assert found is not None
+    assert (found.low, found.middle, found.high) == pytest.approx((2, 2, 2))
+    assert found.pairs == 10
+
+
+def test_the_interval_of_what_is_equal_but_for_noise_holds_one() -> None:
+    chance = random.Random(3)
+    one, other = ([chance.lognormvariate(0, 0.1) for _ in range(40)] for _ in "ab")
+
+    found = statistics.ratio(points(one), points(other))
+
+    assert found is not None
+    assert found.low < 1 < found.high
+    assert found.high / found.low < 1.2
+
+
+def test_the_interval_is_the_same_each_time_and_wider_with_more_confidence() -> None:
+    chance = random.Random(4)
+    one, other = (points([chance.lognormvariate(0, 0.2) for _ in range(20)]) for _ in "ab")
+
+    narrow, wide = (statistics.ratio(one, other, confidence) for confidence in (0.8, 0.99))
+
+    assert narrow == statistics.ratio(one, other, 0.8)
+    assert narrow is not None
+    assert wide is not None
+    assert wide.low < narrow.low < narrow.middle == wide.middle < narrow.high < wide.high
+
+
+def test_there_is_no_ratio_without_a_common_round_or_to_nothing() -> None:
+    assert statistics.ratio([(0, 0, 1.0)], [(0, 1, 1.0)]) is None
+    assert statistics.ratio([(0, 0, 1.0)], [(0, 0, 0.0)]) is None
+    assert statistics.ratio([], []) is None

@@ -1,0 +1,77 @@
+"""What is measured, as it is said on the command line or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_core.bench.subjects import Subject, SubjectError, arrange, parse, read
+
+
+def labels(*given: str, vs: str | None = None, plugins: tuple[str, ...] = ()) -> list[str]:
+    reference = None if vs is None else parse(vs)
+    return [one.label for one in arrange([parse(one) for one in given], reference, plugins)]
+
+
+def test_options_are_json_or_text_and_may_hold_commas() -> None:
+    found = parse('MINE:threads=4,where=here,maps={"a": 1, "b": 2},fast=true')
+
+    assert found.name == "MINE"
+    assert found.options == {
+        "threads": 4,
+        "where": "here",
+        "maps": {"a": 1, "b": 2},
+        "fast": True,
+    }
+
+
+def test_at_torch_is_torch_s_own() -> None:
+    assert parse("TENSORPIPE@torch:num_worker_threads=8") == Subject(
+        "TENSORPIPE@torch:num_worker_threads=8", "TENSORPIPE", {"num_worker_threads": 8}, own=True
+    )
+
+
+@pytest.mark.parametrize("text", ["MINE:threads", "MINE:=4", ":a=1", "@torch"])
+def test_what_is_not_of_the_form_is_refused(text: str) -> None:
+    with pytest.raises(SubjectError, match="NAME:key=value"):
+        parse(text)
+
+
+def test_a_file_has_a_table_for_each(tmp_path: Path) -> None:
+    file = tmp_path / "backends.toml"
+    file.write_text('[MINE]\nthreads = 4\n["few threads"]\nbackend = "MINE@torch"\nthreads = 1\n')
+
+    assert read(file) == [
+        Subject("MINE", "MINE", {"threads": 4}),
+        Subject("few threads", "MINE", {"threads": 1}, own=True),
+    ]
+
+
+@pytest.mark.parametrize("text", ["threads = 4", "["])
+def test_a_file_of_another_form_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "backends.toml"
+    file.write_text(text)
+
+    with pytest.raises(SubjectError, match=r"backends\.toml"):
+        read(file)
+
+
+def test_the_reference_is_last_and_measured_once() -> None:
+    assert labels("A") == ["A", "TENSORPIPE"]
+    assert labels("A", "TENSORPIPE", "B") == ["A", "B", "TENSORPIPE"]
+    assert labels("A", "B") == ["B", "A"]
+    assert labels("A", "B", vs="B") == ["A", "B"]
+    assert labels("A", vs="C") == ["A", "C"]
+    assert labels("TENSORPIPE", plugins=("TENSORPIPE",)) == ["TENSORPIPE", "TENSORPIPE@torch"]
+
+
+def test_a_backend_beside_itself_is_told_apart() -> None:
+    assert labels("A", vs="A") == ["A", "A (2)"]
+
+
+def test_one_backend_alone_is_refused_with_what_to_do() -> None:
+    with pytest.raises(SubjectError, match="--vs"):
+        labels("TENSORPIPE")
+    with pytest.raises(SubjectError, match="rpc-backends list"):
+        labels()

@@ -1,0 +1,109 @@
+"""Workers that run ZEROMQ, for tests of whole groups; and what they call in each other."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+from rpc_backends_core.testing.processes import Template
+from rpc_backends_core.testing.processes import Workers as _Workers
+from support import steps
+from support.environments import clean_environ
+from support.workers import Me, Worker
+
+ROOT = Path(__file__).parents[2]
+NAME = "ZEROMQ"
+
+
+@functools.cache
+def template() -> Template:
+    """Return how the workers of these tests start: with the backend imported."""
+    return Template(
+        preload=["rpc_backend_zeromq.handlers"],
+        variables=clean_environ(),
+        path=[str(ROOT / "tests")],
+        packages={folder: str(ROOT / folder) for folder in ("tests", "plugins")},
+    )
+
+
+class Workers(_Workers):
+    """Workers with the backend imported, in a clean environment."""
+
+    def __init__(self, size: int, **settings: Any) -> None:
+        super().__init__(size, **{"template": template(), **settings})
+
+
+def eventually(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 30) -> Any:
+    """Wait until something holds of which nobody tells, and return it."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, f"never: {what()}"
+        time.sleep(0.02)
+    return found
+
+
+def said(worker: Worker, *texts: str) -> str:
+    """Wait for a line in a worker's log that has all of these in it, and return it."""
+
+    def line() -> str | None:
+        return next(
+            (one for one in worker.output.splitlines() if all(text in one for text in texts)), None
+        )
+
+    found: str = eventually(line, lambda: f"a line with {texts} in:\n{worker.output}")
+    return found
+
+
+# --- what is called --------------------------------------------------------------------------------
+
+_runs: collections.Counter[str] = collections.Counter()
+_runs_lock = threading.Lock()
+
+
+def run_counted(token: str, payload: Any = None) -> str:
+    """Note that this has run; called by RPC."""
+    with _runs_lock:
+        _runs[token] += 1
+    return token
+
+
+# --- steps -----------------------------------------------------------------------------------------
+
+
+def join(me: Me, url: str, *, dynamic: bool = False, **options: Any) -> None:
+    """Join a group, with the options of the backend."""
+    steps.join(me, url, backend=NAME, world_size=None if dynamic else 0, **options)
+
+
+def runs(me: Me) -> dict[str, int]:
+    """Return what has run in this worker by `run_counted`, and how often."""
+    with _runs_lock:
+        return dict(_runs)
+
+
+def endpoints(me: Me) -> list[str]:
+    """Return the TCP endpoints that this worker listens on."""
+    found: str = rpc.api._get_current_rpc_agent().get_debug_info()["transport.zeromq.listens_on"]
+    return found.split()
+
+
+def metric(me: Me, name: str) -> int:
+    """Return a figure of this worker's agent."""
+    return int(rpc.api._get_current_rpc_agent().get_metrics()[name])
+
+
+def exercise(me: Me, to: str) -> None:
+    """Make one call of each kind to a worker, and check what it gives."""
+    small, large = torch.arange(10.0), torch.rand(300_000)
+    assert torch.equal(rpc.rpc_sync(to, torch.add, args=(small, 1)), small + 1)
+    assert torch.equal(rpc.rpc_sync(to, torch.mul, args=(large, 2)), large * 2)
+    assert steps.call(me, to).split()[0] == to
+    assert steps.use_rref(me, to) == [2.0, 2.0, 2.0]
