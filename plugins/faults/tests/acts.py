@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
+import rpc_backends_core
 import rpc_backends_faults as faults
 from support import steps
 from support.workers import Me
@@ -22,6 +24,12 @@ def join(me: Me, url: str, backend: str, **settings: Any) -> None:
     """Join a group of all workers, ready for rules."""
     faults.enable()
     steps.join(me, url, backend=backend, **settings)
+
+
+def find_package(me: Me, path: str) -> None:
+    """Have a package among those that are installed."""
+    sys.path.insert(0, path)
+    rpc_backends_core.refresh()
 
 
 def do(what: Any) -> Any:

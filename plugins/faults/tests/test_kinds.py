@@ -5,20 +5,25 @@ Times are bounded below by what a rule holds, never above by what a machine may 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support import steps
+from support.packages import write_package
 from support.workers import Workers
 
 from . import acts
 
-BACKENDS = ["TENSORPIPE", "ZEROMQ"]
+#: Ours; torch's own, with ours denied; and one of a third party, on a transport in Python.
+BACKENDS = ["TENSORPIPE", "torch's TENSORPIPE", "ZEROMQ", "SOCKETS"]
+SOCKETS = Path(__file__).parents[3] / "examples" / "sockets_backend" / "sockets_backend.py"
 TIMEOUT = "RPC ran for more than set timeout"
 #: Which calls the rules are for: not those by which a test asks what happened.
 OURS = {"function": "*.acts.do"}
@@ -28,11 +33,32 @@ _numbers = itertools.count()
 @pytest.fixture(scope="module", params=BACKENDS)
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     """Three workers whose agents are ready for rules."""
-    with tempfile.TemporaryDirectory() as folder, Workers(3, seconds=300) as group:
-        group.run(acts.join, f"file://{folder}/store", request.param)
+    with group_on(request.param, 3) as group:
         yield group
         group.run(steps.leave)
         assert [worker.end() for worker in group] == [0, 0, 0]
+
+
+@contextlib.contextmanager
+def group_on(backend: str, size: int) -> Iterator[Workers]:
+    """Start workers over one of :data:`BACKENDS`."""
+    name = backend.removeprefix("torch's ")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Workers(
+            size, seconds=300, env={"RPC_BACKENDS_DENY": name} if name != backend else {}
+        ) as group,
+    ):
+        if name == "SOCKETS":
+            package = write_package(
+                Path(folder),
+                "rpc-backend-sockets",
+                modules={"sockets_backend.py": SOCKETS.read_text()},
+                entry_points={"rpc.backends": {"SOCKETS": "sockets_backend:BACKEND"}},
+            )
+            group.run(acts.find_package, str(package))
+        group.run(acts.join, f"file://{folder}/store", name)
+        yield group
 
 
 @pytest.fixture
@@ -209,11 +235,10 @@ def test_a_paused_worker_does_not_answer_until_the_pause_is_over(
 @pytest.mark.parametrize("exit_code", [None, 17])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_crash_ends_the_process_and_the_others_get_errors(
-    url: str, backend: str, exit_code: int | None
+    backend: str, exit_code: int | None
 ) -> None:
     code = {} if exit_code is None else {"exit_code": exit_code}
-    with Workers(2) as workers:
-        workers.run(acts.join, url, backend)
+    with group_on(backend, 2) as workers:
         waiting = workers[1].start(call_what_crashes, "worker0", {"what": "crash", **code, **OURS})
 
         assert waiting.result() == "an error"
