@@ -23,11 +23,13 @@ LOWEST_VENV := build/lowest
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*'
 
 # The core first: the others depend on it. Those with C++ are built against the torch of the environment,
-# so not in isolation, and each after those before it: a plugin needs the agents' header.
+# so not in isolation, and each after those before it: a plugin needs the agents' header. LATE are those without
+# C++ that need the agents.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 NATIVE := $(patsubst %/setup.py,%,$(wildcard agents/setup.py $(ALL:%=%/setup.py)))
-PURE := . $(filter-out $(NATIVE),$(ALL))
-DISTRIBUTIONS := $(PURE) $(NATIVE)
+LATE := $(patsubst %/pyproject.toml,%,$(shell grep -l '"rpc-backends-agents' $(patsubst %,%/pyproject.toml,$(filter-out $(NATIVE),$(ALL)))))
+PURE := . $(filter-out $(NATIVE) $(LATE),$(ALL))
+DISTRIBUTIONS := $(PURE) $(NATIVE) $(LATE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
     $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
@@ -150,6 +152,7 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	    echo "==> $$distribution: C++ (minutes)"; \
 	    $(BIN)/python -m pip install --no-build-isolation -e "./$$distribution"; \
 	done
+	$(BIN)/python -m pip install $(patsubst %,-e ./%,$(LATE))
 	$(BIN)/python -m pip check
 	@touch $@
 

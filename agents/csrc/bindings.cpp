@@ -5,6 +5,7 @@
 #include <pybind11/functional.h>
 
 #include "agent.h"
+#include "bindings.h"
 #include "log.h"
 #include "python_transport.h"
 
@@ -80,6 +81,8 @@ PYBIND11_MODULE(_C, module) {
              self.on_lost(from_cpp<int, const std::string&>(std::move(tell)));
            })
       .def("traffic", &TransportAgent::traffic);
+
+  bind_faults(module);
 
   module.def("send_warnings_to", [](py::function sink) {
     send_warnings_to(from_cpp<const std::string&>(std::move(sink)));

@@ -308,9 +308,14 @@ def read_project(folder: Path) -> dict[str, Any]:
 
 
 def distributions(root: Path) -> list[Path]:
-    """Return the folders of the repository's distributions in Python alone, the core's first."""
+    """Return the folders of the distributions that need no C++, the core's first."""
     plugins = sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))
-    return [root, *(folder for folder in plugins if not (folder / "setup.py").exists())]
+    return [root, *(folder for folder in plugins if not _needs_cpp(folder))]
+
+
+def _needs_cpp(folder: Path) -> bool:
+    needs = " ".join(read_project(folder)["dependencies"])
+    return (folder / "setup.py").exists() or "rpc-backends-agents" in needs
 
 
 def base_requirements(root: Path) -> list[str]:

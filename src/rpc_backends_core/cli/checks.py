@@ -62,11 +62,20 @@ def variables(environ: Mapping[str, str] = os.environ) -> Section:
         _variable(name, environ) for name in settings.VARIABLES if environ.get(name, "").strip()
     ]
     installed = {found.name for found in discovery.declared(discovery.BACKENDS_GROUP)}
+    hooks = {found.name.upper() for found in discovery.declared(discovery.HOOKS_GROUP)}
     for name, close in settings.unknown_variables(environ):
         backend = next((one for one in installed if name.startswith(f"RPC_BACKENDS_{one}_")), None)
         if backend is not None:
             # Without the value, which may be a secret.
             findings.append(Finding("ok", name, f"is set, for {backend}", {"backend": backend}))
+            continue
+        package = next(
+            (one for one in hooks if f"{name}_".startswith(f"RPC_BACKENDS_{one}_")), None
+        )
+        if package is not None:
+            findings.append(
+                Finding("ok", name, f"is set, for {package.lower()}", {"hooks": package.lower()})
+            )
             continue
         hint = f"; did you mean {close}?" if close else ""
         findings.append(

@@ -20,8 +20,8 @@ def shutdown(graceful: bool, timeout: float) -> None:
     """
     leave: Any = None
     if graceful and rpc.api._is_current_rpc_agent_set():
-        # Looked for behind an agent, too, that a hook has put in its place.
-        ways = (getattr(agent, "leave_group", None) for agent in session.agents())
+        # Looked for behind an agent, too, that a hook has put in its place; what is in front goes first.
+        ways = (getattr(agent, "leave_group", None) for agent in reversed(session.agents()))
         leave = next((way for way in ways if way is not None), None)
         del ways
     if leave is None:

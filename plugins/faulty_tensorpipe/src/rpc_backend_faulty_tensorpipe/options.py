@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import math
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,6 +29,12 @@ MESSAGE_TYPES = (
 )
 
 
+class OptionsWithRules(FaultyTensorPipeRpcBackendOptions):
+    """Torch's, with rules for rpc-backends-faults, which looks for this attribute."""
+
+    fault_rules: Any = None
+
+
 def construct_rpc_backend_options(
     rpc_timeout: float,
     init_method: str,
@@ -34,6 +42,7 @@ def construct_rpc_backend_options(
     messages_to_fail: Iterable[str] = (),
     messages_to_delay: Mapping[str, float] | None = None,
     num_fail_sends: int = 0,
+    rules: str | os.PathLike[str] | Iterable[Mapping[str, Any]] | None = None,
     **unknown: Any,
 ) -> FaultyTensorPipeRpcBackendOptions:
     """Construct torch's ``FaultyTensorPipeRpcBackendOptions``; without faults by default.
@@ -44,8 +53,10 @@ def construct_rpc_backend_options(
     :param messages_to_fail: types of message (:data:`MESSAGE_TYPES`) whose first sends fail.
     :param messages_to_delay: seconds by type of message; slept before sending.
     :param num_fail_sends: how many sends of each distinct message fail before one goes through.
+    :param rules: a rule file of rpc-backends-faults, or rules with its keys; they act beside the others.
     :raises TypeError: an option that FAULTY_TENSORPIPE does not have, or a value of a wrong type.
-    :raises ValueError: an unknown type of message, a negative delay or a negative count.
+    :raises ValueError: an unknown type of message, a negative delay or a negative count; ``rules``
+        without rpc-backends-faults.
     """
     if unknown:
         parameters = inspect.signature(construct_rpc_backend_options).parameters.values()
@@ -70,7 +81,13 @@ def construct_rpc_backend_options(
         raise TypeError(f"num_fail_sends is {num_fail_sends!r}; it must be an int.")
     if num_fail_sends < 0:
         raise ValueError(f"num_fail_sends is {num_fail_sends}; it must be 0 or more.")
-    return FaultyTensorPipeRpcBackendOptions(
+    if rules is not None and importlib.util.find_spec("rpc_backends_faults") is None:
+        raise ValueError(
+            "FAULTY_TENSORPIPE was given rules, and rpc-backends-faults, which acts by them, is not "
+            "installed: pip install rpc-backends-faults."
+        )
+    type_ = FaultyTensorPipeRpcBackendOptions if rules is None else OptionsWithRules
+    options: FaultyTensorPipeRpcBackendOptions = type_(
         num_worker_threads=num_worker_threads,
         rpc_timeout=rpc_timeout,
         init_method=init_method,
@@ -78,6 +95,9 @@ def construct_rpc_backend_options(
         messages_to_delay=delay,
         num_fail_sends=num_fail_sends,
     )
+    if isinstance(options, OptionsWithRules):
+        options.fault_rules = rules
+    return options
 
 
 def _check_types(option: str, kinds: Iterable[str]) -> None:

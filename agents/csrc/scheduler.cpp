@@ -1,0 +1,114 @@
+#include "scheduler.h"
+
+#include <exception>
+#include <string>
+#include <thread>
+
+#include "log.h"
+
+namespace rpc_backends {
+
+Scheduler::Key Scheduler::after(double seconds, Job job) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto wait = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const Key key{Clock::now() + wait, ++next_};
+  if (stopped_) {
+    return key;
+  }
+  due_.emplace(key, std::move(job));
+  if (!watching_) {
+    watching_ = true;
+    ++threads_;
+    // Detached: the last of them may end after the process has begun to. They keep this object.
+    std::thread([self = shared_from_this()] { self->watch(); }).detach();
+  } else if (due_.begin()->first == key) {
+    alarm_.notify_one();
+  }
+  return key;
+}
+
+void Scheduler::cancel(const Key& key) {
+  Job dropped;  // what it holds is let go of without the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = due_.find(key);
+  if (found != due_.end()) {
+    dropped = std::move(found->second);
+    due_.erase(found);
+  }
+}
+
+void Scheduler::post(Job job) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!stopped_) {
+    post_locked(std::move(job));
+  }
+}
+
+void Scheduler::post_locked(Job job) {
+  posts_.push_back(std::move(job));
+  if (posts_.size() <= waiting_) {
+    posted_.notify_one();
+    return;
+  }
+  ++threads_;
+  std::thread([self = shared_from_this()] { self->work(); }).detach();
+}
+
+void Scheduler::watch() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopped_) {
+    const auto now = Clock::now();
+    while (!due_.empty() && due_.begin()->first.first <= now) {
+      Job job = std::move(due_.begin()->second);
+      due_.erase(due_.begin());
+      post_locked(std::move(job));
+    }
+    if (due_.empty()) {
+      alarm_.wait(lock);
+    } else {
+      const auto next = due_.begin()->first.first;
+      alarm_.wait_until(lock, next);
+    }
+  }
+  --threads_;
+  ended_.notify_all();
+}
+
+void Scheduler::work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    while (!posts_.empty()) {
+      Job job = std::move(posts_.front());
+      posts_.pop_front();
+      lock.unlock();
+      try {
+        job();
+      } catch (const std::exception& error) {
+        warn(std::string("RPC: what was delayed by fault injection failed: ") + error.what());
+      }
+      job = nullptr;
+      lock.lock();
+    }
+    if (stopped_) {
+      break;
+    }
+    ++waiting_;
+    posted_.wait(lock, [this] { return stopped_ || !posts_.empty(); });
+    --waiting_;
+  }
+  --threads_;
+  ended_.notify_all();
+}
+
+void Scheduler::stop(double seconds) {
+  std::map<Key, Job> dropped;
+  std::unique_lock<std::mutex> lock(mutex_);
+  stopped_ = true;
+  dropped.swap(due_);
+  alarm_.notify_all();
+  posted_.notify_all();
+  ended_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return threads_ == 0; });
+  lock.unlock();
+}
+
+}  // namespace rpc_backends

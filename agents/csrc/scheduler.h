@@ -1,0 +1,49 @@
+// Does things later, and on threads of its own: one watches the time, others do what is due. Whatever a job
+// waits for, the next finds a thread.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace rpc_backends {
+
+class Scheduler : public std::enable_shared_from_this<Scheduler> {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Job = std::function<void()>;
+  using Key = std::pair<Clock::time_point, uint64_t>;
+
+  // Does `job` in `seconds`. Its threads start with the first job.
+  Key after(double seconds, Job job);
+  void cancel(const Key& key);
+  // Does `job` now.
+  void post(Job job);
+  // Drops what is not due, and waits, for `seconds` at most, until what has begun is over.
+  void stop(double seconds);
+
+ private:
+  void watch();
+  void work();
+  void post_locked(Job job);
+
+  std::mutex mutex_;
+  std::condition_variable alarm_;
+  std::condition_variable posted_;
+  std::condition_variable ended_;
+  std::map<Key, Job> due_;
+  std::deque<Job> posts_;
+  uint64_t next_ = 0;
+  size_t threads_ = 0;
+  size_t waiting_ = 0;  // threads that wait for a post
+  bool watching_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace rpc_backends

@@ -1,0 +1,51 @@
+"""Fault injection for ``torch.distributed.rpc``, in front of whatever backend runs.
+
+Nothing here does anything until there are rules: from a file (``RPC_BACKENDS_FAULTS=rules.toml``), or
+from the program (:func:`enable`, :func:`rule`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rpc_backends_faults.errors import NotWrappedError, RuleError
+    from rpc_backends_faults.live import Worker, add, counts, enable, remove, rule
+    from rpc_backends_faults.marks import mark
+    from rpc_backends_faults.wanted import disable
+
+__all__ = [
+    "NotWrappedError",
+    "RuleError",
+    "Worker",
+    "add",
+    "counts",
+    "disable",
+    "enable",
+    "mark",
+    "remove",
+    "rule",
+]
+__version__ = "0.1.0"
+
+_MODULES = {
+    "NotWrappedError": "errors",
+    "RuleError": "errors",
+    "Worker": "live",
+    "add": "live",
+    "counts": "live",
+    "disable": "wanted",
+    "enable": "live",
+    "mark": "marks",
+    "remove": "live",
+    "rule": "live",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on demand: a program without rules is not to pay for them."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

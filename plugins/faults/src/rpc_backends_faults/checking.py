@@ -1,0 +1,316 @@
+"""From what somebody wrote to a :class:`Rule`: every key and value is checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rpc_backends_core.settings import nearest
+from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.kinds import CALLS, KINDS, MESSAGE_TYPES, OF_A_WORKER, WRAPPERS
+from rpc_backends_faults.patterns import matches
+from rpc_backends_faults.rules import Length, Rule
+
+#: Keys that every rule may have.
+COMMON = (
+    *(
+        "name",
+        "what",
+        "message",
+        "sender",
+        "function",
+        "housekeeping",
+        "probability",
+        "after",
+        "every",
+    ),
+    *("first", "per", "budget", "start", "end", "mark"),
+)
+ALL_KEYS = tuple(sorted({*COMMON, "worker"}.union(*(k.needs | k.takes for k in KINDS.values()))))
+_NAME = re.compile(r"[A-Za-z0-9_:.-]{1,80}")
+_PER = ("all", "pair", "payload")
+_SHAPES = ("uniform", "normal", "exponential")
+_MOST = 2**63 - 1
+
+#: Says where a key of the rule stands (None: the rule itself), to begin a text with.
+Where = Callable[[str | None], str]
+
+
+def check_rule(
+    settings: Mapping[str, Any], *, default_name: str, where: Where = lambda _key: ""
+) -> Rule:
+    """Return the rule that ``settings`` describe.
+
+    :param settings: as in a rule file, :data:`ALL_KEYS`.
+    :param where: says where a key stands; texts begin with it.
+    :raises RuleError: with all that is wrong.
+    """
+    check = _Check(settings, where)
+    rule = check.rule(default_name)
+    if check.problems:
+        raise RuleError(check.problems)
+    return rule
+
+
+class _Check:
+    def __init__(self, settings: Mapping[str, Any], where: Where) -> None:
+        self.settings = settings
+        self.where = where
+        self.problems: list[str] = []
+
+    def problem(self, key: str | None, text: str) -> None:
+        self.problems.append(f"{self.where(key)}{text}")
+
+    def rule(self, default_name: str) -> Rule:
+        name = self.name(default_name)
+        what = self.what()
+        self.keys(what)
+        start, end = self.number("start", 0.0), self.optional_number("end")
+        if end is not None and end <= start:
+            self.problem(
+                "end",
+                f"it ends at {end:g} s, and it starts at {start:g} s: it could never act. Both count"
+                " from init_rpc.",
+            )
+        functions = self.patterns("function")
+        messages = self.messages(functions)
+        worker = self.patterns("worker")
+        sender = self.patterns("sender")
+        if worker and sender:
+            self.problem("worker", "'worker' and 'sender' are the same here; write one of them.")
+        first, budget = self.count("first", 0), self.count("budget", 0)
+        length = self.length()
+        if what == "pause":
+            if length is None and end is None:
+                self.problem(None, "a pause needs its length: 'seconds', or an 'end'.")
+            limits = ("first", "budget", "every", "probability", "after", "mark", "end")
+            if length is not None and not any(key in self.settings for key in limits):
+                budget = 1  # not once more as soon as it is over
+        return Rule(
+            name=name,
+            what=what,
+            messages=messages,
+            senders=worker or sender,
+            receivers=self.patterns("receiver"),
+            functions=functions,
+            housekeeping=self.flag("housekeeping"),
+            probability=self.probability(),
+            after=self.count("after", 0),
+            every=self.count("every", 1, least=1),
+            first=first,
+            per=self.word("per", _PER, "all"),  # type: ignore[arg-type]  # one of _PER
+            budget=budget,
+            start=start,
+            end=end,
+            mark=self.mark(),
+            length=length,
+            others=self.count("others", 1, least=1),
+            within=self.number("within", 1.0, above=0.0),
+            one_way=self.flag("one_way"),
+            rate=self.number("rate", 0.0, above=0.0),
+            copies=self.count("copies", 2, least=2),
+            exit_code=self.exit_code(),
+            text=self.text("text"),
+            source=self.where(None).removesuffix(": "),
+        )
+
+    def name(self, default: str) -> str:
+        name = self.settings.get("name", default)
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            self.problem(
+                "name",
+                f"the name {name!r} is none: letters, digits, '_', '-', '.' and ':', 80 at most.",
+            )
+            return default
+        return name
+
+    def what(self) -> str:
+        what = self.settings.get("what")
+        if what is None:
+            self.problem(None, f"the rule lacks 'what', one of: {', '.join(KINDS)}.")
+        elif what not in KINDS:
+            self.problem("what", f"{what!r} is no kind of fault.{_hint(what, KINDS)}")
+        else:
+            return str(what)
+        return ""
+
+    def keys(self, what: str) -> None:
+        kind = KINDS.get(what)
+        allowed = {*COMMON, *(kind.needs | kind.takes if kind else ALL_KEYS)}
+        if what in OF_A_WORKER:
+            allowed.add("worker")
+        for key in self.settings:
+            if key not in ALL_KEYS:
+                self.problem(key, f"{key!r} is no key of a rule.{_hint(key, ALL_KEYS)}")
+            elif key not in allowed:
+                own = sorted(allowed - set(COMMON))
+                self.problem(
+                    key,
+                    f"{what!r} has no {key!r}. Beside the keys of all rules it has: "
+                    f"{', '.join(own) or 'none'}.",
+                )
+        for key in sorted(kind.needs if kind else ()):
+            if key not in self.settings:
+                self.problem(None, f"{what!r} needs {key!r}.")
+
+    def messages(self, functions: tuple[str, ...]) -> tuple[str, ...]:
+        patterns = self.patterns("message")
+        for pattern in patterns:
+            if any(matches(pattern, known) for known in MESSAGE_TYPES):
+                continue
+            if any(matches(pattern, wrapper) for wrapper in WRAPPERS):
+                self.problem(
+                    "message",
+                    f"no rule sees {pattern}: a message that is wrapped for autograd or profiling counts"
+                    " as what is inside, PYTHON_CALL say.",
+                )
+            else:
+                self.problem(
+                    "message",
+                    f"{pattern!r} is no type of request that torch has.{_hint(pattern, MESSAGE_TYPES)}",
+                )
+        if (
+            patterns
+            and functions
+            and not any(matches(pattern, call) for call in CALLS for pattern in patterns)
+        ):
+            self.problem(
+                "function",
+                f"messages of {' and '.join(patterns)} call no function; those that do: "
+                f"{', '.join(CALLS)}.",
+            )
+        return patterns
+
+    def patterns(self, key: str) -> tuple[str, ...]:
+        value = self.settings.get(key, ())
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list | tuple) or not all(
+            isinstance(one, str) and one for one in values
+        ):
+            self.problem(key, f"{key!r} is {value!r}; it must be a text, or a list of texts.")
+            return ()
+        for one in values:
+            self.no_brackets(key, one)
+        return tuple(values)
+
+    def no_brackets(self, key: str, pattern: str) -> None:
+        if set(pattern) & set("[]"):
+            self.problem(
+                key,
+                f"the pattern {pattern!r} has brackets, which mean themselves here, and no name has any."
+                " A pattern has '*' for any text and '?' for any letter; several go in a list.",
+            )
+
+    def probability(self) -> float:
+        value = self.settings.get("probability", 1.0)
+        if not _is_number(value) or not 0 <= value <= 1:
+            self.problem("probability", f"the probability is {value!r}; it must be from 0 to 1.")
+            return 1.0
+        return float(value)
+
+    def count(self, key: str, default: int, *, least: int = 0) -> int:
+        value = self.settings.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            self.problem(key, f"{key!r} is {value!r}; it must be a whole number, {least} or more.")
+            return default
+        return value
+
+    def number(self, key: str, default: float, *, above: float | None = None) -> float:
+        value = self.settings.get(key, default)
+        if not _is_number(value) or value < 0 or (above is not None and value <= above):
+            if key in self.settings:
+                least = "above 0" if above is not None else "0 or more"
+                self.problem(key, f"{key!r} is {value!r}; it must be a number, {least}.")
+            return default
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return self.number(key, 0.0) if key in self.settings else None
+
+    def flag(self, key: str) -> bool:
+        value = self.settings.get(key, False)
+        if not isinstance(value, bool):
+            self.problem(key, f"{key!r} is {value!r}; it must be true or false.")
+            return False
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.settings.get(key, "")
+        if not isinstance(value, str):
+            self.problem(key, f"{key!r} is {value!r}; it must be a text.")
+            return ""
+        return value
+
+    def mark(self) -> str:
+        pattern = self.text("mark")
+        self.no_brackets("mark", pattern)
+        return pattern
+
+    def word(self, key: str, known: Iterable[str], default: str) -> str:
+        value = self.settings.get(key, default)
+        if value not in known:
+            self.problem(key, f"{key!r} is {value!r}.{_hint(value, known)}")
+            return default
+        return str(value)
+
+    def exit_code(self) -> int | None:
+        value = self.settings.get("exit_code")
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+            self.problem(
+                "exit_code",
+                f"'exit_code' is {value!r}; it must be from 0 to 255, or left out for SIGKILL.",
+            )
+            return None
+        return value
+
+    def length(self) -> Length | None:
+        value = self.settings.get("seconds")
+        if value is None:
+            return None
+        if _is_number(value) and value >= 0:
+            return Length(float(value))
+        if isinstance(value, Mapping) and len(value) == 1:
+            [(shape, numbers)] = value.items()
+            made = _length(shape, numbers)
+            if made is not None:
+                return made
+            if shape not in _SHAPES:
+                self.problem("seconds", f"{shape!r} is no distribution.{_hint(shape, _SHAPES)}")
+                return None
+        self.problem(
+            "seconds",
+            f"'seconds' is {value!r}; it must be a number, 0 or more, or one of "
+            "{uniform = [LEAST, MOST]}, {normal = [MEAN, DEVIATION]}, {exponential = MEAN}.",
+        )
+        return None
+
+
+def _length(shape: str, numbers: Any) -> Length | None:
+    if shape == "exponential":
+        return (
+            Length(float(numbers), "exponential") if _is_number(numbers) and numbers > 0 else None
+        )
+    if not (
+        isinstance(numbers, list | tuple) and len(numbers) == 2 and all(map(_is_number, numbers))
+    ):
+        return None
+    one, two = map(float, numbers)
+    if shape == "uniform" and 0 <= one <= two:
+        return Length(one, "uniform", two)
+    if shape == "normal" and one >= 0 and two >= 0:
+        return Length(one, "normal", two)
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _hint(word: Any, known: Iterable[str]) -> str:
+    known = list(known)
+    close = nearest(str(word), known)
+    return (f" Did you mean {close!r}?" if close else "") + f" There are: {', '.join(known)}."

@@ -1,0 +1,113 @@
+"""Putting the fault-injecting agent before another, with the rules that are wanted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rpc_backends_core.settings import nearest
+from rpc_backends_core.torch_bridge import session
+from rpc_backends_faults import live, replay
+from rpc_backends_faults.agent import FaultInjectingAgent
+from rpc_backends_faults.engine import Engine, logger
+from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.kinds import HOUSEKEEPING
+from rpc_backends_faults.patterns import matches
+from rpc_backends_faults.rules import Rule, RuleSet
+from rpc_backends_faults.wanted import Wanted
+from rpc_backends_faults.watching import Watcher
+
+FORMAT = 1
+
+
+def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultInjectingAgent:
+    """Return an agent that stands before ``agent``.
+
+    :raises ValueError: rules name workers that do not exist, or a log cannot be read or written.
+    """
+    names = _static_names(agent)
+    _check_workers((*want.of_file.rules, *want.given), names)
+    worker = agent.get_worker_info().name
+    recording = replay.find(want.replay, worker) if want.replay is not None else None
+    front = FaultInjectingAgent(agent)
+    if recording is None:
+        front.engine = Engine(
+            front, worker, seed=want.seed, of_file=want.of_file.rules, given=want.given
+        )
+    else:
+        front.set_rules(recording.rules, recording.seed, list(HOUSEKEEPING))
+        front.set_replay(recording.entries)
+        front.engine = Engine(front, worker, seed=recording.seed, replaying=True)
+    if want.log is not None:
+        path = _open_log(front, want.log, worker)
+        logger.info("the event log of RPC worker %r is %s", worker, path)
+        front.engine.log(
+            "start",
+            format=FORMAT,
+            worker=worker,
+            backend=backend,
+            workers=names or [],
+            pid=os.getpid(),
+            torch=torch.__version__,
+            seed=front.engine.seed,
+            rules=recording.rules if recording is not None else front.engine.native_rules(),
+            replay=str(want.replay) if want.replay is not None else None,
+            time=time.time(),
+        )
+    if want.file is not None and recording is None:
+        watcher = Watcher(want.file, front.engine, lambda rules: _check_file(rules, names))
+        front.engine.at_close(watcher.close)
+    live.set_current(front.engine)
+    return front
+
+
+def _static_names(agent: Any) -> list[str] | None:
+    """Return the names of all workers that there will ever be; None where that is not known."""
+    current = session.current()
+    if current is None or current.world_size is None:
+        return None
+    names = [worker.name for worker in agent.get_worker_infos()]
+    return names if len(names) == current.world_size else None
+
+
+def _check_file(rules: RuleSet, names: list[str] | None) -> None:
+    _check_workers(rules.rules, names)
+
+
+def _check_workers(rules: Iterable[Rule], names: list[str] | None) -> None:
+    """Refuse rules that no worker of the group could ever be meant by."""
+    if names is None:
+        return
+    problems = []
+    for rule in rules:
+        for patterns in (rule.senders, rule.receivers):
+            for pattern in patterns:
+                if any(matches(pattern, name) for name in names):
+                    continue
+                close = nearest(pattern, names)
+                hint = f" Did you mean {close!r}?" if close else ""
+                place = f"{rule.source}: " if rule.source else ""
+                problems.append(
+                    f"{place}the rule {rule.name!r} is for {pattern!r}, and no worker is called "
+                    f"that.{hint} The group has: {', '.join(names)}."
+                )
+    if problems:
+        raise RuleError(problems)
+
+
+def _open_log(agent: FaultInjectingAgent, folder: Path, worker: str) -> Path:
+    number = 1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A log is never added to: a worker that comes back has another.
+        while (path := folder / replay.file_name(worker, number)).exists():
+            number += 1
+        agent.open_log(str(path))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"the event log cannot be written to {folder}: {error}") from error
+    return path

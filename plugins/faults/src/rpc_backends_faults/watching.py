@@ -1,0 +1,67 @@
+"""Looking at the rule file while the program runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rpc_backends_faults import files
+from rpc_backends_faults.engine import Engine, logger
+from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.rules import RuleSet
+
+#: Seconds between looks.
+INTERVAL = 0.5
+
+
+class Watcher:
+    """Takes over a rule file's rules whenever the file has changed.
+
+    :param check: raises RuleError where rules do not fit the group.
+    """
+
+    def __init__(self, path: Path, engine: Engine, check: Callable[[RuleSet], None]) -> None:
+        self._path = path
+        self._engine = engine
+        self._check = check
+        self._seen = _state(path)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rpc-faults-file", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it."""
+        self._end.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(INTERVAL):
+            state = _state(self._path)
+            # A file that is not there may be about to be: editors write a new one in its place.
+            if state is None or state == self._seen:
+                continue
+            self._seen = state
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            rules = files.read(self._path)
+            self._check(rules)
+            self._engine.set_file_rules(rules)
+        except RuleError as error:
+            logger.error("the changed fault rules are not used, the old ones stay: %s", error)
+            self._engine.log("refused", file=str(self._path), problems=error.problems)
+        else:
+            names = ", ".join(repr(rule.name) for rule in rules.rules) or "none"
+            logger.info("the fault rules in %s have changed, and are now: %s", self._path, names)
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # a relative path stays relative
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

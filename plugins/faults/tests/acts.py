@@ -1,0 +1,126 @@
+"""What workers do in these tests: functions that are called by RPC and leave a trace, and steps."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.distributed import rpc
+
+import rpc_backends_core
+import rpc_backends_faults as faults
+from support import steps
+from support.workers import Me
+
+#: What was done in this process, in order.
+DONE: list[Any] = []
+_changed = threading.Condition()
+
+
+def join(me: Me, url: str, backend: str, **settings: Any) -> None:
+    """Join a group of all workers, ready for rules."""
+    faults.enable()
+    steps.join(me, url, backend=backend, **settings)
+
+
+def find_package(me: Me, path: str) -> None:
+    """Have a package among those that are installed."""
+    sys.path.insert(0, path)
+    rpc_backends_core.refresh()
+
+
+def do(what: Any) -> Any:
+    """Do something that leaves a trace; called by RPC."""
+    with _changed:
+        DONE.append(what)
+        _changed.notify_all()
+    return what
+
+
+def also_do(what: Any) -> Any:
+    """Do something else."""
+    return do(what)
+
+
+def done() -> list[Any]:
+    """Return what was done here so far."""
+    with _changed:
+        return list(DONE)
+
+
+def wait_until_done(what: Any, times: int = 1) -> list[Any]:
+    """Wait until something has been done so often; return all that was done."""
+    with _changed:
+        assert _changed.wait_for(lambda: DONE.count(what) >= times, timeout=30), DONE
+        return list(DONE)
+
+
+def attempt(
+    me: Me, to: str, what: Any, timeout: float = 30, rules: tuple[dict[str, Any], ...] = ()
+) -> tuple[str, float]:
+    """Call :func:`do` on a worker; return the answer or the error, and after how many seconds."""
+    names = [faults.add(**rule) for rule in rules]
+    begin = time.monotonic()
+    try:
+        found = str(rpc.rpc_sync(to, do, args=(what,), timeout=timeout))
+    except RuntimeError as error:
+        found = str(error)
+    seconds = time.monotonic() - begin
+    for name in names:
+        faults.remove(name)
+    return found, seconds
+
+
+def several(me: Me, to: str, whats: list[Any], rules: tuple[dict[str, Any], ...]) -> list[str]:
+    """Call :func:`do` one after the other; return the answers, or the first words of the errors."""
+    names = [faults.add(**rule) for rule in rules]
+    found = []
+    for what in whats:
+        try:
+            found.append(str(rpc.rpc_sync(to, do, args=(what,), timeout=30)))
+        except RuntimeError as error:
+            found.append(" ".join(str(error).split(" ")[:3]))
+    for name in names:
+        faults.remove(name)
+    return found
+
+
+def add(me: Me, rule: dict[str, Any]) -> str:
+    """Add a rule."""
+    return faults.add(**rule)
+
+
+def remove(me: Me, name: str) -> None:
+    """Remove it."""
+    faults.remove(name)
+
+
+def counts(me: Me) -> dict[str, int]:
+    """Return how often each rule has fired."""
+    return faults.counts()
+
+
+def seen(me: Me) -> list[Any]:
+    """Return what was done in this worker."""
+    return done()
+
+
+def wait_for(me: Me, what: Any, times: int = 1) -> list[Any]:
+    """Wait until something has been done here."""
+    return wait_until_done(what, times)
+
+
+def metrics(me: Me) -> dict[str, str]:
+    """Return those of faults."""
+    found: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
+    return {key: value for key, value in found.items() if key.startswith("faults.")}
+
+
+def tensors(me: Me, to: str) -> list[float]:
+    """Use an RRef, and a call with tensors."""
+    held = rpc.remote(to, torch.add, args=(torch.ones(2), 1))
+    summed: torch.Tensor = held.to_here() + rpc.rpc_sync(to, torch.neg, args=(-torch.ones(2),))
+    return summed.tolist()

@@ -1,0 +1,20 @@
+"""Where the workers of these tests meet, and what they have in their environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _only_our_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("RPC_BACKENDS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Meet over a file."""
+    return f"file://{tmp_path}/store"

@@ -1,0 +1,232 @@
+"""Rule files: what they may say, and what is said of those that mean nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from rpc_backends_faults import files
+from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.kinds import KINDS, MESSAGE_TYPES, WRAPPERS
+from rpc_backends_faults.rules import Length, Rule
+from rpc_backends_faults.words import explain
+
+
+def problems(text: str) -> list[str]:
+    """Return what is wrong with a rule file."""
+    with pytest.raises(RuleError) as caught:
+        files.parse(dedent(text).lstrip(), "rules.toml")
+    return caught.value.problems
+
+
+def rules(text: str) -> tuple[Rule, ...]:
+    return files.parse(dedent(text).lstrip(), "rules.toml").rules
+
+
+def test_a_rule_says_what_which_and_when() -> None:
+    [rule] = rules(
+        """
+        [[rule]]
+        name = "late answers"  # no spaces, but see below
+        what = "reply_delay"
+        message = ["PYTHON_*", "SCRIPT_CALL"]
+        sender = "trainer*"
+        receiver = "ps"
+        function = "train.*"
+        seconds = {uniform = [0.1, 0.5]}
+        probability = 0.5
+        after = 10
+        every = 2
+        first = 3
+        per = "payload"
+        budget = 100
+        start = 1.5
+        end = 20
+        mark = "epoch-?"
+        """.replace("late answers", "late-answers")
+    )
+
+    assert rule == Rule(
+        name="late-answers",
+        what="reply_delay",
+        messages=("PYTHON_*", "SCRIPT_CALL"),
+        senders=("trainer*",),
+        receivers=("ps",),
+        functions=("train.*",),
+        length=Length(0.1, "uniform", 0.5),
+        probability=0.5,
+        after=10,
+        every=2,
+        first=3,
+        per="payload",
+        budget=100,
+        start=1.5,
+        end=20.0,
+        mark="epoch-?",
+    )
+    assert rule.source == "rules.toml:1"
+
+
+def test_rules_without_names_get_some_that_differ() -> None:
+    found = rules("[[rule]]\nwhat = 'drop'\n[[rule]]\nwhat = 'drop'\n")
+
+    assert [rule.name for rule in found] == ["drop-1", "drop-2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "where_and_why", "hint"),
+    [
+        ('waht = "drop"', "rules.toml:4: 'waht' is no key of a rule.", "'what'"),
+        ('message = "PYTON_CALL"', "rules.toml:4: 'PYTON_CALL' is no type", "'PYTHON_CALL'"),
+        ('message = "FORWARD_AUTOGRAD_REQ"', "rules.toml:4: no rule sees", "PYTHON_CALL say"),
+        ("probability = 1.01", "rules.toml:4: the probability is 1.01", "from 0 to 1"),
+        ("probability = -0.5", "rules.toml:4: the probability is -0.5", "from 0 to 1"),
+        ("probability = nan", "rules.toml:4: the probability is nan", "from 0 to 1"),
+        ('probability = "half"', "rules.toml:4: the probability is 'half'", "from 0 to 1"),
+        ("start = 5\nend = 5", "rules.toml:5: it ends at 5 s, and it starts at 5 s", "never"),
+        ("start = -1", "rules.toml:4: 'start' is -1", "0 or more"),
+        ("every = 0", "rules.toml:4: 'every' is 0", "1 or more"),
+        ("first = 1.5", "rules.toml:4: 'first' is 1.5", "a whole number"),
+        ("after = true", "rules.toml:4: 'after' is True", "a whole number"),
+        ('per = "pairs"', "rules.toml:4: 'per' is 'pairs'.", "'pair'"),
+        ('sender = ["a", 3]', "rules.toml:4: 'sender' is ['a', 3]", "a list of texts"),
+        ('receiver = ""', "rules.toml:4: 'receiver' is ''", "a list of texts"),
+        ("housekeeping = 1", "rules.toml:4: 'housekeeping' is 1", "true or false"),
+        ("copies = 3", "rules.toml:4: 'delay' has no 'copies'.", "seconds"),
+        ('worker = "w"', "rules.toml:4: 'delay' has no 'worker'.", "receiver"),
+        ('message = "RREF_*"\nfunction = "f"', "rules.toml:5: messages of RREF_*", "PYTHON_CALL"),
+        ('sender = "worker[01]"', "rules.toml:4: the pattern 'worker[01]' has brackets", "list"),
+        ('mark = "step-[5]"', "rules.toml:4: the pattern 'step-[5]' has brackets", "list"),
+        ('name = "two words"', "rules.toml:4: the name 'two words' is none", "letters"),
+    ],
+)
+def test_what_means_nothing_is_named_with_its_line_and_what_would_mean_something(
+    line: str, where_and_why: str, hint: str
+) -> None:
+    [text] = problems(f'[[rule]]\nwhat = "delay"\nseconds = 1\n{line}\n')
+
+    assert text.startswith(where_and_why)
+    assert hint in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "why"),
+    [
+        ("-1", "'seconds' is -1"),
+        ('"1 s"', "'seconds' is '1 s'"),
+        ("{uniform = [2, 1]}", "'seconds' is {'uniform': [2, 1]}"),
+        ("{uniform = 2}", "'seconds' is {'uniform': 2}"),
+        ("{unifrom = [1, 2]}", "'unifrom' is no distribution. Did you mean 'uniform'?"),
+        ("{exponential = 0}", "'seconds' is {'exponential': 0}"),
+    ],
+)
+def test_a_length_that_is_none_is_refused(seconds: str, why: str) -> None:
+    [text] = problems(f'[[rule]]\nwhat = "delay"\nseconds = {seconds}\n')
+
+    assert text.startswith(f"rules.toml:3: {why}")
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
+    [text] = problems("[[rule]]\nname = 'a'\nwhat = 'dealy'\n")
+
+    assert text.startswith("rules.toml:3: 'dealy' is no kind of fault. Did you mean 'delay'?")
+
+
+@pytest.mark.parametrize(
+    ("what", "needs"), [("delay", "seconds"), ("reply_delay", "seconds"), ("bandwidth", "rate")]
+)
+def test_a_rule_that_lacks_what_its_kind_needs_is_refused(what: str, needs: str) -> None:
+    assert problems(f"[[rule]]\nwhat = '{what}'\n") == [f"rules.toml:1: {what!r} needs {needs!r}."]
+
+
+def test_a_pause_without_an_end_is_refused() -> None:
+    [text] = problems("[[rule]]\nwhat = 'pause'\nworker = 'w'\n")
+
+    assert text.startswith("rules.toml:1: a pause needs its length")
+
+
+def test_a_rule_without_a_kind_is_refused() -> None:
+    [text] = problems("[[rule]]\nprobability = 0.5\n")
+
+    assert text.startswith("rules.toml:1: the rule lacks 'what'")
+
+
+def test_two_rules_of_one_name_are_refused_with_both_places() -> None:
+    [text] = problems(
+        "[[rule]]\nname = 'a'\nwhat = 'drop'\n\n[[rule]]\nname = 'a'\nwhat = 'fail'\n"
+    )
+
+    assert text.startswith("rules.toml:6: the name 'a' is the rule's at rules.toml:1 too")
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    found = problems(
+        """
+        sed = 3
+        [[rule]]
+        what = "drop"
+        probability = 2
+        [[rule]]
+        what = "fial"
+        """
+    )
+
+    assert [text.split(": ")[0] for text in found] == [
+        "rules.toml:1",
+        "rules.toml:4",
+        "rules.toml:6",
+    ]
+
+
+def test_what_is_no_toml_is_refused_with_its_line() -> None:
+    [text] = problems("[[rule]]\nwhat = drop\n")
+
+    assert text.startswith("rules.toml:2: this is no TOML: ")
+
+
+@pytest.mark.parametrize("seed", ["-1", "1.5", '"x"', "true", str(2**63)])
+def test_a_seed_that_is_none_is_refused(seed: str) -> None:
+    if seed == str(2**63):
+        seed = "0x8000000000000000"
+    [text] = problems(f"seed = {seed}\n")
+
+    assert text.startswith("rules.toml:1: ")
+
+
+def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match=r"rules\.toml cannot be read: No such file"):
+        files.read(tmp_path / "rules.toml")
+
+
+def test_every_kind_is_explained_in_words_of_its_own() -> None:
+    needs = {"delay": "seconds = 1", "reply_delay": "seconds = 1", "bandwidth": "rate = 5"}
+    needs["pause"] = "seconds = 1"
+    said = {
+        explain(rules(f"[[rule]]\nwhat = '{what}'\n{needs.get(what, '')}\n")[0]) for what in KINDS
+    }
+
+    assert len(said) == len(KINDS)
+    assert "each request is sent 1 s later." in said
+
+
+def test_the_types_of_messages_are_all_requests_that_torch_has() -> None:
+    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/rpc/message.h"
+    requests = re.findall(
+        r"(\w+)\s*=\s*0x\w+\s*\|\s*MessageTypeFlags::REQUEST_TYPE", header.read_text()
+    )
+
+    assert {*MESSAGE_TYPES, *WRAPPERS} == set(requests)
+
+
+@pytest.mark.parametrize("page", ["docs/faults.md", "plugins/faults/README.md"])
+def test_the_rules_in_the_guides_mean_something(page: str) -> None:
+    text = (Path(__file__).parents[3] / page).read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+
+    assert blocks
+    for block in blocks:
+        assert files.parse(block, page).rules

@@ -1,0 +1,150 @@
+"""`rpc-backends faults`, and what `rpc-backends doctor` says, as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_core.cli.checks import variables
+from rpc_backends_faults.check import check
+from support import steps
+from support.workers import Workers
+
+from . import acts
+
+RULES = """seed = 4
+[[rule]]
+name = "slow"
+what = "delay"
+message = "PYTHON_CALL"
+receiver = "ps"
+seconds = {uniform = [0.1, 0.2]}
+every = 3
+budget = 2
+"""
+
+
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `rpc-backends`."""
+    return subprocess.run(
+        [sys.executable, "-m", "rpc_backends_core", *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES)
+    return path
+
+
+def test_check_says_in_words_what_rules_do(rules: Path) -> None:
+    done = command("faults", "check", str(rules))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{rules}: 1 rule, seed 4",
+        "",
+        f"slow  ({rules}:2)",
+        "  each PYTHON_CALL to ps is sent 0.1 to 0.2 s later: every 3rd time, at most twice in a"
+        " process.",
+    ]
+
+
+def test_check_gives_json(rules: Path) -> None:
+    found = json.loads(command("faults", "check", str(rules), "--json").stdout)
+
+    assert found["ok"] is True
+    assert found["seed"] == 4
+    assert found["rules"][0]["what"] == "delay"
+    assert found["rules"][0]["words"].startswith("each PYTHON_CALL to ps")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_check_ends_with_1_and_all_that_is_wrong(rules: Path, as_json: bool) -> None:
+    rules.write_text(RULES.replace("delay", "dealy").replace("every = 3", "every = 0"))
+
+    done = command("faults", "check", str(rules), *(["--json"] if as_json else []))
+
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"{rules}:4: 'dealy' is no kind of fault. Did you mean 'delay'?" in said
+    assert f"{rules}:8: 'every' is 0; it must be a whole number, 1 or more." in said
+
+
+def test_report_writes_a_page_that_needs_nothing_but_itself(url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(log)}, seconds=180) as workers:
+        workers.run(steps.join, url)
+        rule = {
+            "what": "fail",
+            "name": "</script>".strip("</>"),
+            "text": "</script><b>",
+            "function": "*do",
+        }
+        workers[0].call(acts.add, rule)
+        workers[0].call(acts.attempt, "worker1", "x")
+        workers[0].call(acts.tensors, "worker1")
+        workers.run(steps.leave)
+
+    page = tmp_path / "page.html"
+    done = command("faults", "report", str(log), "--out", str(page))
+    story = json.loads(command("faults", "report", str(log), "--json").stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert f"{page}: {len(story['messages'])} messages of 2 workers, 1 faults" in done.stdout
+    text = page.read_text()
+    assert "/*DATA*/" not in text
+    assert text.count("</script>") == 1
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert story["workers"] == ["worker0", "worker1"]
+    [failed] = [one for one in story["messages"] if one["faults"]]
+    assert (failed["from"], failed["to"], failed["outcome"]) == ("worker0", "worker1", "failed")
+    assert {one["outcome"] for one in story["messages"]} == {"failed", "answer"}
+
+
+def test_report_of_what_is_no_log_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"event": "request"}\n')
+
+    done = command("faults", "report", str(tmp_path))
+
+    assert done.returncode == 1
+    assert "this is no event log of fault injection" in " ".join(done.stderr.split())
+
+
+def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(
+    rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = check()
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(rules))
+    sound = check()
+    rules.write_text("[[rule]]\n")
+    broken = check()
+
+    assert [one.level for one in without.findings] == ["ok"]
+    assert [one.level for one in sound.findings] == ["note", "ok"]
+    assert sound.findings[1].data == {"rules": ["slow"]}
+    assert [one.level for one in broken.findings] == ["note", "problem"]
+    assert "the rule lacks 'what'" in broken.findings[1].text
+
+
+def test_doctor_knows_whose_the_variables_are() -> None:
+    environ = {
+        "RPC_BACKENDS_FAULTS": "x",
+        "RPC_BACKENDS_FAULTS_LOG": "x",
+        "RPC_BACKENDS_FAULTY": "x",
+    }
+    found = {one.about: one.level for one in variables(environ).findings}
+
+    assert found["RPC_BACKENDS_FAULTS"] == found["RPC_BACKENDS_FAULTS_LOG"] == "ok"
+    assert found["RPC_BACKENDS_FAULTY"] == "warning"

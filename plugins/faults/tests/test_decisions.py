@@ -1,0 +1,221 @@
+"""Decisions depend on the seed and the message, not on threads; a replay makes them again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import rpc
+
+from support import steps
+from support.workers import Me, Workers
+
+from . import acts
+
+RULES = """
+seed = {seed}
+
+[[rule]]
+name = "sometimes"
+what = "fail"
+function = "*.acts.do"
+probability = 0.4
+
+[[rule]]
+name = "slow"
+what = "reply_delay"
+function = "*.acts.do"
+probability = 0.2
+seconds = {{ exponential = 0.002 }}
+"""
+CALLS = 60
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES.format(seed=7))
+    return path
+
+
+def run(
+    tmp_path: Path,
+    rules: Path | None,
+    step: Any,
+    *args: Any,
+    backend: str = "TENSORPIPE",
+    **env: str,
+) -> tuple[Any, Workers]:
+    """Run a step on worker0 of two, and return what it returned, and the workers, which have ended."""
+    run.number += 1  # type: ignore[attr-defined]
+    variables = {"RPC_BACKENDS_FAULTS": str(rules)} if rules else {}
+    with Workers(2, env={**variables, **env}, seconds=180) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/{run.number}", backend=backend)  # type: ignore[attr-defined]
+        found = workers[0].call(step, *args)
+        workers.run(steps.leave)
+        assert [worker.end() for worker in workers] == [0, 0]
+        output = workers[0].output
+    return found, output
+
+
+run.number = 0  # type: ignore[attr-defined]
+
+
+def call_from_threads(me: Me, threads: int, load: int) -> dict[str, list[str]]:
+    """Make each call twice, from so many threads, beside so many that keep the processor busy."""
+    end = threading.Event()
+
+    def spin() -> None:
+        while not end.is_set():
+            sum(range(1000))
+
+    def attempt(call: str) -> tuple[str, list[str]]:
+        outcomes = []
+        for _ in range(2):
+            try:
+                outcomes.append(str(rpc.rpc_sync("worker1", acts.do, args=(call,))))
+            except RuntimeError as error:
+                outcomes.append("failed" if "'sometimes'" in str(error) else str(error))
+        return call, outcomes
+
+    spinning = [threading.Thread(target=spin) for _ in range(load)]
+    for thread in spinning:
+        thread.start()
+    with ThreadPoolExecutor(threads) as pool:
+        found = dict(pool.map(attempt, [f"call {number}" for number in range(CALLS)]))
+    end.set()
+    for thread in spinning:
+        thread.join()
+    return found
+
+
+def faults_in(log: Path) -> dict[tuple[Any, ...], list[Any]]:
+    """Return the faults of each message in a log."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return {
+        (line["to"], line["type"], line["digest"], line["nth"]): line.get("faults", [])
+        for line in lines
+        if line["event"] == "request" and line.get("function", "").endswith(".do")
+    }
+
+
+def test_the_same_seed_makes_the_same_decisions_whatever_threads_and_load(
+    tmp_path: Path, rules: Path
+) -> None:
+    outcomes, logs = [], []
+    for number, (threads, load) in enumerate([(1, 0), (2, 0), (8, 0), (3, 1), (16, 2)]):
+        log = tmp_path / f"log {number}"
+        found, _ = run(
+            tmp_path, rules, call_from_threads, threads, load, RPC_BACKENDS_FAULTS_LOG=str(log)
+        )
+        outcomes.append(found)
+        logs.append(faults_in(log / "worker0.jsonl"))
+
+    assert all(one == outcomes[0] for one in outcomes)
+    assert all(one == logs[0] for one in logs)
+    failed = sum(one.count("failed") for one in outcomes[0].values())
+    assert 0 < failed < 2 * CALLS
+    assert len(logs[0]) == 2 * CALLS
+
+
+def test_another_seed_makes_others(tmp_path: Path, rules: Path) -> None:
+    one, _ = run(tmp_path, rules, call_from_threads, 1, 0)
+    other, _ = run(tmp_path, rules, call_from_threads, 1, 0, RPC_BACKENDS_FAULTS_SEED="8")
+
+    assert one != other
+
+
+def test_another_rule_changes_no_decision(tmp_path: Path, rules: Path) -> None:
+    one, _ = run(tmp_path, rules, call_from_threads, 1, 0)
+    more = '[[rule]]\nname = "more"\nwhat = "delay"\nseconds = 0.001\nprobability = 0.5\n'
+    seed, first = rules.read_text().split("[[rule]]", 1)
+    rules.write_text(f"{seed}{more}[[rule]]{first}")
+
+    assert run(tmp_path, rules, call_from_threads, 1, 0)[0] == one
+
+
+# --- replays --------------------------------------------------------------------------------------
+
+
+def train(me: Me, begin: int = 0) -> tuple[int, str]:
+    """Make calls until one fails; return which did, and why."""
+    for number in range(begin, 1000):
+        try:
+            rpc.rpc_sync("worker1", acts.do, args=(f"step {number}",))
+        except RuntimeError as error:
+            return number, str(error)
+    return -1, ""
+
+
+RARE = """
+[[rule]]
+name = "rare"
+what = "reply_fail"
+function = "*.acts.do"
+probability = 0.03
+"""
+
+
+@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ"])
+def test_a_replay_fails_where_the_recorded_run_failed(tmp_path: Path, backend: str) -> None:
+    rules, log = tmp_path / "rules.toml", tmp_path / "log"
+    rules.write_text(f"seed = 3\n{RARE}")
+    recorded, _ = run(tmp_path, rules, train, backend=backend, RPC_BACKENDS_FAULTS_LOG=str(log))
+
+    # Neither the rules nor the seed are there any more.
+    replayed, output = run(
+        tmp_path, None, train, backend=backend, RPC_BACKENDS_FAULTS_REPLAY=str(log)
+    )
+
+    assert recorded[0] > 0
+    assert replayed == recorded
+    assert "diverged" not in output
+
+
+def test_a_replay_says_where_the_program_went_another_way(tmp_path: Path) -> None:
+    rules, log = tmp_path / "rules.toml", tmp_path / "log"
+    rules.write_text(f"seed = 3\n{RARE}")
+    (last, _), _ = run(tmp_path, rules, train, RPC_BACKENDS_FAULTS_LOG=str(log))
+
+    again = tmp_path / "again"
+    (reached, _), output = run(
+        tmp_path,
+        None,
+        train,
+        -1,
+        RPC_BACKENDS_FAULTS_REPLAY=str(log),
+        RPC_BACKENDS_FAULTS_LOG=str(again),
+    )
+
+    assert reached == last
+    assert (
+        "the replay on RPC worker 'worker0' diverged: 1 messages were not in the log, first"
+        in output
+    )
+    [said] = [
+        json.loads(line)
+        for line in (again / "worker0.jsonl").read_text().splitlines()
+        if '"divergence"' in line
+    ]
+    assert said["new"] == 1
+    assert "acts.do to 'worker1'" in said["first_new"]
+    assert said["missing"] == 0
+
+
+def test_a_replay_of_what_is_no_log_is_refused(url: str, tmp_path: Path) -> None:
+    (tmp_path / "worker0.jsonl").write_text("{}\n")
+    with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
+        [error] = workers.errors(steps.join, url)
+
+    assert "this is no event log of fault injection" in error.text
+
+
+def test_a_replay_without_a_log_for_the_worker_is_refused(url: str, tmp_path: Path) -> None:
+    with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
+        [error] = workers.errors(steps.join, url)
+
+    assert "there is nothing to replay for RPC worker 'worker0'" in error.text

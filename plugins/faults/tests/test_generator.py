@@ -1,0 +1,105 @@
+"""What is left to chance is SipHash-2-4 of what the guide says, here computed by somebody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from torch.distributed import rpc
+
+from support import steps
+from support.workers import Me, Workers
+
+from . import acts
+
+_MASK = 2**64 - 1
+
+
+def siphash(key: tuple[int, int], data: bytes) -> int:
+    """Return SipHash-2-4, written after the paper."""
+    v = [
+        key[0] ^ 0x736F6D6570736575,
+        key[1] ^ 0x646F72616E646F6D,
+        key[0] ^ 0x6C7967656E657261,
+        key[1] ^ 0x7465646279746573,
+    ]
+
+    def rotate(x: int, by: int) -> int:
+        return (x << by | x >> (64 - by)) & _MASK
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            v[0] = v[0] + v[1] & _MASK
+            v[2] = v[2] + v[3] & _MASK
+            v[1] = rotate(v[1], 13) ^ v[0]
+            v[3] = rotate(v[3], 16) ^ v[2]
+            v[0] = rotate(v[0], 32)
+            v[2] = v[2] + v[1] & _MASK
+            v[0] = v[0] + v[3] & _MASK
+            v[1] = rotate(v[1], 17) ^ v[2]
+            v[3] = rotate(v[3], 21) ^ v[0]
+            v[2] = rotate(v[2], 32)
+
+    whole = len(data) // 8 * 8
+    last = data[whole:].ljust(7, b"\0") + bytes([len(data) % 256])
+    for begin in range(0, whole + 8, 8):
+        word = int.from_bytes(data[begin : begin + 8] if begin < whole else last, "little")
+        v[3] ^= word
+        rounds(2)
+        v[0] ^= word
+    v[2] ^= 0xFF
+    rounds(4)
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+def text(value: str) -> bytes:
+    return number(len(value)) + value.encode()
+
+
+def test_the_hash_of_these_tests_is_the_one_of_the_paper() -> None:
+    key = int.from_bytes(bytes(range(8)), "little"), int.from_bytes(bytes(range(8, 16)), "little")
+
+    assert siphash(key, bytes(range(15))) == 0xA129CA6149BE45E5
+
+
+def call_many(me: Me, many: int) -> None:
+    """Make calls of which some fail, each of ten several times."""
+    for count in range(many):
+        with contextlib.suppress(RuntimeError):
+            rpc.rpc_sync("worker1", acts.do, args=(count % 10,))
+
+
+def test_decisions_are_the_hash_of_rule_and_message_by_the_seed(url: str, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        'seed = 12345\n[[rule]]\nname = "some"\nwhat = "fail"\nfunction = "*.acts.do"\n'
+        "probability = 0.3\n"
+    )
+    env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(tmp_path)}
+    with Workers(2, env=env, seconds=180) as workers:
+        workers.run(steps.join, url)
+        workers[0].call(call_many, 100)
+        workers.run(steps.leave)
+
+    lines = [json.loads(line) for line in (tmp_path / "worker0.jsonl").read_text().splitlines()]
+    calls = [one for one in lines if one.get("function", "").endswith(".acts.do")]
+    expected = [
+        siphash(
+            (12345, 0),
+            b"".join(map(text, ("some", "worker0", "worker1", "PYTHON_CALL")))
+            + number(int(one["digest"], 16))
+            + number(one["nth"]),
+        )
+        / 2**64
+        < 0.3
+        for one in calls
+    ]
+    assert ["faults" in one for one in calls] == expected
+    assert len(calls) == 100
+    assert 10 < sum(expected) < 50
+    assert sorted({one["nth"] for one in calls}) == list(range(1, 11))

@@ -1,0 +1,319 @@
+"""What each kind of fault does on each backend, seen from outside: what ran where and how often.
+
+Times are bounded below by what a rule holds, never above by what a machine may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import steps
+from support.packages import write_package
+from support.workers import Workers
+
+from . import acts
+
+#: Ours; torch's own, with ours denied; and one of a third party, on a transport in Python.
+BACKENDS = ["TENSORPIPE", "torch's TENSORPIPE", "ZEROMQ", "SOCKETS"]
+SOCKETS = Path(__file__).parents[3] / "examples" / "sockets_backend" / "sockets_backend.py"
+TIMEOUT = "RPC ran for more than set timeout"
+#: Which calls the rules are for: not those by which a test asks what happened.
+OURS = {"function": "*.acts.do"}
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    """Three workers whose agents are ready for rules."""
+    with group_on(request.param, 3) as group:
+        yield group
+        group.run(steps.leave)
+        assert [worker.end() for worker in group] == [0, 0, 0]
+
+
+@contextlib.contextmanager
+def group_on(backend: str, size: int) -> Iterator[Workers]:
+    """Start workers over one of :data:`BACKENDS`."""
+    name = backend.removeprefix("torch's ")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Workers(
+            size, seconds=300, env={"RPC_BACKENDS_DENY": name} if name != backend else {}
+        ) as group,
+    ):
+        if name == "SOCKETS":
+            package = write_package(
+                Path(folder),
+                "rpc-backend-sockets",
+                modules={"sockets_backend.py": SOCKETS.read_text()},
+                entry_points={"rpc.backends": {"SOCKETS": "sockets_backend:BACKEND"}},
+            )
+            group.run(acts.find_package, str(package))
+        group.run(acts.join, f"file://{folder}/store", name)
+        yield group
+
+
+@pytest.fixture
+def call() -> str:
+    """Give what no other call of this process says."""
+    return f"call {next(_numbers)}"
+
+
+def times_done(workers: Workers, call: str) -> int:
+    return int(workers[1].call(acts.seen).count(call))
+
+
+def test_fail_is_an_error_at_once_and_nothing_runs(workers: Workers, call: str) -> None:
+    found, _ = workers[0].call(acts.attempt, "worker1", call, 0, ({"what": "fail", **OURS},))
+
+    assert "RPCErr:2:Send attempt failed intentionally for PYTHON_CALL" in found
+    assert times_done(workers, call) == 0
+
+
+def test_fail_says_what_the_rule_wants_it_to(workers: Workers, call: str) -> None:
+    rule = {"what": "fail", "text": "No route to host.", **OURS}
+
+    assert "No route to host." in workers[0].call(acts.attempt, "worker1", call, 0, (rule,))[0]
+
+
+def test_drop_is_a_timeout_and_nothing_runs(workers: Workers, call: str) -> None:
+    found, seconds = workers[0].call(
+        acts.attempt, "worker1", call, 0.2, ({"what": "drop", **OURS},)
+    )
+
+    assert TIMEOUT in found
+    assert "(200 ms)" in found
+    assert seconds >= 0.2
+    assert times_done(workers, call) == 0
+
+
+def test_delay_runs_later_and_the_caller_is_not_slept_on(workers: Workers, call: str) -> None:
+    slow = workers[0].call(
+        start_and_look, "worker1", call, {"what": "delay", "seconds": 0.5, **OURS}
+    )
+
+    assert slow["open when rpc_async returned"]
+    assert slow["overtaken by a later call"]
+    assert slow["seconds"] >= 0.5
+    assert times_done(workers, call) == 1
+
+
+def test_a_message_that_is_delayed_beyond_its_timeout_runs_all_the_same(
+    workers: Workers, call: str
+) -> None:
+    rule = {"what": "delay", "seconds": 0.4, **OURS}
+    found, _ = workers[0].call(acts.attempt, "worker1", call, 0.2, (rule,))
+
+    assert TIMEOUT in found
+    assert workers[1].call(acts.wait_for, call).count(call) == 1
+
+
+def test_reply_lost_runs_once_and_is_a_timeout(workers: Workers, call: str) -> None:
+    found, seconds = workers[0].call(
+        acts.attempt, "worker1", call, 0.3, ({"what": "reply_lost", **OURS},)
+    )
+
+    assert TIMEOUT in found
+    assert seconds >= 0.3
+    assert workers[1].call(acts.wait_for, call).count(call) == 1
+
+
+def test_reply_fail_runs_once_and_is_an_error(workers: Workers, call: str) -> None:
+    found, _ = workers[0].call(acts.attempt, "worker1", call, 0, ({"what": "reply_fail", **OURS},))
+
+    assert "RPCErr:2:The answer to PYTHON_CALL from 'worker1' was replaced by this error" in found
+    assert times_done(workers, call) == 1
+
+
+def test_reply_delay_runs_at_once_and_is_known_later(workers: Workers, call: str) -> None:
+    rule = {"what": "reply_delay", "seconds": 0.5, **OURS}
+    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
+    too_late, _ = workers[0].call(acts.attempt, "worker1", f"{call} too late", 0.2, (rule,))
+
+    assert found == call
+    assert seconds >= 0.5
+    assert TIMEOUT in too_late
+    assert f"{call} too late" in workers[1].call(acts.wait_for, f"{call} too late")
+
+
+def test_duplicate_runs_as_often_as_the_rule_says_and_answers_once(
+    workers: Workers, call: str
+) -> None:
+    found, _ = workers[0].call(
+        acts.attempt, "worker1", call, 0, ({"what": "duplicate", "copies": 3, **OURS},)
+    )
+
+    assert found == call
+    assert workers[1].call(acts.wait_for, call, 3).count(call) == 3
+
+
+def test_reorder_lets_others_pass_first(workers: Workers, call: str) -> None:
+    order = workers[0].call(
+        reorder, "worker1", call, {"what": "reorder", "others": 2, "within": 60, "first": 1, **OURS}
+    )
+
+    assert order == [f"{call} b", f"{call} c", f"{call} a"]
+
+
+def test_reorder_does_not_wait_for_others_that_never_come(workers: Workers, call: str) -> None:
+    rule = {"what": "reorder", "others": 5, "within": 0.2, **OURS}
+    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
+
+    assert found == call
+    assert seconds >= 0.2
+
+
+def test_partition_cuts_off_both_ways_and_nobody_else(workers: Workers, call: str) -> None:
+    rule = {"what": "partition", "sender": "worker0", "receiver": "worker1", "name": "cut"}
+    for index in (0, 1):
+        workers[index].call(acts.add, {**rule, **OURS})
+
+    there = workers[0].call(acts.attempt, "worker1", f"{call} there", 0.2)
+    back = workers[1].call(acts.attempt, "worker0", f"{call} back", 0.2)
+    beside = workers[0].call(acts.attempt, "worker2", f"{call} beside")
+    for index in (0, 1):
+        workers[index].call(acts.remove, "cut")
+
+    assert TIMEOUT in there[0]
+    assert TIMEOUT in back[0]
+    assert beside[0] == f"{call} beside"
+    assert times_done(workers, f"{call} there") == 0
+    assert f"{call} back" not in workers[0].call(acts.seen)
+
+
+def test_a_partition_of_one_way_loses_the_answers_to_what_comes_the_other_way(
+    workers: Workers, call: str
+) -> None:
+    rule = {"what": "partition", "sender": "worker0", "receiver": "worker1", "one_way": True}
+
+    # worker1's requests get through to worker0, and worker0's answers do not come back.
+    found, _ = workers[1].call(acts.attempt, "worker0", call, 0.3, ({**rule, **OURS},))
+
+    assert TIMEOUT in found
+    assert call in workers[0].call(acts.wait_for, call)
+
+
+def test_bandwidth_makes_messages_wait_for_those_before_them(workers: Workers, call: str) -> None:
+    rule = {"what": "bandwidth", "rate": 1000, "sender": "worker0", "one_way": True, **OURS}
+    found = workers[0].call(several_at_once, "worker1", [f"{call} {'x' * 300}"] * 3, rule)
+
+    # Three messages of 300 bytes and what is around them, at 1000 bytes a second.
+    assert found["seconds"] >= 0.9
+    assert times_done(workers, f"{call} {'x' * 300}") == 3
+
+
+def test_a_paused_worker_sends_nothing_until_the_pause_is_over(workers: Workers, call: str) -> None:
+    rule = {"what": "pause", "worker": "worker0", "seconds": 0.5, **OURS}
+    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
+
+    assert found == call
+    assert seconds >= 0.5
+    assert times_done(workers, call) == 1
+
+
+def test_a_paused_worker_does_not_answer_until_the_pause_is_over(
+    workers: Workers, call: str
+) -> None:
+    rule = {"what": "pause", "worker": "worker1", "seconds": 0.5, **OURS}
+    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
+    too_late, _ = workers[0].call(acts.attempt, "worker1", f"{call} too late", 0.2, (rule,))
+
+    assert found == call
+    assert seconds >= 0.5
+    assert TIMEOUT in too_late
+    assert f"{call} too late" in workers[1].call(acts.wait_for, f"{call} too late")
+
+
+@pytest.mark.parametrize("exit_code", [None, 17])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_crash_ends_the_process_and_the_others_get_errors(
+    backend: str, exit_code: int | None
+) -> None:
+    code = {} if exit_code is None else {"exit_code": exit_code}
+    with group_on(backend, 2) as workers:
+        waiting = workers[1].start(call_what_crashes, "worker0", {"what": "crash", **code, **OURS})
+
+        assert waiting.result() == "an error"
+        assert workers[0].end() == (-signal.SIGKILL if exit_code is None else exit_code)
+        assert "crashing" not in workers[1].call(acts.seen)
+        workers[1].call(steps.leave, False)
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def start_and_look(me: Any, to: str, call: str, rule: dict[str, Any]) -> dict[str, Any]:
+    """Make a call that a rule holds, and another that it does not."""
+    import time
+
+    from torch.distributed import rpc
+
+    import rpc_backends_faults as faults
+
+    with faults.rule(**rule):
+        begin = time.monotonic()
+        held = rpc.rpc_async(to, acts.do, args=(call,))
+        found: dict[str, Any] = {"open when rpc_async returned": not held.done()}
+        rpc.rpc_sync(to, acts.also_do, args=(f"{call} later",))
+        found["overtaken by a later call"] = not held.done()
+        held.wait()
+        found["seconds"] = time.monotonic() - begin
+    return found
+
+
+def reorder(me: Any, to: str, call: str, rule: dict[str, Any]) -> list[str]:
+    """Make three calls, of which the first is held; return the order in which they ran."""
+    from torch.distributed import rpc
+
+    import rpc_backends_faults as faults
+
+    with faults.rule(**rule):
+        first = rpc.rpc_async(to, acts.do, args=(f"{call} a",))
+        rpc.rpc_sync(to, acts.do, args=(f"{call} b",))
+        rpc.rpc_sync(to, acts.do, args=(f"{call} c",))
+        first.wait()
+    return [what for what in rpc.rpc_sync(to, acts.done) if what.startswith(call)]
+
+
+def several_at_once(me: Any, to: str, calls: list[str], rule: dict[str, Any]) -> dict[str, Any]:
+    """Make calls together, and wait for all."""
+    import time
+
+    from torch.distributed import rpc
+
+    import rpc_backends_faults as faults
+
+    with faults.rule(**rule):
+        begin = time.monotonic()
+        for held in [rpc.rpc_async(to, acts.do, args=(call,)) for call in calls]:
+            held.wait()
+        return {"seconds": time.monotonic() - begin}
+
+
+def call_what_crashes(me: Any, to: str, rule: dict[str, Any]) -> str:
+    """Have another worker make a call that a rule there makes it crash by."""
+    from torch.distributed import rpc
+
+    from rpc_backends_faults import Worker
+
+    Worker(to).add(**rule)
+    try:
+        rpc.rpc_sync(to, crash_by, args=(f"worker{me.index}",), timeout=30)
+    except RuntimeError:
+        return "an error"
+    return "an answer"
+
+
+def crash_by(to: str) -> None:
+    """Make a call that a rule is for; called by RPC."""
+    from torch.distributed import rpc
+
+    rpc.rpc_sync(to, acts.do, args=("crashing",))

@@ -1,0 +1,436 @@
+"""Rules of a running program: where they come from, how they change, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+import rpc_backends_faults as faults
+from rpc_backends_faults import watching
+from support import steps
+from support.workers import Me, Workers
+
+from . import acts
+
+FAIL = """
+[[rule]]
+name = "failing"
+what = "fail"
+function = "*.acts.do"
+"""
+BACKENDS = ["TENSORPIPE", "ZEROMQ"]
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.toml"
+    path.write_text(FAIL)
+    return path
+
+
+def agent_class(me: Me) -> str:
+    """Return what stands in front."""
+    return type(rpc.api._get_current_rpc_agent()).__name__
+
+
+def imported(me: Me) -> list[str]:
+    """Return what was imported of us."""
+    import sys
+
+    return sorted(name for name in sys.modules if name.startswith("rpc_backends_faults"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_rules_nothing_stands_before_the_agent(url: str, backend: str) -> None:
+    with Workers(1) as workers:
+        workers.run(steps.join, url, backend=backend)
+
+        assert workers[0].call(agent_class) != "FaultInjectingAgent"
+        assert "rpc_backends_faults.start" not in workers[0].call(imported)
+        workers.run(steps.leave)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_that_nobody_edits_meets_the_faults_of_a_file(
+    url: str, rules: Path, backend: str
+) -> None:
+    with Workers(2, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
+        workers.run(steps.join, url, backend=backend)
+
+        assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        assert workers[0].call(acts.tensors, "worker1") == [3.0, 3.0]
+        assert workers[0].call(acts.metrics)["faults.failing.PYTHON_CALL.worker1"] == "1"
+        workers.run(steps.leave)
+        assert [worker.end() for worker in workers] == [0, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_work_behind_it_as_they_do_without(url: str, backend: str) -> None:
+    with Workers(3) as workers:
+        workers.run(acts.join, url, backend)
+        names = [f"worker{rank}" for rank in range(3)]
+
+        assert workers.run(steps.members) == [{name: i for i, name in enumerate(names)}] * 3
+        assert workers.run(steps.call_all) == [{name: name for name in names}] * 3
+        assert workers.run(steps.use_rref, "worker2") == [[2.0] * 3] * 3
+        assert workers.run(steps.differentiate, "worker2") == [[3.0, 3.0]] * 3
+        workers.run(steps.leave)
+        assert [worker.end() for worker in workers] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dynamic_groups_work_behind_it_as_they_do_without(url: str, backend: str) -> None:
+    with Workers(3) as workers:
+        for worker in workers:
+            worker.call(acts.join, url, backend, world_size=None)
+        names = {"worker0", "worker1", "worker2"}
+
+        assert [set(found) for found in workers.run(steps.members)] == [names] * 3
+        assert workers[2].call(acts.attempt, "worker0", "x")[0] == "x"
+        workers[1].call(steps.leave)
+        assert set(workers[0].call(steps.members)) == {"worker0", "worker2"}
+        assert workers[0].call(acts.attempt, "worker2", "y")[0] == "y"
+        for index in (0, 2):
+            workers[index].call(steps.leave)
+        assert [worker.end() for worker in workers] == [0, 0, 0]
+
+
+def test_torchs_own_dynamic_groups_work_behind_it(url: str) -> None:
+    env = {"RPC_BACKENDS_FAULTS": "on", "RPC_BACKENDS_DENY": ""}
+    with Workers(2, env=env) as workers:
+        for worker in workers:
+            worker.call(join_torchs_own, url)
+
+        assert workers[0].call(acts.attempt, "worker1", "x")[0] == "x"
+        assert workers[1].call(agent_class) == "FaultInjectingAgent"
+        leaving = [worker.start(steps.leave) for worker in workers]
+        assert [step.result() for step in leaving] == [None, None]
+
+
+def join_torchs_own(me: Me, url: str) -> None:
+    """Join a dynamic group with torch's handlers, and not the plugin's."""
+    from torch.distributed.rpc import backend_registry
+
+    rpc.backend_registry.register_backend(
+        "TORCHS",
+        backend_registry._tensorpipe_construct_rpc_backend_options_handler,
+        backend_registry._tensorpipe_init_backend_handler,
+    )
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url)
+    rpc.init_rpc(
+        me.name, backend=rpc.BackendType.TORCHS, rank=me.index, rpc_backend_options=options
+    )
+
+
+# --- live -----------------------------------------------------------------------------------------
+
+
+def test_a_rule_acts_for_as_long_as_its_block_runs(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(acts.join, url, "TENSORPIPE")
+
+        assert workers[0].call(in_and_out) == ["done", "failed", "done"]
+        workers.run(steps.leave)
+
+
+def in_and_out(me: Me) -> list[str]:
+    """Call before a rule, under it and after it."""
+    found = []
+
+    def attempt() -> None:
+        try:
+            rpc.rpc_sync("worker1", acts.do, args=("x",))
+            found.append("done")
+        except RuntimeError:
+            found.append("failed")
+
+    attempt()
+    with faults.rule(what="fail", function="*.acts.do"):
+        attempt()
+    attempt()
+    return found
+
+
+def test_a_rule_can_be_given_to_another_worker_by_its_name(url: str) -> None:
+    with Workers(3) as workers:
+        workers.run(acts.join, url, "TENSORPIPE")
+
+        assert workers[0].call(rule_another) == ["failed", {"there": 1}, "done"]
+        workers.run(steps.leave)
+
+
+def rule_another(me: Me) -> list[Any]:
+    """Have worker1 fail when it calls worker2."""
+    there = faults.Worker("worker1")
+    with there.rule(what="fail", name="there", function="*.acts.do"):
+        found: list[Any] = [rpc.rpc_sync("worker1", call_on, args=("worker2",)), there.counts()]
+    found.append(rpc.rpc_sync("worker1", call_on, args=("worker2",)))
+    return found
+
+
+def call_on(to: str) -> str:
+    """Call another worker; called by RPC."""
+    try:
+        rpc.rpc_sync(to, acts.do, args=("x",))
+    except RuntimeError:
+        return "failed"
+    return "done"
+
+
+def test_a_rule_without_an_agent_that_takes_it_says_what_to_do(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(steps.join, url)
+        [error] = workers.errors(acts.add, {"what": "drop"})
+        workers.run(steps.leave)
+
+    assert error.kinds[0] == "NotWrappedError"
+    assert "rpc_backends_faults.enable() before init_rpc" in error.text
+
+
+def test_a_rule_that_means_nothing_is_refused_where_it_is_given(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(acts.join, url, "TENSORPIPE")
+        [error] = workers.errors(acts.add, {"what": "dorp"})
+        workers.run(steps.leave)
+
+    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error.text
+
+
+def test_a_file_that_changes_is_taken_over_and_one_that_is_broken_is_not(
+    url: str, rules: Path, tmp_path: Path
+) -> None:
+    env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(tmp_path / "log")}
+    with Workers(2, env=env) as workers:
+        workers.run(steps.join, url)
+        assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+
+        replace(rules, FAIL.replace('"failing"', '"other"'))
+        workers[0].call(wait_for_event, str(tmp_path / "log" / "worker0.jsonl"), "rules")
+        assert "'other'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+
+        replace(rules, FAIL.replace('"fail"', '"fial"'))
+        workers[0].call(wait_for_event, str(tmp_path / "log" / "worker0.jsonl"), "refused")
+        assert "'other'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        assert "Did you mean 'fail'?" in workers[0].output
+
+        replace(rules, "")
+        workers[0].call(wait_for_event, str(tmp_path / "log" / "worker0.jsonl"), "rules", 2)
+        assert workers[0].call(acts.attempt, "worker1", 1)[0] == "1"
+        workers.run(steps.leave)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file as editors do: a new one in the place of the old."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def wait_for_event(me: Me, log: str, event: str, times: int = 1) -> None:
+    """Wait until there is such an event in a log."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if Path(log).read_text().count(f'"event":"{event}"') >= times:
+            return
+        time.sleep(watching.INTERVAL / 10)
+    raise AssertionError(Path(log).read_text())
+
+
+# --- said -----------------------------------------------------------------------------------------
+
+
+def test_a_rule_for_a_worker_that_does_not_exist_is_refused_at_the_start(
+    url: str, rules: Path
+) -> None:
+    rules.write_text(FAIL + 'receiver = "wroker1"\n')
+    with Workers(2, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
+        errors = workers.errors(steps.join, url)
+
+    for error in errors:
+        assert error.kinds[0] == "RefusedError"
+        assert f"{rules}:2: the rule 'failing' is for 'wroker1'" in error.text
+        assert "Did you mean 'worker1'?" in error.text
+
+
+def test_a_file_that_means_nothing_is_refused_at_the_start(url: str, rules: Path) -> None:
+    rules.write_text(FAIL + "probability = 2\n")
+    with Workers(1, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
+        [error] = workers.errors(steps.join, url)
+
+    assert f"{rules}:6: the probability is 2; it must be from 0 to 1." in error.text
+
+
+def test_rules_that_never_fired_are_named_at_the_end_where_they_could_have(
+    url: str, rules: Path
+) -> None:
+    rules.write_text(
+        FAIL
+        + """
+[[rule]]
+name = "idle"
+what = "drop"
+message = "RREF_USER_DELETE"
+sender = "worker0"
+[[rule]]
+name = "improbable"
+what = "drop"
+function = "*.acts.also_do"
+probability = 0
+"""
+    )
+    with Workers(2, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
+        workers.run(steps.join, url)
+        workers[0].call(acts.attempt, "worker1", 1)
+        workers[0].call(call_also, "worker1")
+        workers.run(steps.leave)
+        one, other = (worker.output for worker in workers)
+
+    assert "fault rules that never fired on RPC worker 'worker0': 'idle' (no such message" in one
+    assert "'improbable' (1 such messages were sent, and none was chosen)" in one
+    assert "'failing'" not in one.split("never fired")[1]
+    assert "'idle'" not in other
+
+
+def call_also(me: Me, to: str) -> None:
+    """Make a call."""
+    rpc.rpc_sync(to, acts.also_do, args=(1,))
+
+
+def test_the_log_has_each_message_and_each_fault_up_to_a_crash(
+    url: str, rules: Path, tmp_path: Path
+) -> None:
+    rules.write_text(FAIL.replace('"fail"', '"crash"') + "after = 2\n")
+    log = tmp_path / "log"
+    env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(log)}
+    with Workers(2, env=env) as workers:
+        workers.run(steps.join, url)
+        step = workers[0].start(call_several, "worker1", 5)
+        assert workers[0].end() == -9
+        del step
+        workers[1].call(steps.leave, False)
+
+    lines = [json.loads(line) for line in (log / "worker0.jsonl").read_text().splitlines()]
+    calls = [one for one in lines if one.get("function", "").endswith(".acts.do")]
+    ends = {one["id"]: one["outcome"] for one in lines if one["event"] == "end"}
+    assert lines[0]["event"] == "start"
+    assert lines[0]["workers"] == ["worker0", "worker1"]
+    assert [one["nth"] for one in calls] == [1, 2, 3]
+    assert [ends.get(one["id"]) for one in calls] == ["answer", "answer", None]
+    assert [fault["what"] for fault in calls[2]["faults"]] == ["crash"]
+
+
+def call_several(me: Me, to: str, many: int) -> None:
+    """Make the same call several times."""
+    for _ in range(many):
+        rpc.rpc_sync(to, acts.do, args=("x",))
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_held_goes_out_before_a_worker_leaves(url: str, backend: str) -> None:
+    with Workers(2) as workers:
+        workers.run(acts.join, url, backend)
+        workers[0].call(start_and_forget, {"what": "delay", "seconds": 1, "function": "*.acts.do"})
+        workers.run(steps.leave)
+
+        assert workers[1].call(acts.seen) == ["forgotten"]
+
+
+def start_and_forget(me: Me, rule: dict[str, Any]) -> None:
+    """Begin a call and do not wait for it."""
+    faults.add(**rule)
+    rpc.rpc_async("worker1", acts.do, args=("forgotten",))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_that_is_lost_for_ever_fails_when_its_worker_ends(url: str, backend: str) -> None:
+    with Workers(2) as workers:
+        workers.run(acts.join, url, backend)
+        error = workers[0].call(lose_and_leave)
+        workers[1].call(steps.leave, False)
+
+    assert "the RPC agent of this worker has been shut down" in error
+
+
+def lose_and_leave(me: Me) -> str:
+    """Lose a call that has no timeout, and leave."""
+    faults.add(what="drop", function="*.acts.do")
+    lost = rpc.rpc_async("worker1", acts.do, args=("lost",), timeout=0)
+    rpc.shutdown(graceful=False)
+    try:
+        lost.wait()
+    except RuntimeError as error:
+        return str(error)
+    return "an answer"
+
+
+def test_no_thread_and_no_file_is_left_after_the_end(url: str, rules: Path, tmp_path: Path) -> None:
+    env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(tmp_path / "log")}
+    with Workers(1, env=env) as workers:
+        workers.run(steps.join, url)
+        workers[0].call(hold_some)
+        workers.run(steps.leave)
+        left = workers[0].call(look_around, str(tmp_path / "log"))
+
+    assert left == {"threads": ["MainThread"], "log": False}
+
+
+def hold_some(me: Me) -> None:
+    """Have the threads of the agent started."""
+    with faults.rule(what="delay", seconds=0.01, function="torch.ops.aten.add"):
+        rpc.rpc_sync(me.name, torch.add, args=(torch.ones(1), 1))
+
+
+def look_around(me: Me, log: str) -> dict[str, Any]:
+    """Return the threads of Python, and whether the log is open."""
+    files = [
+        str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
+    ]
+    return {
+        "threads": [thread.name for thread in threading.enumerate()],
+        "log": any(file.startswith(log) for file in files),
+    }
+
+
+# --- FAULTY_TENSORPIPE ----------------------------------------------------------------------------
+
+
+def test_the_options_of_faulty_tensorpipe_carry_rules_beside_its_own(url: str, rules: Path) -> None:
+    with Workers(2) as workers:
+        workers.run(
+            steps.join,
+            url,
+            backend="FAULTY_TENSORPIPE",
+            rules=str(rules),
+            messages_to_delay={"SCRIPT_CALL": 0.1},
+        )
+
+        assert workers[0].call(agent_class) == "FaultInjectingAgent"
+        assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        workers.run(steps.leave)
+
+
+def test_the_options_of_faulty_tensorpipe_without_rules_put_nothing_in_front(url: str) -> None:
+    with Workers(1) as workers:
+        workers.run(steps.join, url, backend="FAULTY_TENSORPIPE")
+
+        assert workers[0].call(agent_class) == "FaultyAgent"
+        workers.run(steps.leave)
+
+
+def test_rules_in_options_that_mean_nothing_are_refused(url: str) -> None:
+    with Workers(1) as workers:
+        [error] = workers.errors(
+            steps.join, url, backend="FAULTY_TENSORPIPE", rules=[{"what": "dorp"}]
+        )
+
+    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error.text

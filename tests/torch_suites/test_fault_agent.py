@@ -1,0 +1,64 @@
+"""Torch's suites for FAULTY_TENSORPIPE on the fault-injecting agent, in front of other backends.
+
+Torch's fixture stays as it is: its options become rules, and an override puts the backend in the place of
+FAULTY_TENSORPIPE.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from rpc_backends_core.settings import DENY, OVERRIDE
+from rpc_backends_core.testing.torch_tier import generation
+from rpc_backends_core.testing.torch_tier.generation import rpc_utils
+
+from . import suites
+
+pytestmark = pytest.mark.torch_suites
+
+_PREFIXES = {"TENSORPIPE": "FaultsTensorPipe", "ZEROMQ": "FaultsZeroMQ"}
+
+
+def _fixture(backend: str) -> type[Any]:
+    from torch.testing._internal.distributed.rpc import faulty_rpc_agent_test_fixture as torchs
+
+    class Fixture(torchs.FaultyRpcAgentTestFixture):
+        """The processes of a test read it before they start RPC."""
+
+        @property
+        def rpc_backend_options(self) -> Any:
+            from rpc_backends_faults import old_options, wanted
+            from rpc_backends_faults.rules import RuleSet
+
+            os.environ.pop(DENY, None)
+            options = super().rpc_backend_options
+            os.environ[OVERRIDE] = backend
+            os.environ[DENY] = "FAULTY_TENSORPIPE"  # what could pass these tests without us
+            rules = old_options.rules(
+                options.messages_to_fail, options.messages_to_delay, options.num_fail_sends
+            )
+            wanted.enable(RuleSet(tuple(rules)))
+            return options
+
+    return Fixture
+
+
+if generation.bridge_is_installed():  # stock torch has none of this
+    for _backend, _prefix in _PREFIXES.items():
+        globals().update(
+            generation.generate(_prefix, _fixture(_backend), rpc_utils.FAULTY_AGENT_TESTS, __name__)
+        )
+
+
+def test_torchs_faulty_suites_are_all_there_for_each_backend(torch_suites_stock: bool) -> None:
+    release = suites.torch_release()
+    if torch_suites_stock or release not in suites.EXPECTED_TESTS:
+        pytest.skip(f"stock torch, or torch {release}, whose tests were not counted")
+    for prefix in _PREFIXES.values():
+        tests = sum(
+            suites._count(class_) for name, class_ in globals().items() if name.startswith(prefix)
+        )
+        assert tests == suites.EXPECTED_TESTS[release]["FAULTY_TENSORPIPE"]
