@@ -148,3 +148,66 @@ def test_doctor_knows_whose_the_variables_are() -> None:
 
     assert found["RPC_BACKENDS_FAULTS"] == found["RPC_BACKENDS_FAULTS_LOG"] == "ok"
     assert found["RPC_BACKENDS_FAULTY"] == "warning"
+
+
+PROGRAM = """
+import os, pathlib, sys
+from torch.distributed import rpc
+import operator
+rpc.init_rpc("one", rank=0, world_size=1, backend="ZEROMQ", rpc_backend_options=
+    rpc.backend_registry.construct_rpc_backend_options("ZEROMQ", init_method=f"file://{sys.argv[1]}"))
+for _ in range(20):
+    try:
+        print(rpc.rpc_sync("one", operator.add, args=(1, 1)), end=" ")
+    except RuntimeError:
+        print("-", end=" ")
+rpc.shutdown()
+sys.exit(7)
+"""
+
+
+def test_run_runs_a_program_with_rules_and_again_from_its_log(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "rules.toml").write_text(
+        '[[rule]]\nwhat = "fail"\nfunction = "_operator.add"\nprobability = 0.5\n'
+    )
+
+    def run(number: int, *options: str) -> str:
+        done = command(
+            *("faults", "run", *options),
+            *(sys.executable, str(tmp_path / "program.py"), str(tmp_path / f"store{number}")),
+        )
+        assert done.returncode == 7, done.stderr
+        return done.stdout
+
+    rules, logs = tmp_path / "rules.toml", tmp_path / "logs"
+    first = run(1, "--rules", str(rules), "--seed", "3", "--log", str(logs))
+    again = run(2, "--replay", str(logs))
+    other = run(3, "--rules", str(rules), "--seed", "4")
+
+    assert 0 < first.count("-") < 20
+    assert again == first
+    assert other != first
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "nothing was asked for"),
+        (("--replay", "nowhere"), "there is no log 'nowhere' to replay"),
+        (("--replay", "x", "--rules", "y"), "--replay takes rules and seed from the log"),
+        (("--rules", "nothing.toml"), "nothing.toml cannot be read"),
+    ],
+)
+def test_run_says_what_it_cannot_do(options: tuple[str, ...], said: str) -> None:
+    done = command("faults", "run", *options, "true")
+
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_run_says_which_program_is_not_there(tmp_path: Path) -> None:
+    done = command("faults", "run", "--log", str(tmp_path), "no-such-program")
+
+    assert done.returncode == 1
+    assert "'no-such-program' cannot be run: No such file or directory." in done.stderr

@@ -9,16 +9,54 @@ import click
 
 from rpc_backends_core.cli.output import Failure, debug_option, json_option, print_json
 
+_PATH = click.Path(path_type=Path)
+
 
 @click.group("faults")
 def command() -> None:
-    r"""Fault injection: check rules, look at what they did.
+    r"""Fault injection: check rules, run programs with them, look at what they did.
 
     \b
-    RPC_BACKENDS_FAULTS=rules.toml python train.py         rules for a program, unchanged
-    RPC_BACKENDS_FAULTS_LOG=logs ...                       and a log of every message
-    RPC_BACKENDS_FAULTS_REPLAY=logs python train.py        the same faults again
+    rpc-backends faults check rules.toml
+    rpc-backends faults run --rules rules.toml --log logs python train.py
+    rpc-backends faults report logs
+    rpc-backends faults run --replay logs python train.py    the same faults again
+
+    \b
+    Or without this command:
+    RPC_BACKENDS_FAULTS=rules.toml RPC_BACKENDS_FAULTS_LOG=logs python train.py
+    RPC_BACKENDS_FAULTS_REPLAY=logs python train.py
     """
+
+
+@command.command("run", context_settings={"ignore_unknown_options": True})
+@click.option("--rules", type=_PATH, metavar="FILE", help="The rule file.")
+@click.option("--seed", type=click.IntRange(min=0), help="In place of the rule file's.")
+@click.option(
+    "--log", type=_PATH, metavar="DIR", help="Where to write event logs, a file a worker."
+)
+@click.option(
+    "--replay", type=_PATH, metavar="LOG", help="An earlier run's logs: its faults, again."
+)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@debug_option
+def run(
+    rules: Path | None,
+    seed: int | None,
+    log: Path | None,
+    replay: Path | None,
+    program: tuple[str, ...],
+) -> None:
+    """Run a program with faults; it is not edited.
+
+    PROGRAM and its arguments come after the options. It ends with the program's own status.
+    """
+    from rpc_backends_faults.running import run
+
+    try:
+        run(program, rules=rules, seed=seed, log=log, replay=replay)
+    except ValueError as error:
+        raise Failure(str(error)) from error
 
 
 @command.command("check")
