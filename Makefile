@@ -49,7 +49,7 @@ help:  ## list the targets
 
 setup: $(VENV)/.installed  ## the virtual environment; every other target does this when it has to
 
-demo: setup  ## train a classifier over RPC, on TENSORPIPE and then on FAULTY_TENSORPIPE (2 min)
+demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
 	$(BIN)/rpc-backends demo
 
 test: lint typecheck  ## everything: lint, types, all tests of all distributions

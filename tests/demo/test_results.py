@@ -86,7 +86,8 @@ def test_a_message_arrives_as_it_was_sent(message: StepDone | EpochDone | Finish
     assert decode(line) == message
 
 
-def test_a_plan_arrives_as_it_was_sent() -> None:
-    plan = Plan("FAULTY_TENSORPIPE", "run", "data", faults=FAULTS["FAULTY_TENSORPIPE"])
+@pytest.mark.parametrize("backend", list(FAULTS))
+def test_a_plan_arrives_as_it_was_sent(backend: str) -> None:
+    plan = Plan(backend, "run", "data", faults=FAULTS[backend])
 
     assert Plan.from_json(plan.to_json()) == plan

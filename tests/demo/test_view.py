@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rpc_backends_core.demo.origin import Origin
+from rpc_backends_core.demo.origin import Choice, Origin
 from rpc_backends_core.demo.plan import FAULTS, Faults
 from rpc_backends_core.demo.results import Epoch, Run
 from rpc_backends_core.demo.view import View
@@ -15,20 +15,23 @@ from rpc_backends_core.demo.view import View
 ORIGINS = [
     Origin("TENSORPIPE", "rpc-backend-tensorpipe", "1.0"),
     Origin("FAULTY_TENSORPIPE", "rpc-backend-faulty-tensorpipe", "2.0"),
+    Origin("ZEROMQ", "rpc-backend-zeromq", "3.0"),
 ]
+NOTE = "SMOKE is left out: it is not installed. To have it: pip install rpc-backend[smoke]"
 
 
 def shown(accuracy: float = 0.97, width: int = 100, terminal: bool = False) -> str:
     """Return what a made-up demo prints."""
     output = io.StringIO()
     view = View(Console(file=output, width=width, force_terminal=terminal))
-    view.opening("2.13.0", ORIGINS, 1437, 360)
+    choice = Choice([(one, FAULTS.get(one.backend, Faults())) for one in ORIGINS], [NOTE])
+    view.opening("2.13.0", choice, 1437, 360)
     runs = []
-    for number, origin in enumerate(ORIGINS, start=1):
-        run = Run(origin, FAULTS.get(origin.backend, Faults()))
+    for number, (origin, faults) in enumerate(choice.parts, start=1):
+        run = Run(origin, faults)
         failed = dict.fromkeys(run.faults.messages_to_fail, 40)
         delayed = dict.fromkeys(run.faults.messages_to_delay, 7)
-        with view.run(run, f"{number}/2") as drawing:
+        with view.run(run, f"{number}/3") as drawing:
             drawing.sized(1)
             drawing.advanced(1, 1)
             run.epochs.append(Epoch(1, 0.1234, accuracy, failed, delayed, 0.5))
@@ -50,15 +53,28 @@ def test_epochs_and_faults_are_lines_of_their_own() -> None:
 
     assert "    1  0.1234     0.970       0        0     0.50" in lines
     assert "    1  0.1234     0.970      80       14     0.50" in lines
-    assert "80 failed sends met, each made again until it passed" in lines
+    assert "80 failed sends met on FAULTY_TENSORPIPE, each made again until it passed" in lines
+    assert "80 failed sends met on ZEROMQ, each made again until it passed" in lines
     assert "      40  PYTHON_RREF_FETCH_CALL" in lines
+
+
+def test_it_is_said_who_makes_the_faults_of_a_backend_that_has_no_options_for_them() -> None:
+    lines = shown().splitlines()
+
+    assert lines[lines.index("3/3  ZEROMQ") + 1] == "faults by rules of rpc-backends-faults:"
+    assert "faults by" not in lines[lines.index("2/3  FAULTY_TENSORPIPE") + 1]
+
+
+def test_what_is_left_out_is_shown_with_what_to_install() -> None:
+    assert NOTE in shown().splitlines()
 
 
 def test_the_last_line_is_the_verdict() -> None:
     good, bad = shown(), shown(accuracy=0.9)
 
-    assert good.splitlines()[-1].startswith("PASSED")
-    assert bad.splitlines()[-1] == "FAILED  FAULTY_TENSORPIPE: test accuracy 0.900 is not above 0.9"
+    names = "TENSORPIPE, FAULTY_TENSORPIPE and ZEROMQ"
+    assert good.splitlines()[-1] == f"PASSED  test accuracy above 0.9 on {names}"
+    assert bad.splitlines()[-1] == "FAILED  ZEROMQ: test accuracy 0.900 is not above 0.9"
 
 
 def test_without_a_terminal_there_are_no_control_codes() -> None:

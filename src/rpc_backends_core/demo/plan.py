@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 SERVER = "parameter-server"
 TRAINERS = ("trainer-0", "trainer-1")
 WORKERS = (SERVER, *TRAINERS)  # a worker's rank is its place here
 
-BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE")
-EPOCHS = 12
+PACKAGES = {
+    "TENSORPIPE": "rpc-backend-tensorpipe",
+    "FAULTY_TENSORPIPE": "rpc-backend-faulty-tensorpipe",
+    "ZEROMQ": "rpc-backend-zeromq",
+}
+BACKENDS = tuple(PACKAGES)
+EPOCHS = 8
 QUICK_EPOCHS = 3
 GOAL = 0.9  # test accuracy that every run has to exceed
 
@@ -22,30 +27,35 @@ CLEANUP = "CLEANUP_AUTOGRAD_CONTEXT_REQ"
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults to ask FAULTY_TENSORPIPE for, in the words of its options.
+    """The faults to ask for, in the words of FAULTY_TENSORPIPE's options.
 
     :param messages_to_fail: types whose messages each fail ``num_fail_sends`` times, then pass.
-    :param messages_to_delay: seconds that each message of a type is held up in the caller.
+    :param messages_to_delay: seconds that each message of a type is held up.
+    :param by: the package that makes them by rules of its own, before any backend; without one, they are
+        options of the backend.
     """
 
     messages_to_fail: tuple[str, ...] = ()
     messages_to_delay: dict[str, float] = field(default_factory=dict)
     num_fail_sends: int = 0
+    by: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.messages_to_fail or self.messages_to_delay)
 
 
-# Calls made within a distributed autograd context travel in a message type that cannot be made to
-# fail, so what fails here are the calls between the steps: the trainers' meetings and the fetching
+# Calls made within a distributed autograd context travel in a message type that FAULTY_TENSORPIPE cannot
+# make fail, so what fails here are the calls between the steps: the trainers' meetings and the fetching
 # of the weights. PYTHON_REMOTE_CALL is not among them because each ``rpc.remote`` carries a new
 # RRef id, so that a repetition would be a new message and fail as well.
+_FAULTS = Faults(
+    messages_to_fail=(CALL, FETCH),
+    messages_to_delay={CLEANUP: 0.010, REMOTE: 0.020},
+    num_fail_sends=2,
+)
 FAULTS = {
-    "FAULTY_TENSORPIPE": Faults(
-        messages_to_fail=(CALL, FETCH),
-        messages_to_delay={CLEANUP: 0.010, REMOTE: 0.020},
-        num_fail_sends=2,
-    )
+    "FAULTY_TENSORPIPE": _FAULTS,
+    "ZEROMQ": replace(_FAULTS, by="rpc-backends-faults"),
 }
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from rpc_backends_core.demo.data import prepare
 from rpc_backends_core.demo.messages import EpochDone, Joined, Sized, StepDone
-from rpc_backends_core.demo.origin import Origin
-from rpc_backends_core.demo.plan import FAULTS, WORKERS, Faults, Plan
+from rpc_backends_core.demo.origin import Choice
+from rpc_backends_core.demo.plan import WORKERS, Plan
 from rpc_backends_core.demo.results import Run
 from rpc_backends_core.demo.supervisor import Workers
 from rpc_backends_core.demo.view import RunView, View
 
 
-def play(origins: Sequence[Origin], epochs: int, seed: int, view: View) -> list[Run]:
-    """Train once on each backend, one after another; return what came out.
+def play(choice: Choice, epochs: int, seed: int, view: View) -> list[Run]:
+    """Train once on each backend chosen, one after another; return what came out.
 
     :raises MissingDependencyError: the data set is not there.
     :raises WorkerFailedError: a worker failed; all processes are ended.
@@ -26,14 +25,13 @@ def play(origins: Sequence[Origin], epochs: int, seed: int, view: View) -> list[
     runs = []
     with tempfile.TemporaryDirectory(prefix="rpc-backends-demo-") as folder:
         learn, test = prepare(Path(folder), seed)
-        view.opening(version("torch"), origins, learn, test)
-        for number, origin in enumerate(origins, start=1):
-            faults = FAULTS.get(origin.backend, Faults())
+        view.opening(version("torch"), choice, learn, test)
+        for number, (origin, faults) in enumerate(choice.parts, start=1):
             place = Path(folder, f"{number}-{origin.backend}")
             place.mkdir()
             plan = Plan(origin.backend, str(place), folder, epochs=epochs, seed=seed, faults=faults)
             run = Run(origin, faults)
-            with view.run(run, f"{number}/{len(origins)}") as drawing:
+            with view.run(run, f"{number}/{len(choice.parts)}") as drawing:
                 train(plan, run, drawing)
             runs.append(run)
     view.closing(runs)

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, TypeAlias
 
 from rpc_backends_core import settings
+from rpc_backends_core.demo import rules
 from rpc_backends_core.demo.messages import Failed, Finished, Message, decode
 from rpc_backends_core.demo.plan import SERVER, TRAINERS, WORKERS, Plan
 from rpc_backends_core.demo.worker import STOP
@@ -46,8 +47,10 @@ class Workers:
         self._silence = silence
         self._mail: _Mail = queue.Queue()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment: dict[str, str] = {}
 
     def __enter__(self) -> Workers:
+        self._environment = _environment(self._plan)
         try:
             for name in WORKERS:
                 self.processes[name] = self._start(name)
@@ -109,7 +112,7 @@ class Workers:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env=self._environment,
                 process_group=0,  # Ctrl-C is for the console, which ends the workers
             )
         listener = threading.Thread(
@@ -159,10 +162,17 @@ def _listen(name: str, output: IO[bytes], mail: _Mail) -> None:
     mail.put((name, None))
 
 
-def _environment() -> dict[str, str]:
-    """Return the workers' environment: one thread each, the loopback interface, the plan's backend."""
+def _environment(plan: Plan) -> dict[str, str]:
+    """Return the workers' environment: one thread each, the loopback interface, what the plan says.
+
+    That is its backend and its faults, and no others that programs get here.
+    """
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    environment.pop(settings.OVERRIDE, None)
+    for name in os.environ:
+        if name == settings.OVERRIDE or name.startswith(rules.VARIABLE):
+            del environment[name]
+    if plan.faults.by:
+        environment[rules.VARIABLE] = str(rules.write(plan))
     if any(interface == "lo" for _, interface in socket.if_nameindex()):
         environment.setdefault("TP_SOCKET_IFNAME", "lo")
     return environment

@@ -25,6 +25,7 @@ from rpc_backends_core.demo.data import Share, load_share
 from rpc_backends_core.demo.messages import EpochDone, Message, Sized, StepDone
 from rpc_backends_core.demo.plan import CALL, CLEANUP, FETCH, REMOTE, SERVER, TRAINERS, Plan
 from rpc_backends_core.demo.retry import FaultLog
+from rpc_backends_core.demo.rules import Fired
 
 
 class Trainer:
@@ -37,7 +38,8 @@ class Trainer:
         self.plan = plan
         self.name = name
         self.report = report
-        self.faults = FaultLog(plan.faults.messages_to_delay)
+        self.faults = FaultLog({} if plan.faults.by else plan.faults.messages_to_delay)
+        self.fired = Fired(rpc.api._get_current_rpc_agent().get_metrics)
         self.share: Share = load_share(Path(plan.data), TRAINERS.index(name), parts=len(TRAINERS))
         # The same number of steps for both trainers, although one may have a sample more.
         self.steps = len(self.share.train_x) // plan.batch
@@ -62,7 +64,7 @@ class Trainer:
             loss = self.train(epoch)
             self.meet(f"epoch {epoch} trained")
             correct = self.test()
-            failed, delayed = self.faults.take()
+            failed, delayed = (self.fired if self.plan.faults.by else self.faults).take()
             tested = len(self.share.test_x)
             self.report(EpochDone(self.name, epoch, loss, correct, tested, failed, delayed))
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from rpc_backends_core.demo.origin import Origin
+from rpc_backends_core.demo.origin import Choice
 from rpc_backends_core.demo.plan import GOAL, Faults
 from rpc_backends_core.demo.results import Epoch, Run
 
@@ -22,7 +23,7 @@ class View:
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def opening(self, torch_version: str, origins: Sequence[Origin], learn: int, test: int) -> None:
+    def opening(self, torch_version: str, choice: Choice, learn: int, test: int) -> None:
         """Say what is going to happen, on what, and which packages the backends are from."""
         self._say(f"[bold]rpc-backends demo[/] on torch {torch_version}")
         self._say(
@@ -30,10 +31,13 @@ class View:
             f"and distributed autograd, and are tested on {test} others."
         )
         self._say()
-        width = max(len(origin.backend) for origin in origins)
-        for origin in origins:
+        width = max(len(origin.backend) for origin, _ in choice.parts)
+        for origin, _ in choice.parts:
             source = f"{origin.distribution} {origin.version}"
             self._say(f"  [bold cyan]{origin.backend:{width}}[/]  from {source}")
+        for note in choice.notes:
+            self._say()
+            self._say(f"[yellow]{escape(note)}[/]")
 
     def run(self, run: Run, place: str) -> RunView:
         """Announce a run and return what draws it, to be used as a context."""
@@ -56,8 +60,9 @@ class View:
             _print_row(self.console, Text.assemble(name, accuracy, faults, f"{run.seconds:7.1f} s"))
         self._say()
         for run in runs:
-            self._met("failed sends met, each made again until it passed", run.failed)
-            self._met("delayed sends met and waited for", run.delayed)
+            where = f"met on {run.origin.backend}"
+            self._met(f"failed sends {where}, each made again until it passed", run.failed)
+            self._met(f"delayed sends {where}", run.delayed)
         if len(runs) > 1:
             curves = zip(*(run.epochs for run in runs), strict=True)
             apart = max(max(e.loss for e in at) - min(e.loss for e in at) for at in curves)
@@ -66,7 +71,8 @@ class View:
             if run.shortcoming:
                 self._say(f"[bold red]FAILED[/]  {run.origin.backend}: {run.shortcoming}")
         if not any(run.shortcoming for run in runs):
-            names = " and ".join(run.origin.backend for run in runs)
+            *others, last = (run.origin.backend for run in runs)
+            names = f"{', '.join(others)} and {last}" if others else last
             self._say(f"[bold green]PASSED[/]  test accuracy above {GOAL:g} on {names}")
 
     def _met(self, what: str, counts: dict[str, int]) -> None:
@@ -142,7 +148,7 @@ def _print_row(console: Console, text: str | Text, style: str = "") -> None:
 
 def _asked_for(faults: Faults) -> list[str]:
     """Return in words, a line a kind, what the backend was told to do to its messages."""
-    lines = []
+    lines = [f"faults by rules of {faults.by}:"] if faults.by else []
     if faults.messages_to_fail:
         kinds = ", ".join(faults.messages_to_fail)
         lines.append(f"each fails {faults.num_fail_sends} times, then passes: {kinds}")

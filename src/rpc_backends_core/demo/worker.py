@@ -51,11 +51,11 @@ def open_channel() -> Callable[[Message], None]:
 
 
 def join(plan: Plan, name: str) -> None:
-    """Join the group over the plan's backend, with its faults."""
+    """Join the group over the plan's backend, with the faults that are options of it."""
     from torch.distributed import rpc
 
     faults = {}
-    if plan.faults:
+    if plan.faults and not plan.faults.by:
         faults = {
             "messages_to_fail": list(plan.faults.messages_to_fail),
             "messages_to_delay": plan.faults.messages_to_delay,
@@ -82,11 +82,12 @@ def leave(plan: Plan) -> None:
     """Leave the group.
 
     A graceful shutdown gathers all workers by calls of its own, which it does not repeat: where
-    calls fail, it fails too. It is not needed either: nobody leaves before both trainers are done.
+    calls fail by an option, it fails too (rules leave such calls alone). It is not needed either: nobody
+    leaves before both trainers are done.
     """
     from torch.distributed import rpc
 
-    rpc.shutdown(graceful=not plan.faults)
+    rpc.shutdown(graceful=not plan.faults or bool(plan.faults.by))
 
 
 def work(plan: Plan, name: str, report: Callable[[Message], None], stop: threading.Event) -> None:

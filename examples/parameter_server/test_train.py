@@ -1,0 +1,34 @@
+"""What becomes of training when some updates come twice."""
+
+import importlib
+
+import pytest
+from torch.distributed import rpc
+
+TWICE = {"what": "duplicate", "function": "*.update", "every": 10}
+
+
+def learn(me, name):
+    """Run on each worker: worker0 is the parameter server, the others train."""
+    program = importlib.import_module(name)
+    if me.index == 0:
+        return None
+    program.train(me.index - 1, ps="worker0")
+    return rpc.rpc_sync("worker0", program.result)
+
+
+@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("train", marks=pytest.mark.xfail(raises=AssertionError, strict=True)),
+        "train_fixed",
+    ],
+)
+def test_updates_that_come_twice_change_nothing(rpc_faults, name, backend):
+    sound = rpc_faults(learn, name, workers=3, backend=backend)
+    faulty = rpc_faults(learn, name, workers=3, rules=[TWICE], backend=backend)
+
+    assert [worker.error for worker in sound + faulty] == [None] * 6
+    assert [len(worker.faults) for worker in faulty] == [0, 10, 10]
+    assert faulty[1].result == sound[1].result

@@ -1,0 +1,145 @@
+"""Two trainers and a parameter server learn to tell three spirals apart."""
+
+import hashlib
+import math
+import tempfile
+import threading
+
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed import rpc
+from torch.nn import functional
+
+TRAINERS = 2
+STEPS = 100
+BATCH = 64
+
+
+def build_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
+
+
+def spirals(samples, seed):
+    """Return points of the plane (samples x 2), and the spiral that each is on (0, 1, 2)."""
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.randint(3, (samples,), generator=draw)
+    radius = torch.rand(samples, generator=draw)
+    angle = 4 * radius + label * 2 * math.pi / 3 + 0.1 * torch.randn(samples, generator=draw)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1) * 2, label
+
+
+class ParameterServer:
+    """Adds up the gradients of the trainers, and takes a step when all are waiting for it."""
+
+    def __init__(self):
+        self.model = build_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.lock = threading.Lock()
+        self.steps = 0
+        self.applied = 0
+        self.waiting = {}
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def parameters(self):
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def update(self, gradients):
+        with self.lock:
+            for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+                parameter.grad += gradient / TRAINERS  # of two, in either order, to the same bit
+            self.applied += 1
+
+    def step(self, trainer, number):
+        with self.lock:
+            if number < self.steps:  # asked again: it has been taken
+                return self.answer(torch.futures.Future())
+            future = self.waiting.setdefault(trainer, torch.futures.Future())
+            if len(self.waiting) == TRAINERS:
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=False)
+                self.steps += 1
+                waiting, self.waiting = self.waiting, {}
+                for asked in waiting.values():
+                    self.answer(asked)
+            return future
+
+    def answer(self, future):
+        future.set_result(self.parameters())
+        return future
+
+
+server = ParameterServer()  # the one in the process called "ps" is used
+
+
+def parameters():
+    return server.parameters()
+
+
+def update(gradients):
+    """Add a trainer's gradients to the next step."""
+    server.update(gradients)
+
+
+@rpc.functions.async_execution
+def step(trainer, number):
+    """Answer with the new parameters when all trainers have called."""
+    return server.step(trainer, number)
+
+
+def call(to, function, *args):
+    """Call, and again if no answer came: networks lose things."""
+    for _ in range(3):
+        try:
+            return rpc.rpc_sync(to, function, args=args, timeout=30)
+        except RuntimeError as error:
+            lost = error
+    raise lost
+
+
+def train(trainer, ps="ps"):
+    model = build_model()
+    points, labels = spirals(STEPS * BATCH, seed=1 + trainer)
+    new = call(ps, parameters)
+    for number in range(STEPS):
+        for parameter, value in zip(model.parameters(), new, strict=True):
+            parameter.data.copy_(value)
+        batch = slice(number * BATCH, (number + 1) * BATCH)
+        loss = functional.cross_entropy(model(points[batch]), labels[batch])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        call(ps, update, gradients)
+        new = call(ps, step, trainer, number)
+
+
+def result():
+    """Return how good the model is, and a digest of its parameters to the last bit."""
+    points, labels = spirals(1000, seed=0)
+    with torch.no_grad():
+        right = (server.model(points).argmax(dim=1) == labels).float().mean().item()
+    digest = hashlib.sha256()
+    for parameter in server.parameters():
+        digest.update(bytes(parameter.flatten().view(torch.uint8).tolist()))
+    return {"applied": server.applied, "accuracy": right, "parameters": digest.hexdigest()[:16]}
+
+
+def work(rank, init_method):
+    torch.set_num_threads(1)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
+    name = f"trainer{rank - 1}" if rank else "ps"
+    rpc.init_rpc(name, rank=rank, world_size=1 + TRAINERS, rpc_backend_options=options)
+    if rank:
+        train(rank - 1)
+    rpc.shutdown()
+    if not rank:
+        found = result()
+        print(f"{TRAINERS * STEPS} updates sent, {found['applied']} applied")
+        print(f"accuracy {found['accuracy']:.3f}, parameters {found['parameters']}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, args=(f"file://{folder}/rendezvous",), nprocs=1 + TRAINERS)

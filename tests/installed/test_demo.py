@@ -1,0 +1,51 @@
+"""What the demo trains over where not all of it is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.environments import ChildFailedError, Environment
+from support.samples import MakeEnvironment, backend_package
+
+CHOOSE = """
+    import json, sys
+    from rpc_backends_core.demo.origin import choose
+    choice = choose(sys.argv[1:])
+    parts = {origin.backend: faults.by for origin, faults in choice.parts if faults}
+    print(json.dumps([[origin.backend for origin, _ in choice.parts], parts, choice.notes]))
+"""
+
+
+def test_a_backend_that_is_not_installed_is_left_out_with_a_note(installed: Environment) -> None:
+    assert installed.run(CHOOSE).json == [
+        ["TENSORPIPE", "FAULTY_TENSORPIPE"],
+        {"FAULTY_TENSORPIPE": ""},
+        [
+            "ZEROMQ is left out: it is not installed. To have it: pip install rpc-backend-zeromq",
+        ],
+    ]
+
+
+def test_a_backend_that_was_named_and_is_not_installed_is_an_error(installed: Environment) -> None:
+    with pytest.raises(ChildFailedError, match=r"UnknownBackendError: .*ZEROMQ"):
+        installed.run(CHOOSE, "TENSORPIPE", "ZEROMQ")
+
+
+def test_without_the_package_that_makes_them_there_are_no_faults_and_a_note(
+    make_environment: MakeEnvironment, tmp_path: Path
+) -> None:
+    zeromq = backend_package(tmp_path, name="ZEROMQ", distribution="rpc-backend-zeromq")
+    environment = make_environment(
+        "rpc-backend-tensorpipe", "rpc-backend-faulty-tensorpipe", zeromq
+    )
+
+    backends, faults, notes = environment.run(CHOOSE).json
+
+    assert backends == ["TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ"]
+    assert faults == {"FAULTY_TENSORPIPE": ""}
+    assert notes == [
+        "No faults on ZEROMQ: rpc-backends-faults is not installed. To have them: "
+        "pip install rpc-backends-faults"
+    ]
