@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocols import PROTOCOLS, Protocol
 from simulated import Costs, Steps, Tally, World, call, call_all
@@ -85,6 +86,42 @@ class SimulatedGroup:
     def _connections(self) -> list[int]:
         ends = collections.Counter(worker for link in self.world.links for worker in link)
         return [ends[worker] * self.protocol.sockets for worker in range(self.world.size)]
+
+
+#: The largest group in which all call all, each pair by itself; beyond it, connections are reckoned.
+_LARGEST_MESH = 64
+
+
+def carry(subject: str, sizes: Sequence[int], costs: Costs) -> dict[str, Any]:
+    """Return what a backend's groups of ``sizes`` come to: by kind of group, then by size."""
+    # Each worker of torch's own asks for each other: the square of what is thousands already.
+    reach = _REACH.get(subject, _FAR)
+    carried: dict[str, Any] = {"static": {}, "joins": {}, "at_once": {}}
+    for size in sizes:
+        if size <= reach.static:
+            phases = static_group(subject, size, costs, mesh=size <= _LARGEST_MESH)
+            carried["static"][size] = {phase.name: phase.summary() for phase in phases}
+        if size <= reach.at_once:
+            carried["at_once"][size] = joining_at_once(subject, size, costs).summary()
+    joins = dynamic_group(subject, max(one for one in sizes if one <= reach.joins), costs)
+    for size in (one for one in sizes if one <= reach.joins):
+        carried["joins"][size] = joins[size - 1].summary()
+    return carried
+
+
+class _Reach(NamedTuple):
+    """The largest groups that are simulated in minutes."""
+
+    static: int
+    joins: int
+    at_once: int
+
+
+_FAR = _Reach(4096, 512, 1024)
+_REACH = {
+    "TENSORPIPE": _Reach(4096, 512, 256),
+    "TENSORPIPE@torch": _Reach(256, 128, 64),
+}
 
 
 def static_group(

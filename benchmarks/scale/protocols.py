@@ -72,6 +72,13 @@ def exchange(client: Client, stage: str, size: int) -> Steps:
     yield from client.await_and_get(f"{stage}/all")
 
 
+def meet(client: Client) -> Steps:
+    """`Group.meet`, in which a shutdown begins."""
+    if (yield from client.add("meeting/arrived", 1)) == client.world.size:
+        yield from client.set("meeting/all", Value("1", 1))
+    yield from client.await_and_get("meeting/all")
+
+
 def end(client: Client) -> Steps:
     """`Group.end`, of a static group."""
     if (yield from client.add("left", 1)) == client.world.size:
@@ -113,7 +120,7 @@ def tensorpipe_start(client: Client) -> Steps:
 
 def tensorpipe_shutdown(client: Client) -> Steps:
     """Torch's `shutdown` on `StaticGroupAgent`, and `Barriers`."""
-    yield from gather(client, 1)
+    yield from meet(client)
     for number in range(_BARRIERS):
         yield from client.add(f"barrier/{number}/active", 0)
         if (yield from client.add(f"barrier/{number}/arrived", 1)) == client.world.size:
@@ -171,7 +178,7 @@ def zeromq_start(client: Client) -> Steps:
 
 def zeromq_shutdown(client: Client) -> Steps:
     """Torch's `shutdown`, and `StaticGroupAgent.join`: two rounds in which nothing happens."""
-    yield from gather(client, 1)
+    yield from meet(client)
     for number in range(_ROUNDS):
         yield from exchange(client, f"traffic/{number}", _TRAFFIC)
     yield from end(client)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
+from rpc_backends_core.group import Group
 from rpc_backends_core.torch_bridge import original, session
 
 
@@ -36,6 +37,21 @@ def shutdown(graceful: bool, timeout: float) -> None:
     finally:
         del leave
         rpc.api._finalize_shutdown()
+
+
+def wait_all_workers(timeout: float) -> None:
+    """Wait until all workers of a static group have come here, as each does in a graceful shutdown.
+
+    Torch's way is that all call the first worker, at the same time, and it calls all of them, each call
+    with the names of all. A group of an installed package meets through its store: nobody connects to
+    anybody for it, which TensorPipe does not survive with some dozens of workers on one host.
+    """
+    groups = (getattr(agent, "group", None) for agent in session.agents())
+    group = next((one for one in groups if isinstance(one, Group) and one.world_size), None)
+    if group is None:
+        original("torch.distributed.rpc.api", "_wait_all_workers")(timeout)
+    else:
+        group.meet(timeout)
 
 
 def reset_current_agent() -> None:
