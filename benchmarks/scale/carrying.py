@@ -117,10 +117,10 @@ class _Reach(NamedTuple):
     at_once: int
 
 
-_FAR = _Reach(4096, 512, 1024)
+_FAR = _Reach(4096, 128, 512)
 _REACH = {
-    "TENSORPIPE": _Reach(4096, 512, 256),
-    "TENSORPIPE@torch": _Reach(256, 128, 64),
+    "TENSORPIPE": _Reach(4096, 128, 256),
+    "TENSORPIPE@torch": _Reach(128, 64, 32),
 }
 
 

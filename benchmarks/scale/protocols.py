@@ -22,12 +22,15 @@ _PEER = 145  # rpc_backend_tensorpipe.membership: one member on the list
 _USED = 4  # an id on it that was ever given
 _NAME = 9  # a worker's name
 _RECORD = 60  # rpc_backends_agents.roster: a worker is in, or out
-_GLOO = 215  # what Gloo tells of an address
+_GLOO, _GLOO_EACH = 200, 8  # what Gloo tells of its addresses: something for each other worker
 _AROUND = 60  # an empty list of members
 #: How often torch's `TensorPipeAgent::join` meets where nothing is under way any more.
 _BARRIERS = 3
 #: How often `rpc_backends_agents.agent.StaticGroupAgent.join` exchanges counts where nothing is.
 _ROUNDS = 2
+
+#: The largest group that torch's gather is left to at shutdown.
+_LARGEST_GATHER = 16
 
 Members = tuple[int, ...]
 
@@ -79,6 +82,14 @@ def meet(client: Client) -> Steps:
     yield from client.await_and_get("meeting/all")
 
 
+def wait_all_workers(client: Client) -> Steps:
+    """`rpc_backends_core.torch_bridge.stop.wait_all_workers`: how a shutdown begins."""
+    if client.world.size <= _LARGEST_GATHER:
+        yield from gather(client, 1)
+    else:
+        yield from meet(client)
+
+
 def end(client: Client) -> Steps:
     """`Group.end`, of a static group."""
     if (yield from client.add("left", 1)) == client.world.size:
@@ -120,7 +131,7 @@ def tensorpipe_start(client: Client) -> Steps:
 
 def tensorpipe_shutdown(client: Client) -> Steps:
     """Torch's `shutdown` on `StaticGroupAgent`, and `Barriers`."""
-    yield from meet(client)
+    yield from wait_all_workers(client)
     for number in range(_BARRIERS):
         yield from client.add(f"barrier/{number}/active", 0)
         if (yield from client.add(f"barrier/{number}/arrived", 1)) == client.world.size:
@@ -178,7 +189,7 @@ def zeromq_start(client: Client) -> Steps:
 
 def zeromq_shutdown(client: Client) -> Steps:
     """Torch's `shutdown`, and `StaticGroupAgent.join`: two rounds in which nothing happens."""
-    yield from meet(client)
+    yield from wait_all_workers(client)
     for number in range(_ROUNDS):
         yield from exchange(client, f"traffic/{number}", _TRAFFIC)
     yield from end(client)
@@ -246,7 +257,7 @@ def torch_start(client: Client) -> Steps:
     if (yield from client.add("init", 1)) == world.size:
         world.put("ready", Value("", 0))
     yield from client.wait("ready")
-    yield from client.set(f"gloo/{me}", Value("", _GLOO))
+    yield from client.set(f"gloo/{me}", Value("", _GLOO + _GLOO_EACH * world.size))
     yield from client.set(f"rank/{me}", Value("", _NAME))
     for other in everybody:
         if other != me:
@@ -281,7 +292,7 @@ def torch_join(client: Client) -> Steps:
     members: Members = (me,)
     if (yield from client.check("members")):
         members = (*(yield from client.get("members")).what, me)
-    yield from client.set("members", Value(members, (_NAME + 4) * len(members)))
+    yield from client.set("members", Value(members, (_NAME + 1) * len(members)))
     yield from client.get(f"names/{me}")
     for other in members:
         yield from client.get(f"addresses/{other}")
@@ -297,7 +308,7 @@ def torch_leave(client: Client) -> Steps:
     world, me = client.world, client.worker
     yield from _take_token(client)
     members = tuple(one for one in (yield from client.get("members")).what if one != me)
-    yield from client.set("members", Value(members, (_NAME + 4) * len(members)))
+    yield from client.set("members", Value(members, (_NAME + 1) * len(members)))
     for other in members:
         yield from call(world, me, other)
     yield from _return_token(client)
@@ -307,7 +318,7 @@ def _take_token(client: Client) -> Steps:
     """`_group_membership_management`."""
     mine = f"token of {client.worker}"
     while (
-        found := (yield from client.compare_set("token", NOTHING, Value(mine, 30)))
+        found := (yield from client.compare_set("token", NOTHING, Value(mine, 22)))
     ).what != mine:
         yield from client.wait(found.what)
 

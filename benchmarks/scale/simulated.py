@@ -32,11 +32,11 @@ class Costs:
     :ivar call: of the thread that serves a call, or makes one.
     """
 
-    request: float = 10e-6
-    byte: float = 0.5e-9
-    connect: float = 50e-6
+    request: float = 14e-6
+    byte: float = 0.34e-9
+    connect: float = 280e-6
     latency: float = 50e-6
-    call: float = 100e-6
+    call: float = 50e-6
 
 
 class Value(NamedTuple):

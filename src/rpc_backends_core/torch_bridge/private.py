@@ -39,7 +39,7 @@ NAMES = (
     ),
     PrivateName(
         "torch.distributed.rpc.api._wait_all_workers",
-        "where the workers of a static group meet before they stop; it goes through their store",
+        "where a static group meets before it stops; a large one does through its store",
         "all call the first worker at shutdown, which TensorPipe does not survive in large groups",
     ),
     PrivateName(

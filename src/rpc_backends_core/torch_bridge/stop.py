@@ -11,6 +11,10 @@ from torch.distributed import rpc
 from rpc_backends_core.group import Group
 from rpc_backends_core.torch_bridge import original, session
 
+#: Workers that may all connect to one at the same time: TensorPipe makes four connections for a call to a
+#: worker, and 128 can wait to be accepted; this leaves half of them free.
+_LARGEST_GATHER = 16
+
 
 def shutdown(graceful: bool, timeout: float) -> None:
     """Stop RPC; see :func:`~.surface.shutdown`.
@@ -43,12 +47,13 @@ def wait_all_workers(timeout: float) -> None:
     """Wait until all workers of a static group have come here, as each does in a graceful shutdown.
 
     Torch's way is that all call the first worker, at the same time, and it calls all of them, each call
-    with the names of all. A group of an installed package meets through its store: nobody connects to
-    anybody for it, which TensorPipe does not survive with some dozens of workers on one host.
+    with the names of all. TensorPipe does not survive that with some dozens of workers on one host, so a
+    large group of an installed package meets through its store, and nobody connects to anybody for it.
+    (A small one keeps to torch's way, which torch's own tests look into.)
     """
     groups = (getattr(agent, "group", None) for agent in session.agents())
     group = next((one for one in groups if isinstance(one, Group) and one.world_size), None)
-    if group is None:
+    if group is None or len(group.members) <= _LARGEST_GATHER:
         original("torch.distributed.rpc.api", "_wait_all_workers")(timeout)
     else:
         group.meet(timeout)
