@@ -112,20 +112,27 @@ def _worker(counts: list[Count]) -> Any:
     _finish(memory, "Memory of a worker", "", bytes_=True)
     for subject in NAMES:
         points = [
-            (one.size, sum(one.phase(SHUTDOWN).call_bytes))
-            for one in _static(counts, subject)
-            if any(each.name == SHUTDOWN for each in one.phases)
+            (rank, phase.call_bytes[rank - 1])
+            for one in counts
+            if one.dynamic and one.subject == subject
+            for rank, phase in enumerate(one.phases[: one.size], 1)
+            if phase.calls[rank - 1] and rank & (rank - 1) == 0
         ]
         lines.plot(*_xy(points), "-o", color=_COLOURS[subject])
-    _finish(lines, "Bytes of the calls that a shutdown makes", "", bytes_=True)
-    connections.legend(fontsize=8, title="all call all; dotted: a ring", title_fontsize=8)
+    _finish(lines, "Bytes of the calls of a join", "", bytes_=True)
+    lines.legend(
+        *connections.get_legend_handles_labels(),
+        fontsize=8,
+        title="all call all; dotted: a ring",
+        title_fontsize=8,
+    )
     return figure
 
 
 def _finish(axes: Any, title: str, label: str, *, bytes_: bool = False) -> None:
     axes.set_title(title)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_yscale("log", base=2 if bytes_ else 10)
     axes.set_ylabel(label)
     axes.set_xlabel("workers")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
