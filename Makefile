@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
-LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*'
+LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*' 'simpy==4.1.*'
 
 # The core first: the others depend on it. Those with C++ are built against the torch of the environment,
 # so not in isolation, and each after those before it: a plugin needs the agents' header. LATE are those without

@@ -102,3 +102,21 @@ def test_a_group_has_ended_when_all_of_it_have_left(store: Any) -> None:
     assert groups[0].wait_until_ended(0.2) is False
     groups[2].end()
     assert groups[0].wait_until_ended(5) is True
+
+
+def test_a_meeting_lasts_until_the_last_has_come_and_is_forgotten_then(store: Any) -> None:
+    groups = form(store, 3)
+    for turn, late in enumerate((2, 0)):
+        workers = start(groups, lambda group: group.meet(), but=late)
+        assert not groups[0].store.check([f"meeting/{turn + 1}/all"])
+        groups[late].meet()
+        workers.all_results()
+
+
+def test_a_meeting_that_is_too_long_says_how_many_came(store: Any) -> None:
+    groups = form(store, 3)
+    workers = start(groups, lambda group: group.meet(0.3), but=1).join()
+    assert len(workers.errors) == 2
+    for error in workers.errors.values():
+        assert isinstance(error, GroupTimeoutError)
+        assert "2 of 3 came" in str(error)

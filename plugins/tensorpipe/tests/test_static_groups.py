@@ -273,3 +273,12 @@ def test_tensors_and_scripts_and_errors_travel(url: str) -> None:
         assert "not a number" in failure.text
 
         workers.run(steps.leave)
+
+
+@pytest.mark.slow
+def test_64_workers_of_one_host_start_and_stop(url: str) -> None:
+    """More than can connect to one of them at the same time, so nobody has to at the start or the end."""
+    with Workers(64, seconds=300) as workers:
+        workers.run(steps.join, url)
+        workers.run(steps.leave)
+        assert workers.run(steps.is_running) == [False] * 64

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from rpc_backends_core.errors import GroupError, GroupTimeoutError
 from rpc_backends_core.group.waiting import wait_for
+
+#: Seconds that nobody waits, and a store's timeout can hold: 24 days.
+_FOR_EVER = (2**31 - 1) / 1000
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Group:
     timeout: float
     autograd_id: int
     _stage: int = field(default=0, repr=False)
+    _meetings: int = field(default=0, repr=False)
     _ended: bool = field(default=False, repr=False)
 
     @property
@@ -85,6 +90,28 @@ class Group:
             raise group_error(answer)
         payloads_of_all: list[Any] = answer["payloads"]
         return payloads_of_all
+
+    def meet(self, timeout: float = 0) -> None:
+        """Wait until all members of a static group have come here, in the same call of this; silently.
+
+        :param timeout: seconds to wait; 0 means for ever.
+        :raises GroupTimeoutError: that took longer.
+        """
+        assert self.world_size is not None, "a dynamic group has no fixed members to meet"
+        self._meetings += 1
+        prefix = f"meeting/{self._meetings}"
+        if self.store.add(f"{prefix}/arrived", 1) == self.world_size:
+            self.store.set(f"{prefix}/all", "1")
+        limit = timeout or _FOR_EVER
+        done = wait_for(
+            self.store, f"{prefix}/all", limit, lambda: "the others", first_news=math.inf
+        )
+        if done is None:
+            raise GroupTimeoutError(
+                f"{self._reader} waited {timeout:g} s for the other workers, and "
+                f"{self.store.add(f'{prefix}/arrived', 0)} of {self.world_size} came. All workers of a "
+                "static group must call shutdown(); shutdown(graceful=False) does not wait for them."
+            )
 
     def fail(self, reason: str, kind: str = "GroupError") -> None:
         """Tell all members that wait for this one, now or in their next step, that it cannot go on.

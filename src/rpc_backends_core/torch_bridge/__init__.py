@@ -100,6 +100,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (rpc, "_init_rpc_backend", surface._init_rpc_backend),
         (rpc, "shutdown", surface.shutdown),
         (api, "shutdown", surface.shutdown),
+        (api, "_wait_all_workers", surface._wait_all_workers),
         (api, "_set_and_start_rpc_agent", surface._set_and_start_rpc_agent),
         (api, "_reset_current_rpc_agent", surface._reset_current_rpc_agent),
         (api, _DELETE_RREFS, surface._delete_all_user_and_unforked_owner_rrefs),

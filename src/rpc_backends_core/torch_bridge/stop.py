@@ -8,7 +8,12 @@ from typing import Any
 
 from torch.distributed import rpc
 
+from rpc_backends_core.group import Group
 from rpc_backends_core.torch_bridge import original, session
+
+#: Workers that may all connect to one at the same time: TensorPipe makes four connections for a call to a
+#: worker, and 128 can wait to be accepted; this leaves half of them free.
+_LARGEST_GATHER = 16
 
 
 def shutdown(graceful: bool, timeout: float) -> None:
@@ -36,6 +41,22 @@ def shutdown(graceful: bool, timeout: float) -> None:
     finally:
         del leave
         rpc.api._finalize_shutdown()
+
+
+def wait_all_workers(timeout: float) -> None:
+    """Wait until all workers of a static group have come here, as each does in a graceful shutdown.
+
+    Torch's way is that all call the first worker, at the same time, and it calls all of them, each call
+    with the names of all. TensorPipe does not survive that with some dozens of workers on one host, so a
+    large group of an installed package meets through its store, and nobody connects to anybody for it.
+    (A small one keeps to torch's way, which torch's own tests look into.)
+    """
+    groups = (getattr(agent, "group", None) for agent in session.agents())
+    group = next((one for one in groups if isinstance(one, Group) and one.world_size), None)
+    if group is None or len(group.members) <= _LARGEST_GATHER:
+        original("torch.distributed.rpc.api", "_wait_all_workers")(timeout)
+    else:
+        group.meet(timeout)
 
 
 def reset_current_agent() -> None:

@@ -95,6 +95,12 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     stop.shutdown(graceful, timeout)
 
 
+def _wait_all_workers(timeout: float = 0) -> None:
+    from rpc_backends_core.torch_bridge import stop
+
+    stop.wait_all_workers(timeout)
+
+
 def _set_and_start_rpc_agent(agent: Any) -> None:
     from rpc_backends_core.torch_bridge import start
 

@@ -1,0 +1,117 @@
+"""Measuring what the simulation has to be told: what the store's requests cost it, and calls a worker.
+
+Measured is processor time, which other programs on the machine hardly change.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from simulated import Costs
+from torch.distributed import rpc
+
+from rpc_backends_core.bench.accounting import processor_times
+from rpc_backends_core.testing.processes import Template, Workers
+from rpc_backends_core.testing.processes.protocol import Me
+
+_REQUESTS = 3000
+_CONNECTIONS = 40
+_CALLS = 1500
+_IN_FLIGHT = 32
+#: Bytes of a value, and how often it is read.
+_VALUE, _READS = 1 << 20, 60
+_ROUNDS = 3
+
+
+def host(me: Me) -> int:
+    """Host a store, and return its port."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("value", "x" * _VALUE)
+    me.memory["store"] = store
+    return int(store.port)
+
+
+def connect(me: Me, port: int, times: int = 1) -> None:
+    """Connect to the store, anew each time."""
+    for _ in range(times):
+        me.memory["store"] = dist.TCPStore(
+            "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)
+        )
+
+
+def add(me: Me, times: int) -> None:
+    """Add to a counter."""
+    for _ in range(times):
+        me.memory["store"].add(me.name, 1)
+
+
+def read(me: Me, times: int) -> None:
+    """Read a large value."""
+    for _ in range(times):
+        me.memory["store"].get("value")
+
+
+def join(me: Me, url: str) -> None:
+    """Join a group of ZEROMQ."""
+    member = rpc.BackendType["ZEROMQ"]
+    options = rpc.backend_registry.construct_rpc_backend_options(member, init_method=url)
+    rpc.init_rpc(
+        me.name, backend=member, rank=me.index, world_size=me.size, rpc_backend_options=options
+    )
+
+
+def call(me: Me, times: int) -> None:
+    """Call worker 0, some at once."""
+    under_way: list[Any] = []
+    for _ in range(times):
+        if len(under_way) == _IN_FLIGHT:
+            under_way.pop(0).wait()
+        under_way.append(rpc.rpc_async("worker0", time.monotonic))
+    for each in under_way:
+        each.wait()
+
+
+def leave(me: Me) -> None:
+    """Shut RPC down."""
+    rpc.shutdown()
+
+
+def use_agents_store(me: Me) -> None:
+    """Have nobody of the group host the store."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+
+
+def measure(template: Template) -> Costs:
+    """Measure, and return medians."""
+    with Workers(2, seconds=300, template=template) as workers:
+        port = workers[0].call(host)
+        workers[1].call(connect, port)
+        request = _cost(workers, add, _REQUESTS)
+        # A read is two requests: torch's client waits for the key first.
+        byte = max(0.0, _cost(workers, read, _READS) - 2 * request) / _VALUE
+        # So is a client: it introduces itself, and then asks for an echo.
+        connected = max(0.0, _cost(workers, connect, _CONNECTIONS, port) - request)
+    with Workers(2, seconds=120, template=template) as workers:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        workers.run(use_agents_store)
+        workers.run(join, f"tcp://127.0.0.1:{store.port}")
+        called = _cost(workers, call, _CALLS)
+        workers.run(leave)
+    return Costs(request=request, byte=byte, connect=connected, call=called)
+
+
+def _cost(workers: Workers, step: Callable[..., None], units: int, *arguments: Any) -> float:
+    """Return the processor time of worker 0 for each unit of what worker 1 does in a step."""
+    each = []
+    for _ in range(_ROUNDS):
+        (before,) = processor_times(workers[0].pid)
+        workers[1].call(step, *arguments, times=units)
+        (after,) = processor_times(workers[0].pid)
+        each.append((after - before) / units)
+    return statistics.median(each)

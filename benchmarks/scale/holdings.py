@@ -1,0 +1,83 @@
+"""What a process holds, as Linux shows it: sockets by their state, files, threads, memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+#: How Linux writes that a socket is connected, or listens: TCP, and Unix (where it listens by a flag).
+_TCP_STATES = {"01": "connections", "0A": "listeners"}
+_UNIX_CONNECTED, _UNIX_LISTENS = "03", 0x10000
+_MEMORY = {
+    "Rss": "resident",
+    "Pss": "share",
+    "Private_Dirty": "own",
+    "Pss_Shmem": "shared_memory",
+}
+
+#: Figures of one process, by what they count; memory in bytes.
+Holdings = dict[str, float]
+
+
+def holdings(pids: Iterable[int], *, besides: Iterable[int] = ()) -> list[Holdings]:
+    """Return what processes hold.
+
+    :param besides: TCP ports; connections to them do not count (those to the store).
+    """
+    states = _tcp_states(set(besides)) | _unix_states()
+    return [_holdings(pid, states) for pid in pids]
+
+
+def available_memory() -> int:
+    """Return how many bytes processes can take before memory is short."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError("no MemAvailable in /proc/meminfo")
+
+
+def _holdings(pid: int, states: dict[str, str]) -> Holdings:
+    links = [_target(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    found: Holdings = {"connections": 0, "listeners": 0, "files": len(links)}
+    for link in links:
+        if (match := _SOCKET.fullmatch(link)) and (state := states.get(match[1])):
+            found[state] += 1
+    found["threads"] = len(list(Path(f"/proc/{pid}/task").iterdir()))
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in _MEMORY:
+            found[_MEMORY[name]] = int(rest.split()[0]) * 1024
+    # User and kernel time of all its threads, in ticks of which Linux has 100 a second.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    found["processor"] = (int(fields[11]) + int(fields[12])) / 100
+    return found
+
+
+def _target(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except FileNotFoundError:  # closed meanwhile
+        return ""
+
+
+def _tcp_states(besides: set[int]) -> dict[str, str]:
+    states = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, _, remote, state, *rest = line.split()
+            if state in _TCP_STATES and int(remote.rpartition(":")[2], 16) not in besides:
+                states[rest[5]] = _TCP_STATES[state]
+    return states
+
+
+def _unix_states() -> dict[str, str]:
+    states = {}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, _, state, inode, *_ = line.split()
+        if int(flags, 16) & _UNIX_LISTENS:
+            states[inode] = "listeners"
+        elif state == _UNIX_CONNECTED:
+            states[inode] = "connections"
+    return states

@@ -1,0 +1,361 @@
+"""The protocols of the backends as simulated workers follow them: forming, joining, leaving.
+
+Each function stands for the one in the sources that it names, request by request. A test compares what
+comes out with real groups; if it fails, a protocol has changed, and its function here has to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulated import NOTHING, Client, Steps, Value, call, call_all
+
+#: Bytes of what workers tell of themselves; seen in counts of real groups.
+_ARRIVAL = 170  # rpc_backends_core.group.formation: name, rank, nonce, host
+_MEMBER = 60  # one member in the answer: nonce, name, rank, ids
+_DEVICES = 82  # rpc_backend_tensorpipe.devices: no maps
+_ADDRESS = 24  # where a TensorPipe agent listens
+_PUBLICATION = 460  # rpc_backend_zeromq.publication, with its seal
+_TRAFFIC = 16  # rpc_backends_agents.agent: four counters
+_PEER = 145  # rpc_backend_tensorpipe.membership: one member on the list
+_USED = 4  # an id on it that was ever given
+_NAME = 9  # a worker's name
+_RECORD = 60  # rpc_backends_agents.roster: a worker is in, or out
+_GLOO, _GLOO_EACH = 200, 8  # what Gloo tells of its addresses: something for each other worker
+_AROUND = 60  # an empty list of members
+#: How often torch's `TensorPipeAgent::join` meets where nothing is under way any more.
+_BARRIERS = 3
+#: How often `rpc_backends_agents.agent.StaticGroupAgent.join` exchanges counts where nothing is.
+_ROUNDS = 2
+
+#: The largest group that torch's gather is left to at shutdown.
+_LARGEST_GATHER = 16
+
+Members = tuple[int, ...]
+
+
+# --- rpc_backends_core.group ----------------------------------------------------------------------
+
+
+def form_static(client: Client) -> Steps:
+    """`_Arrival.join_static`."""
+    world, me = client.world, client.worker
+    yield from client.connect()
+    generation = yield from client.add("generation", 0)
+    at = f"{generation}/"
+    yield from client.compare_set(f"{at}kind", NOTHING, Value("static", 10))
+    yield from client.compare_set(f"{at}slot/{me}", NOTHING, Value(me, _ARRIVAL))
+    if (yield from client.add(f"{at}arrived", 1)) == world.size:
+        slots = [f"{at}slot/{rank}" for rank in range(world.size)]
+        yield from client.check(*slots)
+        yield from client.multi_get(*slots)
+        yield from client.compare_set(f"{at}group", NOTHING, Value("all", _MEMBER * world.size))
+        if (yield from client.add(f"{at}closed", 1)) == 1:
+            yield from client.add("generation", 1)
+    yield from client.await_and_get(f"{at}group")
+
+
+def form_dynamic(client: Client) -> Steps:
+    """`_Arrival.join_dynamic`."""
+    yield from client.connect()
+    generation = yield from client.add("generation", 0)
+    yield from client.compare_set(f"{generation}/kind", NOTHING, Value("dynamic", 7))
+    yield from client.add("present", 1)
+    yield from client.compare_set(f"autograd/{client.worker}", NOTHING, Value(client.worker, 32))
+
+
+def exchange(client: Client, stage: str, size: int) -> Steps:
+    """`Group.exchange`."""
+    world = client.world
+    yield from client.set(f"{stage}/{client.worker}", Value(client.worker, size))
+    if (yield from client.add(f"{stage}/arrived", 1)) == world.size:
+        yield from client.multi_get(*(f"{stage}/{rank}" for rank in range(world.size)))
+        yield from client.compare_set(f"{stage}/all", NOTHING, Value("all", size * world.size))
+    yield from client.await_and_get(f"{stage}/all")
+
+
+def meet(client: Client) -> Steps:
+    """`Group.meet`, in which a shutdown begins."""
+    if (yield from client.add("meeting/arrived", 1)) == client.world.size:
+        yield from client.set("meeting/all", Value("1", 1))
+    yield from client.await_and_get("meeting/all")
+
+
+def wait_all_workers(client: Client) -> Steps:
+    """`rpc_backends_core.torch_bridge.stop.wait_all_workers`: how a shutdown begins."""
+    if client.world.size <= _LARGEST_GATHER:
+        yield from gather(client, 1)
+    else:
+        yield from meet(client)
+
+
+def end(client: Client) -> Steps:
+    """`Group.end`, of a static group."""
+    if (yield from client.add("left", 1)) == client.world.size:
+        yield from client.set("ended", Value("1", 1))
+
+
+def end_dynamic(client: Client) -> Steps:
+    """`Group.end` and `Group.is_over`, of a dynamic group."""
+    yield from client.add("present", -1)
+    yield from client.add("present", 0)
+
+
+# --- torch.distributed.rpc.api ---------------------------------------------------------------------
+
+
+def gather(client: Client, number: int) -> Steps:
+    """`_all_gather`: all tell the first, and it tells all. Each message has all names in it."""
+    world, me = client.world, client.worker
+    size = 2 * _NAME * world.size
+    if me:
+        yield from call(world, me, 0, size)
+        world.arrive(f"gather/{number}", world.size - 1)
+        yield world.event(f"told/{number}")
+    elif world.size > 1:
+        yield world.event(f"gather/{number}")
+        yield from call_all(world, 0, list(range(1, world.size)), size)
+        world.arrive(f"told/{number}", 1)
+
+
+# --- rpc_backend_tensorpipe ------------------------------------------------------------------------
+
+
+def tensorpipe_start(client: Client) -> Steps:
+    """`static_group.start`: device maps, then addresses."""
+    yield from form_static(client)
+    yield from exchange(client, "devices", _DEVICES)
+    yield from exchange(client, "addresses", _ADDRESS)
+
+
+def tensorpipe_shutdown(client: Client) -> Steps:
+    """Torch's `shutdown` on `StaticGroupAgent`, and `Barriers`."""
+    yield from wait_all_workers(client)
+    for number in range(_BARRIERS):
+        yield from client.add(f"barrier/{number}/active", 0)
+        if (yield from client.add(f"barrier/{number}/arrived", 1)) == client.world.size:
+            yield from client.add(f"barrier/{number}/active", 0)
+            yield from client.set(f"barrier/{number}/total", Value(0, 1))
+        yield from client.await_and_get(f"barrier/{number}/total")
+    yield from end(client)
+
+
+def tensorpipe_join(client: Client) -> Steps:
+    """`dynamic_group.start`: the list changes for the id, and for the address; then all are told."""
+    me = client.worker
+    yield from form_dynamic(client)
+    yield from _change(client, lambda members: members)
+    members = yield from _change(client, lambda members: (*members, me))
+    yield from _tell(client, members)
+
+
+def tensorpipe_leave(client: Client) -> Steps:
+    """`DynamicAgent.leave_group`."""
+    me = client.worker
+    members = yield from _change(client, lambda old: tuple(one for one in old if one != me))
+    yield from _tell(client, members)
+    yield from end_dynamic(client)
+
+
+def _change(client: Client, change: Callable[[Members], Members]) -> Steps:
+    """`Membership._change`: again, if somebody else was faster."""
+    found = yield from client.compare_set("members", NOTHING, Value((0, -1, (), 0), _AROUND))
+    while True:
+        version, _, before, used = found.what
+        after = change(before)
+        used += after == before  # an id is given
+        size = _PEER * len(after) + _USED * used + _AROUND
+        wanted = Value((version + 1, client.worker, after, used), size)
+        found = yield from client.compare_set("members", found, wanted)
+        if found.what == wanted.what:
+            return after
+
+
+def _tell(client: Client, members: Members) -> Steps:
+    others = [one for one in members if one != client.worker]
+    yield from call_all(client.world, client.worker, others, _PEER * len(members))
+
+
+# --- rpc_backend_zeromq, and rpc_backends_agents ----------------------------------------------------
+
+
+def zeromq_start(client: Client) -> Steps:
+    """`start._start_static`: addresses alone."""
+    yield from form_static(client)
+    yield from client.compare_set("nonce", NOTHING, Value("nonce", 32))
+    yield from exchange(client, "addresses", _PUBLICATION)
+
+
+def zeromq_shutdown(client: Client) -> Steps:
+    """Torch's `shutdown`, and `StaticGroupAgent.join`: two rounds in which nothing happens."""
+    yield from wait_all_workers(client)
+    for number in range(_ROUNDS):
+        yield from exchange(client, f"traffic/{number}", _TRAFFIC)
+    yield from end(client)
+
+
+def zeromq_join(client: Client) -> Steps:
+    """`start._start_dynamic`."""
+    roster = Roster(client)
+    yield from form_dynamic(client)
+    yield from client.add(f"id/{client.worker}", 1)
+    yield from client.compare_set("nonce", NOTHING, Value("nonce", 32))
+    yield from roster.append(_PUBLICATION + _RECORD)
+    yield from roster.refresh()  # _init_rpc_states asks for all workers
+    yield from roster.refresh()
+    for key in ("name", "rank"):
+        yield from client.compare_set(f"{key}/{client.worker}", NOTHING, Value(client.worker, 4))
+    yield from roster.append(_RECORD)
+    yield from roster.refresh()
+    yield from roster.refresh()  # init_rpc asks for all workers, too
+
+
+def zeromq_leave(client: Client) -> Steps:
+    """`DynamicGroupAgent.leave_group`."""
+    yield from Roster(client).append(_RECORD)
+    yield from end_dynamic(client)
+
+
+class Roster:
+    """`rpc_backends_agents.roster.Roster`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._read = 0
+        self._missing: set[int] = set()
+
+    def append(self, size: int) -> Steps:
+        """Add a record."""
+        number = yield from self._client.add("records", 1)
+        yield from self._client.set(f"record/{number}", Value(number, size))
+
+    def refresh(self) -> Steps:
+        """Read what is new."""
+        there = yield from self._client.add("records", 0)
+        new = [*sorted(self._missing), *range(self._read + 1, there + 1)]
+        self._read, self._missing = there, set()
+        keys = [f"record/{number}" for number in new]
+        if len(new) > 1 and (yield from self._client.check(*keys)):
+            yield from self._client.multi_get(*keys)
+            return
+        for number, key in zip(new, keys, strict=True):
+            if (yield from self._client.check(key)):
+                yield from self._client.get(key)
+            else:
+                self._missing.add(number)
+
+
+# --- torch's own TENSORPIPE, as far as its store's requests show it ----------------------------------
+
+
+def torch_start(client: Client) -> Steps:
+    """Meet; Gloo's mesh; names and addresses of all, one by one; device maps."""
+    world, me = client.world, client.worker
+    everybody = range(world.size)
+    yield from client.connect()
+    if (yield from client.add("init", 1)) == world.size:
+        world.put("ready", Value("", 0))
+    yield from client.wait("ready")
+    yield from client.set(f"gloo/{me}", Value("", _GLOO + _GLOO_EACH * world.size))
+    yield from client.set(f"rank/{me}", Value("", _NAME))
+    for other in everybody:
+        if other != me:
+            yield from client.await_and_get(f"gloo/{other}")
+    yield from client.compare_set(f"names/{me}", NOTHING, Value(me, _NAME))
+    yield from client.set(f"addresses/{me}", Value("", _ADDRESS))
+    for key in ("names", "addresses"):
+        for other in everybody:
+            yield from client.get(f"{key}/{other}")
+    yield from gather(client, 0)
+
+
+def torch_shutdown(client: Client) -> Steps:
+    """`shutdown` and the agent's `join`, which meets through the store."""
+    yield from gather(client, 1)
+    for number in range(_BARRIERS):
+        yield from client.add(f"barrier/{number}/active", 0)
+        if (yield from client.add(f"barrier/{number}/arrived", 1)) == client.world.size:
+            yield from client.set(f"barrier/{number}/ready", Value("", 0))
+        yield from client.await_and_get(f"barrier/{number}/ready")
+
+
+def torch_join(client: Client) -> Steps:
+    """Join a dynamic group: with a token that all wait for, each member is called twice, in turn."""
+    world, me = client.world, client.worker
+    yield from client.connect()
+    yield from client.compare_set("kind", NOTHING, Value("dynamic", 1))
+    yield from _take_token(client)
+    yield from client.compare_set(f"names/{me}", NOTHING, Value(me, _NAME))
+    yield from client.set(f"addresses/{me}", Value("", _ADDRESS))
+    yield from client.set(f"ids/{me}", Value(me, 2))
+    members: Members = (me,)
+    if (yield from client.check("members")):
+        members = (*(yield from client.get("members")).what, me)
+    yield from client.set("members", Value(members, (_NAME + 1) * len(members)))
+    yield from client.get(f"names/{me}")
+    for other in members:
+        yield from client.get(f"addresses/{other}")
+        yield from call(world, me, other)
+    for other in members[:-1]:
+        yield from call(world, me, other)
+        yield from world.clients[other].get(f"addresses/{me}")
+    yield from _return_token(client)
+
+
+def torch_leave(client: Client) -> Steps:
+    """Leave a dynamic group: with the token, each member is called in turn."""
+    world, me = client.world, client.worker
+    yield from _take_token(client)
+    members = tuple(one for one in (yield from client.get("members")).what if one != me)
+    yield from client.set("members", Value(members, (_NAME + 1) * len(members)))
+    for other in members:
+        yield from call(world, me, other)
+    yield from _return_token(client)
+
+
+def _take_token(client: Client) -> Steps:
+    """`_group_membership_management`."""
+    mine = f"token of {client.worker}"
+    while (
+        found := (yield from client.compare_set("token", NOTHING, Value(mine, 22)))
+    ).what != mine:
+        yield from client.wait(found.what)
+
+
+def _return_token(client: Client) -> Steps:
+    yield from client.set("token", NOTHING)
+    yield from client.set(f"token of {client.worker}", Value("Done", 4))
+
+
+# --- all of them --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the workers of a backend do.
+
+    :ivar start: the start of a static group.
+    :ivar shutdown: its end.
+    :ivar join: joining a dynamic group.
+    :ivar leave: leaving it.
+    :ivar sockets: of a worker, for each other worker that it calls, or that calls it.
+    """
+
+    start: Callable[[Client], Steps]
+    shutdown: Callable[[Client], Steps]
+    join: Callable[[Client], Steps]
+    leave: Callable[[Client], Steps]
+    sockets: int
+
+
+_TENSORPIPE = (tensorpipe_start, tensorpipe_shutdown, tensorpipe_join, tensorpipe_leave)
+_ZEROMQ = (zeromq_start, zeromq_shutdown, zeromq_join, zeromq_leave)
+#: By subject, as `counting` counts them.
+PROTOCOLS = {
+    "ZEROMQ": Protocol(*_ZEROMQ, sockets=1),
+    "ZEROMQ:unix_sockets=false": Protocol(*_ZEROMQ, sockets=1),
+    "TENSORPIPE": Protocol(*_TENSORPIPE, sockets=4),
+    'TENSORPIPE:_transports=["uv"]': Protocol(*_TENSORPIPE, sockets=4),
+    "TENSORPIPE@torch": Protocol(torch_start, torch_shutdown, torch_join, torch_leave, sockets=4),
+}

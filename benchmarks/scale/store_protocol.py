@@ -1,0 +1,84 @@
+"""How torch's TCP store writes requests, as far as telling where each ends (seen in torch 2.13)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+_LENGTH, _NUMBER, _SHORT = struct.Struct("<Q"), 8, 4
+#: By the byte it begins with: a request's name, and what follows. ``t`` is a text or value with its
+#: length before it, ``n`` a number of 8 bytes, ``s`` one of 4, ``T`` a count and so many texts.
+_REQUESTS = {
+    0: ("validate", "s"),
+    1: ("set", "tt"),
+    2: ("compare_set", "ttt"),
+    3: ("get", "t"),
+    4: ("add", "tn"),
+    5: ("check", "T"),
+    6: ("wait", "T"),
+    7: ("number_of_keys", ""),
+    8: ("delete", "t"),
+    9: ("append", "tt"),
+    10: ("multi_get", "T"),
+    12: ("cancel_wait", ""),
+    13: ("ping", "s"),
+}
+
+
+class UnknownRequestError(RuntimeError):
+    """What is asked of the store cannot be told apart from what follows it."""
+
+
+class Incomplete(Exception):  # noqa: N818 - no error, and never leaves this module
+    """The rest of a request has not arrived."""
+
+
+class Parser:
+    """Cuts what one client sends into requests."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """Yield the names of the requests that ``data`` completes.
+
+        :raises UnknownRequestError: it is no request that is known here.
+        """
+        self._buffer += data
+        while self._buffer:
+            try:
+                name, fields = _REQUESTS[self._buffer[0]]
+            except KeyError:
+                raise UnknownRequestError(
+                    f"a request to the store begins with {self._buffer[0]}, and store_protocol.py has no "
+                    "such kind: this torch has added one, or has changed how it writes them."
+                ) from None
+            try:
+                end = self._end(fields)
+            except Incomplete:
+                return
+            del self._buffer[:end]
+            yield name
+
+    def _end(self, fields: str) -> int:
+        at = 1
+        for one in fields:
+            if one == "s":
+                at += _SHORT
+            elif one == "n":
+                at += _NUMBER
+            else:
+                count = 1
+                if one == "T":
+                    count, at = self._length(at)
+                for _ in range(count):
+                    length, at = self._length(at)
+                    at += length
+        if at > len(self._buffer):
+            raise Incomplete
+        return at
+
+    def _length(self, at: int) -> tuple[int, int]:
+        if at + _LENGTH.size > len(self._buffer):
+            raise Incomplete
+        return _LENGTH.unpack_from(self._buffer, at)[0], at + _LENGTH.size

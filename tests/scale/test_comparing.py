@@ -1,0 +1,109 @@
+"""Comparing real with simulated groups tells of what differs; the relay counts what is on the wire."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from support import scale
+
+Count, Phase = scale.counting.Count, scale.counting.Phase
+SUBJECT, SIZE = "ZEROMQ", 4
+
+
+@pytest.fixture
+def count() -> Count:
+    """Return what is counted of a real group that does exactly what is simulated."""
+    phases = []
+    for one in scale.carrying.static_group(SUBJECT, SIZE):
+        held = [{"connections": number} for number in one.connections]
+        nothing = [0] * (SIZE - 1)
+        phases.append(
+            Phase(
+                one.name,
+                requests=[one.requests, *({} for _ in nothing)],
+                store_sent=[0, *nothing],
+                store_received=[one.received, *nothing],
+                store_connections=[0, *nothing],
+                calls=one.calls,
+                call_bytes=[one.call_bytes, *nothing],
+                held=held,
+                seconds=0.0,
+            )
+        )
+    return Count(SUBJECT, False, SIZE, before=[{"connections": 0}] * SIZE, phases=phases)
+
+
+def test_a_group_as_simulated_has_no_differences(count: Count) -> None:
+    assert scale.comparing.differences(count) == []
+
+
+@pytest.mark.parametrize("what", ["requests", "calls", "connections", "bytes"])
+def test_a_group_that_differs_is_told_of(count: Count, what: str) -> None:
+    start, ring, *_ = count.phases
+    if what == "requests":
+        start.requests[0] = {**start.requests[0], "add": start.requests[0]["add"] + 1}
+    elif what == "calls":
+        ring.calls = [*ring.calls[:-1], ring.calls[-1] + 1]
+    elif what == "connections":
+        ring.held[1] = {"connections": ring.held[1]["connections"] + 1}
+    else:
+        start.store_received[0] *= 2
+    (text,) = scale.comparing.differences(count)
+    assert what in text
+
+
+@pytest.fixture
+def relay() -> Iterator[scale.store_relay.StoreRelay]:
+    """Stand between two workers and a store."""
+    with scale.store_relay.StoreRelay(2) as relay:
+        yield relay
+
+
+def client(relay: scale.store_relay.StoreRelay, worker: int) -> dist.TCPStore:
+    """Connect to the store as a worker does."""
+    host, port = relay.url(worker).removeprefix("tcp://").split(":")
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=20))
+
+
+def test_the_relay_counts_each_workers_requests_as_they_are_on_the_wire(
+    relay: scale.store_relay.StoreRelay,
+) -> None:
+    first, second = client(relay, 0), client(relay, 1)
+    before = relay.requests()
+    first.set("key", "value" * 100_000)
+    assert second.get("key") == b"value" * 100_000
+    assert first.compare_set("other", "", "one") == b"one"
+    assert second.check(["key", "other"])
+    assert second.add("number", 2) == 2
+    assert second.multi_get(["key", "other"])[1] == b"one"
+    counted = [now.since(then) for now, then in zip(relay.requests(), before, strict=True)]
+    assert counted[0].kinds == {"set": 1, "compare_set": 1}
+    assert counted[1].kinds == {"wait": 2, "get": 1, "check": 1, "add": 1, "multi_get": 1}
+    assert counted[0].sent > 500_000
+    assert counted[1].received > 1_000_000
+
+
+def test_a_request_that_is_not_known_is_an_error_and_no_wrong_count() -> None:
+    parser = scale.store_protocol.Parser()
+    with pytest.raises(scale.store_protocol.UnknownRequestError, match="begins with 200"):
+        list(parser.feed(bytes([200])))
+
+
+def test_a_larger_group_costs_each_worker_as_many_store_requests_unless_it_is_torchs_own() -> None:
+    least = {
+        subject: [min(scale.carrying.static_group(subject, size)[0].by_worker) for size in (8, 64)]
+        for subject in ("ZEROMQ", "TENSORPIPE", "TENSORPIPE@torch")
+    }
+    assert least["ZEROMQ"][0] == least["ZEROMQ"][1]
+    assert least["TENSORPIPE"][0] == least["TENSORPIPE"][1]
+    assert least["TENSORPIPE@torch"][1] > 7 * least["TENSORPIPE@torch"][0]
+
+
+def test_phases_are_read_back_as_they_were_written(count: Count) -> None:
+    again = Count.from_json(count.to_json())
+    assert dataclasses.asdict(again) == dataclasses.asdict(count)
