@@ -24,18 +24,18 @@ def wait_for(
     *,
     reader: str = "",
     meanwhile: Callable[[], None] | None = None,
-    first_news: float = _FIRST_NEWS,
+    first_news: float | None = None,
 ) -> bytes | None:
     """Return the value of ``key`` once it is there; None when ``timeout`` seconds have passed.
 
     :param what: says what is being waited for, for the log; called only if it takes long.
     :param reader: who waits, for the log.
-    :param first_news: seconds after which the log says so for the first time; infinite where it is usual
-        to wait.
+    :param first_news: seconds after which the log says so for the first time (10); infinite where it is
+        usual to wait.
     :param meanwhile: called after a second or two of waiting, and after each doubling of that.
     """
     start = time.monotonic()
-    news, look = first_news, _SLICE
+    news, look = _FIRST_NEWS if first_news is None else first_news, _SLICE
     while True:
         waited = time.monotonic() - start
         left = timeout - waited
