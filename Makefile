@@ -39,6 +39,10 @@ SOURCES := src agents/src $(wildcard plugins/*/src)
 # pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.
 NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
 
+# Two files at a time, in the order in which they are collected: slow ones first (conftest.py).
+BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
+QUICK := "not slow and not installed and not torch_suites and not whole_suite"
+
 # The name holds what was installed, so that another TORCH is another file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
@@ -58,7 +62,7 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	$(BIN)/python -m pytest tests/torch_suites -n 3 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="torch's suites"; \
 	echo "==> pytest: this project's tests (two files at a time)"; \
-	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite" -n 2 --dist loadfile \
+	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite" $(BY_FILE) \
 	    --durations=10 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
 	echo "==> pytest: ZEROMQ keeps the contract, and passes torch's own backend-neutral tests"; \
@@ -74,11 +78,11 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
 
-test-quick: setup  ## the tests that need no environment of their own and not torch's suites
-	$(BIN)/python -m pytest -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)
+test-quick: setup  ## the tests that take no more than a few seconds each
+	$(BIN)/python -m pytest -m $(QUICK) $(BY_FILE) $(PYTEST_ARGS)
 
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest dependencies it allows
-	$(LOWEST_VENV)/bin/python -m pytest tests -m "not slow and not installed and not torch_suites" $(PYTEST_ARGS)
+	$(LOWEST_VENV)/bin/python -m pytest tests -m $(QUICK) $(BY_FILE) $(PYTEST_ARGS)
 
 lint: setup  ## ruff: rules and format
 	@echo "==> ruff"

@@ -11,9 +11,12 @@ import random
 import time
 from typing import Any
 
+import pytest
 import torch
 from agents_kit import a_request, in_worker, logged, on_wire
 from torch.distributed import rpc
+
+pytestmark = pytest.mark.slow
 
 FRAMES = 20_000
 AT_A_TIME = 1000

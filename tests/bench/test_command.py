@@ -14,6 +14,8 @@ import pytest
 from rpc_backends_core.bench import plan
 from support.command import BACKEND, Command, marked, wait_until
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--quick", "--only", "latency.noop")
 
 

@@ -16,6 +16,8 @@ from rpc_backends_core.bench.plan import BY_ID, FULL
 from rpc_backends_core.bench.results import Problem
 from rpc_backends_core.bench.writing import write
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 PLOTS = {"ratios", "latency", "throughput", "bandwidth", "processor", "groups"}
 

@@ -17,6 +17,8 @@ import pytest
 from rpc_backends_core.cli.conformance import arguments, events
 from support.command import marked, wait_until
 
+pytestmark = pytest.mark.slow
+
 CALLS = ("--chapter", "calls", "-k", "test_self")
 FAILING = """
 from rpc_backends_core import Backend

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BRIDGE_OFF = [("RPC_BACKENDS_AUTOLOAD", "0"), ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")]
 
 
@@ -40,7 +42,6 @@ def _runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_a_real_call_is_made_over_every_installed_backend(command: Any) -> None:
     ended = command("doctor", "--json")
 
@@ -68,7 +69,6 @@ def test_a_real_call_is_made_over_every_installed_backend(command: Any) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
@@ -110,7 +110,6 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     assert "pip uninstall rpc-tracing" in hook
 
 
-@pytest.mark.slow
 def test_a_backend_that_hangs_is_reported_and_killed(
     command: Any, backend_source: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -133,7 +132,6 @@ def test_a_backend_that_hangs_is_reported_and_killed(
     assert not any(map(_runs, started))
 
 
-@pytest.mark.slow
 def test_a_package_that_hangs_while_imported_costs_its_time_limit_and_no_more(command: Any) -> None:
     command.install("rpc-backend-sleepy", {"SLEEPY": "B"}, "import time\ntime.sleep(600)")
 
@@ -144,7 +142,6 @@ def test_a_package_that_hangs_while_imported_costs_its_time_limit_and_no_more(co
     assert "rpc_backend_sleepy.py:2 (<module>)" in _finding(ended, "backends", "SLEEPY")["text"]
 
 
-@pytest.mark.slow
 def test_a_worker_that_fails_is_the_one_that_explains(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
@@ -159,7 +156,6 @@ def test_a_worker_that_fails_is_the_one_that_explains(
     assert "rpc_backend_pigeon.py" in call["data"]["traceback"]
 
 
-@pytest.mark.slow
 def test_a_backend_with_required_options_is_not_called(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
@@ -172,7 +168,6 @@ def test_a_backend_with_required_options_is_not_called(
     assert _finding(ended, "calls", "PIGEON")["data"] == {"required": ["loft"]}
 
 
-@pytest.mark.slow
 def test_with_the_plugin_denied_the_call_is_made_over_torch_s_own(command: Any) -> None:
     ended = command("doctor", "TENSORPIPE", "--json", env={"RPC_BACKENDS_DENY": "TENSORPIPE"})
 
@@ -181,7 +176,6 @@ def test_with_the_plugin_denied_the_call_is_made_over_torch_s_own(command: Any) 
     assert _levels(ended, "calls") == [("TENSORPIPE", "ok")]
 
 
-@pytest.mark.slow
 def test_each_backend_is_called_over_itself_whatever_backend_programs_get(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
@@ -196,7 +190,6 @@ def test_each_backend_is_called_over_itself_whatever_backend_programs_get(
     assert _levels(ended, "calls") == [("TENSORPIPE", "ok")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_from_outside_it_leaves_no_process(
     command: Any, backend_source: Callable[[str], str], tmp_path: Path, number: int
@@ -313,7 +306,6 @@ def test_an_unknown_name_is_a_problem_with_the_nearest_one(command: Any) -> None
     assert "'TENSORPIPE'" in _finding(ended, "unknown", "TENSORPIP")["text"]
 
 
-@pytest.mark.slow
 def test_the_text_has_what_the_json_has(command: Any) -> None:
     text, report = command("doctor", "--no-calls"), command("doctor", "--no-calls", "--json")
 

@@ -72,6 +72,7 @@ def test_a_wrong_use_is_status_2(command: Any) -> None:
     assert command("list", "--no-such-option").status == 2
 
 
+@pytest.mark.slow
 def test_an_error_is_one_message_and_a_traceback_only_with_debug(command: Any) -> None:
     env = {"RPC_BACKENDS_DENY": "TENSORPIP"}
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = "rpc.backends.commands"
 CHECKS = "rpc.backends.checks"
 

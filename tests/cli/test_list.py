@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 
 def _states(ended: Any) -> list[tuple[str, str, str]]:
     return [(row["name"], row["state"], row["distribution"]) for row in ended.json["backends"]]
@@ -23,6 +25,7 @@ def test_installed_backends_are_listed_before_torch_s_own_that_they_replace(comm
     assert ended.json["notes"] == []
 
 
+@pytest.mark.slow
 def test_the_table_says_what_the_json_says_without_control_codes(command: Any) -> None:
     table, rows = command("list").stdout, command("list", "--json").json["backends"]
 
@@ -45,6 +48,7 @@ def test_no_plugin_is_imported(command: Any) -> None:
     assert "about rpc-backend-loud" in ended.stdout  # the summary needs no import
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_shown_with_the_reason(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_bad_package_is_refused(name: str) -> None:
         package_name(name)
 
 
+@pytest.mark.slow
 def test_an_installed_name_is_refused_with_the_package_that_has_it(command: Any) -> None:
     command.install("rpc-backend-loft", {"PIGEON": "B", "Dove": "B"}, "B = None")
 

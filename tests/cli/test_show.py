@@ -44,6 +44,7 @@ def test_the_page_has_what_the_json_has(command: Any) -> None:
         assert f" {name} {meaning} " in words
 
 
+@pytest.mark.slow
 def test_options_come_from_the_options_type_where_the_handler_takes_any(command: Any) -> None:
     command.install(
         "rpc-backend-pigeon",
@@ -93,6 +94,7 @@ def test_an_unknown_name_is_status_1_with_the_nearest_name(command: Any) -> None
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_a_broken_backend_is_status_1_with_the_cause(command: Any, as_json: list[str]) -> None:
     command.install("rpc-backend-broken", {"BROKEN": "B"}, "import no_such_library")
@@ -108,6 +110,7 @@ def test_a_broken_backend_is_status_1_with_the_cause(command: Any, as_json: list
     assert "rpc_backend_broken.py" in debug.stderr  # the cause, with its own traceback
 
 
+@pytest.mark.slow
 def test_a_broken_hook_package_is_a_warning_in_one_line(command: Any) -> None:
     command.install("rpc-tracing", {"tracing": ""}, "1/0", group="rpc.backends.hooks")
 

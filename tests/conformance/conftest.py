@@ -17,6 +17,8 @@ from support.packages import write_package
 _PACKAGE = Path(__file__).parent / "rpc_broken_backends"
 #: What it leaves on the machine, the suites of others would find.
 _LITTERS = "LEAVES_A_FILE_IN_SHARED_MEMORY"
+#: Seconds of page faults for each backend, and none is broken in what only such a size would show.
+_NOT_OF_BROKEN = ("-k", "not test_256_mib")
 Run = Callable[..., dict[str, Any]]
 
 
@@ -85,7 +87,8 @@ def _reports(names: list[str], folder: Path, packages: Path) -> dict[str, dict[s
     lines = [f"Test{name} = conformance({name!r})" for name in names]
     tests = "\n".join(["from rpc_backends_core.testing import conformance", *lines, ""])
     (folder / "test_broken.py").write_text(tests)
-    done = _pytest(["--rpc-report", "report.json", "test_broken.py"], folder, packages)
+    arguments = [*_NOT_OF_BROKEN, "--rpc-report", "report.json", "test_broken.py"]
+    done = _pytest(arguments, folder, packages)
     files = {name: f"report-{name}.json" if len(names) > 1 else "report.json" for name in names}
     return {name: _report(folder / file, done) for name, file in files.items()}
 

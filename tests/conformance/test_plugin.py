@@ -16,6 +16,8 @@ import pytest
 
 from support.environments import clean_environ
 
+pytestmark = pytest.mark.slow
+
 # Requirements that need no workers: what they find is known, and a run takes a second or two.
 REQUIREMENTS = """
     import pytest

@@ -12,10 +12,11 @@ import pytest
 from support.environments import clean_environ
 from support.packages import write_package
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "examples" / "small_backend"
 
 
-@pytest.mark.slow
 def test_the_small_backend_conforms(tmp_path: Path) -> None:
     wheel = write_package(
         tmp_path,

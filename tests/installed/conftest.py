@@ -1,19 +1,27 @@
 """Wheels of every distribution, and fresh environments to install them into.
 
-Made once a session: the wheels, a base environment with torch and the third-party dependencies
-(twenty seconds), and two environments that no test changes. A test that needs another mixture makes
+Made once a run: the wheels, a base environment with torch and the third-party dependencies, and
+two environments that no test changes. A test that needs another mixture makes
 its own with `make_environment`, in about a second.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from support.environments import Environment, base_requirements, build_wheels, distributions
+from support.environments import (
+    Environment,
+    base_requirements,
+    build_wheels,
+    distributions,
+    wheels_in,
+)
+from support.once import made_once
 from support.samples import CORE, MakeEnvironment
 
 ROOT = Path(__file__).parents[2]
@@ -30,15 +38,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build a wheel of each distribution of this repository, by the distribution's name."""
-    return build_wheels(distributions(ROOT), tmp_path_factory.mktemp("dist"))
+    folder = made_once(tmp_path_factory, "dist", partial(build_wheels, distributions(ROOT)))
+    return wheels_in(folder)
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Make an environment with torch and what the core depends on, and nothing of ours."""
-    root = tmp_path_factory.mktemp("base")
-    yield Environment.create(root, base_requirements(ROOT))
-    shutil.rmtree(root, ignore_errors=True)  # pytest would keep the last three: gigabytes
+    requirements = base_requirements(ROOT)
+    return Environment(
+        made_once(tmp_path_factory, "base", lambda root: Environment.of_links(root, requirements))
+    )
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +56,7 @@ def core_only(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
     """Make an environment with the core and no plugin. Not to be changed."""
-    environment = Environment.on(base, tmp_path_factory.mktemp("core_only"))
-    environment.install(wheels[CORE])
-    return environment
+    return _environment(tmp_path_factory, "core_only", base, [wheels[CORE]])
 
 
 @pytest.fixture(scope="session")
@@ -56,23 +64,34 @@ def installed(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
     """Make an environment with every distribution of the repository. Not to be changed."""
-    environment = Environment.on(base, tmp_path_factory.mktemp("installed"))
-    environment.install(*wheels.values())
-    return environment
+    return _environment(tmp_path_factory, "installed", base, wheels.values())
+
+
+def _environment(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    base: Environment,
+    wheels: Iterable[Path],
+) -> Environment:
+    def make(root: Path) -> None:
+        Environment.on(base, root).install(*wheels)
+
+    return Environment(made_once(tmp_path_factory, name, make))
 
 
 @pytest.fixture
 def make_environment(
-    base: Environment, wheels: dict[str, Path], tmp_path: Path
+    core_only: Environment, wheels: dict[str, Path], tmp_path: Path
 ) -> Iterator[MakeEnvironment]:
     """Give a function that makes an environment with the core and the wheels it is given."""
     made: list[Environment] = []
 
     def make(*packages: Path | str) -> Environment:
-        environment = Environment.on(base, tmp_path / f"environment-{len(made)}")
+        environment = Environment.like(core_only, tmp_path / f"environment-{len(made)}")
         made.append(environment)
         chosen = [wheels[item] if isinstance(item, str) else item for item in packages]
-        environment.install(wheels[CORE], *chosen)
+        if chosen:
+            environment.install(*chosen)
         return environment
 
     yield make

@@ -66,7 +66,7 @@ def environment(
         [ROOT / "agents", ROOT / "plugins/zeromq"], tmp_path_factory.mktemp("dist")
     )
     made = Environment.on(base, tmp_path_factory.mktemp("zeromq"))
-    made.fetch("pyzmq")
+    made.link("pyzmq")
     made.install(wheels[CORE], *native.values())
     yield made
     shutil.rmtree(made.root, ignore_errors=True)

@@ -15,6 +15,8 @@ from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import Me, Workers
 
+pytestmark = pytest.mark.slow
+
 
 def everybody(*names: str) -> dict[str, str]:
     return {name: name for name in sorted(names)}

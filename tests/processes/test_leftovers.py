@@ -21,6 +21,8 @@ from support import steps
 from support.steps import Meeting
 from support.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 THREADS = 3
 
 

@@ -1,15 +1,16 @@
 """Virtual environments to install real wheels into, and processes that run in them.
 
-Installing torch takes twenty seconds, so it is done once: `Environment.create` makes a *base* with
-torch and the third-party dependencies, and every other environment `on` that base sees the base's
-site-packages after its own (a ``.pth`` file) and holds only what the test installs. Nothing of the
-environment that runs the tests is visible in either.
+Installing torch takes most of a minute, so nobody does: `Environment.of_links` makes a *base*, of links
+to torch and the third-party dependencies where pip has installed them for the tests, and every other
+environment `on` that base sees the base's site-packages after its own (a ``.pth`` file) and holds only
+what the test installs. Nothing else of the environment that runs the tests is visible in either.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 # What would let the environment that runs the tests, or the shell it was started from, leak.
 _PREFIXES_TO_DROP = (
@@ -145,32 +149,42 @@ class Process:
 
 @dataclass(frozen=True)
 class Environment:
-    """One virtual environment.
-
-    `installer` is the Python whose pip installs here: the base's, where there is no pip of its own.
-    """
+    """One virtual environment."""
 
     root: Path
-    installer: Path
 
     @classmethod
-    def create(cls, root: Path, requirements: Sequence[str]) -> Environment:
-        """Make an environment with pip and `requirements`, the first of them installed first."""
-        _run([sys.executable, "-m", "venv", str(root)])
-        environment = cls(root, root / "bin" / "python")
-        # That is torch: nothing that depends on it may choose another build of it.
-        for group in (requirements[:1], requirements[1:]):
-            if group:
-                environment._pip("install", *group)
+    def _empty(cls, root: Path) -> Environment:
+        _run([sys.executable, "-m", "venv", "--without-pip", str(root)])
+        return cls(root)
+
+    @classmethod
+    def of_links(cls, root: Path, requirements: Iterable[str]) -> Environment:
+        """Make an environment of links to what `requirements` mean where the tests run, and to pip.
+
+        That is the distributions they name and what these depend on.
+        """
+        environment = cls._empty(root)
+        environment.link("pip", *requirements)
         return environment
 
     @classmethod
     def on(cls, base: Environment, root: Path) -> Environment:
         """Make an empty environment that sees, after its own packages, those of `base`."""
-        # No pip, which takes seconds: the base's works on this environment from outside.
-        _run([str(base.python), "-m", "venv", "--without-pip", str(root)])
-        environment = cls(root, base.installer)
+        environment = cls._empty(root)
         environment.add_path(base.site_packages, name="base")
+        return environment
+
+    @classmethod
+    def like(cls, other: Environment, root: Path) -> Environment:
+        """Make an environment with all that pip has installed in another, which takes a second less."""
+        environment = cls._empty(root)
+        shutil.copytree(other.site_packages, environment.site_packages, dirs_exist_ok=True)
+        for script in (other.root / "bin").iterdir():
+            if not (root / "bin" / script.name).exists():
+                text = script.read_text().replace(str(other.root), str(root))
+                (root / "bin" / script.name).write_text(text)
+                (root / "bin" / script.name).chmod(0o755)
         return environment
 
     @property
@@ -197,9 +211,10 @@ class Environment:
         """Install wheels, not editable; what they depend on must be there already."""
         self._pip("install", "--no-index", *map(str, wheels))
 
-    def fetch(self, *requirements: str) -> None:
-        """Install what others publish, from the package index."""
-        self._pip("install", *requirements)
+    def link(self, *requirements: str) -> None:
+        """Have what others publish, by links to where it is installed for the tests."""
+        for name in closure(requirements):
+            link_distribution(metadata.distribution(name), self.site_packages)
 
     def install_into(self, folder: Path, wheel: Path) -> None:
         """Install one wheel into a folder of its own, as ``pip install --target`` does."""
@@ -282,8 +297,7 @@ class Environment:
         return Process(command, popen)
 
     def _pip(self, *arguments: str) -> Result:
-        pip = [str(self.installer), "-m", "pip", "--python", str(self.python)]
-        return _run([*pip, *arguments], cwd=self.root)
+        return _run([str(self.python), "-m", "pip", *arguments], cwd=self.root)
 
 
 def build_wheels(folders: Iterable[Path], into: Path) -> dict[str, Path]:
@@ -292,13 +306,41 @@ def build_wheels(folders: Iterable[Path], into: Path) -> dict[str, Path]:
     Each is built from an sdist, as an index would get it, by the build backend of the running
     environment.
     """
-    wheels = {}
     for folder in folders:
-        name = read_project(folder)["name"]
-        out = into / name
-        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(folder)])
-        (wheels[name],) = out.glob("*.whl")
-    return wheels
+        out = str(into / read_project(folder)["name"])
+        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, str(folder)])
+    return wheels_in(into)
+
+
+def wheels_in(folder: Path) -> dict[str, Path]:
+    """Return the wheels that :func:`build_wheels` has built there."""
+    return {wheel.parent.name: wheel for wheel in sorted(folder.glob("*/*.whl"))}
+
+
+def closure(requirements: Iterable[str]) -> list[str]:
+    """Return the distributions that requirements mean here, and all that these depend on, by name."""
+    found: dict[str, set[str]] = {}  # with the extras of each that are wanted; "" is none
+    waiting = [(text, "") for text in requirements]
+    while waiting:
+        text, extra = waiting.pop()
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        wanted = {"", *requirement.extras} - found.setdefault(name, set())
+        found[name] |= wanted
+        waiting.extend((text, extra) for text in metadata.requires(name) or [] for extra in wanted)
+    return [*found]
+
+
+def link_distribution(distribution: metadata.Distribution, folder: Path) -> None:
+    """Link to all that a distribution has in its site-packages, from another folder of that kind."""
+    files = distribution.files
+    assert files, f"{distribution.name} does not say what it consists of"
+    for first in sorted({file.parts[0] for file in files} - {"..", "__pycache__"}):
+        link = folder / first
+        if not link.is_symlink():  # several may share a folder
+            link.symlink_to(Path(str(distribution.locate_file(first))))
 
 
 def read_project(folder: Path) -> dict[str, Any]:
@@ -319,15 +361,12 @@ def _needs_cpp(folder: Path) -> bool:
 
 
 def base_requirements(root: Path) -> list[str]:
-    """Return what a base has: the torch that runs here, and all else that the core depends on.
+    """Return what a base has: torch, and all else that the core depends on.
 
     That is with its extra ``testing``, and so with numpy: torch warns at import where it is not.
     """
-    # A local version ("+cpu") cannot be asked for everywhere; the public one is enough.
-    torch = f"torch=={metadata.version('torch').partition('+')[0]}"
     project = read_project(root)
-    others = [text for text in project["dependencies"] if not text.startswith("torch")]
-    return [torch, *others, *project["optional-dependencies"]["testing"]]
+    return [*project["dependencies"], *project["optional-dependencies"]["testing"]]
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> Result:

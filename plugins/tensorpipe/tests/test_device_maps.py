@@ -13,6 +13,8 @@ from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 # What one worker says wrongly, and what all must read.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "source device": (

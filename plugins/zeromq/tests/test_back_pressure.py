@@ -15,6 +15,8 @@ from support import steps
 from support.workers import Me
 from support.zeromq import Workers, eventually, join, run_counted, runs
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SIZE = MIB  # of the tensor of each call
 LIMIT = 16 * MIB

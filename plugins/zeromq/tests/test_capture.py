@@ -14,6 +14,8 @@ from support.networks import Capture, Host, enter, lonely_host
 from support.workers import Me
 from support.zeromq import Workers, join
 
+pytestmark = pytest.mark.slow
+
 #: What is sent, and what comes back: of each there are several in any packet that has it.
 TENSOR = b"0123456789abcdef"
 TEXT = "a word that nobody but the two may read"

@@ -20,6 +20,8 @@ from support.steps import AT_ONCE
 from support.workers import Me
 from support.zeromq import Workers, endpoints, eventually, exercise, join, run_counted, runs
 
+pytestmark = pytest.mark.slow
+
 PORT = 29500
 #: Seconds for which the network may be silent before a worker is lost, where that is to happen.
 SILENCE = 1.5

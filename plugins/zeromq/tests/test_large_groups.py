@@ -15,6 +15,8 @@ from support.steps import meeting
 from support.workers import Me
 from support.zeromq import Workers, join, metric
 
+pytestmark = pytest.mark.slow
+
 #: Whom each worker calls: those so many ranks on.
 FURTHER = (1, 7, 13)
 PATIENCE = 180

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
@@ -12,6 +13,8 @@ from support import steps
 from support.stores import CountingStore
 from support.workers import Me
 from support.zeromq import Workers, join
+
+pytestmark = pytest.mark.slow
 
 SIZES = (2, 8, 16)
 URL = "counted://127.0.0.1"

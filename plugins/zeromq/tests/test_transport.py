@@ -23,6 +23,8 @@ from rpc_backend_zeromq.transport import ZeroMQTransport
 from rpc_backends_core.errors import SettingError
 from rpc_backends_core.group import Group, Member
 
+pytestmark = pytest.mark.slow
+
 SOON = 10.0
 
 

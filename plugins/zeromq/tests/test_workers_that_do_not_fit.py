@@ -13,6 +13,8 @@ import pytest
 
 from rpc_backend_zeromq import secret
 
+pytestmark = pytest.mark.slow
+
 P = "RPC_BACKENDS_ZEROMQ_"
 
 WORKER = """

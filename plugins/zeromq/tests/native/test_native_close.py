@@ -21,6 +21,8 @@ from native_workers import PATIENCE, Child, Worker, eventually, open_files
 
 from rpc_backend_zeromq._native import TransportError
 
+pytestmark = pytest.mark.slow
+
 MakeWorker = Callable[..., Worker]
 Start = Callable[..., Child]
 

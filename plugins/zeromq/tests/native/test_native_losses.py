@@ -16,6 +16,8 @@ from native_workers import PATIENCE, Child, Worker, eventually
 
 from rpc_backend_zeromq._native import TransportError
 
+pytestmark = pytest.mark.slow
+
 MakeWorker = Callable[..., Worker]
 Start = Callable[..., Child]
 
