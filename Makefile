@@ -73,7 +73,7 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing.chapters.test_security \
 	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
-	echo "==> pytest: the conformance suite, whole, on sound and on broken backends"; \
+	echo "==> pytest: the conformance suite on sound backends, and (but for its 256 MiB) on broken ones"; \
 	$(BIN)/python -m pytest -m whole_suite -v --durations=5 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi

@@ -93,6 +93,7 @@ def test_a_child_that_cannot_end_itself_is_killed(module: str) -> None:
     assert not _runs(outcome.fact("pid"))
 
 
+@pytest.mark.slow
 def test_when_one_fails_the_other_is_not_waited_for(module: str) -> None:
     started = time.monotonic()
 

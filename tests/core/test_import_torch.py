@@ -56,6 +56,7 @@ def interpreters() -> Iterator[dict[str, Fresh]]:
     yield {name: fresh(code, env=env) for name, (code, env) in CASES.items()}
 
 
+@pytest.mark.slow
 def test_torch_alone_gives_the_registry_under_torchs_names(interpreters: dict[str, Fresh]) -> None:
     assert interpreters["plain"].output() == ""
 

@@ -166,6 +166,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_run_runs_a_program_with_rules_and_again_from_its_log(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "rules.toml").write_text(

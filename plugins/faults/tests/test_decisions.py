@@ -103,6 +103,7 @@ def faults_in(log: Path) -> dict[tuple[Any, ...], list[Any]]:
     }
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_decisions_whatever_threads_and_load(
     tmp_path: Path, rules: Path
 ) -> None:

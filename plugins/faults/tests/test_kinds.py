@@ -22,7 +22,12 @@ from support.workers import Workers
 from . import acts
 
 #: Ours; torch's own, with ours denied; and one of a third party, on a transport in Python.
-BACKENDS = ["TENSORPIPE", "torch's TENSORPIPE", "ZEROMQ", "SOCKETS"]
+BACKENDS = [
+    pytest.param("TENSORPIPE", marks=pytest.mark.slow),
+    pytest.param("torch's TENSORPIPE", marks=pytest.mark.slow),
+    "ZEROMQ",
+    pytest.param("SOCKETS", marks=pytest.mark.slow),
+]
 SOCKETS = Path(__file__).parents[3] / "examples" / "sockets_backend" / "sockets_backend.py"
 TIMEOUT = "RPC ran for more than set timeout"
 #: Which calls the rules are for: not those by which a test asks what happened.

@@ -187,6 +187,7 @@ def test_a_rule_goes_by_sender_and_receiver(workers: Workers) -> None:
     assert tried(1, "worker1", sender="worker1", receiver="worker1") == "failed"
 
 
+@pytest.mark.slow
 def test_the_calls_by_which_groups_start_and_stop_are_left_alone_unless_a_rule_wants_them(
     workers: Workers,
 ) -> None:

@@ -223,6 +223,7 @@ def test_a_program_may_end_without_a_shutdown(url: str) -> None:
         assert [worker.end() for worker in workers] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_graceful_shutdown_gives_up_on_a_killed_worker_after_its_timeout(url: str) -> None:
     with Workers(3) as workers:
         workers.run(steps.join, url)

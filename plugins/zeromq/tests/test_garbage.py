@@ -15,6 +15,8 @@ from support.steps import Meeting, meeting
 from support.workers import Me
 from support.zeromq import Workers, eventually, exercise, join, metric, said
 
+pytestmark = pytest.mark.slow
+
 #: What a peer of ZeroMQ begins with.
 GREETING = b"\xff" + bytes(8) + b"\x7f"
 VERSION_3 = GREETING + b"\x03\x01"

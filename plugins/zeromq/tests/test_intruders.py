@@ -27,6 +27,8 @@ from support.workers import Me
 from support.zeromq import Workers, eventually, exercise, join, metric, run_counted, runs, said
 from support.zeromq import endpoints as tcp_endpoints
 
+pytestmark = pytest.mark.slow
+
 #: Seconds that something may take that takes a moment.
 PATIENCE = 30.0
 

@@ -104,8 +104,8 @@ def test_a_peer_that_is_killed_is_lost(
     assert zero.message() == (1, [b"x"])
     child.process.send_signal(signal.SIGKILL)
     # What a process has open goes one by one: the connection, or where it listens.
-    reason = zero.lost()
-    assert "nobody is there now: Connection refused" in reason or "connection reset by" in reason
+    reason = zero.lost().lower()
+    assert "nobody is there now: connection refused" in reason or "connection reset by" in reason
     with pytest.raises(TransportError, match="worker 1 is lost"):
         zero.send(1, b"y")
     assert zero.metric("peers_lost") == 1
