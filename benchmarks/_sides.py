@@ -152,9 +152,17 @@ class Group:
         last = max(end for _, end in spans)
         return last - min(begin for begin, _ in spans[host_first:])
 
-    def greet(self) -> float:
-        """Let every worker call every other one once; return how long that takes."""
-        return _length(self.ask_all("greet", ranks=list(range(len(self))), at=_soon()))
+    def greet(self, others: int | None = None) -> float:
+        """Let every worker call others once: all, or so many that come after it, around the group.
+
+        Return how long that takes.
+        """
+        size, at = len(self), _soon()
+        reach = range(1, size if others is None else min(others + 1, size))
+        for rank in range(size):
+            ranks = [(rank + distance) % size for distance in reach]
+            self._post(rank, "greet", {"ranks": ranks, "at": at})
+        return _length([self._receive(rank) for rank in range(size)])
 
     def stop(self) -> float:
         """Call ``shutdown``; return the seconds from the first call to the last return."""

@@ -126,7 +126,7 @@ class Worker:
 
         _sleep_until(at)
         begin = time.perf_counter()
-        answers = [rpc.rpc_async(f"worker{rank}", noop) for rank in ranks if rank != self._rank]
+        answers = [rpc.rpc_async(f"worker{rank}", noop) for rank in ranks]
         for answer in answers:
             answer.wait()
         return begin, time.perf_counter()

@@ -9,8 +9,8 @@ call to the last worker's return:
   listen yet when another worker wants to connect to the store, torch's store pauses for some tenths of a
   second, on both sides; so these times come in lumps.
 - *init_rpc, rank 0 before*: the others begin when rank 0 listens, and the time is counted from there.
-- *first call to all*: then every worker calls every other one once, all at the same time, which is when
-  the connections are made that init_rpc has not made. *until then* is both.
+- *first calls*: then every worker calls the three that come after it, around the group, all at the same
+  time, which is when the connections are made that init_rpc has not made. *until then* is both.
 - *shutdown*: graceful.
 - *init_rpc again*: all at once, in the same processes, after shutdown.
 
@@ -34,7 +34,10 @@ DISTRIBUTIONS = (
 )
 NO_SLOWER = Bar(1.0)
 FIRST, HOST_FIRST = "init_rpc, all at once", "init_rpc, rank 0 before"
-BARS = {FIRST: NO_SLOWER, HOST_FIRST: NO_SLOWER}
+#: How many others each worker calls. All, of 32, would take TensorPipe 16 GiB of shared memory.
+CALLED = 3
+#: Of this size are groups whose start, and whose last join, have bars of their own.
+LARGE = 32
 
 #: Seconds by what was measured.
 Times = dict[str, float]
@@ -44,17 +47,17 @@ def static_group(side: Side, backend: str, workers: int) -> Times:
     """Start and stop two groups of new processes, one of them twice."""
     with side.group(workers) as group:
         first = group.start(backend)
-        group.greet()
+        group.greet(CALLED)
         shutdown = group.stop()
         again = group.start(backend)
         group.stop()
     with side.group(workers) as group:
-        host_first, greeting = group.start(backend, host_first=True), group.greet()
+        host_first, greeting = group.start(backend, host_first=True), group.greet(CALLED)
         group.stop()
     return {
         FIRST: first,
         HOST_FIRST: host_first,
-        "first call to all": greeting,
+        "first calls": greeting,
         "until then": host_first + greeting,
         "shutdown": shutdown,
         "init_rpc again": again,
@@ -75,15 +78,17 @@ def measure(arguments: argparse.Namespace) -> Comparisons:
     comparisons = Comparisons()
     chance = random.Random(arguments.seed)
     with both_sides() as sides:
-        with Progress("static groups", arguments.rounds + 1) as progress:
-            for turn in range(arguments.rounds + 1):
-                for backend in BACKENDS:
+        rounds = arguments.rounds and arguments.rounds + 1
+        with Progress("static groups", rounds) as progress:
+            for turn in range(rounds):
+                for backend in arguments.backends:
                     times = {
                         name: static_group(sides[name], backend, arguments.workers)
                         for name in in_turns((OURS, STOCK), chance)
                     }
                     if turn:
-                        _add(comparisons, f"{backend}, {arguments.workers} workers", times)
+                        section = f"{backend}, {arguments.workers} workers"
+                        _add(comparisons, section, times, _bars(arguments.workers))
                 progress.step()
         with Progress("dynamic groups", arguments.dynamic_rounds) as progress:
             for _ in range(arguments.dynamic_rounds):
@@ -91,14 +96,24 @@ def measure(arguments: argparse.Namespace) -> Comparisons:
                     name: dynamic_group(sides[name], arguments.dynamic_workers)
                     for name in in_turns((OURS, STOCK), chance)
                 }
-                _add(comparisons, f"dynamic group of {arguments.dynamic_workers}", times)
+                size = arguments.dynamic_workers
+                _add(comparisons, f"dynamic group of {size}", times, _bars(size))
                 progress.step()
     return comparisons
 
 
-def _add(comparisons: Comparisons, section: str, times: dict[str, Times]) -> None:
+def _bars(workers: int) -> dict[str, Bar]:
+    """Return the bars for a group of so many workers, by what was measured."""
+    if workers < LARGE:
+        return {FIRST: NO_SLOWER, HOST_FIRST: NO_SLOWER}
+    return {FIRST: Bar(0.7), HOST_FIRST: Bar(0.7), f"join of worker {LARGE}": Bar(0.25)}
+
+
+def _add(
+    comparisons: Comparisons, section: str, times: dict[str, Times], bars: dict[str, Bar]
+) -> None:
     for name, ours in times[OURS].items():
-        comparisons.add(section, name, ours, times[STOCK][name], BARS.get(name))
+        comparisons.add(section, name, ours, times[STOCK][name], bars.get(name))
 
 
 def main() -> None:
@@ -111,11 +126,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="in a static group (4)")
     parser.add_argument("--dynamic-rounds", type=int, default=8, help="dynamic groups a side (8)")
     parser.add_argument("--dynamic-workers", type=int, default=8, help="in a dynamic group (8)")
+    parser.add_argument(
+        "--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="of static groups (both)"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.dynamic_rounds, arguments.dynamic_workers = 3, 1, 4
-    if min(arguments.rounds, arguments.dynamic_rounds) < 1 or arguments.workers < 2:
-        parser.error("a comparison needs one round, and a group two workers, at least")
+    if min(arguments.rounds, arguments.dynamic_rounds) < 0 or arguments.workers < 2:
+        parser.error("a group needs two workers at least, and rounds are a number")
+    if not arguments.rounds + arguments.dynamic_rounds:
+        parser.error("a comparison needs one round, of static or of dynamic groups")
 
     machine = Machine.here(*DISTRIBUTIONS)
     say(str(machine))
