@@ -6,14 +6,18 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rpc_backends_faults.engine import Engine
+from typing import Protocol
 
 _lock = threading.Lock()
 _on: Counter[str] = Counter()
-_engines: list[Engine] = []
+_listeners: list[Listener] = []
+
+
+class Listener(Protocol):
+    """Who wants to know of marks: the rules of a running agent."""
+
+    def set_mark(self, name: str, on: bool) -> None:
+        """Hear that the program has come into a mark, or out of one."""
 
 
 @contextlib.contextmanager
@@ -37,20 +41,20 @@ def _change(name: str, by: int) -> None:
         if not after:
             del _on[name]
         if bool(before) != bool(after):
-            for engine in _engines:
-                engine.set_mark(name, bool(after))
+            for listener in _listeners:
+                listener.set_mark(name, bool(after))
 
 
-def attach(engine: Engine) -> None:
-    """Tell an engine of all marks, now and from now on."""
+def attach(listener: Listener) -> None:
+    """Tell somebody of all marks, now and from now on."""
     with _lock:
-        _engines.append(engine)
+        _listeners.append(listener)
         for name in _on:
-            engine.set_mark(name, True)
+            listener.set_mark(name, True)
 
 
-def detach(engine: Engine) -> None:
+def detach(listener: Listener) -> None:
     """Tell it no more."""
     with _lock:
-        if engine in _engines:
-            _engines.remove(engine)
+        if listener in _listeners:
+            _listeners.remove(listener)
