@@ -104,7 +104,11 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     assert "SIGABRT, at rpc_backend_crash.py:2" in crash
     assert "pip uninstall rpc-backend-crash" in crash
     assert "pigeon-one" in _finding(ended, "backends", "PIGEON")["text"]
-    assert _levels(ended, "hooks") == [("tracing", "problem"), ("tracing", "ok")]
+    assert _levels(ended, "hooks") == [
+        ("faults", "ok"),
+        ("tracing", "problem"),
+        ("tracing", "ok"),
+    ]
     hook = _finding(ended, "hooks", "tracing")["text"]
     assert "ZeroDivisionError" in hook
     assert "pip uninstall rpc-tracing" in hook
