@@ -27,6 +27,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
+from rpc_backends_core.bench.machine import cpu_model
+
 Verdict = Literal["met", "NOT MET", "open", ""]
 
 _RESAMPLES = 2000
@@ -203,7 +205,7 @@ class Machine:
         versions = {"python": platform.python_version()}
         versions.update({name: metadata.version(name) for name in distributions})
         return cls(
-            cpu=_cpu_model(),
+            cpu=cpu_model(),
             cores=len(os.sched_getaffinity(0)),
             system=f"{platform.system()} {platform.release()}",
             versions=versions,
@@ -223,15 +225,6 @@ class Machine:
             f"{self.cpu}, {self.cores} cores, {self.system}; {versions}; {self.date}; "
             f"load {self.load_before:.1f} before{after}"
         )
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 # --- the report ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from core.kit import Workers, form, joining
 from rpc_backends_core.errors import GroupError, GroupTimeoutError, SettingError
 from rpc_backends_core.group import formation
+from support.stores import CountingStore
 
 MakeStore = Callable[[], Any]
 
@@ -192,6 +193,22 @@ def test_workers_that_disagree_on_the_size_are_all_told_both_sizes(store: Any) -
     workers.start(1, joining(store, "w1", 1, 3))
     text = all_fail_alike(workers)
     assert "'w1' (rank 1) says 3, and a worker before it said 2" in text
+
+
+def test_the_reason_is_known_though_the_host_went_before_it_confirmed_the_reading(
+    store: Any,
+) -> None:
+    class GoesAtTheLast(CountingStore):
+        def add(self, key: str, amount: int) -> int:
+            found = super().add(key, amount)
+            if key.endswith("/read"):
+                raise dist.DistNetworkError("failed to recv, got 0 bytes")
+            return found
+
+    workers = Workers()
+    workers.start(0, joining(store, "w0", 0, 2))
+    workers.start(1, joining(GoesAtTheLast(store), "w1", 1, 3))
+    assert "disagree on the size" in all_fail_alike(workers)
 
 
 def test_after_a_group_that_failed_its_workers_may_try_again(store: Any) -> None:

@@ -27,11 +27,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
-def template() -> Template:
-    """Return how the workers of this repository's tests start."""
+def template(preload: str = "rpc_backend_tensorpipe") -> Template:
+    """Return how the workers of this repository's tests start: with one plugin imported.
+
+    Not the faulty one, whose import makes torch register a backend.
+    """
     return Template(
-        # Not the faulty plugin, whose import makes torch register a backend.
-        preload=["rpc_backend_tensorpipe"],
+        preload=[preload],
         variables=clean_environ(),
         path=[str(ROOT / "tests")],
         # pytest's names for test modules, from this repository alone

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import collections
-import functools
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_core.testing.processes import Template
 from rpc_backends_core.testing.processes import Workers as _Workers
 from support import steps
-from support.environments import clean_environ
-from support.workers import Me, Worker
+from support.workers import Me, Worker, template
 
-ROOT = Path(__file__).parents[2]
 NAME = "ZEROMQ"
-
-
-@functools.cache
-def template() -> Template:
-    """Return how the workers of these tests start: with the backend imported."""
-    return Template(
-        preload=["rpc_backend_zeromq.handlers"],
-        variables=clean_environ(),
-        path=[str(ROOT / "tests")],
-        packages={folder: str(ROOT / folder) for folder in ("tests", "plugins")},
-    )
 
 
 class Workers(_Workers):
     """Workers with the backend imported, in a clean environment."""
 
     def __init__(self, size: int, **settings: Any) -> None:
-        super().__init__(size, **{"template": template(), **settings})
+        super().__init__(size, **{"template": template("rpc_backend_zeromq.handlers"), **settings})
 
 
 def eventually(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 30) -> Any:

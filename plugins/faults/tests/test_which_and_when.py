@@ -79,8 +79,14 @@ def remote_scripted(to: str) -> Any:
     return created(rpc.remote(to, scripted, args=(torch.ones(2),)))
 
 
+#: Torch marks the first RRef of a process that could not be created, whichever it is that could not
+#: be (the handlers of ``RRef::handleError`` are static, and have its address). So it has to live on.
+_REFERENCES: list[Any] = []
+
+
 def created(held: Any) -> Any:
     """Return the value of an RRef; its error, at once, if it could not be created."""
+    _REFERENCES.append(held)
     held._get_future().wait()
     return held.to_here()
 

@@ -40,9 +40,7 @@ void Door::open() {
   socket.set(option::kRouterMandatory, 1);
   socket.set(option::kBacklog, kBacklog);
   socket.set(option::kHandshakeIvl, milliseconds(settings.handshake_timeout));
-  socket.set(option::kHeartbeatIvl, milliseconds(settings.heartbeat));
-  socket.set(option::kHeartbeatTimeout, milliseconds(settings.heartbeat_timeout));
-  socket.set(option::kHeartbeatTtl, milliseconds(settings.heartbeat_timeout));
+  socket.watch_for_silence(settings);
   socket.set(option::kMaxMsgSize, static_cast<int64_t>(wire::largest_frame(settings.max_message)));
   // Has libzmq ask Zap also without encryption, and speak with nobody of a version that cannot be asked.
   socket.set(option::kZapDomain, std::string(Zap::kDomain));

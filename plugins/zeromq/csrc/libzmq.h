@@ -73,7 +73,7 @@ inline constexpr int kRoutingId = 5, kFd = 14, kLinger = 17, kReconnectIvl = 18,
                      kSndHwm = 23, kRcvHwm = 24, kLastEndpoint = 32, kRouterMandatory = 33, kIpv6 = 42,
                      kCurveServer = 47, kCurvePublicKey = 48, kCurveSecretKey = 49, kCurveServerKey = 50,
                      kZapDomain = 55, kHandshakeIvl = 66, kHeartbeatIvl = 75, kHeartbeatTtl = 76,
-                     kHeartbeatTimeout = 77, kConnectTimeout = 79;
+                     kHeartbeatTimeout = 77, kConnectTimeout = 79, kTcpMaxRetransmission = 80;
 }
 
 namespace flag {

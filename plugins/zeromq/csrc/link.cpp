@@ -48,9 +48,7 @@ void Link::set_options(Socket& socket, const std::string& key, const Route& rout
   socket.set(option::kReconnectIvl, kNeverReconnect);
   socket.set(option::kConnectTimeout, milliseconds(settings_.handshake_timeout));
   socket.set(option::kHandshakeIvl, milliseconds(settings_.handshake_timeout));
-  socket.set(option::kHeartbeatIvl, milliseconds(settings_.heartbeat));
-  socket.set(option::kHeartbeatTimeout, milliseconds(settings_.heartbeat_timeout));
-  socket.set(option::kHeartbeatTtl, milliseconds(settings_.heartbeat_timeout));
+  socket.watch_for_silence(settings_);
   socket.set(option::kMaxMsgSize, static_cast<int64_t>(wire::largest_frame(settings_.max_message)));
   socket.set(option::kIpv6, endpoint_.is_ipv6() ? 1 : 0);
   socket.set(option::kRoutingId, route.text);
@@ -233,7 +231,8 @@ std::string Link::why_it_ended() const {
   if (error != 0 && error != EINPROGRESS) {
     return "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error);
   }
-  if (silence >= std::chrono::milliseconds(milliseconds(settings_.heartbeat_timeout))) {
+  // Nearly: the last message may have come while what was never acknowledged was on its way.
+  if (silence >= std::chrono::milliseconds(milliseconds(0.9 * settings_.heartbeat_timeout))) {
     return "no heartbeat from " + endpoint_.text() + " for " + seconds_text(settings_.heartbeat_timeout);
   }
   return "connection reset by " + endpoint_.text();

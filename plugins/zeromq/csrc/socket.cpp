@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <vector>
 
-#include "settings.h"
-
 namespace rpc_backends::zeromq {
 
 namespace {
@@ -87,6 +85,16 @@ void Socket::set(int option, int64_t value) {
 
 void Socket::set(int option, const std::string& value) {
   set(option, value.data(), value.size());
+}
+
+void Socket::watch_for_silence(const Settings& settings) {
+  const int longest = milliseconds(settings.heartbeat_timeout);
+  set(option::kHeartbeatIvl, milliseconds(settings.heartbeat));
+  set(option::kHeartbeatTimeout, longest);
+  set(option::kHeartbeatTtl, longest);
+  // libzmq sends no heartbeat, and waits for none, while what it sent before does not leave. Then it is the
+  // kernel's affair, which would try for a quarter of an hour.
+  set(option::kTcpMaxRetransmission, longest);
 }
 
 bool Socket::bind(const std::string& endpoint) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "frame.h"
+#include "settings.h"
 
 namespace rpc_backends::zeromq {
 
@@ -40,6 +41,9 @@ class Socket {
   void set(int option, int value);
   void set(int option, int64_t value);
   void set(int option, const std::string& value);
+
+  // Has each connection end when its other side gives no sign of life for settings.heartbeat_timeout.
+  void watch_for_silence(const Settings& settings);
 
   // Return false with errno set if they cannot.
   bool bind(const std::string& endpoint);

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +28,8 @@ pytestmark = pytest.mark.slow
 PORT = 29500
 #: Seconds for which the network may be silent before a worker is lost, where that is to happen.
 SILENCE = 1.5
+#: Floats that no socket's buffers hold.
+LONG = 4 << 20
 
 
 @pytest.fixture(params=[False, True], ids=["static", "dynamic"])
@@ -140,6 +145,41 @@ def time_an_error(me: Me, to: str) -> tuple[str, float]:
     return str(caught.value), time.monotonic() - begin
 
 
+def send_long_messages_to(me: Me, to: str) -> list[str]:
+    """Call a worker with more than leaves at once until calls fail; return their errors."""
+    payload = torch.rand(LONG)
+    errors: list[str] = []
+    waiting: collections.deque[Any] = collections.deque()
+    while waiting or not errors:
+        while len(waiting) < 4 and not errors:
+            waiting.append(rpc.rpc_async(to, run_counted, args=("long", payload)))
+        try:
+            waiting.popleft().wait()
+            me.tell("sending")
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+def user_timeouts(me: Me, port: int) -> list[int]:
+    """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections that have a port."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            is_socket = entry.readlink().name.startswith("socket:")
+        except OSError:  # the one that lists them
+            continue
+        if not is_socket:
+            continue
+        with socket.socket(fileno=os.dup(int(entry.name))) as same:
+            if same.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            with contextlib.suppress(OSError):  # one that listens
+                if port in (same.getsockname()[1], same.getpeername()[1]):
+                    found.append(same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
+
+
 def works(me: Me, to: str) -> bool:
     """Return whether a call gets through."""
     try:
@@ -222,6 +262,37 @@ def test_a_long_cut_is_an_error_for_each_call_that_may_be_lost_and_then_calls_wo
         assert {token for token in outcomes if token not in failed} <= set(ran)
         for one, other in ((0, 1), (1, 0), (1, 2)):
             workers[one].call(exercise, f"worker{other}")
+        leave(workers)
+
+
+def test_a_cut_in_the_midst_of_long_messages_is_an_error_for_them_as_for_any(
+    three: list[Host], text: str
+) -> None:
+    # No heartbeat leaves, and so none is missed, while what is before it is stuck.
+    with group(three, text, dynamic=False, heartbeat_timeout=SILENCE, heartbeat=SILENCE) as workers:
+        sending = workers[2].start(send_long_messages_to, "worker1")
+        assert sending.news() == "sending"
+        three[1].cut()
+        errors = sending.result()
+        assert errors
+        for error in errors:
+            assert "worker1" in error
+            assert f"for {SILENCE:g} s" in error
+        three[1].restore()
+        eventually(lambda: workers[2].call(works, "worker1"), lambda: "worker1 is found again")
+        leave(workers)
+
+
+def test_what_is_not_acknowledged_is_given_up_on_after_the_same_time_at_both_ends(
+    three: list[Host], text: str
+) -> None:
+    # The test above meets a stuck connection now and then; this is what ends it.
+    with group(three, text, dynamic=False, heartbeat_timeout=SILENCE) as workers:
+        workers[2].call(exercise, "worker1")
+        (endpoint,) = workers[1].call(endpoints)
+        port = int(endpoint.rpartition(":")[2])
+        for worker in workers[1:]:
+            assert set(worker.call(user_timeouts, port)) == {int(SILENCE * 1000)}
         leave(workers)
 
 

@@ -22,7 +22,7 @@ def describe(distributions: tuple[str, ...] = ()) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
@@ -67,7 +67,8 @@ def in_words(machine: dict[str, Any]) -> str:
     )
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the name of the processor, as Linux has it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -184,7 +184,12 @@ class _Arrival:
 
         Rank 0 hosts a TCP store, and it is about to raise and let go of it.
         """
-        read = self._store.add(f"{g}/read", 1)
+        try:
+            read = self._store.add(f"{g}/read", 1)
+        except RuntimeError:
+            if self._rank == 0:
+                raise
+            return  # counted as the last, so the host went, before it could answer; or it had gone before
         end = time.monotonic() + _READING_PATIENCE
         while self._rank == 0 and read < self._store.add(f"{g}/arrived", 0):
             if time.monotonic() > end:
