@@ -8,7 +8,9 @@ import statistics
 from collections.abc import Sequence
 
 from rpc_backends_core.bench import limits, steps
-from rpc_backends_core.bench.contestants import Contestant, Group, Limits, Outsider, soon
+from rpc_backends_core.bench.contestants import Contestant, Group, Limits, soon
+from rpc_backends_core.bench.peers import ROWS
+from rpc_backends_core.bench.peers.outsider import Outsider
 from rpc_backends_core.bench.plan import CPU, Plan
 from rpc_backends_core.bench.results import LIMIT, Results
 from rpc_backends_core.bench.subjects import Subject
@@ -99,9 +101,10 @@ def _enter_pairs(
     table: Table[Contestant], plan: Plan, subjects: Sequence[Subject], chance: random.Random
 ) -> None:
     for subject in _shuffled(subjects, chance):
-        if subject.outside:
-            one = Outsider(subject, seconds=1800)
-            table.enter(one, functools.partial(_begin_outside, one, plan))
+        if subject.peer:
+            if plan.has(*ROWS):
+                one = Outsider(subject, seconds=1800)
+                table.enter(one, functools.partial(_begin_outsider, one, plan))
             continue
         pair = Group(subject, 2, seconds=1800)
 
@@ -115,7 +118,7 @@ def _enter_pairs(
         table.enter(pair, begin)
 
 
-def _begin_outside(one: Outsider, plan: Plan) -> None:
+def _begin_outsider(one: Outsider, plan: Plan) -> None:
     if plan.pinned:
         one.pin()
     one.start(plan.pinned)

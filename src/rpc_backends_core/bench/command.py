@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rpc_backends_core.bench import outside
+from rpc_backends_core.bench import peers as others
 from rpc_backends_core.bench import plan as plans
 from rpc_backends_core.bench import subjects as wanted
 from rpc_backends_core.bench.compare import Comparison, compare
@@ -90,7 +90,7 @@ Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupte
     "--peer",
     "peers",
     multiple=True,
-    type=click.Choice([*outside.KNOWN, "none"]),
+    type=click.Choice([*others.KNOWN, "none"]),
     help="Also measure calls without torch's RPC: of Ray actors, of Monarch endpoints. Can be repeated.  "
     "[default: those that are installed]",
 )
@@ -167,14 +167,14 @@ def _read(file: Path | None) -> Results | None:
 
 def _peers(names: Sequence[str]) -> list[Subject]:
     """Return what is measured that is no backend: what was asked for, else what is installed."""
-    there = outside.installed()
+    there = others.installed()
     for name in names:
         if name != "none" and name not in there:
             raise UsageFailure(
-                f"--peer {name}: it is not installed. pip install {outside.KNOWN[name][3]}"
+                f"--peer {name}: it is not installed. pip install {others.KNOWN[name].distribution}"
             )
     chosen = [one for one in names if one != "none"] if names else there
-    return [Subject(outside.KNOWN[one][0], one, outside=one) for one in dict.fromkeys(chosen)]
+    return [Subject(others.KNOWN[one].label, one, peer=one) for one in dict.fromkeys(chosen)]
 
 
 def _subjects(
@@ -195,7 +195,7 @@ def _subjects(
     try:
         plugins = [one.name for one in records() if one.source == "plugin"]
         subjects = wanted.arrange(named, beside, plugins, peers)
-        for subject in (one for one in subjects if not one.outside):
+        for subject in (one for one in subjects if not one.peer):
             _check(subject)
     except (SubjectError, RpcBackendsError) as error:
         raise UsageFailure(str(error)) from error
@@ -257,8 +257,8 @@ def _measure(plan: Plan, subjects: list[Subject], *, quiet: bool) -> tuple[Resul
 def _about(subject: Subject) -> dict[str, Any]:
     from rpc_backends_core.functions import record
 
-    if subject.own or subject.outside:
-        distribution = outside.KNOWN[subject.outside][3] if subject.outside else "torch"
+    if subject.own or subject.peer:
+        distribution = others.KNOWN[subject.peer].distribution if subject.peer else "torch"
         return {**asdict(subject), "distribution": distribution}
     return {**asdict(subject), "distribution": record(subject.name).distribution}
 

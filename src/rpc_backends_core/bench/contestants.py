@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from rpc_backends_core.bench import accounting, limits, outside, steps
+from rpc_backends_core.bench import limits, steps
 from rpc_backends_core.bench.subjects import Subject
 from rpc_backends_core.testing.processes import Done, Failure, Step, Template, WorkerError, Workers
 from rpc_backends_core.testing.processes.template import environ
@@ -201,60 +201,6 @@ class Group(Contestant):
         """End the processes, and the store after them."""
         super().close()
         self._store = None
-
-
-class Outsider(Contestant):
-    """A process that calls another without torch's RPC.
-
-    What it has started stands still with it.
-    """
-
-    def __init__(self, subject: Subject, seconds: float = 300) -> None:
-        super().__init__(subject.label, 1, own=True, seconds=seconds)
-        self.subject = subject
-
-    def has(self, row: str) -> bool:
-        """Return whether a row is measured of it."""
-        return row in outside.ROWS
-
-    def latency(self, row: str, calls: int, seconds: float) -> array[float]:
-        """Return the times of round trips."""
-        kind = row.rpartition(".")[2]
-        times: array[float] = self.call(0, outside.latency, kind, calls, seconds)
-        return times
-
-    def throughput(self, in_flight: int, seconds: float) -> float:
-        """Return how many no-ops a second end."""
-        return float(self.call(0, outside.throughput, in_flight, seconds))
-
-    def size(self, kind: str, length: int, calls: int, seconds: float) -> array[float]:
-        """Return the times of sending ``length`` bytes."""
-        times: array[float] = self.call(0, outside.size, kind, length, calls, seconds)
-        return times
-
-    def start(self, pinned: bool) -> None:
-        """Start what is called."""
-        cores = sorted(os.sched_getaffinity(0)) if pinned else []
-        self.call(0, outside.begin, self.subject.outside, cores[len(cores) // 2 :])
-
-    def stop(self) -> None:
-        """End it."""
-        self.call(0, outside.end)
-
-    def close(self) -> None:
-        """End the process, and whatever it has started."""
-        self._signal_started(signal.SIGKILL)
-        super().close()
-
-    def _signal(self, number: int) -> None:
-        self._signal_started(number)
-        super()._signal(number)
-
-    def _signal_started(self, number: int) -> None:
-        for worker in self.workers:
-            for pid in accounting.descendants(worker.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
 
 
 class Limits(Contestant):

@@ -43,7 +43,7 @@ def run(
             failed = {one.label for one in results.problems if one.at == "start"}
             going = [one for one in subjects if one.label not in failed]
             if stage not in _WITH_PEERS:
-                going = [one for one in going if not one.outside]
+                going = [one for one in going if not one.peer]
             if stage is groups.measure_dynamic:
                 going = [one for one in going if capable(one)]
             if going:

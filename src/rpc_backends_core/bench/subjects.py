@@ -30,14 +30,14 @@ class Subject:
     :ivar name: as in ``BackendType``.
     :ivar options: for its construct handler.
     :ivar own: torch's own, in processes where no package of torch's entry points is loaded.
-    :ivar outside: what is no backend of torch's RPC, by its name in :mod:`~.outside`; else empty.
+    :ivar peer: what is no backend of torch's RPC, by its name in :mod:`~.peers`; else empty.
     """
 
     label: str
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     own: bool = False
-    outside: str = ""
+    peer: str = ""
 
 
 def parse(text: str) -> Subject:

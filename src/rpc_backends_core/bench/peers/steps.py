@@ -1,4 +1,4 @@
-"""What calls functions in other processes without torch's RPC: measured beside backends, if installed."""
+"""Steps of the process that calls one of them."""
 
 from __future__ import annotations
 
@@ -7,49 +7,12 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from rpc_backends_core.bench import steps
+from rpc_backends_core.bench.peers import KNOWN
+from rpc_backends_core.bench.peers.callee import Callee
 from rpc_backends_core.testing.processes import Me
-
-#: By name on the command line: the label in results, the module that has to be there, ours that uses it,
-#: and the distribution.
-KNOWN = {
-    "ray": ("Ray actor", "ray", "rpc_backends_core.bench.ray_actor", "ray"),
-    "monarch": (
-        "Monarch endpoint",
-        "monarch",
-        "rpc_backends_core.bench.monarch_endpoint",
-        "torchmonarch",
-    ),
-}
-#: The rows that they have too; the others are of groups, or of torch's own functions.
-ROWS = ("latency.noop", "latency.tensor", "throughput.inflight", "size.echo", "size.oneway")
-
-
-class Callee(Protocol):
-    """A process that is called; the one that calls it has made it."""
-
-    def call(self, function: str, *args: Any) -> Any:
-        """Call ``noop``, ``echo`` or ``sink`` there, and return the answer."""
-
-    def start(self) -> Any:
-        """Call ``noop``, and return what :meth:`wait` takes."""
-
-    def wait(self, started: Any) -> None:
-        """Wait until the answer is there."""
-
-    def close(self) -> None:
-        """End the process, and all that was started for it."""
-
-
-def installed() -> list[str]:
-    """Return those of :data:`KNOWN` that are installed."""
-    return [name for name, (_, module, *_) in KNOWN.items() if find_spec(module) is not None]
-
-
-# --- steps of the process that calls --------------------------------------------------------------
 
 
 def begin(me: Me, name: str, cores: list[int]) -> None:
@@ -57,7 +20,7 @@ def begin(me: Me, name: str, cores: list[int]) -> None:
 
     :param cores: on which it is to stay; any if empty.
     """
-    me.memory["callee"] = import_module(KNOWN[name][2]).open_callee(cores)
+    me.memory["callee"] = import_module(KNOWN[name].callee).open_callee(cores)
 
 
 def end(me: Me) -> None:
