@@ -16,7 +16,7 @@ from support.command import BACKEND, Command, marked, wait_until
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("--quick", "--only", "latency.noop")
+SMALL = ("--quick", "--only", "latency.noop", "--peer", "none")
 
 
 @pytest.fixture

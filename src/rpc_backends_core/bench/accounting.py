@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
@@ -27,6 +28,23 @@ def processor_times(*pids: int) -> list[float]:
     """Return the seconds that processes have had a core, all their threads together."""
     # The number of a process's processor clock: see clock_getcpuclockid(3).
     return [time.clock_gettime(~pid << 3 | 2) for pid in pids]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, those that these have started, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                # After the name, which may have any character in it, in parentheses.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, look = [], [pid]
+    while look:
+        new = children.get(look.pop(), [])
+        found += new
+        look += new
+    return found
 
 
 def own_memory() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Sequence
 
 from rpc_backends_core.bench import limits, steps
 from rpc_backends_core.bench.contestants import Contestant, Group, Limits, soon
+from rpc_backends_core.bench.peers import ROWS
+from rpc_backends_core.bench.peers.outsider import Outsider
 from rpc_backends_core.bench.plan import CPU, Plan
 from rpc_backends_core.bench.results import LIMIT, Results
 from rpc_backends_core.bench.subjects import Subject
@@ -98,6 +101,11 @@ def _enter_pairs(
     table: Table[Contestant], plan: Plan, subjects: Sequence[Subject], chance: random.Random
 ) -> None:
     for subject in _shuffled(subjects, chance):
+        if subject.peer:
+            if plan.has(*ROWS):
+                one = Outsider(subject, seconds=1800)
+                table.enter(one, functools.partial(_begin_outsider, one, plan))
+            continue
         pair = Group(subject, 2, seconds=1800)
 
         def begin(pair: Group = pair) -> None:
@@ -110,6 +118,13 @@ def _enter_pairs(
         table.enter(pair, begin)
 
 
+def _begin_outsider(one: Outsider, plan: Plan) -> None:
+    if plan.pinned:
+        one.pin()
+    one.start(plan.pinned)
+    one.latency("latency.noop", 50, 1.0)
+
+
 def _latency(
     table: Table[Contestant],
     plan: Plan,
@@ -119,18 +134,16 @@ def _latency(
     results: Results,
     watching: Watching,
 ) -> None:
-    kind = row.rpartition(".")[2]
-    loaded = ".loaded." in row
     watching.at(f"round trip: {row.removeprefix('latency.')}")
     for label in in_turns(list(table), chance):
         one = table[label]
-        if isinstance(one, Limits) and row != "latency.noop":
+        if row != "latency.noop" if isinstance(one, Limits) else not _caller(one).has(row):
             continue
         with table.turn(label, row):
             if isinstance(one, Limits):
                 times = one.call(0, limits.block, "socket", "echo", _SOCKET_BYTES, plan.calls, 1.0)
             else:
-                times = one.call(0, steps.latency, kind, plan.calls, plan.seconds, loaded)
+                times = _caller(one).latency(row, plan.calls, plan.seconds)
             whose = f"{LIMIT}socket" if isinstance(one, Limits) else label
             results.add(row, whose, statistics.median(times), at, samples=times)
         watching.step(plan.seconds / 2)
@@ -146,9 +159,9 @@ def _in_flight(
     watching: Watching,
 ) -> None:
     watching.at(f"throughput with {window} in flight")
-    for label in in_turns(_groups(table), chance):
+    for label in in_turns(_names(table), chance):
         with table.turn(label, f"throughput.inflight {window}"):
-            value = table[label].call(0, steps.throughput, window, plan.seconds)
+            value = _caller(table[label]).throughput(window, plan.seconds)
             results.add("throughput.inflight", label, value, at, x=window)
         watching.step(plan.seconds)
 
@@ -195,7 +208,7 @@ def _size(
                     value = statistics.median(times)
                     results.add(row, f"{LIMIT}{limit}", value, at, x=length)
             else:
-                times = one.call(0, steps.size, kind, length, calls, seconds)
+                times = _caller(one).size(kind, length, calls, seconds)
                 results.add(row, label, statistics.median(times), at, x=length)
         watching.step(plan.seconds + length / 1e9)
 
@@ -210,16 +223,23 @@ def _of_clients(group: Contestant, plan: Plan, count: int) -> float:
 
 
 def _leave(table: Table[Contestant]) -> None:
-    for label in _groups(table):
+    for label in _names(table):
         with table.trying(label, "shutdown"):
             table[label].thaw()
-            group = table[label]
-            assert isinstance(group, Group)
-            group.stop()
+            _caller(table[label]).stop()
 
 
 def _groups(table: Table[Contestant]) -> list[str]:
     return [label for label, one in table.items() if isinstance(one, Group)]
+
+
+def _names(table: Table[Contestant]) -> list[str]:
+    return [label for label, one in table.items() if isinstance(one, Group | Outsider)]
+
+
+def _caller(one: Contestant) -> Group | Outsider:
+    assert isinstance(one, Group | Outsider)
+    return one
 
 
 def _shuffled(subjects: Sequence[Subject], chance: random.Random) -> list[Subject]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from rpc_backends_core.bench import peers as others
 from rpc_backends_core.bench import plan as plans
 from rpc_backends_core.bench import subjects as wanted
 from rpc_backends_core.bench.compare import Comparison, compare
@@ -85,6 +86,14 @@ Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupte
     metavar="N",
     help="No group of more than N workers.  [default: 64; with --quick 8]",
 )
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice([*others.KNOWN, "none"]),
+    help="Also measure calls without torch's RPC: of Ray actors, of Monarch endpoints. Can be repeated.  "
+    "[default: those that are installed]",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the turns.")
 @click.option(
     "--no-pin", is_flag=True, help="Let the system choose the cores of callers and callees."
@@ -100,6 +109,7 @@ def command(
     out: Path | None,
     old_file: Path | None,
     largest: int | None,
+    peers: tuple[str, ...],
     seed: int,
     no_pin: bool,
     as_json: bool,
@@ -114,7 +124,7 @@ def command(
     plan = replace(plan, seed=seed, pinned=not no_pin)
     _check_out(out)
     old = _read(old_file)
-    subjects = _subjects(names, reference, file)
+    subjects = _subjects(names, reference, file, _peers(peers))
     results, interrupted = _measure(plan, subjects, quiet=as_json)
     comparison = None if old is None else compare(old, results)
     written = _write(results, comparison, out)
@@ -155,7 +165,21 @@ def _read(file: Path | None) -> Results | None:
         raise UsageFailure(f"--compare {error}") from error
 
 
-def _subjects(names: Sequence[str], reference: str | None, file: Path | None) -> list[Subject]:
+def _peers(names: Sequence[str]) -> list[Subject]:
+    """Return what is measured that is no backend: what was asked for, else what is installed."""
+    there = others.installed()
+    for name in names:
+        if name != "none" and name not in there:
+            raise UsageFailure(
+                f"--peer {name}: it is not installed. pip install {others.KNOWN[name].distribution}"
+            )
+    chosen = [one for one in names if one != "none"] if names else there
+    return [Subject(others.KNOWN[one].label, one, peer=one) for one in dict.fromkeys(chosen)]
+
+
+def _subjects(
+    names: Sequence[str], reference: str | None, file: Path | None, peers: Sequence[Subject]
+) -> list[Subject]:
     """Return what is measured, each found and loaded once: who was asked for must be there."""
     try:
         named = [wanted.parse(name) for name in names] + (wanted.read(file) if file else [])
@@ -170,8 +194,8 @@ def _subjects(names: Sequence[str], reference: str | None, file: Path | None) ->
 
     try:
         plugins = [one.name for one in records() if one.source == "plugin"]
-        subjects = wanted.arrange(named, beside, plugins)
-        for subject in subjects:
+        subjects = wanted.arrange(named, beside, plugins, peers)
+        for subject in (one for one in subjects if not one.peer):
             _check(subject)
     except (SubjectError, RpcBackendsError) as error:
         raise UsageFailure(str(error)) from error
@@ -233,8 +257,9 @@ def _measure(plan: Plan, subjects: list[Subject], *, quiet: bool) -> tuple[Resul
 def _about(subject: Subject) -> dict[str, Any]:
     from rpc_backends_core.functions import record
 
-    if subject.own:
-        return {**asdict(subject), "distribution": "torch"}
+    if subject.own or subject.peer:
+        distribution = others.KNOWN[subject.peer].distribution if subject.peer else "torch"
+        return {**asdict(subject), "distribution": distribution}
     return {**asdict(subject), "distribution": record(subject.name).distribution}
 
 

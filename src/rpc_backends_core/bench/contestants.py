@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -156,6 +157,25 @@ class Group(Contestant):
 
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._url = f"tcp://127.0.0.1:{self._store.port}"
+
+    def has(self, row: str) -> bool:
+        """Return whether a row is measured of it."""
+        return True
+
+    def latency(self, row: str, calls: int, seconds: float) -> array[float]:
+        """Return the times of round trips."""
+        kind, loaded = row.rpartition(".")[2], ".loaded." in row
+        times: array[float] = self.call(0, steps.latency, kind, calls, seconds, loaded)
+        return times
+
+    def throughput(self, in_flight: int, seconds: float) -> float:
+        """Return how many no-ops a second end."""
+        return float(self.call(0, steps.throughput, in_flight, seconds))
+
+    def size(self, kind: str, length: int, calls: int, seconds: float) -> array[float]:
+        """Return the times of sending ``length`` bytes."""
+        times: array[float] = self.call(0, steps.size, kind, length, calls, seconds)
+        return times
 
     def start(self) -> float:
         """Call ``init_rpc`` for a static group of all; return the seconds from first to last."""

@@ -21,6 +21,9 @@ _STAGES: tuple[_Stage, ...] = (
     groups.measure_dynamic,
 )
 
+#: Those that calls are measured in; the others are of groups.
+_WITH_PEERS = (calls.measure_calls, calls.measure_sizes)
+
 
 def run(
     plan: Plan,
@@ -39,6 +42,8 @@ def run(
         for stage in _STAGES:
             failed = {one.label for one in results.problems if one.at == "start"}
             going = [one for one in subjects if one.label not in failed]
+            if stage not in _WITH_PEERS:
+                going = [one for one in going if not one.peer]
             if stage is groups.measure_dynamic:
                 going = [one for one in going if capable(one)]
             if going:

@@ -26,7 +26,7 @@ CALL_TIMEOUT = 60.0
 #: Threads that call while a latency under load is measured.
 LOADING_THREADS = 4
 
-_WARM_UP = 10
+WARM_UP = 10
 _FAR = 20
 _REFILLS = 4
 # Torch's handler has no defaults for these.
@@ -131,7 +131,7 @@ def latency(me: Me, kind: str, calls: int, seconds: float, loaded: bool = False)
     """
     call = _call(me, kind)
     with _loading() if loaded else contextlib.nullcontext():
-        return _timed(call, calls, seconds, _WARM_UP, least=calls // 4)
+        return timed(call, calls, seconds, WARM_UP, least=calls // 4)
 
 
 def throughput(me: Me, in_flight: int, seconds: float, at: float = 0.0, to: int = 1) -> float:
@@ -165,7 +165,7 @@ def size(me: Me, kind: str, length: int, calls: int, seconds: float) -> array[fl
         me.memory.update(length=length, tensor=torch.ones(length, dtype=torch.uint8))
     tensor = me.memory["tensor"]
     function = echo if kind == "echo" else sink
-    return _timed(lambda: rpc_sync("worker1", function, args=(tensor,)), calls, seconds, 1, least=2)
+    return timed(lambda: rpc_sync("worker1", function, args=(tensor,)), calls, seconds, 1, least=2)
 
 
 def processor(me: Me, callee: int, calls: int, seconds: float) -> dict[str, float]:
@@ -176,7 +176,7 @@ def processor(me: Me, callee: int, calls: int, seconds: float) -> dict[str, floa
     call = _call(me, "noop")
 
     def one_at_a_time() -> int:
-        return len(_timed(call, calls, seconds, 0, least=calls // 4))
+        return len(timed(call, calls, seconds, 0, least=calls // 4))
 
     def at_once() -> int:
         begin = time.perf_counter()
@@ -212,10 +212,13 @@ def sink(value: Any) -> None:
 # --- within --------------------------------------------------------------------------------------
 
 
-def _timed(
+def timed(
     call: Callable[[], Any], calls: int, seconds: float, unmeasured: int, *, least: int
 ) -> array[float]:
-    """Return the times of at most ``calls`` calls, and of ``least``, unless these take far too long."""
+    """Return the times of at most ``calls`` calls, and of ``least``, unless these take far too long.
+
+    :param unmeasured: calls before those.
+    """
     end = time.perf_counter() + seconds
     for _ in range(unmeasured):
         call()

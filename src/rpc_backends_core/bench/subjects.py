@@ -30,12 +30,14 @@ class Subject:
     :ivar name: as in ``BackendType``.
     :ivar options: for its construct handler.
     :ivar own: torch's own, in processes where no package of torch's entry points is loaded.
+    :ivar peer: what is no backend of torch's RPC, by its name in :mod:`~.peers`; else empty.
     """
 
     label: str
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     own: bool = False
+    peer: str = ""
 
 
 def parse(text: str) -> Subject:
@@ -81,13 +83,17 @@ def read(file: Path) -> list[Subject]:
 
 
 def arrange(
-    named: Sequence[Subject], reference: Subject | None, plugins: Iterable[str]
+    named: Sequence[Subject],
+    reference: Subject | None,
+    plugins: Iterable[str],
+    peers: Sequence[Subject] = (),
 ) -> list[Subject]:
     """Return all that is to be measured, each under a label of its own; the reference is last.
 
     :param reference: what to compare with, None for the usual: TENSORPIPE where it is named or only one
         backend is; torch's TENSORPIPE beside a package's; else the first.
     :param plugins: the backends that are from packages.
+    :param peers: what else is measured; before the reference.
     :raises SubjectError: nothing was named.
     """
     check_named(named)
@@ -105,7 +111,7 @@ def arrange(
             raise SubjectError(f"{USUAL} alone is nothing to compare. Name another, or use --vs.")
     elif len(subjects) > 1 and reference in subjects:
         subjects.remove(reference)
-    return _unique([*subjects, reference])
+    return _unique([*subjects, *peers, reference])
 
 
 def check_named(named: Sequence[Subject]) -> None:
