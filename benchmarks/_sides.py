@@ -38,7 +38,13 @@ _LEAD = 0.01
 #: How Linux writes that a socket listens.
 _LISTENING = "0A"
 
-_ENVIRON: dict[str, dict[str, str]] = {OURS: {}, STOCK: {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
+#: torch's TCP store asks for the name of each address that connects to it. A name server that does not
+#: answer keeps a group of 32 waiting for 5 s, on both sides; nobody is asked here.
+_NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
+_ENVIRON: dict[str, dict[str, str]] = {
+    OURS: _NO_NAME_SERVER,
+    STOCK: {**_NO_NAME_SERVER, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+}
 
 
 class Side:

@@ -23,7 +23,7 @@ _USED = 4  # an id on it that was ever given
 _NAME = 9  # a worker's name
 _RECORD = 60  # rpc_backends_agents.roster: a worker is in, or out
 _GLOO, _GLOO_EACH = 200, 8  # what Gloo tells of its addresses: something for each other worker
-_AROUND = 60  # an empty list of members
+_AROUND = 136  # an empty list of members, with the key of the group
 #: How often torch's `TensorPipeAgent::join` meets where nothing is under way any more.
 _BARRIERS = 3
 #: How often `rpc_backends_agents.agent.StaticGroupAgent.join` exchanges counts where nothing is.
@@ -142,19 +142,20 @@ def tensorpipe_shutdown(client: Client) -> Steps:
 
 
 def tensorpipe_join(client: Client) -> Steps:
-    """`dynamic_group.start`: the list changes for the id, and for the address; then all are told."""
+    """`dynamic_group.start`: the list changes for the id, and for the address.
+
+    Then all are told, by messages that are no calls and are not simulated; nor are those of a leave.
+    """
     me = client.worker
     yield from form_dynamic(client)
     yield from _change(client, lambda members: members)
-    members = yield from _change(client, lambda members: (*members, me))
-    yield from _tell(client, members)
+    yield from _change(client, lambda members: (*members, me))
 
 
 def tensorpipe_leave(client: Client) -> Steps:
     """`DynamicAgent.leave_group`."""
     me = client.worker
-    members = yield from _change(client, lambda old: tuple(one for one in old if one != me))
-    yield from _tell(client, members)
+    yield from _change(client, lambda old: tuple(one for one in old if one != me))
     yield from end_dynamic(client)
 
 
@@ -170,11 +171,6 @@ def _change(client: Client, change: Callable[[Members], Members]) -> Steps:
         found = yield from client.compare_set("members", found, wanted)
         if found.what == wanted.what:
             return after
-
-
-def _tell(client: Client, members: Members) -> Steps:
-    others = [one for one in members if one != client.worker]
-    yield from call_all(client.world, client.worker, others, _PEER * len(members))
 
 
 # --- rpc_backend_zeromq, and rpc_backends_agents ----------------------------------------------------

@@ -8,6 +8,8 @@ not. Nobody holds a token that others wait for.
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -16,15 +18,15 @@ from typing import Any
 from torch._C._distributed_rpc import TensorPipeAgent
 from torch.distributed import rpc
 
-from rpc_backend_tensorpipe import devices
+from rpc_backend_tensorpipe import devices, telling
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import Pulse, is_alive
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
-from rpc_backends_core.torch_bridge import session
 from rpc_backends_core.torch_bridge.engine_store import EngineStore
 from rpc_backends_core.torch_bridge.session import fixed_worker_id
 from rpc_backends_core.torch_bridge.tensorpipe_agents import (
     Ranked,
+    dumps,
     group_for,
 )
 
@@ -63,8 +65,6 @@ class DynamicAgent(Ranked, TensorPipeAgent):
 
     def apply(self, state: State) -> None:
         """Bring this agent's peers in line with ``state``, unless it knows a later one."""
-        if self.pulse is not None:
-            self.pulse.take_off()
         with self._changing:
             if state.version <= self._state.version:
                 return
@@ -86,34 +86,25 @@ class DynamicAgent(Ranked, TensorPipeAgent):
             _renew_gathers({self.me.name, *new})
 
     def tell(self, state: State, *, timeout: float) -> list[Peer]:
-        """Tell all other members of ``state`` at once; return those that did not answer."""
+        """Tell all other members of ``state`` at once; return those that did not answer.
+
+        :param timeout: seconds they have; 0: no limit.
+        """
         self.apply(state)
-        payload = state.to_json()
-        asked = []
-        silent = []
-        for peer in state.peers.values():
-            if peer.worker_id == self.me.worker_id:
-                continue
-            if not is_alive(peer.pulse):
-                # Its port may be another engine's by now, and TensorPipe aborts a process that is
-                # greeted by mistake.
-                silent.append(peer)
-                continue
-            try:
-                answer = rpc.rpc_async(peer.engine_info(), learn, args=(payload,), timeout=timeout)
-            except RuntimeError as error:  # it has left, and this agent knows already
-                logger.debug("RPC worker %r cannot be told: %s", peer.name, error)
-            else:
-                asked.append((peer, answer))
-        for peer, answer in asked:
-            try:
-                answer.wait()
-            except RuntimeError as error:
-                logger.warning(
-                    "RPC worker %r did not answer %r: %s", peer.name, self.me.name, error
-                )
-                silent.append(peer)
+        others = [one for one in state.peers.values() if one.worker_id != self.me.worker_id]
+        message = telling.sealed(dumps(state.to_json()).encode(), self.membership.key)
+        taken = telling.tell_all([peer.pulse for peer in others], message, timeout)
+        silent = [peer for peer, answered in zip(others, taken, strict=True) if not answered]
+        for peer in silent:
+            logger.warning("RPC worker %r did not answer %r", peer.name, self.me.name)
         return silent
+
+    def listen(self, connection: socket.socket) -> None:
+        """Take in what another member tells by a connection to this one's pulse."""
+        try:
+            telling.take(connection, self.membership.key, self._learn)
+        except Exception:
+            logger.exception("RPC worker %r could not take in a change of its group", self.me.name)
 
     def leave_group(self, timeout: float = 0) -> None:
         """Leave: finish what is under way, take this worker off the list, tell the others.
@@ -133,6 +124,9 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         if self.pulse is not None:
             self.pulse.close()
         TensorPipeAgent.shutdown(self)
+
+    def _learn(self, text: bytes) -> None:
+        self.apply(State.from_json(json.loads(text)))
 
     def _delete_rrefs(self) -> bool:
         """Delete this worker's RRefs; return whether their owners have confirmed all of them."""
@@ -198,7 +192,7 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
     agent.begin(engine, membership, me)
     try:
         rpc.api._init_rpc_states(agent)
-        agent.pulse = Pulse(engine.own_address)
+        agent.pulse = Pulse(engine.own_address, agent.listen)
         agent.me = me = me.at(engine.own_address, agent.pulse.address)
         state = membership.add(me)
         _introduce(agent, state, options)
@@ -206,15 +200,6 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
         _withdraw(agent, membership, me)
         raise
     return agent
-
-
-def learn(payload: dict[str, Any]) -> None:
-    """Take in a new list of members; runs on the members, called by the one that changed it."""
-    # Not simply the current agent: a hook may have put another in front of it.
-    for agent in session.agents():
-        if isinstance(agent, DynamicAgent):
-            agent.apply(State.from_json(payload))
-            return
 
 
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:

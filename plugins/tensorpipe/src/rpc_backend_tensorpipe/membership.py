@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from rpc_backends_core.torch_bridge.tensorpipe_agents import dumps, worker_info
 logger = logging.getLogger("rpc_backends.tensorpipe")
 
 _KEY = "members"
+_KEY_BYTES = 32
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_WORKER_ID = 32767
 
@@ -98,10 +100,12 @@ class Membership:
     """The list of members of one group.
 
     :param store: the group's own.
+    :ivar key: what members know each other by, once the list was read; made by the first of them.
     """
 
     def __init__(self, store: Any) -> None:
         self._store = store
+        self.key = b""
 
     def reserve(self, name: str, rank: int, mine: WorkerDevices, wanted: int | None) -> int:
         """Check that a worker can join, and give it an id that nobody has had.
@@ -153,14 +157,17 @@ class Membership:
 
     def _change(self, change: Callable[[State], State]) -> State:
         """Replace the list by what ``change`` makes of it, again if somebody else was faster."""
-        text = self._store.compare_set(_KEY, "", dumps(State().to_json())).decode()
+        empty = {**State().to_json(), "key": secrets.token_hex(_KEY_BYTES)}
+        text = self._store.compare_set(_KEY, "", dumps(empty)).decode()
         while True:
-            before = State.from_json(json.loads(text))
+            found = json.loads(text)
+            self.key = bytes.fromhex(found["key"])
+            before = State.from_json(found)
             after = change(before)
             if after == before:
                 return before
             after = replace(after, version=before.version + 1)
-            wanted = dumps({**after.to_json(), "by": _nonce()})
+            wanted = dumps({**after.to_json(), "key": found["key"], "by": _nonce()})
             now = self._store.compare_set(_KEY, text, wanted).decode()
             if now == wanted:
                 return after
