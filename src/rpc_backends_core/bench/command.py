@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -21,6 +22,10 @@ from rpc_backends_core.bench.subjects import Subject, SubjectError
 from rpc_backends_core.cli.output import Failure, console, debug_option, json_option, print_json
 
 _USAGE, _INTERRUPTED = 2, 130
+#: What this process, which hosts the groups' stores, needs before it imports torch. The store looks up
+#: the name of each worker that connects, under every backend: a name server that does not answer would
+#: cost large groups seconds. None is asked; nor does torch warn that it got no answer.
+_ENVIRON = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 _EXTRA = 'pip install "rpc-backends-core[bench]"'
 _NEEDED = ("matplotlib", "jinja2")
 
@@ -120,6 +125,8 @@ def command(
     size, processor time, and how groups form. NAME@torch is torch's own backend, in processes without
     this package; the same NAME twice shows the method's error. Ctrl-C keeps what was measured.
     """
+    for name, value in _ENVIRON.items():
+        os.environ.setdefault(name, value)
     plan = _plan(quick=quick, only=only, largest=largest)
     plan = replace(plan, seed=seed, pinned=not no_pin)
     _check_out(out)

@@ -28,9 +28,6 @@ _LEAD = 0.01
 _WAKING = 0.002
 #: Where workers find the interface of which torch's agents and Gloo take the address: only this host.
 _LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-#: torch's TCP store asks for the name of each address that connects to it. Where a name server does not
-#: answer, large groups wait for seconds under every backend: none is asked.
-NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 
 
 class ContestantError(Exception):
@@ -50,7 +47,7 @@ def template(own: bool) -> Template:
 
     :param own: without, as it is where none is installed.
     """
-    variables = {**_LOOPBACK, **NO_NAME_SERVER, **environ(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables = {**_LOOPBACK, **environ(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     if own:
         variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     prepare = () if own else (steps.find_backends,)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from rpc_backends_core.bench import calls, groups
-from rpc_backends_core.bench.contestants import NO_NAME_SERVER
 from rpc_backends_core.bench.plan import CPU, DYNAMIC, STATIC, Plan
 from rpc_backends_core.bench.results import Results
 from rpc_backends_core.bench.subjects import Subject
@@ -40,9 +38,6 @@ def run(
 
     :param capable: whether a backend has dynamic groups.
     """
-    # The stores of the groups are in this process.
-    for name, value in NO_NAME_SERVER.items():
-        os.environ.setdefault(name, value)
     try:
         for stage in _STAGES:
             failed = {one.label for one in results.problems if one.at == "start"}
