@@ -20,15 +20,17 @@ def made_up(
     noise: float = 0.02,
     rounds: int = 8,
     reference: str = REFERENCE,
+    others: tuple[str, ...] = (),
 ) -> Results:
-    """Return results of two backends that differ by ``factors``, by row, with drift and noise.
+    """Return results of backends that differ by ``factors``, by row, with drift and noise.
 
+    :param others: names of more backends, which are as the reference is.
     :param noise: of the logarithm of each value; the drift, which both have, is ten times as large.
     """
     chance = random.Random(seed)
     subjects = [
         {"label": label, "name": label, "options": {}, "own": False, "distribution": None}
-        for label in (OURS, reference)
+        for label in (OURS, *others, reference)
     ]
     results = Results.begin(replace(QUICK), machine.describe(), subjects, reference)
     results.machine.update(machine.finished())
@@ -36,7 +38,7 @@ def made_up(
         for x in (None,) if row.along is None else (2, 4, 8):
             for turn in range(rounds):
                 drift = chance.lognormvariate(0, 10 * noise)
-                for label in (OURS, reference, *(f"{LIMIT}{one}" for one in row.limits)):
+                for label in (OURS, *others, reference, *(f"{LIMIT}{one}" for one in row.limits)):
                     factor = (factors or {}).get(row.id, 1.0) if label == OURS else 1.0
                     value = 1e-3 * drift * factor * chance.lognormvariate(0, noise)
                     at = (turn // 4, turn % 4)

@@ -76,6 +76,20 @@ def test_the_table_has_each_row_with_ratios_and_ends_with_what_failed() -> None:
     assert text.rstrip().endswith("Interrupted: this is what was measured until then.")
 
 
+@pytest.mark.parametrize(("width", "intervals"), [(300, True), (140, False)])
+def test_all_figures_of_five_backends_are_in_the_table_however_wide_it_may_be(
+    width: int, intervals: bool
+) -> None:
+    results = made_up(others=("ZEROMQ", "Ray", "Monarch"))
+    console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True)
+
+    table.render(results, None, console)
+
+    (noop, *_) = re.findall(r"^ *no-op in Python (.*)$", console.export_text(), re.MULTILINE)
+    assert len(re.findall(r"[\d.]+ (?:us|ms|s)\b", noop)) == 5
+    assert ("(" in noop) == intervals
+
+
 def test_what_is_worse_depends_on_the_row() -> None:
     results = made_up({"latency.noop": 0.5, "throughput.inflight": 0.5})
 

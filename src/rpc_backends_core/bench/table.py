@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 
 _STYLES = {"better": "green", "worse": "red", "": ""}
 _TEXT = 200
-_WIDTH = 140
+_WIDEST = 10_000
 
 
 def render(results: Results, comparison: Comparison | None, to: Console) -> None:
     """Show what was measured; what needs attention comes last."""
+    from rich.measure import Measurement
     from rich.text import Text
 
+    table = _table(results, intervals=True)
+    needed = Measurement.get(to, to.options.update(max_width=_WIDEST), table).maximum
     if not to.is_terminal:
-        to.width = max(to.width, _WIDTH)  # whoever reads a file can scroll
-    to.print(_table(results))
+        to.width = max(to.width, needed)  # whoever reads a file can scroll
+    fits = needed <= to.width
+    to.print(table if fits else _table(results, intervals=False))
+    where = (
+        "in brackets where it lies with 95 % confidence."
+        if fits
+        else "where it lies with 95 % confidence is in the page and in a wider window."
+    )
     to.print(
         Text(
             f"Medians. A ratio is to {results.reference}: below 1 is faster or less, except for calls "
-            "per second; in brackets where it lies with 95 % confidence.",
+            f"per second; {where}",
             "dim",
         )
     )
@@ -47,14 +56,14 @@ def render(results: Results, comparison: Comparison | None, to: Console) -> None
         to.print(Text("Interrupted: this is what was measured until then.", "yellow"))
 
 
-def _table(results: Results) -> Table:
+def _table(results: Results, *, intervals: bool) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column("MEASURED", no_wrap=True)
     for label in results.labels:
-        table.add_column(label, justify="right", overflow="fold")
+        table.add_column(label, justify="right", overflow="fold", min_width=8)
         if label != results.reference:
             table.add_column("RATIO", justify="right", no_wrap=True)
     section = ""
@@ -64,11 +73,11 @@ def _table(results: Results) -> Table:
             table.add_section()
             table.add_row(section, style="bold")
         for x in wording.shown_places(results, row):
-            _add(table, results, row, x)
+            _add(table, results, row, x, intervals)
     return table
 
 
-def _add(table: Table, results: Results, row: Row, x: int | None) -> None:
+def _add(table: Table, results: Results, row: Row, x: int | None, intervals: bool) -> None:
     from rich.text import Text
 
     cells: list[str | Text] = []
@@ -80,7 +89,8 @@ def _add(table: Table, results: Results, row: Row, x: int | None) -> None:
             cells.append(wording.figure(row, spread(series.values).middle))
         if label != results.reference:
             ratio = results.ratio(row.id, x, label)
-            cells.append(Text(wording.ratio(ratio), _STYLES[wording.judgement(row, ratio)]))
+            text = wording.ratio(ratio, interval=intervals)
+            cells.append(Text(text, _STYLES[wording.judgement(row, ratio)]))
     table.add_row(f"  {wording.place(row, x)}", *cells)
     for percent in ("90", "99", "99.9"):
         _add_percentile(table, results, row, x, percent)

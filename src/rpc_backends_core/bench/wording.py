@@ -55,10 +55,12 @@ def place(row: Row, x: int | None) -> str:
     return f"{row.title}, {amount(x)}" if row.along == "bytes" else f"{row.title}: {x}"
 
 
-def ratio(value: Ratio | None) -> str:
-    """Return a ratio with its interval."""
+def ratio(value: Ratio | None, *, interval: bool = True) -> str:
+    """Return a ratio, with its interval or without."""
     if value is None:
         return ""
+    if not interval:
+        return f"{value.middle:.2f}"
     return f"{value.middle:.2f} ({value.low:.2f} - {value.high:.2f})"
 
 
