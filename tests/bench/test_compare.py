@@ -74,3 +74,14 @@ def test_what_else_differs_is_noted() -> None:
 
     assert "torch: 2.6.0 then" in notes
     assert "The old run was full, this one is quick" in notes
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
+def test_from_nothing_or_to_nothing_is_no_factor_and_no_error(before: float, after: float) -> None:
+    old, new = (made_up({"cpu.idle": factor}, seed=1) for factor in (before, after))
+
+    found = compare(old, new)
+
+    assert found.beyond_noise() == []
+    (idle,) = [one for one in found.changes if one.row == "cpu.idle"]
+    assert idle.factor == 1.0

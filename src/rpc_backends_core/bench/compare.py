@@ -97,7 +97,8 @@ def _of(run: Results, row: str, x: int | None, label: str, absolute: bool) -> Ra
 
 
 def _change(row: str, x: int | None, label: str, absolute: bool, old: Ratio, new: Ratio) -> Change:
-    factor = new.middle / old.middle
+    # Nothing, or too little to be measured (a worker that waits): there is no factor from or to that.
+    factor = new.middle / old.middle if old.middle and new.middle else 1.0
     floor = FLOOR if min(old.pairs, new.pairs) >= ENOUGH else FLOOR_OF_FEW
     apart = new.low > old.high or new.high < old.low
     verdict: Verdict = "no change"
