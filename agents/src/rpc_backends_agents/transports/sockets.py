@@ -8,6 +8,8 @@ from threading import Thread
 
 from rpc_backends_agents.transport import Inbox, Transport
 
+GREETING_SECONDS = 2.0  # in which who connects has to say which worker it is
+
 
 class SocketTransport(Transport):
     """Each worker connects to those that it calls, and answers on the connections that others made."""
@@ -40,13 +42,13 @@ class SocketTransport(Transport):
             connection.sendall(part)
 
     def forget(self, peer: int) -> None:
-        for key in ((peer, False), (peer, True)):
-            if key in self._links:
-                self._links[key][0].shutdown(socket.SHUT_RDWR)
+        for key in self._links.keys() & {(peer, False), (peer, True)}:
+            self._links[key][0].shutdown(socket.SHUT_RDWR)
 
     def close(self, linger: float) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._acceptor.join()
+        if self._acceptor.is_alive():
+            self._acceptor.join()
         self._listener.close()
         for connection, reader in list(self._links.values()):
             connection.shutdown(socket.SHUT_WR)  # what was sent arrives; the peer closes then
@@ -56,12 +58,17 @@ class SocketTransport(Transport):
         while True:
             try:
                 connection, _ = self._listener.accept()
-                (peer,) = struct.unpack("<i", receive(connection, 4))
             except OSError:
                 return  # closed
-            self._link(connection, peer, peer_calls=True)
+            connection.settimeout(GREETING_SECONDS)
+            try:
+                (peer,) = struct.unpack("<i", receive(connection, 4))
+                self._link(connection, peer, peer_calls=True)
+            except OSError:
+                connection.close()  # no worker
 
     def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
+        connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader = Thread(target=self._read, args=(connection, peer, peer_calls), daemon=True)
         self._links[peer, peer_calls] = connection, reader
