@@ -12,6 +12,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -94,10 +95,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         others = [one for one in state.peers.values() if one.worker_id != self.me.worker_id]
         message = telling.sealed(dumps(state.to_json()).encode(), self.membership.key)
         taken = telling.tell_all([peer.pulse for peer in others], message, timeout)
-        silent = [peer for peer, answered in zip(others, taken, strict=True) if not answered]
-        for peer in silent:
-            logger.warning("RPC worker %r did not answer %r", peer.name, self.me.name)
-        return silent
+        return [peer for peer, answered in zip(others, taken, strict=True) if not answered]
 
     def listen(self, connection: socket.socket) -> None:
         """Take in what another member tells by a connection to this one's pulse."""
@@ -114,7 +112,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         limit = timeout or rpc.get_rpc_timeout()
         deleted = self._delete_rrefs()
         left = self.membership.remove([self.me])
-        self.tell(left, timeout=limit)
+        _warn_of(self.tell(left, timeout=limit), self.me)
         self._finish_serving(_SERVING_PATIENCE)
         if deleted or self._finish_calling(left, limit):
             self.join(shutdown=True)
@@ -206,10 +204,17 @@ def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
     """Tell every member of the new one; take members off the list that are no longer there."""
     silent = agent.tell(state, timeout=options.rpc_timeout)
     gone = [peer for peer in silent if not is_alive(peer.pulse)]
+    _warn_of([peer for peer in silent if peer not in gone], agent.me)
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
         logger.warning("taking RPC workers that are gone off the list of members: %s", names)
-        agent.tell(agent.membership.remove(gone), timeout=options.rpc_timeout)
+        state = agent.membership.remove(gone)
+        _warn_of(agent.tell(state, timeout=options.rpc_timeout), agent.me)
+
+
+def _warn_of(silent: Sequence[Peer], me: Peer) -> None:
+    for peer in silent:
+        logger.warning("RPC worker %r did not answer %r", peer.name, me.name)
 
 
 def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
@@ -217,7 +222,7 @@ def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     try:
         state = membership.remove([me])
         if rpc.api._is_current_rpc_agent_set():
-            agent.tell(state, timeout=_UNDOING_PATIENCE)
+            _warn_of(agent.tell(state, timeout=_UNDOING_PATIENCE), me)
     except RuntimeError as error:
         logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
     finally:

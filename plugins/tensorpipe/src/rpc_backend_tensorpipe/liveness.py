@@ -23,10 +23,10 @@ _BACKLOG = 128
 _READERS = 16
 #: Seconds in which a process that lives answers.
 _PATIENCE = 2.0
-#: Seconds until it is tried again then.
-_PAUSE = 0.05
 #: What a connection has died of before it was accepted, or what there is too much of now.
 _PASSING = {errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+#: Seconds until it is tried again then.
+_PAUSE = 0.05
 #: What says that a process is gone, rather than slow.
 _GONE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
