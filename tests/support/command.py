@@ -57,7 +57,10 @@ class Command:
 
     def environ(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         environ = {name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)}
-        return {**environ, "PYTHONPATH": str(self.packages), **(extra or {})}
+        # A name server would be asked about this machine, and may be slow on some days.
+        no_name_server = {"RES_OPTIONS": "attempts:0"}
+        packages = {"PYTHONPATH": str(self.packages)}
+        return {**environ, **no_name_server, **packages, **(extra or {})}
 
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         return self.python("-m", "rpc_backends_core", *arguments, env=env)

@@ -89,6 +89,11 @@ def choose(here: Machine, environ: Mapping[str, str] = os.environ) -> Address:
     return _fallback(here, how, "it does not resolve to any address")
 
 
+def own() -> str:
+    """Return the address that torch's agent takes on this machine."""
+    return choose(machine()).address
+
+
 def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
     """Return which address the workers would use, and whether others could reach it."""
     chosen = choose(here, environ)

@@ -31,7 +31,7 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
     :param limit: seconds for loading a package, and for the calls over a backend.
     :param status: is told what is being done.
     """
-    from rpc_backends_core.cli import addresses, checks, installed_checks
+    from rpc_backends_core.cli import addresses, checks, installed_checks, name_server
 
     status("importing torch")
     yield from _guarded("versions", lambda: [checks.versions()])
@@ -41,6 +41,8 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
     yield from _guarded("variables", lambda: [checks.variables()])
     status("looking at network interfaces")
     yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
+    status("looking up the name of an address")
+    yield from _guarded("names", lambda: [name_server.check(addresses.own())])
     yield from _guarded("packages", lambda: installed_checks.check(_KEYS, limit, status))
     yield from _guarded("backends", lambda: _backends(names, limit, calls, status))
 
@@ -51,6 +53,7 @@ _KEYS = (
     "bridge",
     "variables",
     "addresses",
+    "names",
     "packages",
     "unknown",
     "backends",
@@ -147,8 +150,8 @@ Examples:
 def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) -> None:
     """Find out what is wrong, and try every backend.
 
-    Looks at versions, the bridge to torch, environment variables, the address that workers would use, and
-    whatever installed packages add to that;
+    Looks at versions, the bridge to torch, environment variables, the address that workers would use and
+    how long its name takes to look up, and whatever installed packages add to that;
     loads every backend, or those of the given NAMEs; and makes calls between two processes over each.
     Ends with status 1 if something is broken.
     """

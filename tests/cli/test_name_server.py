@@ -1,0 +1,61 @@
+"""A name server that makes groups start slowly is told of before anybody wonders why."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from rpc_backends_core.cli.name_server import LIMIT, LOOKUPS, SLOW, check
+
+
+def test_quick_answers_are_well_and_the_longest_is_told() -> None:
+    asked: list[str] = []
+
+    (finding,) = check("192.0.2.7", asked.append).findings
+
+    assert asked == ["::ffff:192.0.2.7"] * LOOKUPS
+    assert finding.level == "ok"
+    assert finding.data["lookups"] == LOOKUPS
+    assert f"of {LOOKUPS} lookups" in finding.text
+
+
+def test_an_ipv6_address_is_looked_up_as_it_is() -> None:
+    asked: list[str] = []
+
+    check("2001:db8::7", asked.append)
+
+    assert set(asked) == {"2001:db8::7"}
+
+
+def test_a_slow_answer_is_a_warning_that_says_what_to_do() -> None:
+    count = iter(range(LOOKUPS))
+
+    def third_is_slow(_address: str) -> None:
+        if next(count) == 2:
+            time.sleep(1.5 * SLOW)
+
+    (finding,) = check("192.0.2.7", third_is_slow).findings
+
+    assert finding.level == "warning"
+    assert finding.data["lookups"] == 3
+    assert finding.data["longest"] >= 1.5 * SLOW
+    for words in ("lookup 3", "::ffff:192.0.2.7 worker-host", "/etc/hosts", "RES_OPTIONS"):
+        assert words in finding.text
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for() -> None:
+    answer = threading.Event()
+
+    (finding,) = check("192.0.2.7", lambda _: answer.wait(), limit=0.2).findings
+    answer.set()
+
+    assert finding.level == "warning"
+    assert "took more than 0.2 s" in finding.text
+    assert finding.data["longest"] < LIMIT
+
+
+def test_this_machine_is_asked_by_default() -> None:
+    (finding,) = check("127.0.0.1").findings
+
+    assert finding.data["address"] == "::ffff:127.0.0.1"
+    assert finding.data["lookups"] >= 1
