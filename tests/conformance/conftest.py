@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,18 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def broken_backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the package of the broken backends, as a wheel."""
+    """Write the package of the broken backends, as pip installs it: a wheel is compiled each time."""
     from rpc_broken_backends import all_broken
 
     modules = {f"{_PACKAGE.name}/{path.name}": path.read_text() for path in _PACKAGE.glob("*.py")}
     entry_points = {name: f"{_PACKAGE.name}:{name}" for name in all_broken()}
-    return write_package(
-        tmp_path_factory.mktemp("broken"),
-        "rpc-broken-backends",
-        modules=modules,
-        entry_points={"rpc.backends": entry_points},
+    folder = tmp_path_factory.mktemp("broken")
+    wheel = write_package(
+        folder, "rpc-broken-backends", modules=modules, entry_points={"rpc.backends": entry_points}
     )
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site-packages")
+    return folder / "site-packages"
 
 
 @pytest.fixture
