@@ -33,7 +33,7 @@ def made_up(
         for label in (OURS, *others, reference)
     ]
     results = Results.begin(replace(QUICK), machine.describe(), subjects, reference)
-    results.machine.update(machine.finished())
+    results.machine.update(machine.finished(), busy_before=0.0)
     for row in BY_ID.values():
         for x in (None,) if row.along is None else (2, 4, 8):
             for turn in range(rounds):

@@ -27,7 +27,7 @@ def test_the_file_has_the_machine_the_versions_and_each_round() -> None:
     data = made_up(rounds=8).to_json()
 
     assert data["format"] == 1
-    assert {"cpu", "cores", "memory", "started", "ended", "load_before"} <= data["machine"].keys()
+    assert {"cpu", "cores", "memory", "started", "ended", "busy_before"} <= data["machine"].keys()
     assert {"python", "torch", "rpc-backends-core"} <= data["machine"]["versions"].keys()
     row = next(row for row in data["rows"] if row["id"] == "latency.noop")
     assert row["unit"] == "s"

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from rpc_backends_core.bench import limits, steps
-from rpc_backends_core.bench.contestants import Contestant, Group, Limits, soon
+from rpc_backends_core.bench.contestants import Caller, Contestant, Group, Limits, soon
 from rpc_backends_core.bench.peers import ROWS
 from rpc_backends_core.bench.peers.outsider import Outsider
 from rpc_backends_core.bench.plan import CPU, Plan
@@ -58,12 +58,12 @@ def measure_sizes(
     if not rows:
         return
     chance = random.Random(plan.seed + 1)
-    for sitting in range(half(plan.sittings)):
+    for sitting in range(plan.sittings):
         with Table[Contestant](results) as table:
             watching.at("starting pairs of workers")
             _enter_pairs(table, plan, subjects, chance)
             table.enter(bare := Limits(), bare.start)
-            for turn in range(half(plan.rounds)):
+            for turn in range(plan.size_rounds):
                 for length in plan.sizes:
                     for row in rows:
                         kind = row.id.partition(".")[2]
@@ -79,13 +79,13 @@ def measure_clients(
     if not plan.has("throughput.clients"):
         return
     chance = random.Random(plan.seed + 2)
-    for sitting in range(half(plan.sittings)):
+    for sitting in range(plan.client_sittings):
         with Table[Contestant](results) as table:
             watching.at("starting groups of clients")
             for subject in _shuffled(subjects, chance):
                 group = Group(subject, 1 + max(plan.clients), seconds=1800)
                 table.enter(group, group.start)
-            for turn in range(half(plan.rounds)):
+            for turn in range(plan.client_rounds):
                 for count in plan.clients:
                     watching.at(f"throughput with {count} clients")
                     for label in in_turns(list(table), chance):
@@ -234,18 +234,13 @@ def _groups(table: Table[Contestant]) -> list[str]:
 
 
 def _names(table: Table[Contestant]) -> list[str]:
-    return [label for label, one in table.items() if isinstance(one, Group | Outsider)]
+    return [label for label, one in table.items() if isinstance(one, Caller)]
 
 
-def _caller(one: Contestant) -> Group | Outsider:
-    assert isinstance(one, Group | Outsider)
+def _caller(one: Contestant) -> Caller:
+    assert isinstance(one, Caller)
     return one
 
 
 def _shuffled(subjects: Sequence[Subject], chance: random.Random) -> list[Subject]:
     return chance.sample(subjects, k=len(subjects))
-
-
-def half(count: int) -> int:
-    """Return how many sittings or rounds there are of what is measured half as often."""
-    return (count + 1) // 2

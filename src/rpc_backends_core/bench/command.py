@@ -15,6 +15,7 @@ import click
 from rpc_backends_core.bench import peers as others
 from rpc_backends_core.bench import plan as plans
 from rpc_backends_core.bench import subjects as wanted
+from rpc_backends_core.bench.awake import DEVICE, kept_awake
 from rpc_backends_core.bench.compare import Comparison, compare
 from rpc_backends_core.bench.plan import Plan
 from rpc_backends_core.bench.results import FormatError, Results
@@ -103,6 +104,11 @@ Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupte
 @click.option(
     "--no-pin", is_flag=True, help="Let the system choose the cores of callers and callees."
 )
+@click.option(
+    "--awake",
+    is_flag=True,
+    help="Keep idle cores from sleeping (Linux, as root): ratios of backends that wait then repeat.",
+)
 @json_option
 @debug_option
 def command(
@@ -117,6 +123,7 @@ def command(
     peers: tuple[str, ...],
     seed: int,
     no_pin: bool,
+    awake: bool,
     as_json: bool,
 ) -> None:
     """Measure backends side by side.
@@ -130,9 +137,10 @@ def command(
     plan = _plan(quick=quick, only=only, largest=largest)
     plan = replace(plan, seed=seed, pinned=not no_pin)
     _check_out(out)
+    _check_awake(awake)
     old = _read(old_file)
     subjects = _subjects(names, reference, file, _peers(peers))
-    results, interrupted = _measure(plan, subjects, quiet=as_json)
+    results, interrupted = _measure(plan, subjects, awake=awake, quiet=as_json)
     comparison = None if old is None else compare(old, results)
     written = _write(results, comparison, out)
     if as_json:
@@ -161,6 +169,17 @@ def _check_out(out: Path | None) -> None:
         (out / ".writable").unlink()
     except OSError as error:
         raise UsageFailure(f"--out {out} cannot be written to: {error}") from error
+
+
+def _check_awake(wanted: bool) -> None:
+    try:
+        with kept_awake(wanted):
+            pass
+    except OSError as error:
+        raise UsageFailure(
+            f"--awake: {DEVICE} cannot be written to ({error.strerror}). It takes Linux and root; "
+            "without --awake cores sleep as they do for everybody."
+        ) from error
 
 
 def _read(file: Path | None) -> Results | None:
@@ -240,7 +259,9 @@ def _plan(*, quick: bool, only: Sequence[str], largest: int | None) -> Plan:
     return plan if largest is None else plan.up_to(largest)
 
 
-def _measure(plan: Plan, subjects: list[Subject], *, quiet: bool) -> tuple[Results, bool]:
+def _measure(
+    plan: Plan, subjects: list[Subject], *, awake: bool, quiet: bool
+) -> tuple[Results, bool]:
     """Measure; return the results, and whether it was interrupted."""
     from rpc_backends_core.bench import machine, measure
     from rpc_backends_core.bench.progress import Progress
@@ -248,11 +269,12 @@ def _measure(plan: Plan, subjects: list[Subject], *, quiet: bool) -> tuple[Resul
 
     about = [_about(subject) for subject in subjects]
     packages = tuple(dict.fromkeys(one["distribution"] for one in about if one["distribution"]))
-    here = machine.describe(packages)
+    here = {**machine.describe(packages), "busy_before": machine.busy_share(), "awake": awake}
     results = Results.begin(plan, here, about, subjects[-1].label)
     expected = measure.expected(plan, len(subjects))
     interrupted = False
-    with ended_by_signals(), Progress(expected, quiet=quiet) as progress:
+    showing = Progress(expected, quiet=quiet)
+    with ended_by_signals(), kept_awake(awake), showing as progress:
         try:
             measure.run(plan, subjects, results, progress, _grows)
         except KeyboardInterrupt:

@@ -116,6 +116,8 @@ def _notes(old: Results, new: Results) -> Iterator[str]:
     for what in ("cpu", "cores", "system"):
         if old.machine.get(what) != new.machine.get(what):
             yield f"{what}: {old.machine.get(what)} then, {new.machine.get(what)} now."
+    if bool(old.machine.get("awake")) != bool(new.machine.get("awake")):
+        yield "The cores were kept awake in one of the runs, and not in the other (--awake)."
     versions = (run.machine.get("versions", {}) for run in (old, new))
     before, after = versions
     for name in sorted({*before, *after}):

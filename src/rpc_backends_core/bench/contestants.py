@@ -7,9 +7,11 @@ import functools
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 from rpc_backends_core.bench import limits, steps
 from rpc_backends_core.bench.subjects import Subject
@@ -142,12 +144,47 @@ class Contestant:
                     os.kill(worker.pid, number)
 
 
-class Group(Contestant):
+class Caller(Contestant, ABC):
+    """Processes of which the first calls another; what it calls by is a matter of its steps."""
+
+    #: The module whose ``latency``, ``throughput`` and ``size`` make the calls.
+    _steps: ClassVar[ModuleType]
+
+    def __init__(self, subject: Subject, size: int, *, own: bool, seconds: float) -> None:
+        super().__init__(subject.label, size, own=own, seconds=seconds)
+        self.subject = subject
+
+    def has(self, row: str) -> bool:
+        """Return whether a row is measured of it."""
+        return True
+
+    def latency(self, row: str, calls: int, seconds: float) -> array[float]:
+        """Return the times of round trips."""
+        kind, how = row.rpartition(".")[2], {"loaded": True} if ".loaded." in row else {}
+        times: array[float] = self.call(0, self._steps.latency, kind, calls, seconds, **how)
+        return times
+
+    def throughput(self, in_flight: int, seconds: float) -> float:
+        """Return how many no-ops a second end."""
+        return float(self.call(0, self._steps.throughput, in_flight, seconds))
+
+    def size(self, kind: str, length: int, calls: int, seconds: float) -> array[float]:
+        """Return the times of sending ``length`` bytes."""
+        times: array[float] = self.call(0, self._steps.size, kind, length, calls, seconds)
+        return times
+
+    @abstractmethod
+    def stop(self) -> object:
+        """End what it calls by, in all processes."""
+
+
+class Group(Caller):
     """Workers of a group under a backend."""
 
+    _steps: ClassVar[ModuleType] = steps
+
     def __init__(self, subject: Subject, size: int, seconds: float = 300) -> None:
-        super().__init__(subject.label, size, own=subject.own, seconds=seconds)
-        self.subject = subject
+        super().__init__(subject, size, own=subject.own, seconds=seconds)
         self._store: Any = None
         self._url = ""
 
@@ -157,25 +194,6 @@ class Group(Contestant):
 
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._url = f"tcp://127.0.0.1:{self._store.port}"
-
-    def has(self, row: str) -> bool:
-        """Return whether a row is measured of it."""
-        return True
-
-    def latency(self, row: str, calls: int, seconds: float) -> array[float]:
-        """Return the times of round trips."""
-        kind, loaded = row.rpartition(".")[2], ".loaded." in row
-        times: array[float] = self.call(0, steps.latency, kind, calls, seconds, loaded)
-        return times
-
-    def throughput(self, in_flight: int, seconds: float) -> float:
-        """Return how many no-ops a second end."""
-        return float(self.call(0, steps.throughput, in_flight, seconds))
-
-    def size(self, kind: str, length: int, calls: int, seconds: float) -> array[float]:
-        """Return the times of sending ``length`` bytes."""
-        times: array[float] = self.call(0, steps.size, kind, length, calls, seconds)
-        return times
 
     def start(self) -> float:
         """Call ``init_rpc`` for a static group of all; return the seconds from first to last."""

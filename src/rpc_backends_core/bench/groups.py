@@ -64,9 +64,9 @@ def measure_dynamic(
     if not plan.has(*DYNAMIC):
         return
     chance = random.Random(plan.seed + 4)
-    size, rounds = plan.joins
     going = {subject.label: subject for subject in subjects}
-    for turn in range(rounds):
+    sizes = [size for size, rounds in plan.joins for _ in range(rounds)]
+    for turn, size in enumerate(sizes):
         for label in in_turns(list(going), chance):
             watching.at(f"a dynamic group that grows to {size}")
             if not _dynamic(plan, going[label], size, turn, results):

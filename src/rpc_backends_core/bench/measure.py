@@ -62,13 +62,12 @@ def expected(plan: Plan, subjects: int) -> float:
     seconds += once / 2 * any(row.limits for row in latencies)
     seconds += once * subjects * len(plan.in_flight) * plan.has("throughput.inflight")
     seconds += once * subjects * 3 * plan.has(*CPU)
-    halves = calls.half(plan.sittings) * calls.half(plan.rounds)
     by_size = sum(plan.seconds + size / 1e9 for size in plan.sizes)
-    seconds += halves * by_size * len(plan.of("size.")) * (subjects + 1)
-    clients = halves * len(plan.clients) * plan.seconds * subjects
+    seconds += plan.sittings * plan.size_rounds * by_size * len(plan.of("size.")) * (subjects + 1)
+    client_turns = plan.client_sittings * plan.client_rounds
+    clients = client_turns * len(plan.clients) * plan.seconds * subjects
     seconds += clients * plan.has("throughput.clients")
     static = sum(size * rounds for size, rounds in plan.groups) * groups.SECONDS_A_WORKER
     seconds += static * subjects * plan.has(*STATIC)
-    size, rounds = plan.joins
-    dynamic = 2 * size * rounds * groups.SECONDS_A_WORKER
+    dynamic = 2 * sum(size * rounds for size, rounds in plan.joins) * groups.SECONDS_A_WORKER
     return seconds + dynamic * subjects * plan.has(*DYNAMIC)

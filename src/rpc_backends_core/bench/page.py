@@ -11,6 +11,7 @@ import jinja2
 
 from rpc_backends_core.bench import machine, wording
 from rpc_backends_core.bench.compare import Comparison
+from rpc_backends_core.bench.disturbances import disturbances
 from rpc_backends_core.bench.plan import Row
 from rpc_backends_core.bench.plots import Picture
 from rpc_backends_core.bench.results import LIMIT, Results
@@ -37,7 +38,7 @@ def render(results: Results, comparison: Comparison | None, pictures: Sequence[P
         pictures=[(one.plot, _embedded(one)) for one in pictures],
         sections=_sections(results),
         machine=machine.in_words(results.machine),
-        busy=machine.BUSY if machine.is_busy(results.machine) else "",
+        disturbances=disturbances(results),
         comparison=comparison,
         in_words=in_words,
         tones=_TONES,

@@ -78,15 +78,15 @@ class Plan:
     """How much of what is measured.
 
     :ivar only: the ids of the rows.
-    :ivar sittings: sets of processes for calls; and half as many for sizes and for clients.
-    :ivar rounds: of each row in a sitting; and half as many of sizes and of clients.
+    :ivar sittings: sets of processes for calls and for sizes.
+    :ivar rounds: of each row of calls in a sitting.
     :ivar calls: single calls in a block whose times are kept.
     :ivar seconds: after which a block ends, however many calls it has made; one of throughput lasts as
         long.
     :ivar sizes: in bytes.
     :ivar groups: rounds by the size of a static group.
     :ivar mesh: up to which size of a group all call all.
-    :ivar joins: size to which a dynamic group grows, and rounds.
+    :ivar joins: rounds by the size to which a dynamic group grows.
     :ivar pinned: callers stay on one half of the cores and callees on the other.
     """
 
@@ -101,9 +101,24 @@ class Plan:
     sizes: tuple[int, ...]
     groups: tuple[tuple[int, int], ...]
     mesh: int
-    joins: tuple[int, int]
+    joins: tuple[tuple[int, int], ...]
     pinned: bool = True
     seed: int = 0
+
+    @property
+    def size_rounds(self) -> int:
+        """Rounds of each size in a sitting."""
+        return (self.rounds + 1) // 2
+
+    @property
+    def client_sittings(self) -> int:
+        """Sets of processes for clients: on few cores two sets differ more than rounds of one do."""
+        return 2 * self.sittings
+
+    @property
+    def client_rounds(self) -> int:
+        """Rounds of each number of clients in one of these."""
+        return (self.size_rounds + 1) // 2
 
     def has(self, *ids: str) -> bool:
         """Return whether one of these rows is measured."""
@@ -115,7 +130,7 @@ class Plan:
             self,
             clients=tuple(one for one in self.clients if one < largest),
             groups=tuple(one for one in self.groups if one[0] <= largest),
-            joins=(min(largest, self.joins[0]), self.joins[1]),
+            joins=tuple((min(largest, size), rounds) for size, rounds in self.joins),
         )
 
     def of(self, prefix: str) -> list[Row]:
@@ -135,9 +150,9 @@ FULL = Plan(
     in_flight=(1, 4, 16, 64, 256, 1024),
     clients=(1, 2, 4, 8),
     sizes=(64, KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB),
-    groups=((2, 6), (4, 6), (8, 6), (16, 5), (32, 3), (64, 2)),
+    groups=((2, 32), (4, 32), (8, 24), (16, 12), (32, 6), (64, 3)),
     mesh=16,
-    joins=(32, 3),
+    joins=((8, 27), (32, 5)),
 )
 QUICK = replace(
     FULL,
@@ -151,7 +166,7 @@ QUICK = replace(
     sizes=(64, 16 * KiB, MiB, 16 * MiB),
     groups=((2, 3), (4, 3), (8, 3)),
     mesh=8,
-    joins=(8, 2),
+    joins=((8, 2),),
 )
 
 

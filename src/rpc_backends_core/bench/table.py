@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rpc_backends_core.bench import machine, wording
 from rpc_backends_core.bench.compare import Change, Comparison
+from rpc_backends_core.bench.disturbances import disturbances
 from rpc_backends_core.bench.plan import BY_ID, Row
 from rpc_backends_core.bench.results import LIMIT, Results
 from rpc_backends_core.bench.statistics import spread
@@ -43,8 +44,8 @@ def render(results: Results, comparison: Comparison | None, to: Console) -> None
         )
     )
     to.print(Text(machine.in_words(results.machine), "dim"))
-    if machine.is_busy(results.machine):
-        to.print(Text(machine.BUSY, "yellow"))
+    for text in disturbances(results):
+        to.print(Text(text, "yellow"))
     if comparison is not None:
         _render_comparison(comparison, to)
     for problem in results.problems:

@@ -5,42 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from array import array
+from types import ModuleType
+from typing import ClassVar
 
 from rpc_backends_core.bench import accounting
-from rpc_backends_core.bench.contestants import Contestant
+from rpc_backends_core.bench.contestants import Caller
 from rpc_backends_core.bench.peers import ROWS, steps
 from rpc_backends_core.bench.subjects import Subject
 
 
-class Outsider(Contestant):
+class Outsider(Caller):
     """A process that calls another without torch's RPC.
 
     What it has started stands still with it.
     """
 
+    _steps: ClassVar[ModuleType] = steps
+
     def __init__(self, subject: Subject, seconds: float = 300) -> None:
-        super().__init__(subject.label, 1, own=True, seconds=seconds)
-        self.subject = subject
+        super().__init__(subject, 1, own=True, seconds=seconds)
 
     def has(self, row: str) -> bool:
         """Return whether a row is measured of it."""
         return row in ROWS
-
-    def latency(self, row: str, calls: int, seconds: float) -> array[float]:
-        """Return the times of round trips."""
-        kind = row.rpartition(".")[2]
-        times: array[float] = self.call(0, steps.latency, kind, calls, seconds)
-        return times
-
-    def throughput(self, in_flight: int, seconds: float) -> float:
-        """Return how many no-ops a second end."""
-        return float(self.call(0, steps.throughput, in_flight, seconds))
-
-    def size(self, kind: str, length: int, calls: int, seconds: float) -> array[float]:
-        """Return the times of sending ``length`` bytes."""
-        times: array[float] = self.call(0, steps.size, kind, length, calls, seconds)
-        return times
 
     def start(self, pinned: bool) -> None:
         """Start what is called."""
