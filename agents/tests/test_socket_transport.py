@@ -73,3 +73,24 @@ def test_who_connects_and_says_nothing_keeps_others_out_for_a_moment_only(
 
 def test_a_transport_that_has_not_listened_can_be_closed() -> None:
     SocketTransport().close(PATIENCE)
+
+
+def test_a_transport_can_be_closed_twice() -> None:
+    transport = SocketTransport()
+    transport.listen(0, "worker0", Received())  # type: ignore[arg-type]
+
+    transport.close(PATIENCE)
+    transport.close(PATIENCE)
+
+
+def test_forgetting_a_peer_ends_its_connections_and_an_unknown_one_does_no_harm(pair: Any) -> None:
+    caller, inbox, _ = pair
+    caller.send(1, [memoryview(b"call")], reply=False)
+    inbox.messages.get(timeout=PATIENCE)
+
+    caller.forget(1)
+    caller.forget(2)
+
+    for _, reader in list(caller._links.values()):
+        reader.join(PATIENCE)
+    assert not caller._links

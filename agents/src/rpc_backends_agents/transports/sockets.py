@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Thread
 
 from rpc_backends_agents.transport import Inbox, Transport
@@ -18,8 +19,7 @@ class SocketTransport(Transport):
         self._listener = socket.create_server((host, 0))
         self._acceptor = Thread(target=self._accept, daemon=True)
         self._addresses: dict[int, tuple[str, int]] = {}
-        # By the peer, and by whether it is the peer that calls on this connection.
-        self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}
+        self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}  # by peer; does it call?
 
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
         self._me, self._inbox = struct.pack("<i", worker_id), inbox
@@ -42,30 +42,30 @@ class SocketTransport(Transport):
             connection.sendall(part)
 
     def forget(self, peer: int) -> None:
-        for key in self._links.keys() & {(peer, False), (peer, True)}:
-            self._links[key][0].shutdown(socket.SHUT_RDWR)
+        for key in ((peer, False), (peer, True)):
+            with suppress(KeyError, OSError):  # there is none, or it has ended just now
+                self._links[key][0].shutdown(socket.SHUT_RDWR)
 
     def close(self, linger: float) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        if self._acceptor.is_alive():
+        with suppress(OSError, RuntimeError):  # it is closed, or has never listened
+            self._listener.shutdown(socket.SHUT_RDWR)
             self._acceptor.join()
         self._listener.close()
         for connection, reader in list(self._links.values()):
-            connection.shutdown(socket.SHUT_WR)  # what was sent arrives; the peer closes then
+            with suppress(OSError):  # it has ended just now
+                connection.shutdown(socket.SHUT_WR)  # what was sent arrives; the peer closes then
             reader.join(linger)
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with suppress(OSError):  # closed
+            while True:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            connection.settimeout(GREETING_SECONDS)
-            try:
-                (peer,) = struct.unpack("<i", receive(connection, 4))
-                self._link(connection, peer, peer_calls=True)
-            except OSError:
-                connection.close()  # no worker
+                connection.settimeout(GREETING_SECONDS)
+                try:
+                    (peer,) = struct.unpack("<i", receive(connection, 4))
+                    self._link(connection, peer, peer_calls=True)
+                except OSError:
+                    connection.close()  # no worker
 
     def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
         connection.settimeout(None)
