@@ -19,7 +19,7 @@ class SocketTransport(Transport):
         self._listener = socket.create_server((host, 0))
         self._acceptor = Thread(target=self._accept, daemon=True)
         self._addresses: dict[int, tuple[str, int]] = {}
-        self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}  # by peer; does it call?
+        self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}  # peer, it calls?
 
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
         self._me, self._inbox = struct.pack("<i", worker_id), inbox
