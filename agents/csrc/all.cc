@@ -10,6 +10,7 @@
 #include "fault_bindings.cpp"
 #include "fault_log.cpp"
 #include "fault_rules.cpp"
+#include "fault_way.cpp"
 #include "frame.cpp"
 #include "log.cpp"
 #include "members.cpp"

@@ -13,6 +13,8 @@
 
 namespace rpc_backends {
 
+class FaultWay;
+
 class FaultInjectingAgent : public torch::distributed::rpc::RpcAgent {
  public:
   using WorkerInfo = torch::distributed::rpc::WorkerInfo;
@@ -54,10 +56,8 @@ class FaultInjectingAgent : public torch::distributed::rpc::RpcAgent {
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
 
-  // What its threads use; it outlives the agent if they do.
-  class Way;
   const std::shared_ptr<RpcAgent> inner_;
-  const std::shared_ptr<Way> way_;
+  const std::shared_ptr<FaultWay> way_;
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };
 
