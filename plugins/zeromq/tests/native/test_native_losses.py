@@ -112,7 +112,7 @@ def test_a_peer_that_is_killed_is_lost(
 
 
 def test_a_peer_that_stands_still_is_lost_and_found(make: MakeWorker, start: Start) -> None:
-    zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen("tcp://127.0.0.1:*")
+    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen("tcp://127.0.0.1:*")
     child = start_echo(start, zero, "tcp://127.0.0.1:*")
     zero.send(1, b"x")
     zero.message()
@@ -130,8 +130,8 @@ def test_a_peer_that_stands_still_while_it_is_sent_to_is_lost(
     make: MakeWorker, start: Start
 ) -> None:
     """No sign of life can be asked for: the connection is full."""
-    zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen("tcp://127.0.0.1:*")
-    child = start_echo(start, zero, "tcp://127.0.0.1:*", heartbeat=0.1, heartbeat_timeout=0.5)
+    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen("tcp://127.0.0.1:*")
+    child = start_echo(start, zero, "tcp://127.0.0.1:*", heartbeat=0.2, heartbeat_timeout=1.5)
     zero.send(1, b"x")
     zero.message()
     child.process.send_signal(signal.SIGSTOP)
@@ -143,13 +143,13 @@ def test_a_peer_that_stands_still_while_it_is_sent_to_is_lost(
 
 
 def test_a_peer_without_traffic_is_kept(make: MakeWorker) -> None:
-    settings = {"heartbeat": 0.05, "heartbeat_timeout": 0.3}
+    settings = {"heartbeat": 0.2, "heartbeat_timeout": 1.0}
     zero, one = (make(n, **settings).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
     one.learn(zero)
     zero.send(1, b"x")
     one.message()
-    assert zero.transport.receive(1.5) is None  # nothing has happened for five times as long
+    assert zero.transport.receive(3) is None  # nothing has happened for three times as long
     one.send(0, b"y", reply=True)
     assert zero.message() == (1, [b"y"])
 
