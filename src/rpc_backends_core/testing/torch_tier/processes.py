@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
+
+from rpc_backends_core.testing.torch_tier.data_parallel import run_keeping
 
 # Only what is installed can be preloaded: Python 3.11's fork server does not take over `sys.path`.
 # Nothing that registers a backend is: see `Suites.fixture`.
@@ -34,4 +38,11 @@ def context() -> BaseContext:
 
 def start(test: Any) -> None:
     """Stand in for `MultiProcessTestCase._spawn_processes` on the case `test`."""
-    test._start_processes(context().Process)  # type: ignore[attr-defined]
+    test._start_processes(_process)
+
+
+def _process(*, target: Callable[..., None], **settings: Any) -> BaseProcess:
+    process: BaseProcess = context().Process(  # type: ignore[attr-defined]
+        target=functools.partial(run_keeping, target), **settings
+    )
+    return process
