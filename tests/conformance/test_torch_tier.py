@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from pathlib import Path
+from typing import Any
 
-from rpc_backends_core.testing.torch_tier.data_parallel import run_keeping
+from rpc_backends_core.testing.torch_tier.races import run_without_races
 from support.workers import Me, Workers
 
 
@@ -21,7 +23,7 @@ def make_and_drop(me: Me, folder: Path) -> bool:
         dropped.append(weakref.ref(module))
         dist.destroy_process_group()
 
-    run_keeping(target)
+    run_without_races(target)
     return dropped[0]() is None
 
 
@@ -30,3 +32,30 @@ def test_a_data_parallel_module_of_a_test_is_kept_since_dropping_it_can_hang(
 ) -> None:
     with Workers(1) as workers:
         assert not workers[0].call(make_and_drop, tmp_path)
+
+
+def start_group(me: Me, folder: Path) -> bool:
+    import torch.distributed as dist
+
+    ready, seen = folder / "ready", []
+    make_group = dist.init_process_group
+
+    def make_group_slowly(*args: Any, **kwargs: Any) -> None:
+        make_group(*args, **kwargs)
+        if me.index == 1:
+            time.sleep(0.5)  # in which the other one would go on
+            ready.touch()
+
+    def target() -> None:
+        url = f"file://{folder}/group"
+        dist.init_process_group("gloo", init_method=url, world_size=2, rank=me.index)
+        seen.append(ready.exists())
+
+    dist.init_process_group = make_group_slowly
+    run_without_races(target)
+    return seen[0]
+
+
+def test_no_process_of_a_test_goes_on_before_all_have_their_process_group(tmp_path: Path) -> None:
+    with Workers(2) as workers:
+        assert workers.run(start_group, tmp_path) == [True, True]

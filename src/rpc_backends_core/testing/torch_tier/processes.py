@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rpc_backends_core.testing.torch_tier.data_parallel import run_keeping
+from rpc_backends_core.testing.torch_tier.races import run_without_races
 
 # Only what is installed can be preloaded: Python 3.11's fork server does not take over `sys.path`.
 # Nothing that registers a backend is: see `Suites.fixture`.
@@ -43,6 +43,6 @@ def start(test: Any) -> None:
 
 def _process(*, target: Callable[..., None], **settings: Any) -> BaseProcess:
     process: BaseProcess = context().Process(  # type: ignore[attr-defined]
-        target=functools.partial(run_keeping, target), **settings
+        target=functools.partial(run_without_races, target), **settings
     )
     return process
