@@ -6,10 +6,12 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from support.workers import Me, WorkerError, Workers
+from support.workers import Me, WorkerError, Workers, template
 
 
 def identity(me: Me) -> tuple[int, str, int, int]:
@@ -109,6 +111,25 @@ def test_no_process_is_left_when_a_test_fails() -> None:
 
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_workers_that_were_interrupted_while_they_started_can_be_let_go_of_again() -> None:
+    workers = Workers(2)
+    started = []
+
+    def fork(*arguments: Any) -> Any:
+        if started:
+            raise KeyboardInterrupt
+        started.append(template().fork(*arguments))
+        return started[0]
+
+    workers.template = SimpleNamespace(fork=fork)
+    with pytest.raises(KeyboardInterrupt):
+        workers.__enter__()
+    workers.__exit__()
+
+    ((pid, _),) = started
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_step_tells_whether_it_is_over_without_giving_up() -> None:

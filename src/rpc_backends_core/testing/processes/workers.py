@@ -235,7 +235,9 @@ class Worker:
             os.kill(self.pid, signal.SIGUSR1)
 
     def close(self) -> None:
-        """End the process if it lives, and let go of it."""
+        """End the process if it lives, and let go of it; a second time does nothing."""
+        if self._log.closed:
+            return
         self.kill()
         self._connection.close()
         os.close(self._pidfd)
