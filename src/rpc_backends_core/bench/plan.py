@@ -152,7 +152,7 @@ FULL = Plan(
     sizes=(64, KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB, 256 * MiB),
     groups=((2, 32), (4, 32), (8, 24), (16, 12), (32, 6), (64, 3)),
     mesh=16,
-    joins=((8, 27), (32, 11)),
+    joins=((8, 27), (32, 5)),
 )
 QUICK = replace(
     FULL,
