@@ -25,16 +25,16 @@ LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 
 # The core first: the others depend on it. Those with C++ are built against the torch of the environment,
 # so not in isolation, and each after those before it: a plugin needs the agents' header. LATE are those without
 # C++ that need the agents.
-ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
-NATIVE := $(patsubst %/setup.py,%,$(wildcard agents/setup.py $(ALL:%=%/setup.py)))
+ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
+NATIVE := $(patsubst %/setup.py,%,$(wildcard $(ALL:%=%/setup.py)))
 LATE := $(patsubst %/pyproject.toml,%,$(shell grep -l '"rpc-backends-agents' $(patsubst %,%/pyproject.toml,$(filter-out $(NATIVE),$(ALL)))))
 PURE := . $(filter-out $(NATIVE) $(LATE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(LATE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
-    $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
-EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
-SOURCES := src agents/src $(wildcard plugins/*/src)
+    $(wildcard packages/agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
+EDITABLE := -e '.[dev]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
+SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
 # pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.
 NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
@@ -54,7 +54,7 @@ help:  ## list the targets
 setup: $(VENV)/.installed  ## the virtual environment; every other target does this when it has to
 
 demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
-	$(BIN)/rpc-backends demo
+	PYTHONPATH=examples $(BIN)/python -m demo
 
 test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	@failed=; \
@@ -66,11 +66,11 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	    --durations=10 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
 	echo "==> pytest: ZEROMQ keeps the contract, and passes torch's own backend-neutral tests"; \
-	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing --rpc-backend ZEROMQ --rpc-tier torch \
+	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend ZEROMQ --rpc-tier torch \
 	    -n 3 -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suites on ZEROMQ"; \
 	echo "==> pytest: nobody reads ZEROMQ on the way, where it can be observed (TCP)"; \
-	$(BIN)/python -m pytest --pyargs rpc_backends_core.testing.chapters.test_security \
+	$(BIN)/python -m pytest --pyargs rpc_backends_testing.chapters.test_security \
 	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
 	echo "==> pytest: the conformance suite on sound backends, and (but for its 256 MiB) on broken ones"; \

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_core.testing.processes import Me
+from rpc_backends_cli.processes import Me
 
 
 def join(me: Me, url: str, backend: str) -> str:

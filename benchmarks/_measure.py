@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
-from rpc_backends_core.bench.machine import cpu_model
+from rpc_backends_bench.machine import cpu_model
 
 Verdict = Literal["met", "NOT MET", "open", ""]
 

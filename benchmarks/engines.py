@@ -69,7 +69,7 @@ BARS = {
 PLAIN_BARS = {"echo of 64 MiB": NO_MORE, "64 MiB one way": NO_MORE}
 DISTRIBUTIONS = ("torch", "rpc-backends-core", "rpc-backends-agents", "rpc-backend-zeromq", "pyzmq")
 #: What is put before the installed packages with --here.
-SOURCES = ("src", "agents/src", "plugins/zeromq/src", "plugins/tensorpipe/src")
+SOURCES = ("src", "packages/agents/src", "plugins/zeromq/src", "plugins/tensorpipe/src")
 #: Longer than a group stands still: whoever goes on after that would be taken for lost.
 PATIENT = {"heartbeat_timeout": 3600.0}
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import _faults_worker as act
 from _measure import Bar, Comparisons, Machine, Progress, Report, add_arguments, in_turns, say
 
-from rpc_backends_core.testing.processes import Template, Workers
+from rpc_backends_cli.processes import Template, Workers
 
 BLOCKS = {"no-op": (200, 20), "torch.add": (200, 20), "echo of 1 MiB": (40, 4)}
 BACKENDS = ("TENSORPIPE", "ZEROMQ")

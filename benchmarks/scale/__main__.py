@@ -26,8 +26,8 @@ from counting import Count, count_dynamic, count_static, template
 from protocols import PROTOCOLS
 from simulated import Costs
 
-from rpc_backends_core.bench.machine import describe
-from rpc_backends_core.bench.subjects import parse
+from rpc_backends_bench.machine import describe
+from rpc_backends_bench.subjects import parse
 
 SUBJECTS = (
     "ZEROMQ",

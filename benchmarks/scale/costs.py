@@ -16,9 +16,9 @@ import torch.distributed as dist
 from simulated import Costs
 from torch.distributed import rpc
 
-from rpc_backends_core.bench.accounting import processor_times
-from rpc_backends_core.testing.processes import Template, Workers
-from rpc_backends_core.testing.processes.protocol import Me
+from rpc_backends_bench.accounting import processor_times
+from rpc_backends_cli.processes import Template, Workers
+from rpc_backends_cli.processes.protocol import Me
 
 _REQUESTS = 3000
 _CONNECTIONS = 40

@@ -15,9 +15,9 @@ import steps
 from holdings import Holdings, available_memory, holdings
 from store_relay import StoreRelay
 
-from rpc_backends_core.bench.subjects import Subject
-from rpc_backends_core.testing.processes import Template, WorkerError, Workers
-from rpc_backends_core.testing.processes.template import environ
+from rpc_backends_bench.subjects import Subject
+from rpc_backends_cli.processes import Template, WorkerError, Workers
+from rpc_backends_cli.processes.template import environ
 
 HERE = Path(__file__).resolve().parent
 #: What the workers of a static group do, one after the other, and what it is called in the results.

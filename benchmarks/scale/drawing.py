@@ -11,7 +11,7 @@ import matplotlib as mpl
 from counting import SHUTDOWN, START, Count, Phase
 from matplotlib.ticker import FuncFormatter
 
-from rpc_backends_core.bench.drawing import COLOURS, STYLE, panels
+from rpc_backends_bench.drawing import COLOURS, STYLE, panels
 
 Carried = dict[str, Any]
 Points = list[tuple[int, float]]

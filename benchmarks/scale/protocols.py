@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from simulated import NOTHING, Client, Steps, Value, call, call_all
 
 #: Bytes of what workers tell of themselves; seen in counts of real groups.
-_ARRIVAL = 170  # rpc_backends_core.group.formation: name, rank, nonce, host
+_ARRIVAL = 170  # rpc_backends_core._group.formation: name, rank, nonce, host
 _MEMBER = 60  # one member in the answer: nonce, name, rank, ids
 _DEVICES = 82  # rpc_backend_tensorpipe.devices: no maps
 _ADDRESS = 24  # where a TensorPipe agent listens
@@ -35,7 +35,7 @@ _LARGEST_GATHER = 16
 Members = tuple[int, ...]
 
 
-# --- rpc_backends_core.group ----------------------------------------------------------------------
+# --- rpc_backends_core._group ----------------------------------------------------------------------
 
 
 def form_static(client: Client) -> Steps:
@@ -83,7 +83,7 @@ def meet(client: Client) -> Steps:
 
 
 def wait_all_workers(client: Client) -> Steps:
-    """`rpc_backends_core.torch_bridge.stop.wait_all_workers`: how a shutdown begins."""
+    """`rpc_backends_core._bridge.stop.wait_all_workers`: how a shutdown begins."""
     if client.world.size <= _LARGEST_GATHER:
         yield from gather(client, 1)
     else:

@@ -204,7 +204,7 @@ class Client:
         return values
 
     def await_and_get(self, key: str) -> Steps:
-        """Wait for a value as `rpc_backends_core.group.waiting` does, and return it."""
+        """Wait for a value as `rpc_backends_core._group.waiting` does, and return it."""
         yield from self.wait(key)
         value = yield from self.get(key)
         return value

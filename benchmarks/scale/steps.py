@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_core.testing.processes.protocol import Me
+from rpc_backends_cli.processes.protocol import Me
 
 #: Seconds that a wait in the store may take before it is begun anew: never, so that the number of
 #: requests does not depend on how long workers wait for each other.
@@ -20,7 +20,7 @@ _SENDING = ("_invoke_rpc_builtin", "_invoke_rpc_python_udf", "_invoke_rpc_torchs
 
 def prepare(me: Me) -> None:
     """Count the calls of this worker from here on, and wait in the store without a break."""
-    from rpc_backends_core.group import waiting
+    from rpc_backends_core._group import waiting
 
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # nobody of the group hosts the store
     waiting._SLICE = _WITHOUT_END

@@ -23,7 +23,7 @@ from typing import Any
 import traffic
 from judge import TOLERANCES, Verdict, judge
 
-from rpc_backends_core.testing.processes import Template, WorkerError, Workers
+from rpc_backends_cli.processes import Template, WorkerError, Workers
 
 #: Seconds that starting and stopping may take, and the last calls to end.
 _PATIENCE = 3 * traffic.PATIENCE

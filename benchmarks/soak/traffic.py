@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_core.testing.processes import Me
+from rpc_backends_cli.processes import Me
 
 #: Wrong results that are kept in full; more are counted.
 _KEPT = 20

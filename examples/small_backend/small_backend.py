@@ -3,13 +3,13 @@
 import torch.distributed as dist
 from torch.distributed.rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
 
-from rpc_backends_core.contract import Backend, Capability
-from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+from rpc_backend_tensorpipe.agents import (
     Ranked,
     StaticGroupAgent,
     group_for,
     start_static_agent,
 )
+from rpc_backends_core._contract import Backend, Capability
 
 
 class Options(TensorPipeRpcBackendOptions):

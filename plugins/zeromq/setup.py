@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 HERE = Path(__file__).parent
-IN_CHECKOUT = HERE / "../../agents/src/rpc_backends_agents/include"
+IN_CHECKOUT = HERE / "../../packages/agents/src/rpc_backends_agents/include"
 
 
 def folder_of(package: str) -> Path | None:

@@ -18,7 +18,7 @@ def install() -> None:
     if switch in _OFF:
         return
     if switch not in _ON:
-        from rpc_backends_core.errors import SettingError
+        from rpc_backends_core._errors import SettingError
 
         _failures.append(
             SettingError(
@@ -28,7 +28,7 @@ def install() -> None:
         )
     # An exception here would break `import torch` for everybody: any cause is kept as data.
     try:
-        from rpc_backends_core import torch_bridge
+        from rpc_backends_core import _bridge as torch_bridge
 
         torch_bridge.install()
     except Exception as error:

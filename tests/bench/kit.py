@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rpc_backends_core.bench import machine
-from rpc_backends_core.bench.plan import BY_ID, QUICK
-from rpc_backends_core.bench.results import LIMIT, Results
+from rpc_backends_bench import machine
+from rpc_backends_bench.plan import BY_ID, QUICK
+from rpc_backends_bench.results import LIMIT, Results
 
 OURS, REFERENCE = "MINE", "TENSORPIPE"
 

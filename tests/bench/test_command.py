@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.bench import plan
+from rpc_backends_bench import plan
 from support.command import BACKEND, Command, marked, wait_until
 
 pytestmark = pytest.mark.slow
@@ -118,7 +118,7 @@ import importlib.util, sys
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "matplotlib" else found(name, *more)
 sys.argv = ["rpc-backends", "bench", "TENSORPIPE", "--out", "out"]
-from rpc_backends_core.cli import main
+from rpc_backends_cli import main
 main()
 """
     ended = command.python("-c", code)
@@ -142,7 +142,7 @@ def test_what_is_interrupted_keeps_what_was_measured_and_leaves_no_process(
 ) -> None:
     arguments = ("bench", "FAULTY_TENSORPIPE", "--vs", "TENSORPIPE", "--json")
     process = subprocess.Popen(
-        [sys.executable, "-m", "rpc_backends_core", *arguments, "--out", str(tmp_path / "out")],
+        [sys.executable, "-m", "rpc_backends_cli", *arguments, "--out", str(tmp_path / "out")],
         env=command.environ({"RUN_OF_A_TEST": str(tmp_path)}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.kit import OURS, made_up
-from rpc_backends_core.bench.compare import compare
+from rpc_backends_bench.compare import compare
 
 
 def test_a_run_compared_with_itself_has_changed_in_nothing() -> None:

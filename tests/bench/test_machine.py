@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from bench.kit import made_up
-from rpc_backends_core.bench import awake, machine
-from rpc_backends_core.bench.command import command
-from rpc_backends_core.bench.disturbances import disturbances
-from rpc_backends_core.bench.results import LIMIT, Results
+from rpc_backends_bench import awake, machine
+from rpc_backends_bench.command import command
+from rpc_backends_bench.disturbances import disturbances
+from rpc_backends_bench.results import LIMIT, Results
 
 
 def _results(**facts: object) -> Results:
@@ -105,7 +105,7 @@ def test_where_cores_cannot_be_kept_awake_it_says_so_before_anything_is_measured
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(awake, "DEVICE", tmp_path / "not_there")
-    monkeypatch.setattr("rpc_backends_core.bench.command._ENVIRON", {})
+    monkeypatch.setattr("rpc_backends_bench.command._ENVIRON", {})
 
     ended = CliRunner().invoke(command, ["TENSORPIPE", "--quick", "--awake"])
 

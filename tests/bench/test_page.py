@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from bench.kit import OURS, REFERENCE, made_up
-from rpc_backends_core.bench import table, wording
-from rpc_backends_core.bench.compare import compare
-from rpc_backends_core.bench.plan import BY_ID, FULL
-from rpc_backends_core.bench.results import Problem
-from rpc_backends_core.bench.writing import write
+from rpc_backends_bench import table, wording
+from rpc_backends_bench.compare import compare
+from rpc_backends_bench.plan import BY_ID, FULL
+from rpc_backends_bench.results import Problem
+from rpc_backends_bench.writing import write
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.bench import peers
-from rpc_backends_core.bench.accounting import descendants
+from rpc_backends_bench import peers
+from rpc_backends_bench.accounting import descendants
 from support.command import Command
 
 #: What we use of Ray, made of a process and two pipes: its actors, and nothing to install.
@@ -146,7 +146,7 @@ import importlib.util, sys
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "monarch" else found(name, *more)
 sys.argv = ["rpc-backends", "bench", "TENSORPIPE", "--peer", "monarch"]
-from rpc_backends_core.cli import main
+from rpc_backends_cli import main
 main()
 """
     ended = command.python("-c", code)
@@ -190,7 +190,7 @@ def test_descendants_are_children_and_theirs() -> None:
 
 
 def test_nothing_of_them_is_imported_before_it_is_measured() -> None:
-    code = "import sys, rpc_backends_core.bench.command; print({'ray', 'monarch'} & {*sys.modules})"
+    code = "import sys, rpc_backends_bench.command; print({'ray', 'monarch'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "set()"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.kit import OURS, REFERENCE, made_up
-from rpc_backends_core.bench.results import FormatError, Problem, Results
+from rpc_backends_bench.results import FormatError, Problem, Results
 
 
 def test_results_survive_the_way_through_a_file(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rpc_backends_core.bench import statistics
-from rpc_backends_core.bench.statistics import Point
+from rpc_backends_bench import statistics
+from rpc_backends_bench.statistics import Point
 
 
 def points(values: list[float], per_sitting: int = 5) -> list[Point]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_core.bench.subjects import Subject, SubjectError, arrange, parse, read
+from rpc_backends_bench.subjects import Subject, SubjectError, arrange, parse, read
 
 
 def labels(*given: str, vs: str | None = None, plugins: tuple[str, ...] = ()) -> list[str]:

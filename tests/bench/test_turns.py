@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from bench.kit import made_up
-from rpc_backends_core.bench import measure, plan
-from rpc_backends_core.bench.contestants import Contestant, ContestantError
-from rpc_backends_core.bench.turns import Table, in_turns
+from rpc_backends_bench import measure, plan
+from rpc_backends_bench.contestants import Contestant, ContestantError
+from rpc_backends_bench.turns import Table, in_turns
 
 
 class Fake(Contestant):

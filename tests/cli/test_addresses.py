@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.cli.addresses import Interface, Machine, check, choose, interfaces, machine
+from rpc_backends_cli.addresses import Interface, Machine, check, choose, interfaces, machine
 
 LO = Interface("lo", "127.0.0.1")
 ETH = Interface("eth0", "192.0.2.2")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_core.cli import children
+from rpc_backends_cli import children
 
 
 @pytest.fixture

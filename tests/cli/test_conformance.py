@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.cli.conformance import arguments, events
+from rpc_backends_testing.command import arguments, events
 from support.command import marked, wait_until
 
 pytestmark = pytest.mark.slow
@@ -175,7 +175,7 @@ class Nothing(MetaPathFinder):
 
 sys.meta_path.insert(0, Nothing())
 sys.argv = ["rpc-backends", "conformance", "TENSORPIPE"]
-from rpc_backends_core.cli import main
+from rpc_backends_cli import main
 main()
 """
     ended = command.python("-c", code)
@@ -188,7 +188,7 @@ main()
 def test_on_a_terminal_one_line_tells_where_the_run_is(command: Any) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "rpc_backends_core", "conformance", "FAULTY_TENSORPIPE", *CALLS],
+        [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],
         env=command.environ({"TERM": "xterm", "COLUMNS": "90"}),
         cwd=command.packages.parent,
         stdin=subprocess.DEVNULL,
@@ -221,7 +221,7 @@ def _read(descriptor: int) -> Iterator[bytes]:
 
 def test_what_is_interrupted_leaves_no_process(command: Any) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "rpc_backends_core", "conformance", "FAULTY_TENSORPIPE", *CALLS],
+        [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],
         env=command.environ({"RUN_OF_A_TEST": str(command.packages)}),
         cwd=command.packages.parent,
         stdin=subprocess.DEVNULL,

@@ -203,7 +203,7 @@ def test_ended_from_outside_it_leaves_no_process(
     command.install("rpc-backend-stuck", {"STUCK": "BACKEND"}, backend_source(hang))
 
     with subprocess.Popen(
-        [sys.executable, "-m", "rpc_backends_core", "doctor", "STUCK"],
+        [sys.executable, "-m", "rpc_backends_cli", "doctor", "STUCK"],
         env=command.environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -233,7 +233,7 @@ def test_a_bridge_switched_off_is_a_note_that_names_the_variable(
 
 
 def test_a_bridge_that_failed_is_a_problem_with_its_cause(command: Any) -> None:
-    site = "import rpc_backends_core.torch_bridge as b\ndef install(): raise OSError('no')\n"
+    site = "import rpc_backends_core._bridge as b\ndef install(): raise OSError('no')\n"
     (command.packages / "sitecustomize.py").write_text(site + "b.install = install\n")
 
     ended = command("doctor", "--no-calls", "--json")

@@ -12,7 +12,7 @@ NAMES = ("list", "show", "doctor", "demo", "bench")
 def test_help_imports_neither_torch_nor_what_draws_tables(command: Any) -> None:
     code = """
         import sys
-        from rpc_backends_core.cli.app import cli
+        from rpc_backends_cli.app import cli
         cli(["--help"], standalone_mode=False)
         print(sorted({"torch", "rich", "pluggy", "numpy"} & set(sys.modules)))
     """
@@ -49,9 +49,9 @@ def test_the_version_is_the_core_s(command: Any) -> None:
 def test_a_command_that_cannot_be_imported_harms_no_other(command: Any) -> None:
     code = """
         import sys
-        sys.modules["rpc_backends_core.demo.command"] = None
+        sys.modules["demo.command"] = None
         sys.argv = ["rpc-backends", *sys.argv[1:]]
-        from rpc_backends_core.cli import main
+        from rpc_backends_cli import main
         main()
     """
 

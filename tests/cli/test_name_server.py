@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from rpc_backends_core.cli.name_server import LIMIT, LOOKUPS, SLOW, check
+from rpc_backends_cli.name_server import LIMIT, LOOKUPS, SLOW, check
 
 
 def test_quick_answers_are_well_and_the_longest_is_told() -> None:

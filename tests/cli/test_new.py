@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core import scaffold
-from rpc_backends_core.scaffold.names import BadNameError, package_name, suggestion
+from rpc_backends_cli import scaffold
+from rpc_backends_cli.scaffold.names import BadNameError, package_name, suggestion
 
 
 def made(command: Any) -> list[str]:

@@ -51,7 +51,7 @@ def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
 
     def run(backend: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         report = tmp_path / f"{backend}.json"
-        suite = ["--pyargs", "rpc_backends_core.testing", "--rpc-backend", backend]
+        suite = ["--pyargs", "rpc_backends_testing", "--rpc-backend", backend]
         done = _pytest(
             [*suite, *arguments, "--rpc-report", str(report)], tmp_path, broken_backends, env
         )
@@ -87,7 +87,7 @@ def reports_of_broken(
 
 def _reports(names: list[str], folder: Path, packages: Path) -> dict[str, dict[str, Any]]:
     lines = [f"Test{name} = conformance({name!r})" for name in names]
-    tests = "\n".join(["from rpc_backends_core.testing import conformance", *lines, ""])
+    tests = "\n".join(["from rpc_backends_testing import conformance", *lines, ""])
     (folder / "test_broken.py").write_text(tests)
     arguments = [*_NOT_OF_BROKEN, "--rpc-report", "report.json", "test_broken.py"]
     done = _pytest(arguments, folder, packages)

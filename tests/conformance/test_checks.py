@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rpc_backends_core.testing.checks import Call, DeviationError, doing, expect, fact, sync
+from rpc_backends_testing.checks import Call, DeviationError, doing, expect, fact, sync
 
 
 def _fail(error: Exception) -> Call:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rpc_backends_core.testing.comparison import describe, difference
+from rpc_backends_testing.comparison import describe, difference
 
 Pair = namedtuple("Pair", "left right")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.testing import SUITE_VERSION, census
+from rpc_backends_testing import SUITE_VERSION, census
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole_suite]
 
@@ -34,7 +34,7 @@ def test_tensorpipe_conforms_and_the_list_of_requirements_is_what_ran(run_suite:
     ran = {result["id"]: result["since"] for result in report["results"]}
     assert ran == census.requirements(), (
         "the suite and its published list differ; for new requirements run `python -m "
-        "rpc_backends_core.testing.census REPORT`"
+        "rpc_backends_testing.census REPORT`"
     )
     assert max(ran.values()) <= SUITE_VERSION
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 # Requirements that need no workers: what they find is known, and a run takes a second or two.
 REQUIREMENTS = """
     import pytest
-    from rpc_backends_core.testing import expect, requirement
-    from rpc_backends_core.testing.checks import fact
+    from rpc_backends_testing import expect, requirement
+    from rpc_backends_testing.checks import fact
 
     @requirement("calls")
     def test_good():
@@ -130,7 +130,7 @@ def test_an_unknown_backend_is_an_error_with_the_nearest_name(run: Any) -> None:
 
 
 def test_it_is_the_named_one_whatever_backend_programs_get(run: Any) -> None:
-    chapter = "rpc_backends_core.testing.chapters.test_options"
+    chapter = "rpc_backends_testing.chapters.test_options"
     env = {"RPC_BACKENDS_OVERRIDE": "FAULTY_TENSORPIPE"}
 
     # It sees by the backend's handler which one was started.
@@ -245,7 +245,7 @@ def test_the_report_is_written_as_json_and_as_a_page(run: Any) -> None:
 
 
 CENSUS = """
-    from rpc_backends_core.testing import census
+    from rpc_backends_testing import census
 
     census.requirements = lambda: {"calls.good": 1, "time.declared": 1}
 """
@@ -288,7 +288,7 @@ def test_with_xdist_the_report_is_the_same(run: Any) -> None:
 # --- an author's own tests -----------------------------------------------------------------------
 
 OWN_CLASS = """
-    from rpc_backends_core.testing import conformance
+    from rpc_backends_testing import conformance
 
     Test{0} = conformance({0!r}, suite_version=1)
 """
@@ -357,7 +357,7 @@ def test_a_run_that_has_nothing_to_do_with_backends_imports_no_torch(run: Any) -
             import sys
 
             def test_it():
-                assert "rpc_backends_core.testing.plugin" in sys.modules
+                assert "rpc_backends_testing.plugin" in sys.modules
                 heavy = {"torch", "numpy", "jinja2", "importlib_metadata"}
                 assert not heavy & set(sys.modules)
         """,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.testing.recording import summary, verdict
-from rpc_backends_core.testing.report_page import render
-from rpc_backends_core.testing.results import Outcome, Report, Result, settle
+from rpc_backends_testing.recording import summary, verdict
+from rpc_backends_testing.report_page import render
+from rpc_backends_testing.results import Outcome, Report, Result, settle
 
 
 def result(

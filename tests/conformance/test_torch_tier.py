@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_core.testing.torch_tier.races import run_without_races
+from rpc_backends_testing.torch_tier.races import run_without_races
 from support.workers import Me, Workers
 
 

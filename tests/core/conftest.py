@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from core.kit import Children, Site
-from rpc_backends_core import hooks, process
-from rpc_backends_core.registry import Registry
+from rpc_backends_core import _default_registry as process
+from rpc_backends_core import _hooks as hooks
+from rpc_backends_core._registry import Registry
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

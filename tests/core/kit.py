@@ -18,7 +18,7 @@ from typing import Any
 
 import importlib_metadata
 
-from rpc_backends_core import discovery
+from rpc_backends_core import _discovery as discovery
 
 GROUPS = {"backends": discovery.BACKENDS_GROUP, "hooks": discovery.HOOKS_GROUP}
 
@@ -159,7 +159,7 @@ for line in sys.stdin:
 _ONLY_THIS_SITE = """
 import sys
 sys.path.insert(0, {folder!r})
-import rpc_backends_core.discovery as _discovery
+import rpc_backends_core._discovery as _discovery
 def _scan():
     import importlib_metadata
     found = importlib_metadata.distributions(path=[{folder!r}])
@@ -299,7 +299,7 @@ def at_once(count: int, work: Callable[[int], Any]) -> Workers:
 
 def joining(store: Any, name: str, rank: int, world_size: int | None, **options: Any) -> Any:
     """Return what joins a group when it is called; a group never takes long in these tests."""
-    from rpc_backends_core.group import join_group
+    from rpc_backends_core._group import join_group
 
     options = {"backend": "PIGEON", "timeout": 10.0, "join_timeout": 10.0, **options}
     return lambda: join_group(store, name, rank, world_size, **options)

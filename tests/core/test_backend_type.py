@@ -14,15 +14,16 @@ from torch.distributed.rpc import backend_registry
 
 import rpc_backends_core
 from core.kit import Site, calls, fresh
-from rpc_backends_core import functions, torch_bridge
-from rpc_backends_core.backend import Backend
-from rpc_backends_core.backend_type import BackendType
-from rpc_backends_core.errors import (
+from rpc_backends_core import _api as functions
+from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core._backend import Backend
+from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._errors import (
     BackendConflictError,
     BackendLoadError,
     UnknownBackendError,
 )
-from rpc_backends_core.registry import Registry
+from rpc_backends_core._registry import Registry
 
 # What enum's own tables say is asked of the registry, so mypy cannot know the members.
 B: Any = BackendType

@@ -32,13 +32,14 @@ def test_installing_scans_nothing_and_imports_neither_pluggy_nor_importlib_metad
         """
         import json, sys
         before = set(sys.modules)
-        from rpc_backends_core import autoload, discovery
+        from rpc_backends_core import autoload
+        from rpc_backends_core import _discovery as discovery
         discovery.scan = None  # would fail
         autoload.install()
         assert autoload.failure() is None
         new = set(sys.modules) - before
         from torch.distributed import rpc
-        assert rpc.BackendType.__module__ == "rpc_backends_core.backend_type"
+        assert rpc.BackendType.__module__ == "rpc_backends_core._backend_type"
         print(json.dumps(sorted(new)))
         """,
         site=site,
@@ -53,10 +54,11 @@ def test_installing_makes_no_registry_yet(children: Children) -> None:
     children.run(
         """
         import sys
-        from rpc_backends_core import autoload, process
+        from rpc_backends_core import autoload
+        from rpc_backends_core import _default_registry as process
         autoload.install()
         assert process._default == []
-        assert "rpc_backends_core.registry" not in sys.modules
+        assert "rpc_backends_core._registry" not in sys.modules
         """
     )
 
@@ -65,7 +67,7 @@ def test_uninstalling_gives_torch_back_exactly_what_it_had(children: Children) -
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import torch_bridge
+from rpc_backends_core import _bridge as torch_bridge
 before = snapshot()
 for _ in range(2):
     torch_bridge.install()
@@ -85,7 +87,7 @@ def test_installing_twice_is_installing_once(children: Children) -> None:
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import torch_bridge
+from rpc_backends_core import _bridge as torch_bridge
 before = snapshot()
 torch_bridge.install()
 torch_bridge.install()
@@ -103,7 +105,7 @@ def test_a_plugin_used_meanwhile_changes_nothing_of_what_torch_gets_back(
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import torch_bridge
+from rpc_backends_core import _bridge as torch_bridge
 torchs = rpc.BackendType
 torch_bridge.install()
 rpc.BackendType.PIGEON.value
@@ -121,7 +123,7 @@ def test_a_backend_registered_before_is_taken_over_and_one_registered_since_surv
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import torch_bridge
+from rpc_backends_core import _bridge as torch_bridge
 pairs = {name: (lambda *a, **k: None, lambda *a, **k: None) for name in ("BEFORE", "SINCE", "BETWEEN")}
 old = rpc.backend_registry.register_backend("BEFORE", *pairs["BEFORE"])
 
@@ -149,7 +151,7 @@ def test_uninstalling_leaves_no_backend_out_because_another_one_is_odd(children:
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import torch_bridge
+from rpc_backends_core import _bridge as torch_bridge
 torch_bridge.install()
 rpc.backend_registry.register_backend("A", print, print)
 rpc.backend_registry.register_backend("ODD", None, None)
@@ -164,10 +166,10 @@ def test_uninstalling_works_whatever_is_wrong_with_the_variables(children: Child
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import torch_bridge
+from rpc_backends_core import _bridge as torch_bridge
 torch_bridge.install()
 rpc.backend_registry.register_backend("MINE", print, print)
-from rpc_backends_core.process import default_registry
+from rpc_backends_core._default_registry import default_registry
 default_registry()._plugins = None  # as where MINE was registered while torch was being imported
 import os
 os.environ["RPC_BACKENDS_DENY"] = "TYPO"
@@ -182,7 +184,7 @@ def test_what_was_imported_from_torch_before_uninstalling_still_works_after_it(
 ) -> None:
     children.run(
         """
-        from rpc_backends_core import torch_bridge
+        from rpc_backends_core import _bridge as torch_bridge
         torch_bridge.install()
         from torch.distributed.rpc import BackendType, construct_rpc_backend_options, shutdown
         torch_bridge.uninstall()
@@ -200,10 +202,10 @@ def test_torchs_own_backend_is_torchs_own_and_knows_its_options_without_being_lo
 ) -> None:
     children.run(
         """
-        from rpc_backends_core import torch_bridge
+        from rpc_backends_core import _bridge as torch_bridge
         torch_bridge.install()
         from rpc_backends_core import record
-        from rpc_backends_core.process import default_registry
+        from rpc_backends_core._default_registry import default_registry
         from torch.distributed import rpc
         found = record("TENSORPIPE")
         assert (found.source, found.distribution, found.state) == ("torch", "torch", "registered")
@@ -217,7 +219,7 @@ def test_everything_can_be_imported_from_torchs_rpc_by_a_star(children: Children
     # Stock torch lacks five of the names that its own `__all__` promises.
     children.run(
         """
-        from rpc_backends_core import torch_bridge
+        from rpc_backends_core import _bridge as torch_bridge
         torch_bridge.install()
         from torch.distributed.rpc import *
         from torch.distributed import rpc
@@ -231,7 +233,8 @@ def test_everything_can_be_imported_from_torchs_rpc_by_a_star(children: Children
 def test_a_typo_in_a_list_does_not_keep_the_bridge_out(children: Children) -> None:
     children.run(
         """
-        from rpc_backends_core import autoload, torch_bridge
+        from rpc_backends_core import autoload
+        from rpc_backends_core import _bridge as torch_bridge
         autoload.install()
         assert autoload.failure() is None
         assert torch_bridge.is_installed()
@@ -244,7 +247,7 @@ def test_a_typo_in_a_list_does_not_keep_the_bridge_out(children: Children) -> No
 
 TESTING = """
 import torch
-from rpc_backends_core import torch_bridge
+from rpc_backends_core import _bridge as torch_bridge
 torch_bridge.install()
 from torch.distributed import rpc
 import torch.distributed.rpc._testing
@@ -270,7 +273,7 @@ def test_the_options_of_torchs_testing_backend_find_it(children: Children) -> No
     children.run(
         TESTING
         + """
-from rpc_backends_core.torch_bridge.choose import choose
+from rpc_backends_core._bridge.resolve import choose
 from torch._C._distributed_rpc_testing import FaultyTensorPipeRpcBackendOptions
 options = FaultyTensorPipeRpcBackendOptions(
     num_worker_threads=1, rpc_timeout=1, init_method="env://",
@@ -349,7 +352,8 @@ def without(function: str) -> str:
         + f"""
 import torch.distributed
 {function} = lambda: False
-from rpc_backends_core import autoload, torch_bridge
+from rpc_backends_core import autoload
+from rpc_backends_core import _bridge as torch_bridge
 before = snapshot()
 autoload.install()
 assert snapshot() == before
@@ -375,7 +379,8 @@ def test_a_failing_install_is_kept_and_leaves_torch_as_it_was(children: Children
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import autoload, torch_bridge
+from rpc_backends_core import autoload
+from rpc_backends_core import _bridge as torch_bridge
 del rpc.backend_registry
 before = snapshot()
 autoload.install()
@@ -390,7 +395,7 @@ def test_a_failing_import_of_the_bridge_is_kept(children: Children) -> None:
     children.run(
         """
         import sys
-        sys.modules["rpc_backends_core.torch_bridge"] = None  # makes importing it fail
+        sys.modules["rpc_backends_core._bridge"] = None  # makes importing it fail
         from rpc_backends_core import autoload
         autoload.install()
         assert isinstance(autoload.failure(), ImportError)
@@ -401,7 +406,8 @@ def test_a_failing_import_of_the_bridge_is_kept(children: Children) -> None:
 def test_a_later_success_clears_the_failure(children: Children) -> None:
     children.run(
         """
-        from rpc_backends_core import autoload, torch_bridge
+        from rpc_backends_core import autoload
+        from rpc_backends_core import _bridge as torch_bridge
         install, torch_bridge.install = torch_bridge.install, None
         autoload.install()
         assert isinstance(autoload.failure(), TypeError)
@@ -416,12 +422,13 @@ def test_a_later_success_clears_the_failure(children: Children) -> None:
 def test_a_torch_without_one_of_the_private_names_keeps_what_does_not_need_it(
     children: Children,
 ) -> None:
-    # Each name in torch_bridge.private says what fails without it; importing torch never does.
+    # Each name in _bridge.torch_internals says what fails without it; importing torch never does.
     children.run(
         SNAPSHOT
         + """
 del rpc.api._delete_all_user_and_unforked_owner_rrefs
-from rpc_backends_core import autoload, torch_bridge
+from rpc_backends_core import autoload
+from rpc_backends_core import _bridge as torch_bridge
 autoload.install()
 assert autoload.failure() is None, autoload.failure()
 assert rpc.BackendType.TENSORPIPE.value
@@ -437,7 +444,8 @@ def test_the_entry_point_can_be_switched_off_and_the_bridge_installed_by_hand(
     for value in ("0", "false", " OFF "):
         children.run(
             """
-            from rpc_backends_core import autoload, torch_bridge
+            from rpc_backends_core import autoload
+            from rpc_backends_core import _bridge as torch_bridge
             autoload.install()
             assert not torch_bridge.is_installed()
             torch_bridge.install()
@@ -462,15 +470,15 @@ def test_a_switch_that_means_nothing_is_kept_as_a_failure_that_says_so(children:
 
 
 def test_every_private_name_that_the_bridge_stands_on_is_in_this_torch() -> None:
-    from rpc_backends_core.torch_bridge import private
+    from rpc_backends_core._bridge import torch_internals
 
-    assert private.missing() == []
+    assert torch_internals.missing() == []
 
 
 def test_a_missing_private_name_is_reported(monkeypatch: Any) -> None:
-    from rpc_backends_core.torch_bridge import private
+    from rpc_backends_core._bridge import torch_internals
 
     monkeypatch.delattr(sys.modules["torch.distributed.rpc.api"], "_init_rpc_states")
-    assert [name.path for name in private.missing()] == [
+    assert [name.path for name in torch_internals.missing()] == [
         "torch.distributed.rpc.api._init_rpc_states"
     ]

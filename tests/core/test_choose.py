@@ -9,11 +9,11 @@ import pytest
 from torch.distributed import rpc
 
 from core.kit import BACKEND, Site, calls
-from rpc_backends_core import functions
-from rpc_backends_core.backend_type import BackendType
-from rpc_backends_core.errors import BackendConflictError, SettingError
-from rpc_backends_core.registry import Registry
-from rpc_backends_core.torch_bridge.choose import choose
+from rpc_backends_core import _api as functions
+from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._bridge.resolve import choose
+from rpc_backends_core._errors import BackendConflictError, SettingError
+from rpc_backends_core._registry import Registry
 
 B: Any = BackendType
 

@@ -10,10 +10,10 @@ import pytest
 from importlib_metadata import EntryPoint
 
 from core.kit import Site, calls
-from rpc_backends_core import discovery
-from rpc_backends_core.backend_record import Record
-from rpc_backends_core.errors import BackendConflictError, BackendLoadError
-from rpc_backends_core.registry import Registry
+from rpc_backends_core import _discovery as discovery
+from rpc_backends_core._backend_record import Record
+from rpc_backends_core._errors import BackendConflictError, BackendLoadError
+from rpc_backends_core._registry import Registry
 
 
 def entry(name: str, value: str = "module:BACKEND", group: str = "rpc.backends") -> EntryPoint:

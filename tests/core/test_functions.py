@@ -11,10 +11,11 @@ from torch.distributed import rpc
 
 import rpc_backends_core
 from core.kit import Site, calls
-from rpc_backends_core import functions, torch_bridge
-from rpc_backends_core.backend_type import BackendType
-from rpc_backends_core.errors import BackendConflictError, BackendLoadError, UnknownBackendError
-from rpc_backends_core.registry import Registry
+from rpc_backends_core import _api as functions
+from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._errors import BackendConflictError, BackendLoadError, UnknownBackendError
+from rpc_backends_core._registry import Registry
 
 B: Any = BackendType
 REGISTRY = "torch.distributed.rpc.backend_registry"
@@ -91,7 +92,7 @@ def test_registering_a_taken_name_raises_torchs_error(registry: Registry) -> Non
         functions.register_backend("MINE", construct, init)
 
 
-@pytest.mark.parametrize("where", [functions, torch_bridge.surface])
+@pytest.mark.parametrize("where", [functions, torch_bridge.patches])
 def test_a_registration_is_recorded_under_the_module_that_called(
     registry: Registry, where: Any
 ) -> None:
@@ -104,7 +105,7 @@ def test_what_a_module_of_torch_registers_is_torchs_own(site: Site, registry: Re
     site.add_backend("FAULTY")
     caller: dict[str, Any] = {"__name__": "torch.distributed.rpc._testing.some_module"}
     exec("def register(*args): return register_backend(*args)", caller)
-    caller["register_backend"] = torch_bridge.surface.register_backend
+    caller["register_backend"] = torch_bridge.patches.register_backend
     caller["register"]("FAULTY", construct, init)
     assert functions.record("FAULTY").source == "plugin"
     assert [(one.source, one.state) for one in functions.records()] == [

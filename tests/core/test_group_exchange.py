@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from core.kit import Workers, form
-from rpc_backends_core.errors import GroupError, GroupTimeoutError
+from rpc_backends_core._errors import GroupError, GroupTimeoutError
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from core.kit import Workers, form, joining
-from rpc_backends_core.errors import GroupError, GroupTimeoutError, SettingError
-from rpc_backends_core.group import formation
+from rpc_backends_core._errors import GroupError, GroupTimeoutError, SettingError
+from rpc_backends_core._group import formation
 from support.stores import CountingStore
 
 MakeStore = Callable[[], Any]
@@ -297,8 +297,8 @@ def test_a_store_that_goes_away_ends_the_wait_with_its_own_error() -> None:
 def test_a_long_wait_is_told_in_the_log_with_who_is_missing(
     store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rpc_backends_core.group.waiting._FIRST_NEWS", 0.1)
-    monkeypatch.setattr("rpc_backends_core.group.waiting._SLICE", 0.05)
+    monkeypatch.setattr("rpc_backends_core._group.waiting._FIRST_NEWS", 0.1)
+    monkeypatch.setattr("rpc_backends_core._group.waiting._SLICE", 0.05)
     with caplog.at_level(logging.WARNING), pytest.raises(GroupTimeoutError):
         joining(store, "w0", 0, 2, join_timeout=0.5)()
     assert "RPC worker 'w0' (rank 0) has waited 0 s for rank 1" in caplog.messages

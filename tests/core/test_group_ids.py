@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from core.kit import Workers, joining
-from rpc_backends_core.group import composition
+from rpc_backends_core._group import composition
 
 Fixed = list[int | None]
 

@@ -11,10 +11,11 @@ import pytest
 from torch.distributed import rpc
 
 from core.kit import Site, at_once, calls
-from rpc_backends_core import functions, hooks
-from rpc_backends_core.errors import BackendLoadError, RefusedError
-from rpc_backends_core.hooks import HookWarning
-from rpc_backends_core.registry import Registry
+from rpc_backends_core import _api as functions
+from rpc_backends_core import _hooks as hooks
+from rpc_backends_core._errors import BackendLoadError, RefusedError
+from rpc_backends_core._hooks import HookWarning
+from rpc_backends_core._registry import Registry
 
 
 class Backend:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from core.kit import Site
-from rpc_backends_core.errors import BackendLoadError
-from rpc_backends_core.registry import Registry
+from rpc_backends_core._errors import BackendLoadError
+from rpc_backends_core._registry import Registry
 
 
 def failing(site: Site, source: str, value: str = "sample_backend_odd:BACKEND") -> BackendLoadError:

@@ -12,12 +12,13 @@ import torch
 from torch.distributed import rpc
 
 from core.kit import Children, Site, calls
-from rpc_backends_core import functions, torch_bridge
-from rpc_backends_core.backend_type import BackendType
-from rpc_backends_core.errors import SettingError
-from rpc_backends_core.process import default_registry
-from rpc_backends_core.registry import Registry
-from rpc_backends_core.torch_bridge import override
+from rpc_backends_core import _api as functions
+from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._bridge import override
+from rpc_backends_core._default_registry import default_registry
+from rpc_backends_core._errors import SettingError
+from rpc_backends_core._registry import Registry
 
 B: Any = BackendType
 VARIABLE = "RPC_BACKENDS_OVERRIDE"
@@ -447,7 +448,7 @@ def test_torchs_options_are_constructed_and_refuse_as_before(children: Children)
         """
         import inspect
         from torch.distributed import rpc
-        from rpc_backends_core import torch_bridge
+        from rpc_backends_core import _bridge as torch_bridge
 
         kind = rpc.TensorPipeRpcBackendOptions
         init = kind.__init__

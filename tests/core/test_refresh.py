@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.kit import Site
-from rpc_backends_core.errors import BackendConflictError, BackendDeniedError, BackendLoadError
-from rpc_backends_core.registry import Registry
+from rpc_backends_core._errors import BackendConflictError, BackendDeniedError, BackendLoadError
+from rpc_backends_core._registry import Registry
 
 
 def test_without_refresh_nothing_is_looked_at_again(site: Site) -> None:

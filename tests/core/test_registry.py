@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from core.kit import Site, calls
-from rpc_backends_core.errors import BackendConflictError, UnknownBackendError
-from rpc_backends_core.registry import Registry
+from rpc_backends_core._errors import BackendConflictError, UnknownBackendError
+from rpc_backends_core._registry import Registry
 
 
 def construct(rpc_timeout: float, init_method: str, **options: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.kit import Site, calls
-from rpc_backends_core import settings
-from rpc_backends_core.errors import BackendDeniedError, SettingError
-from rpc_backends_core.registry import Registry
+from rpc_backends_core import _settings as settings
+from rpc_backends_core._errors import BackendDeniedError, SettingError
+from rpc_backends_core._registry import Registry
 
 # --- single values ---------------------------------------------------------------------------------
 

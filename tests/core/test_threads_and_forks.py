@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from core.kit import Children, Site, Workers, at_once, calls
-from rpc_backends_core import functions, process
-from rpc_backends_core.backend_type import BackendType
-from rpc_backends_core.errors import BackendLoadError
-from rpc_backends_core.registry import Registry
+from rpc_backends_core import _api as functions
+from rpc_backends_core import _default_registry as process
+from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._errors import BackendLoadError
+from rpc_backends_core._registry import Registry
 
 PAIR: Any = (lambda rpc_timeout, init_method: None, lambda **kwargs: None)
 
@@ -193,10 +194,11 @@ def test_a_plugin_that_asks_for_itself_at_import_fails_and_does_not_hang(
 
 HOLD_AND_FORK = """
     import os, threading
-    from rpc_backends_core import torch_bridge
+    from rpc_backends_core import _bridge as torch_bridge
     torch_bridge.install()
-    from rpc_backends_core import BackendType, hooks
-    from rpc_backends_core.process import default_registry
+    from rpc_backends_core import BackendType
+    from rpc_backends_core import _hooks as hooks
+    from rpc_backends_core._default_registry import default_registry
 
     BackendType.PIGEON.value
     held, done = threading.Event(), threading.Event()

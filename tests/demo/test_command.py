@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from rpc_backends_core.demo.command import demo
+from demo.command import demo
 
 
 def test_without_scikit_learn_the_error_says_what_to_install(
@@ -38,7 +38,7 @@ def test_less_than_one_epoch_is_refused() -> None:
 
 def test_the_command_imports_nothing_heavy_before_it_runs() -> None:
     code = (
-        "import sys; import rpc_backends_core.demo.command; "
+        "import sys; import demo.command; "
         "print({'torch', 'sklearn', 'numpy', 'rich'} & set(sys.modules))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

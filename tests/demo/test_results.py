@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from rpc_backends_core.demo.messages import EpochDone, Finished, StepDone, decode, encode
-from rpc_backends_core.demo.origin import Origin
-from rpc_backends_core.demo.plan import FAULTS, Faults, Plan
-from rpc_backends_core.demo.results import Run
+from demo.messages import EpochDone, Finished, StepDone, decode, encode
+from demo.origin import Origin
+from demo.plan import FAULTS, Faults, Plan
+from demo.results import Run
 
 ORIGIN = Origin("TENSORPIPE", "rpc-backend-tensorpipe", "1.0")
 FAULTY = Faults(("PYTHON_CALL",), {"PYTHON_REMOTE_CALL": 0.1}, 1)

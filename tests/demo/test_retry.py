@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rpc_backends_core.demo.retry import FaultLog, was_not_sent
+from demo.retry import FaultLog, was_not_sent
 
 INTENDED = RuntimeError("RPCErr:2:Send attempt failed intentionally for torch.ops")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_core.demo.data import prepare
-from rpc_backends_core.demo.messages import EpochDone, StepDone
-from rpc_backends_core.demo.plan import FAULTS, GOAL, PACKAGES, TRAINERS, WORKERS, Plan
-from rpc_backends_core.demo.supervisor import WorkerFailedError, Workers
+from demo.data import prepare
+from demo.messages import EpochDone, StepDone
+from demo.plan import FAULTS, GOAL, PACKAGES, TRAINERS, WORKERS, Plan
+from demo.supervisor import WorkerFailedError, Workers
 
 pytestmark = pytest.mark.slow
 
-DEMO = [sys.executable, "-m", "rpc_backends_core.demo"]
+DEMO = [sys.executable, "-m", "demo"]
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from rpc_backends_core.demo.origin import Choice, Origin
-from rpc_backends_core.demo.plan import FAULTS, Faults
-from rpc_backends_core.demo.results import Epoch, Run
-from rpc_backends_core.demo.view import View
+from demo.origin import Choice, Origin
+from demo.plan import FAULTS, Faults
+from demo.results import Epoch, Run
+from demo.view import View
 
 ORIGINS = [
     Origin("TENSORPIPE", "rpc-backend-tensorpipe", "1.0"),

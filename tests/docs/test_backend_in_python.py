@@ -14,7 +14,7 @@ SHOWN = re.findall(r"<!-- file: (\S+) -->\n\n```python\n(.*?)```", GUIDE.read_te
 
 def test_the_guide_shows_the_transport_and_the_backend() -> None:
     assert [name for name, _ in SHOWN] == [
-        "agents/src/rpc_backends_agents/transports/sockets.py",
+        "packages/agents/src/rpc_backends_agents/transports/sockets.py",
         "examples/sockets_backend/sockets_backend.py",
     ]
 

@@ -24,7 +24,7 @@ def test_the_small_backend_conforms(tmp_path: Path) -> None:
         modules={"small_backend.py": (FOLDER / "small_backend.py").read_text()},
         entry_points={"rpc.backends": {"SMALL": "small_backend:BACKEND"}},
     )
-    command = [sys.executable, "-m", "rpc_backends_core", "conformance", "SMALL", "--json"]
+    command = [sys.executable, "-m", "rpc_backends_cli", "conformance", "SMALL", "--json"]
     done = subprocess.run(
         command,
         cwd=tmp_path,

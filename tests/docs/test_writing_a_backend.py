@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.backend import Capability
-from rpc_backends_core.contract import COMMITMENTS
-from rpc_backends_core.testing.chapters import CHAPTERS
-from rpc_backends_core.testing.marks import REQUIREMENT
-from rpc_backends_core.testing.suite import modules
+from rpc_backends_core._backend import Capability
+from rpc_backends_core._contract import COMMITMENTS
+from rpc_backends_testing.chapters import CHAPTERS
+from rpc_backends_testing.marks import REQUIREMENT
+from rpc_backends_testing.suite import modules
 from support import steps
 from support.workers import Me, Workers
 

@@ -11,7 +11,7 @@ from support.samples import MakeEnvironment, backend_package, hooks_package
 
 def test_the_command_and_the_module_are_the_same(installed: Environment) -> None:
     command = installed.command("rpc-backends", "list", "--json")
-    module = installed.command("python", "-m", "rpc_backends_core", "list", "--json")
+    module = installed.command("python", "-m", "rpc_backends_cli", "list", "--json")
 
     assert json.loads(command.stdout) == json.loads(module.stdout)
     assert "rpc-backend-faulty-tensorpipe" in command.stdout

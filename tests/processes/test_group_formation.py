@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.testing.leftovers import opened
+from rpc_backends_testing.leftovers import opened
 from support import steps
 from support.packages import write_package
 from support.steps import AT_ONCE, Meeting
@@ -32,7 +32,7 @@ def assert_a_group_can_be_formed(workers: Workers, where: Meeting) -> None:
 
 def join_and_tell(me: Me, url: str, **arguments: Any) -> None:
     """Join, telling the test when this worker has arrived and waits for the others."""
-    from rpc_backends_core.group import formation
+    from rpc_backends_core._group import formation
 
     wait_for = formation.wait_for
 

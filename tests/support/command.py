@@ -63,7 +63,7 @@ class Command:
         return {**environ, **no_name_server, **packages, **(extra or {})}
 
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        return self.python("-m", "rpc_backends_core", *arguments, env=env)
+        return self.python("-m", "rpc_backends_cli", *arguments, env=env)
 
     def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         done = subprocess.run(

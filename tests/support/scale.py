@@ -13,7 +13,7 @@ import counting
 import store_protocol
 import store_relay
 
-from rpc_backends_core.bench.subjects import parse
+from rpc_backends_bench.subjects import parse
 
 __all__ = ["carrying", "comparing", "counting", "deviations", "store_protocol", "store_relay"]
 

@@ -1,6 +1,6 @@
 """Worker processes as the tests of this repository have them: the core's own, in a clean environment.
 
-See `rpc_backends_core.testing.processes.workers`.
+See `rpc_backends_cli.processes.workers`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_core.testing.processes import (
+from rpc_backends_cli.processes import (
     Done,
     Failure,
     Me,
@@ -18,7 +18,7 @@ from rpc_backends_core.testing.processes import (
     Worker,
     WorkerError,
 )
-from rpc_backends_core.testing.processes import Workers as _Workers
+from rpc_backends_cli.processes import Workers as _Workers
 from support.environments import clean_environ
 
 __all__ = ["Done", "Failure", "Me", "Step", "Worker", "WorkerError", "Workers"]

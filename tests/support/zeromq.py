@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_core.testing.processes import Workers as _Workers
+from rpc_backends_cli.processes import Workers as _Workers
 from support import steps
 from support.workers import Me, Worker, template
 

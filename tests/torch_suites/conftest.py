@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.parent == Path(__file__).parent]
     if not ours:
         return
-    from rpc_backends_core.testing.torch_tier import generation
+    from rpc_backends_testing.torch_tier import generation
 
     from . import suites
 
@@ -148,7 +148,7 @@ class _Results:
         ]
 
     def _verdict(self, passed: int) -> str:
-        from rpc_backends_core.testing.torch_tier import generation
+        from rpc_backends_testing.torch_tier import generation
 
         adapted = [
             name for test, name in sorted(self.adapted.items()) if self.outcomes[test] == "passed"

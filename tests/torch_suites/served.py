@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_core.testing.torch_tier import processes
+from rpc_backends_testing.torch_tier import processes
 
 _TIMEOUT_S = 120.0
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from rpc_backends_core.testing.torch_tier import generation
-from rpc_backends_core.testing.torch_tier.generation import rpc_utils
+from rpc_backends_testing.torch_tier import generation
+from rpc_backends_testing.torch_tier.generation import rpc_utils
 
 _FIXTURES = "torch.testing._internal.distributed.rpc"
 

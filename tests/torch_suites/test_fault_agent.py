@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core.settings import DENY, OVERRIDE
-from rpc_backends_core.testing.torch_tier import generation
-from rpc_backends_core.testing.torch_tier.generation import rpc_utils
+from rpc_backends_core._settings import DENY, OVERRIDE
+from rpc_backends_testing.torch_tier import generation
+from rpc_backends_testing.torch_tier.generation import rpc_utils
 
 from . import suites
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_core.cli.checks import variables
+from rpc_backends_cli.checks import variables
 from rpc_backends_faults.check import check
 from support import steps
 from support.workers import Workers

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_core.testing.processes import Me
+from rpc_backends_cli.processes import Me
 from rpc_backends_faults import RuleError
 from rpc_backends_faults.testing import Runner
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_core.testing import leftovers
+from rpc_backends_testing import leftovers
 from support import steps
 from support.workers import Me, Workers
 

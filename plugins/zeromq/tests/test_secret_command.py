@@ -95,7 +95,7 @@ def test_it_is_a_command_of_rpc_backends_that_imports_neither_torch_nor_zmq(
 ) -> None:
     code = """
 import sys
-from rpc_backends_core.cli.app import cli
+from rpc_backends_cli.app import cli
 cli(sys.argv[1:], standalone_mode=False)
 print(sorted({"torch", "zmq"} & set(sys.modules)))
 """

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from rpc_backends_core.settings import nearest
-from rpc_backends_core.torch_bridge import session
+from rpc_backends_core._bridge import session
+from rpc_backends_core._settings import nearest
 from rpc_backends_faults import live, replay
 from rpc_backends_faults.agent import FaultInjectingAgent
 from rpc_backends_faults.engine import Engine, logger

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_core.testing.processes import Done, Failure, Me, Template, WorkerError, Workers
-from rpc_backends_core.testing.processes.protocol import Reference
+from rpc_backends_cli.processes import Done, Failure, Me, Template, WorkerError, Workers
+from rpc_backends_cli.processes.protocol import Reference
 from rpc_backends_faults import replay
 
 #: Seconds that workers have to shut RPC down together when all went well.
@@ -151,7 +151,7 @@ def _start(
     from torch.distributed import rpc
 
     import rpc_backends_faults as faults
-    from rpc_backends_core import settings
+    from rpc_backends_core import _settings as settings
 
     url, backend, rpc_timeout = meeting
     function.resolve()  # so that calls of its module's functions find it, whoever is first

@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch.distributed.rpc._testing import FaultyTensorPipeAgent, FaultyTensorPipeRpcBackendOptions
 
 from rpc_backend_faulty_tensorpipe.options import construct_rpc_backend_options
-from rpc_backends_core import Backend, Capability
-from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+from rpc_backend_tensorpipe.agents import (
     Ranked,
     StaticGroupAgent,
     group_for,
     start_static_agent,
 )
+from rpc_backends_core import Backend, Capability
 
 
 class FaultyAgent(StaticGroupAgent, FaultyTensorPipeAgent):

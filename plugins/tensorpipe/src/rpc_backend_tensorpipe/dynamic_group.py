@@ -20,16 +20,16 @@ from torch._C._distributed_rpc import TensorPipeAgent
 from torch.distributed import rpc
 
 from rpc_backend_tensorpipe import devices, telling
-from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backend_tensorpipe.liveness import Pulse, is_alive
-from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
-from rpc_backends_core.torch_bridge.engine_store import EngineStore
-from rpc_backends_core.torch_bridge.session import fixed_worker_id
-from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+from rpc_backend_tensorpipe.agent_store import EngineStore
+from rpc_backend_tensorpipe.agents import (
     Ranked,
     dumps,
     group_for,
 )
+from rpc_backend_tensorpipe.devices import WorkerDevices
+from rpc_backend_tensorpipe.liveness import Pulse, is_alive
+from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
+from rpc_backends_core._bridge.session import fixed_worker_id
 
 #: Seconds given to requests that are being served when a worker leaves.
 _SERVING_PATIENCE = 5.0

@@ -7,13 +7,13 @@ from typing import Any
 from torch._C._distributed_rpc import TensorPipeAgent
 
 from rpc_backend_tensorpipe import devices
-from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backends_core.torch_bridge.tensorpipe_agents import (
+from rpc_backend_tensorpipe.agents import (
     Ranked,
     StaticGroupAgent,
     group_for,
     start_static_agent,
 )
+from rpc_backend_tensorpipe.devices import WorkerDevices
 
 
 class StaticAgent(StaticGroupAgent, TensorPipeAgent):

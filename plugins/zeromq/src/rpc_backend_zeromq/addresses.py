@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.rendezvous import Rendezvous
-from rpc_backends_core.settings import nearest
+from rpc_backends_core._settings import nearest
 
 if TYPE_CHECKING:
-    from rpc_backends_core.cli.addresses import Interface
+    from rpc_backends_cli.addresses import Interface
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 #: Any: a datagram socket that is connected sends nothing.
@@ -105,7 +105,7 @@ def find(wanted: Wanted, meeting: Rendezvous) -> list[Place]:
 
 def interface_name(place: Place) -> str | None:
     """Return the name of the network interface that has the address, None if it is not found."""
-    from rpc_backends_core.cli.addresses import interface_of
+    from rpc_backends_cli.addresses import interface_of
 
     return place.scope or interface_of(place.address, _interfaces())
 
@@ -251,6 +251,6 @@ def _remedy(here: list[Interface] | None = None) -> str:
 
 def _interfaces() -> list[Interface]:
     # Not at the top: most workers find their address by the route, and import it in vain.
-    from rpc_backends_core.cli.addresses import interfaces
+    from rpc_backends_cli.addresses import interfaces
 
     return interfaces()

@@ -10,7 +10,7 @@ from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions, construct_rpc_ba
 from rpc_backend_zeromq.transport import ZeroMQTransport
 from rpc_backends_agents import Settings, start_agent
 from rpc_backends_core import Backend, Capability
-from rpc_backends_core.torch_bridge.agents import group_for
+from rpc_backends_core._bridge.agents import group_for
 
 NAME = "ZEROMQ"
 

@@ -1,0 +1,316 @@
+// Whatever comes by a connection of ZeroMQ, the Assembler makes messages of it or says that it is none; what
+// it makes is as long as it says, and what is packed comes out as it went in. The socket is not libzmq's: it
+// hands out the frames of the input.
+//
+// An input is a list of frames: for each two bytes, 15 bits of its size and whether another one of the same
+// message follows, then its bytes. The very first byte says whether the rest is packed too, and as how many parts.
+#include <sanitizer/asan_interface.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "../../../plugins/zeromq/csrc/assembler.h"
+#include "../../../plugins/zeromq/csrc/packed.h"
+#include "../../../plugins/zeromq/csrc/route.h"
+#include "../../../plugins/zeromq/csrc/wire.h"
+
+// What is not under test: its branches are nothing to look for.
+#define FUZZER __attribute__((no_sanitize("coverage")))
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+constexpr uint64_t kMaxMessage = 1 << 16;
+
+// A frame as this fuzzer's libzmq has it, in the first bytes of a RawMessage.
+struct Memory {
+  char* bytes;
+  size_t size;
+  FreeFunction free;
+  void* hint;
+  bool more;
+};
+static_assert(sizeof(Memory) <= sizeof(RawMessage));
+
+Memory& memory_of(const RawMessage* raw) {
+  return *reinterpret_cast<Memory*>(const_cast<RawMessage*>(raw));
+}
+
+void drop_memory(void* data, void* /*hint*/) {
+  std::free(data);
+}
+
+// In a block of its very size, so that the sanitizer sees a read beyond it.
+FUZZER void make_memory(RawMessage* raw, const void* data, size_t size, bool more) {
+  auto* const bytes = static_cast<char*>(std::malloc(size));
+  if (size > 0 && data != nullptr) {
+    std::memcpy(bytes, data, size);
+  }
+  memory_of(raw) = {bytes, size, drop_memory, nullptr, more};
+}
+
+FUZZER int close_memory(RawMessage* raw) {
+  Memory& memory = memory_of(raw);
+  if (memory.free != nullptr) {
+    memory.free(memory.bytes, memory.hint);
+  }
+  memory = {};
+  return 0;
+}
+
+struct Wire {
+  struct Sent {
+    std::string bytes;
+    bool more;
+  };
+  std::deque<Sent> frames;
+};
+
+Wire wire;
+
+FUZZER int receive_frame(RawMessage* raw, void* /*socket*/, int /*flags*/) {
+  if (wire.frames.empty()) {
+    errno = EAGAIN;
+    return -1;
+  }
+  close_memory(raw);
+  const Wire::Sent& next = wire.frames.front();
+  make_memory(raw, next.bytes.data(), next.bytes.size(), next.more);
+  wire.frames.pop_front();
+  return 0;
+}
+
+FUZZER int send_frame(RawMessage* raw, void* /*socket*/, int flags) {
+  const Memory& memory = memory_of(raw);
+  wire.frames.push_back({std::string(memory.bytes, memory.size), (flags & flag::kSndMore) != 0});
+  close_memory(raw);
+  return 0;
+}
+
+Library make_library() {
+  Library made{};
+  made.socket = [](void*, int) -> void* { return &wire; };
+  made.close = [](void*) { return 0; };
+  made.setsockopt = [](void*, int, const void*, size_t) { return 0; };
+  made.msg_init = [](RawMessage* raw) {
+    memory_of(raw) = {};
+    return 0;
+  };
+  made.msg_init_size = [](RawMessage* raw, size_t size) {
+    make_memory(raw, nullptr, size, false);
+    return 0;
+  };
+  made.msg_init_data = [](RawMessage* raw, void* data, size_t size, FreeFunction free, void* hint) {
+    memory_of(raw) = {static_cast<char*>(data), size, free, hint, false};
+    return 0;
+  };
+  made.msg_send = send_frame;
+  made.msg_recv = receive_frame;
+  made.msg_close = close_memory;
+  made.msg_move = [](RawMessage* to, RawMessage* from) {
+    if (to != from) {
+      close_memory(to);
+      std::swap(memory_of(to), memory_of(from));
+    }
+    return 0;
+  };
+  made.msg_data = [](RawMessage* raw) -> void* { return memory_of(raw).bytes; };
+  made.msg_size = [](const RawMessage* raw) { return memory_of(raw).size; };
+  made.msg_more = [](const RawMessage* raw) { return memory_of(raw).more ? 1 : 0; };
+  return made;
+}
+
+}  // namespace
+
+const Library& zmq() {
+  static const Library library = make_library();
+  return library;
+}
+
+Context::Context(int /*io_threads*/) : context_(nullptr) {}
+Context::~Context() = default;
+
+Socket::Socket(Context& context, int type) : socket_(zmq().socket(context.raw(), type)) {}
+Socket::~Socket() = default;
+
+bool Socket::receive(Frame& frame) {
+  return zmq().msg_recv(frame.raw(), socket_, flag::kDontWait) != -1;
+}
+
+bool Socket::send(Frame& frame, bool more) {
+  return zmq().msg_send(frame.raw(), socket_, more ? flag::kSndMore : 0) != -1;
+}
+
+namespace {
+
+FUZZER void read_all(const Parts& parts) {
+  uint64_t bytes = 0;
+  for (const Part& part : parts) {
+    bytes += part.size;
+    if (__asan_region_is_poisoned(const_cast<void*>(part.data), part.size) != nullptr) {
+      std::abort();
+    }
+  }
+  if (bytes > kMaxMessage || parts.size() > wire::kMostParts) {
+    std::abort();
+  }
+}
+
+// Reads what is in the wire as a connection does. Pieces are put in late and in another order, as threads may.
+FUZZER std::vector<Parts> read_wire(Socket& socket) {
+  Assembler assembler(kMaxMessage);
+  std::vector<Parts> messages;
+  std::vector<Piece> pieces;
+  const auto put_all = [&] {
+    for (; !pieces.empty(); pieces.pop_back()) {
+      if (std::optional<Parts> parts = pieces.back().put()) {
+        messages.push_back(std::move(*parts));
+      }
+    }
+  };
+  for (;;) {
+    Frame first;
+    if (!socket.receive(first)) {
+      break;
+    }
+    Assembler::Outcome outcome = assembler.take(std::move(first), socket);
+    if (outcome.kind == Assembler::Outcome::Kind::kMessage) {
+      messages.push_back(std::move(outcome.parts));
+    } else if (outcome.kind == Assembler::Outcome::Kind::kPiece) {
+      pieces.push_back(std::move(*outcome.piece));
+      if (pieces.size() >= 4) {
+        put_all();
+      }
+    } else if (outcome.kind != Assembler::Outcome::Kind::kNothing) {
+      if (outcome.text.size() > 500) {
+        std::abort();
+      }
+      break;  // nothing more is taken by this connection
+    }
+  }
+  put_all();
+  wire.frames.clear();
+  for (const Parts& parts : messages) {
+    read_all(parts);
+  }
+  return messages;
+}
+
+FUZZER void fill_wire(const uint8_t* data, size_t size) {
+  while (size >= 2) {
+    const size_t word = data[0] | (data[1] << 8);
+    const size_t length = std::min(word & 0x7fff, size - 2);
+    wire.frames.push_back({std::string(reinterpret_cast<const char*>(data) + 2, length), (word & 0x8000) != 0});
+    data += 2 + length;
+    size -= 2 + length;
+  }
+}
+
+// The input as a message of parts of all the ways in which one travels.
+FUZZER Parts parts_of(const uint8_t* data, size_t size, size_t count) {
+  Parts parts;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t begin = size * i / count;
+    const size_t length = size * (i + 1) / count - begin;
+    auto owner = std::make_shared<std::string>(reinterpret_cast<const char*>(data) + begin, length);
+    parts.push_back({owner->data(), owner->size(), owner});
+  }
+  return parts;
+}
+
+FUZZER bool same(const Parts& one, const Parts& other) {
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(), [](const Part& a, const Part& b) {
+    return a.size == b.size && (a.size == 0 || std::memcmp(a.data, b.data, a.size) == 0);
+  });
+}
+
+Socket& the_socket() {
+  static Context context(1);
+  static Socket socket(context, socket_type::kDealer);
+  return socket;
+}
+
+void write_seeds(const std::filesystem::path& folder) {
+  int number = 0;
+  const auto write = [&](char first) {
+    std::string input{first};
+    for (const Wire::Sent& frame : wire.frames) {
+      const size_t word = std::min<size_t>(frame.bytes.size(), 0x7fff) | (frame.more ? 0x8000 : 0);
+      input += static_cast<char>(word & 0xff);
+      input += static_cast<char>(word >> 8);
+      input += frame.bytes.substr(0, 0x7fff);
+    }
+    std::ofstream(folder / ("seed" + std::to_string(number++)), std::ios::binary) << input;
+  };
+  for (const std::vector<size_t>& sizes : std::vector<std::vector<size_t>>{
+           {}, {0}, {5}, {16, 17}, {100, 0, 30}, {4097}, {10, 5000, 20}, {4097, 4098}}) {
+    Parts parts;
+    for (const size_t size : sizes) {
+      auto owner = std::make_shared<std::string>(size, 'p');
+      parts.push_back({owner->data(), owner->size(), owner});
+    }
+    wire.frames.clear();
+    Packed(parts, kMaxMessage).send(the_socket(), "");
+    write(static_cast<char>(sizes.size()));
+    // And as it would come if it were larger still: in pieces.
+    if (sizes == std::vector<size_t>{100, 0, 30}) {
+      std::string& head = wire.frames[0].bytes;
+      head[sizeof(wire::Header) + 7] = static_cast<char>(0x80);
+      head.erase(wire::begin_of_parts(3), wire::aligned(100));
+      wire.frames.push_back({std::string(60, 'q'), false});
+      wire.frames.push_back({std::string(40, 'r'), false});
+      write(3);
+    }
+  }
+  wire.frames.clear();
+  Packed::refusal("no").send(the_socket(), "");
+  write(0);
+  wire.frames.clear();
+  wire.frames.push_back({Route::make(3).text, false});
+  write(0);
+  wire.frames.clear();
+}
+
+}  // namespace
+
+}  // namespace rpc_backends::zeromq
+
+extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
+  if (const char* folder = std::getenv("FUZZ_WRITE_SEEDS")) {
+    rpc_backends::zeromq::write_seeds(folder);
+    std::exit(0);
+  }
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace rpc_backends::zeromq;
+  if (size == 0) {
+    return 0;
+  }
+  if (const auto route = Route::parse(data, size)) {
+    if (route->worker < 0 || route->text.size() != size) {
+      std::abort();
+    }
+  }
+  fill_wire(data + 1, size - 1);
+  read_wire(the_socket());
+  if (data[0] < 192) {
+    return 0;
+  }
+  const auto parts = parts_of(data + 1, size - 1, data[0] % 8);
+  Packed(parts, kMaxMessage).send(the_socket(), "");
+  const auto found = read_wire(the_socket());
+  if (found.size() != 1 || !same(found[0], parts)) {
+    std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Fuzz what reads what arrives: ./run.sh decode|assemble [INPUTS] [PROCESSES], ten million and one by default.
+# Needs clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev), and torch in the Python that is on the path.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+target=$1
+inputs=${2:-10000000}
+processes=${3:-1}
+work=${FUZZ_FOLDER:-build}
+zeromq=../../../plugins/zeromq/csrc
+common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr
+    -I ../src/rpc_backends_agents/include)
+case $target in
+decode)
+    torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
+    sources=(decode.cpp ../csrc/codec.cpp ../csrc/frame.cpp ../csrc/tensors.cpp)
+    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
+        -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
+    length=10000
+    ;;
+assemble)
+    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
+    flags=()
+    length=6000
+    ;;
+*)
+    echo "error: '$target' is no target; decode and assemble are" >&2
+    exit 2
+    ;;
+esac
+mkdir -p "$work/$target-corpus"
+program=$work/$target
+if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find ../csrc $zeromq -newer "$program" -name '*.[ch]*')" ]; then
+    echo "==> building (a minute)"
+    clang++ "${common[@]}" "${sources[@]}" "${flags[@]}" -o "$program"
+fi
+# Torch's own statics are no leaks of ours. Threads of OpenMP would wait at full speed, and take the processors.
+export OMP_NUM_THREADS=1
+export ASAN_OPTIONS=detect_leaks=0:malloc_context_size=6:quarantine_size_mb=16
+FUZZ_WRITE_SEEDS="$work/$target-corpus" "$program"
+pids=()
+for ((i = 0; i < processes; ++i)); do
+    "$program" -runs=$((inputs / processes)) -max_len=$length -rss_limit_mb=4096 -timeout=20 -entropic=0 \
+        -artifact_prefix="$work/" -print_final_stats=1 "$work/$target-corpus" >"$work/$target-$i.log" 2>&1 &
+    pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do
+    wait "$pid" || status=$?
+done
+grep -h -E '^(stat::number_of_executed_units|stat::average_exec|ERROR|SUMMARY|.*ERROR:|.*runtime error)' "$work/$target"-[0-9]*.log || true
+exit $status

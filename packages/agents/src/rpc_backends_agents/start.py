@@ -1,0 +1,172 @@
+"""Starting a transport agent in the group that the workers form on a store."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed import rpc
+
+from rpc_backends_agents import _C
+from rpc_backends_agents.addressing import Native, addressing
+from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
+from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_agents.transport import Transport
+from rpc_backends_core._bridge.agents import worker_info
+from rpc_backends_core._bridge.session import fixed_worker_id
+from rpc_backends_core._group import Group
+
+logger = logging.getLogger("rpc_backends.agents")
+
+#: Seconds in which a member that lives answers.
+_ALIVE_PATIENCE = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an agent can be told, whatever its transport.
+
+    :ivar num_worker_threads: how many requests run at once.
+    :ivar rpc_timeout: seconds that a call may take; 0 means any.
+    :ivar max_message_bytes: a larger message is an error where it is sent, and ends the connection where
+        it arrives.
+    :ivar max_unanswered_bytes: what may be on its way to one worker, unanswered, before calls to it wait.
+    """
+
+    num_worker_threads: int = 16
+    rpc_timeout: float = 60.0
+    max_message_bytes: int = 1 << 34
+    max_unanswered_bytes: int = 1 << 30
+
+
+def start_agent(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
+    """Start the agent of one worker, current and running, on ``transport``.
+
+    :param transport: a :class:`~rpc_backends_agents.Transport`, or a
+        :class:`~rpc_backends_agents.addressing.Native`, which has one in C++.
+    :param group: of :func:`rpc_backends_core._bridge.agents.group_for`.
+    :raises GroupError: another worker failed; all raise its reason.
+    :raises RuntimeError: the name or rank is another's (dynamic groups).
+    """
+    _C.send_warnings_to(logger.warning)
+    if group.world_size is None:
+        return _start_dynamic(transport, group, settings)
+    return _start_static(transport, group, settings)
+
+
+def _start_static(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
+    renumbered = any(member.worker_id != member.rank for member in group.members)
+    kind: Any = RankedStaticAgent if renumbered else StaticGroupAgent
+    agent = _make(kind, group.name, group.me.worker_id, transport, settings)
+    agent.group = group
+    if renumbered:
+        workers = [worker_info(m.name, m.worker_id, m.rank) for m in group.members]
+        agent.set_workers(workers, workers[group.rank])
+    book = addressing(transport, agent, group.name)
+    try:
+        addresses = group.exchange(book.listen(group.me.worker_id))
+        for member, address in zip(group.members, addresses, strict=True):
+            if member.rank != group.rank:
+                book.learn(member.worker_id, member.name, member.rank, address)
+                agent.add_member(member.name, member.worker_id)
+        rpc.api._init_rpc_states(agent)
+    except BaseException:
+        _give_up(agent)
+        raise
+    return agent  # type: ignore[no-any-return]
+
+
+def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
+    def learn(peer: Peer) -> bool:
+        try:
+            book.learn(peer.worker_id, peer.name, peer.rank, peer.address)
+        except Exception as error:
+            logger.warning("RPC worker %r is not let in: %s", peer.name, error)
+            return False
+        return True
+
+    def add(peer: Peer) -> None:
+        if peer.worker_id != worker_id:
+            agent.add_member(peer.name, peer.worker_id)
+        members[peer.worker_id] = worker_info(peer.name, peer.worker_id, peer.rank)
+        agent.set_workers(list(members.values()), mine)
+        _renew_gathers({info.name for info in members.values()})
+
+    def remove(peer: Peer) -> None:
+        members.pop(peer.worker_id, None)
+        agent.set_workers(list(members.values()), mine)
+        _renew_gathers({info.name for info in members.values()})
+        if peer.worker_id != worker_id:
+            agent.remove_member(peer.worker_id, f"worker {peer.name!r} has left the group")
+
+    roster = Roster(group.store, group.name, on_peer=learn, on_join=add, on_leave=remove)
+    wanted = fixed_worker_id()
+    worker_id = roster.take_id(group.rank if wanted is None else wanted)
+    mine = worker_info(group.name, worker_id, group.rank)
+    members = {worker_id: mine}
+    agent = _make(DynamicGroupAgent, group.name, worker_id, transport, settings)
+    agent.roster = roster
+    agent.set_workers([mine], mine)
+    book = addressing(transport, agent, group.name)
+    book.refresh_before_refusing(roster.refresh)
+    agent.on_unknown_member(roster.refresh)
+    agent.on_lost(lambda _peer, _reason: roster.refresh())
+    try:
+        roster.announce(group.name, group.rank, worker_id, book.listen(worker_id))
+        rpc.api._init_rpc_states(agent)
+        roster.join(lambda peer: _is_alive(agent, peer))
+    except BaseException:
+        try:
+            roster.leave()
+        finally:
+            _give_up(agent)
+        raise
+    return agent  # type: ignore[no-any-return]
+
+
+def _make(kind: Any, name: str, worker_id: int, transport: Any, settings: Settings) -> Any:
+    try:
+        agent = kind(
+            name,
+            worker_id,
+            transport,
+            num_worker_threads=settings.num_worker_threads,
+            rpc_timeout=settings.rpc_timeout,
+            max_message_bytes=settings.max_message_bytes,
+            max_unanswered_bytes=settings.max_unanswered_bytes,
+        )
+    except BaseException:
+        if isinstance(transport, (Native, Transport)):
+            transport.close(0)
+        raise
+    agent.transport = transport
+    return agent
+
+
+def _give_up(agent: Any) -> None:
+    """Shut down an agent whose start has failed."""
+    if isinstance(agent.transport, Native):
+        # First: the one in C++ waits for what it has asked this one, which may wait for peers.
+        agent.transport.close(0)
+    agent.shutdown()
+
+
+def _is_alive(agent: Any, peer: Peer) -> bool:
+    """Return whether a member answers; one that says nothing in time may be."""
+    agent.add_member(peer.name, peer.worker_id)
+    try:
+        rpc.rpc_sync(
+            worker_info(peer.name, peer.worker_id, peer.worker_id), int, timeout=_ALIVE_PATIENCE
+        )
+    except RuntimeError as error:
+        return "RPC ran for more than set timeout" in str(error)
+    return True
+
+
+def _renew_gathers(names: set[str]) -> None:
+    """Make ``_all_gather`` span the members there are now, and number gathers alike on all of them."""
+    api = rpc.api
+    with api._all_gather_dict_lock:
+        api._ALL_WORKER_NAMES = names
+        api._all_gather_sequence_id.clear()

@@ -1,0 +1,195 @@
+"""A start that fails half-way says why, and leaves no thread, no socket and no address in use."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from agents_kit import PATIENCE, Wire, in_worker
+
+from rpc_backends_agents import _C, Settings, start_agent
+from rpc_backends_agents.addressing import Addressing, addressing
+from rpc_backends_agents.transports.sockets import SocketTransport
+from rpc_backends_core._errors import GroupTimeoutError
+from rpc_backends_core._group.group import Group, Member
+
+
+def a_group(size: int | None = 2, timeout: float = PATIENCE) -> Any:
+    """Return the group of worker "a", of rank 0; the others have given their addresses."""
+    store = dist.HashStore()
+    members = tuple(Member(f"{chr(97 + rank)}", rank, rank, rank) for rank in range(size or 0))
+    if size:
+        for rank in range(1, size):
+            store.set(f"exchange/1/{rank}", '"nowhere"')
+        store.add("exchange/1/arrived", size - 1)
+    return Group(store, "a", 0, size, members, timeout, 0)
+
+
+class Hinders(Wire):
+    """A transport that raises in one of its functions."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+
+    def listen(self, *arguments: Any) -> str:
+        self._raise_in("listen")
+        return super().listen(*arguments)
+
+    def learn(self, *arguments: Any) -> None:
+        self._raise_in("learn")
+
+    def _raise_in(self, where: str) -> None:
+        if self._where == where:
+            raise LookupError(f"{where} cannot do this")
+
+
+class WithCapsule:
+    """A transport in C++ with Python around it, which waits, as one of ZeroMQ does, until it is closed.
+
+    :ivar calls: what was called, in order.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._native = _C.MemoryTransport()
+        self.calls: list[str] = []
+
+    def __rpc_transport__(self) -> object:
+        return self._native.__rpc_transport__()
+
+    def listen(self, worker_id: int, name: str) -> str:
+        self.calls.append("listen")
+        if self._where == "listen":
+            raise LookupError("listen cannot do this")
+        return "somewhere"
+
+    def learn(self, worker_id: int, name: str, address: str, rank: int) -> None:
+        self.calls.append(f"learn {worker_id} {name} {address} {rank}")
+        if self._where == "learn":
+            raise LookupError("learn cannot do this")
+
+    def metrics(self) -> dict[str, str]:
+        return {}
+
+    def close(self, linger: float) -> None:
+        self.calls.append("close")
+
+
+def tasks() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
+def sockets() -> int:
+    found = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum("socket" in str(path) for path in found)
+
+
+@in_worker
+@pytest.mark.parametrize("where", ["listen", "learn"])
+def test_an_error_of_the_transport_is_the_error_of_the_start_and_closes_it(
+    me: Any, where: str
+) -> None:
+    before = tasks()
+    transport = Hinders(where)
+    with pytest.raises(LookupError, match=f"{where} cannot do this"):
+        start_agent(transport, a_group(), Settings())
+    assert transport.closed
+    assert tasks() <= before
+
+
+@in_worker
+@pytest.mark.parametrize("where", ["listen", "learn"])
+def test_the_python_around_a_transport_is_closed_when_the_start_fails(me: Any, where: str) -> None:
+    before = tasks()
+    transport = WithCapsule(where)
+    with pytest.raises(LookupError, match=f"{where} cannot do this"):
+        start_agent(transport, a_group(), Settings())
+    assert transport.calls[0] == "listen"
+    assert "close" in transport.calls
+    assert tasks() <= before
+
+
+@in_worker
+def test_the_python_around_a_transport_is_closed_before_the_one_in_cpp_that_waits_for_it(
+    me: Any,
+) -> None:
+    agent_closed = threading.Event()
+
+    class Waits(WithCapsule):
+        def close(self, linger: float) -> None:
+            super().close(linger)
+            closed_before.append(agent_closed.is_set())
+
+    closed_before: list[bool] = []
+    shutdown = _C.TransportAgent.shutdown
+
+    def noted(agent: Any) -> None:
+        agent_closed.set()
+        shutdown(agent)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(LookupError):
+        patch.setattr(_C.TransportAgent, "shutdown", noted)
+        start_agent(Waits("learn"), a_group(), Settings())
+    assert closed_before[0] is False
+    assert agent_closed.is_set()
+
+
+@in_worker
+def test_when_another_worker_does_not_come_nothing_of_the_transport_is_left(me: Any) -> None:
+    before, open_before = tasks(), sockets()
+    group = a_group(timeout=0.1)
+    group.store.add("exchange/1/arrived", -1)
+    with pytest.raises(GroupTimeoutError, match=r"waited 0\.1 s"):
+        start_agent(SocketTransport(), group, Settings())
+    assert tasks() <= before
+    assert sockets() == open_before
+
+
+@in_worker
+def test_a_transport_for_another_agent_is_refused_by_what_it_gave_and_closed(me: Any) -> None:
+    class Old(WithCapsule):
+        def __rpc_transport__(self) -> object:
+            return "something"
+
+    transport = Old("")
+    with pytest.raises(
+        TypeError, match=r"gave 'something', and this agent takes rpc_backends\.Transport"
+    ):
+        start_agent(transport, a_group(), Settings())
+    assert transport.calls == ["close"]
+
+
+@in_worker
+def test_a_dynamic_start_that_fails_leaves_the_list_of_members(me: Any) -> None:
+    transport = Hinders("listen")
+    with pytest.raises(LookupError, match="listen cannot do this"):
+        start_agent(transport, a_group(None), Settings())
+    assert transport.closed
+
+
+@in_worker
+def test_what_listens_and_learns_is_the_python_around_a_transport_if_there_is_any(me: Any) -> None:
+    agent = Any
+    plain = addressing(_C.MemoryTransport(), agent, "a")
+    assert type(plain) is Addressing
+    transport = WithCapsule("")
+    around = addressing(transport, agent, "a")
+    assert around.listen(3) == "somewhere"
+    around.learn(4, "b", 1, "there")
+    assert transport.calls == ["listen", "learn 4 b there 1"]
+
+
+@in_worker
+def test_who_keeps_strangers_out_is_told_how_to_look_for_new_members(me: Any) -> None:
+    class Guarded(WithCapsule):
+        on_unknown_key: Any = None
+
+    looked: list[str] = []
+    transport = Guarded("")
+    addressing(transport, Any, "a").refresh_before_refusing(lambda: looked.append("once"))
+    transport.on_unknown_key(b"key")
+    assert looked == ["once"]

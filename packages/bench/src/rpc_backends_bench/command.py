@@ -1,0 +1,320 @@
+"""The command ``rpc-backends bench``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rpc_backends_bench import peers as others
+from rpc_backends_bench import plan as plans
+from rpc_backends_bench import subjects as wanted
+from rpc_backends_bench.awake import DEVICE, kept_awake
+from rpc_backends_bench.compare import Comparison, compare
+from rpc_backends_bench.plan import Plan
+from rpc_backends_bench.results import FormatError, Results
+from rpc_backends_bench.subjects import Subject, SubjectError
+from rpc_backends_cli.output import Failure, console, debug_option, json_option, print_json
+
+_USAGE, _INTERRUPTED = 2, 130
+#: What this process, which hosts the groups' stores, needs before it imports torch. The store looks up
+#: the name of each worker that connects, under every backend: a name server that does not answer would
+#: cost large groups seconds. None is asked; nor does torch warn that it got no answer.
+_ENVIRON = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_EXTRA = 'pip install "rpc-backends-core[bench]"'
+_NEEDED = ("matplotlib", "jinja2")
+
+
+class UsageFailure(Failure):
+    """What was asked for cannot be done."""
+
+    exit_code = _USAGE
+
+
+@click.command(
+    "bench",
+    epilog="""\b
+Examples:
+  rpc-backends bench ZEROMQ --quick                 beside TENSORPIPE, about a minute
+  rpc-backends bench TENSORPIPE --out bench         beside torch's own, with a page and plots
+  rpc-backends bench ZEROMQ:num_worker_threads=4 ZEROMQ --only latency
+  rpc-backends bench ZEROMQ --compare bench/results.json
+
+Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupted.
+""",
+)
+@click.argument("names", metavar="NAME[:KEY=VALUE,...]...", nargs=-1)
+@click.option(
+    "--vs",
+    "reference",
+    metavar="NAME",
+    help="What the others are compared with.  [default: TENSORPIPE; beside TENSORPIPE alone "
+    "TENSORPIPE@torch; the first of several without it]",
+)
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="More backends: a TOML file with a table of options for each, named as it.",
+)
+@click.option(
+    "--quick", is_flag=True, help="Few rounds, small groups: shows large differences only."
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="ROW",
+    help="Only these: `latency`, `latency.noop`, `size.*`. Can be repeated.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write results.json, a page (index.html) and plots (PNG) to DIR.",
+)
+@click.option(
+    "--compare",
+    "old_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OLD.json",
+    help="Say what changed since then, beyond the noise.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="No group of more than N workers.  [default: 64; with --quick 8]",
+)
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice([*others.KNOWN, "none"]),
+    help="Also measure calls without torch's RPC: of Ray actors, of Monarch endpoints. Can be repeated.  "
+    "[default: those that are installed]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the turns.")
+@click.option(
+    "--no-pin", is_flag=True, help="Let the system choose the cores of callers and callees."
+)
+@click.option(
+    "--awake",
+    is_flag=True,
+    help="Keep idle cores from sleeping (Linux, as root): ratios of backends that wait then repeat.",
+)
+@json_option
+@debug_option
+def command(
+    names: tuple[str, ...],
+    reference: str | None,
+    file: Path | None,
+    quick: bool,
+    only: tuple[str, ...],
+    out: Path | None,
+    old_file: Path | None,
+    largest: int | None,
+    peers: tuple[str, ...],
+    seed: int,
+    no_pin: bool,
+    awake: bool,
+    as_json: bool,
+) -> None:
+    """Measure backends side by side.
+
+    Two or more backends take turns in one run, so that drift of the machine cancels: latency, throughput,
+    size, processor time, and how groups form. NAME@torch is torch's own backend, in processes without
+    this package; the same NAME twice shows the method's error. Ctrl-C keeps what was measured.
+    """
+    for name, value in _ENVIRON.items():
+        os.environ.setdefault(name, value)
+    plan = _plan(quick=quick, only=only, largest=largest)
+    plan = replace(plan, seed=seed, pinned=not no_pin)
+    _check_out(out)
+    _check_awake(awake)
+    old = _read(old_file)
+    subjects = _subjects(names, reference, file, _peers(peers))
+    results, interrupted = _measure(plan, subjects, awake=awake, quiet=as_json)
+    comparison = None if old is None else compare(old, results)
+    written = _write(results, comparison, out)
+    if as_json:
+        more = {} if comparison is None else {"comparison": comparison.to_json()}
+        print_json({**results.to_json(), **more})
+    else:
+        _show(results, comparison, written)
+    if interrupted:
+        sys.exit(_INTERRUPTED)
+    sys.exit(1 if results.problems else 0)
+
+
+def _check_out(out: Path | None) -> None:
+    """Find out before a run of minutes that its pages could not be made or written."""
+    if out is None:
+        return
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageFailure(
+            f"--out needs {' and '.join(missing)}, not installed: {_EXTRA}. Without --out there is the "
+            "table alone, and --json."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise UsageFailure(f"--out {out} cannot be written to: {error}") from error
+
+
+def _check_awake(wanted: bool) -> None:
+    try:
+        with kept_awake(wanted):
+            pass
+    except OSError as error:
+        raise UsageFailure(
+            f"--awake: {DEVICE} cannot be written to ({error.strerror}). It takes Linux and root; "
+            "without --awake cores sleep as they do for everybody."
+        ) from error
+
+
+def _read(file: Path | None) -> Results | None:
+    if file is None:
+        return None
+    try:
+        return Results.read(file)
+    except FormatError as error:
+        raise UsageFailure(f"--compare {error}") from error
+
+
+def _peers(names: Sequence[str]) -> list[Subject]:
+    """Return what is measured that is no backend: what was asked for, else what is installed."""
+    there = others.installed()
+    for name in names:
+        if name != "none" and name not in there:
+            raise UsageFailure(
+                f"--peer {name}: it is not installed. pip install {others.KNOWN[name].distribution}"
+            )
+    chosen = [one for one in names if one != "none"] if names else there
+    return [Subject(others.KNOWN[one].label, one, peer=one) for one in dict.fromkeys(chosen)]
+
+
+def _subjects(
+    names: Sequence[str], reference: str | None, file: Path | None, peers: Sequence[Subject]
+) -> list[Subject]:
+    """Return what is measured, each found and loaded once: who was asked for must be there."""
+    try:
+        named = [wanted.parse(name) for name in names] + (wanted.read(file) if file else [])
+        beside = None if reference is None else wanted.parse(reference)
+        wanted.check_named(named)
+    except SubjectError as error:
+        raise UsageFailure(str(error)) from error
+    import torch.distributed.rpc  # noqa: F401 - torch's own backends are known then
+
+    from rpc_backends_core._api import records
+    from rpc_backends_core._errors import RpcBackendsError
+
+    try:
+        plugins = [one.name for one in records() if one.source == "plugin"]
+        subjects = wanted.arrange(named, beside, plugins, peers)
+        for subject in (one for one in subjects if not one.peer):
+            _check(subject)
+    except (SubjectError, RpcBackendsError) as error:
+        raise UsageFailure(str(error)) from error
+    return subjects
+
+
+def _check(subject: Subject) -> None:
+    from torch.distributed import rpc
+
+    from rpc_backends_core import _builtin_backends as torchs_own
+    from rpc_backends_core._default_registry import default_registry
+
+    if subject.own:
+        if subject.name not in torchs_own.CAPABILITIES:
+            known = ", ".join(torchs_own.CAPABILITIES)
+            raise SubjectError(f"torch has no backend {subject.name!r} of its own, but {known}.")
+        return
+    default_registry().backend(subject.name)
+    try:
+        rpc.backend_registry.construct_rpc_backend_options(
+            rpc.BackendType[subject.name], **subject.options
+        )
+    except (TypeError, ValueError) as error:
+        raise SubjectError(
+            f"{subject.label}: the options are refused: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _plan(*, quick: bool, only: Sequence[str], largest: int | None) -> Plan:
+    try:
+        chosen = plans.choose(only)
+    except ValueError as error:
+        raise UsageFailure(f"--only: {error}") from error
+    plan = replace(plans.QUICK if quick else plans.FULL, only=chosen)
+    return plan if largest is None else plan.up_to(largest)
+
+
+def _measure(
+    plan: Plan, subjects: list[Subject], *, awake: bool, quiet: bool
+) -> tuple[Results, bool]:
+    """Measure; return the results, and whether it was interrupted."""
+    from rpc_backends_bench import machine, measure
+    from rpc_backends_bench.progress import Progress
+    from rpc_backends_cli.children import ended_by_signals
+
+    about = [_about(subject) for subject in subjects]
+    packages = tuple(dict.fromkeys(one["distribution"] for one in about if one["distribution"]))
+    here = {**machine.describe(packages), "busy_before": machine.busy_share(), "awake": awake}
+    results = Results.begin(plan, here, about, subjects[-1].label)
+    expected = measure.expected(plan, len(subjects))
+    interrupted = False
+    showing = Progress(expected, quiet=quiet)
+    with ended_by_signals(), kept_awake(awake), showing as progress:
+        try:
+            measure.run(plan, subjects, results, progress, _grows)
+        except KeyboardInterrupt:
+            interrupted = True
+    results.machine = {**here, **machine.finished()}
+    return results, interrupted
+
+
+def _about(subject: Subject) -> dict[str, Any]:
+    from rpc_backends_core._api import record
+
+    if subject.own or subject.peer:
+        distribution = others.KNOWN[subject.peer].distribution if subject.peer else "torch"
+        return {**asdict(subject), "distribution": distribution}
+    return {**asdict(subject), "distribution": record(subject.name).distribution}
+
+
+def _grows(subject: Subject) -> bool:
+    """Return whether a backend has dynamic groups."""
+    from rpc_backends_core import _builtin_backends as torchs_own
+    from rpc_backends_core._backend import Capability
+    from rpc_backends_core._default_registry import default_registry
+
+    if subject.own:
+        return Capability.DYNAMIC_GROUPS in torchs_own.CAPABILITIES[subject.name]
+    return Capability.DYNAMIC_GROUPS in default_registry().backend(subject.name).capabilities
+
+
+def _write(results: Results, comparison: Comparison | None, out: Path | None) -> list[Path]:
+    if out is None:
+        return []
+    from rpc_backends_bench.writing import write
+
+    return write(results, comparison, out)
+
+
+def _show(results: Results, comparison: Comparison | None, written: list[Path]) -> None:
+    from rpc_backends_bench.table import render
+
+    to = console()
+    render(results, comparison, to)
+    for file in written:
+        to.print(f"wrote {file}", soft_wrap=True)

@@ -1,0 +1,120 @@
+"""How plots are drawn: panels, lines along what a row depends on, colours and legends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rpc_backends_bench.plan import DYNAMIC, Row
+from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.statistics import spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people who see few can tell apart; the reference is grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+REFERENCE = "#404448"
+_LIMITS = {f"{LIMIT}memcpy": ("#999999", ":"), f"{LIMIT}socket": ("#999999", "--")}
+_LIMIT_NAMES = {f"{LIMIT}memcpy": "copying memory", f"{LIMIT}socket": "bare socket"}
+_WIDTH, _HEIGHT = 4.2, 3.1  # of a panel, in inches
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e6e8",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+}
+
+
+def panels(
+    count: int, columns: int, *, share_y: bool = False, wide: float = 1.0, high: float = 1.0
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many panels, as many in a line as ``columns``."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, count)
+    lines = -(-count // columns)
+    size = (columns * _WIDTH * wide, lines * _HEIGHT * high + 0.35)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(lines, columns, sharey=share_y, squeeze=False)
+    panels = list(grid.flat)
+    for unused in panels[count:]:
+        unused.remove()
+    return figure, panels[:count]
+
+
+def contestants(results: Results, row: Row) -> Iterable[tuple[str, str, str]]:
+    """Yield whose lines there are, with colour and style; the reference below the others."""
+    yield results.reference, REFERENCE, "-"
+    others = [label for label in results.labels if label != results.reference]
+    for number, label in enumerate(others):
+        yield label, COLOURS[number % len(COLOURS)], "-"
+    for limit in row.limits:
+        yield f"{LIMIT}{limit}", *_LIMITS[f"{LIMIT}{limit}"]
+
+
+def along(
+    axes: Axes, results: Results, row: Row, shown: Callable[[Row, int, float], float]
+) -> None:
+    """Draw medians, with quartiles, along what a row depends on."""
+    places = [x for x in results.places(row.id) if x is not None]
+    for label, colour, line in contestants(results, row):
+        there = [(x, results.of(row.id, x, label)) for x in places]
+        spreads = [(x, spread(series.values)) for x, series in there if series is not None]
+        if not spreads:
+            continue
+        marker = "" if label.startswith(LIMIT) else "o"
+        xs = [x for x, _ in spreads]
+        middles = [shown(row, x, one.middle) for x, one in spreads]
+        axes.plot(xs, middles, marker=marker, color=colour, linestyle=line, label=name_of(label))
+        for x, one in spreads:
+            ends = [shown(row, x, one.low), shown(row, x, one.high)]
+            axes.plot([x, x], ends, color=colour, linewidth=1)
+    if row.id in DYNAMIC:
+        ticks = [x for x in places if x == 1 or x % max(1, places[-1] // 8) == 0]
+    else:
+        axes.set_xscale("log", base=2)
+        ticks = places
+    axes.set_xticks(ticks, [str(x) for x in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel(row.along or "")
+
+
+def legend(figure: Figure, panels: list[Axes]) -> None:
+    """Show one legend for all panels."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        handles, labels = list(found.values()), list(found)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(found)))
+
+
+def plain_numbers(axes: Axes, which: str) -> None:
+    """Write the numbers of a logarithmic axis (``x`` or ``y``) as they are, and not as powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    low, high = sorted(axis.get_view_interval())
+    steps = (1, 2, 5) if high / max(low, 1e-12) < 200 else (1,)
+    axis.set_major_locator(LogLocator(base=10, subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def name_of(label: str) -> str:
+    """Return what a contestant is called in a legend."""
+    return f"limit: {_LIMIT_NAMES[label]}" if label in _LIMIT_NAMES else label

@@ -1,0 +1,73 @@
+"""A run: all that the plan says, one kind of measurement after the other, as far as it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from rpc_backends_bench import calls, groups
+from rpc_backends_bench.plan import CPU, DYNAMIC, STATIC, Plan
+from rpc_backends_bench.results import Results
+from rpc_backends_bench.subjects import Subject
+from rpc_backends_bench.turns import Watching
+
+_Stage: TypeAlias = Callable[[Plan, Sequence[Subject], Results, Watching], None]
+
+_STAGES: tuple[_Stage, ...] = (
+    calls.measure_calls,
+    calls.measure_sizes,
+    calls.measure_clients,
+    groups.measure_static,
+    groups.measure_dynamic,
+)
+
+#: Those that calls are measured in; the others are of groups.
+_WITH_PEERS = (calls.measure_calls, calls.measure_sizes)
+
+
+def run(
+    plan: Plan,
+    subjects: Sequence[Subject],
+    results: Results,
+    watching: Watching,
+    capable: Callable[[Subject], bool],
+) -> None:
+    """Measure; what is measured is in ``results`` even if this is interrupted.
+
+    A backend that could not start a pair of workers is left out of what comes after.
+
+    :param capable: whether a backend has dynamic groups.
+    """
+    try:
+        for stage in _STAGES:
+            failed = {one.label for one in results.problems if one.at == "start"}
+            going = [one for one in subjects if one.label not in failed]
+            if stage not in _WITH_PEERS:
+                going = [one for one in going if not one.peer]
+            if stage is groups.measure_dynamic:
+                going = [one for one in going if capable(one)]
+            if going:
+                stage(plan, going, results, watching)
+        results.complete = True
+    finally:
+        results.sum_up()
+
+
+def expected(plan: Plan, subjects: int) -> float:
+    """Return what :class:`Watching` hears in all of steps, in seconds, if all goes well."""
+    seconds = 0.0
+    once = plan.sittings * plan.rounds * plan.seconds
+    latencies = plan.of("latency.")
+    seconds += once / 2 * len(latencies) * subjects
+    seconds += once / 2 * any(row.limits for row in latencies)
+    seconds += once * subjects * len(plan.in_flight) * plan.has("throughput.inflight")
+    seconds += once * subjects * 3 * plan.has(*CPU)
+    by_size = sum(plan.seconds + size / 1e9 for size in plan.sizes)
+    seconds += plan.sittings * plan.size_rounds * by_size * len(plan.of("size.")) * (subjects + 1)
+    client_turns = plan.client_sittings * plan.client_rounds
+    clients = client_turns * len(plan.clients) * plan.seconds * subjects
+    seconds += clients * plan.has("throughput.clients")
+    static = sum(size * rounds for size, rounds in plan.groups) * groups.SECONDS_A_WORKER
+    seconds += static * subjects * plan.has(*STATIC)
+    dynamic = 2 * sum(size * rounds for size, rounds in plan.joins) * groups.SECONDS_A_WORKER
+    return seconds + dynamic * subjects * plan.has(*DYNAMIC)

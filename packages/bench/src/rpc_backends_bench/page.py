@@ -1,0 +1,96 @@
+"""The results as a page: one HTML file that needs nothing else, to publish."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from rpc_backends_bench import machine, wording
+from rpc_backends_bench.compare import Comparison
+from rpc_backends_bench.disturbances import disturbances
+from rpc_backends_bench.plan import Row
+from rpc_backends_bench.plots import Picture
+from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.statistics import spread
+from rpc_backends_bench.table import in_words
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_TONES = {"better": "good", "worse": "bad", "": ""}
+
+
+def render(results: Results, comparison: Comparison | None, pictures: Sequence[Picture]) -> str:
+    """Return the page of ``results``."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    others = [label for label in results.labels if label != results.reference]
+    return environment.get_template("bench.html.j2").render(
+        results=results,
+        others=others,
+        pictures=[(one.plot, _embedded(one)) for one in pictures],
+        sections=_sections(results),
+        machine=machine.in_words(results.machine),
+        disturbances=disturbances(results),
+        comparison=comparison,
+        in_words=in_words,
+        tones=_TONES,
+    )
+
+
+def _embedded(picture: Picture) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(picture.svg).decode()
+
+
+def _sections(results: Results) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of the tables, by heading."""
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for row in results.rows():
+        for x in wording.shown_places(results, row):
+            sections.setdefault(row.section, []).append(_line(results, row, x))
+    return sections
+
+
+def _line(results: Results, row: Row, x: int | None) -> dict[str, Any]:
+    cells = []
+    for label in results.labels:
+        series = results.of(row.id, x, label)
+        cell: dict[str, Any] = {"value": "", "detail": "", "ratio": None, "tone": ""}
+        if series is not None:
+            of_values = spread(series.values)
+            cell["value"] = wording.figure(row, of_values.middle)
+            cell["detail"] = _detail(row, series.percentiles) or (
+                f"{wording.figure(row, of_values.low)} - {wording.figure(row, of_values.high)}"
+            )
+            if row.along == "bytes" and x is not None:
+                rate = wording.rate(wording.bandwidth(row, of_values.middle, x))
+                cell["detail"] = f"{rate} · {cell['detail']}"
+        if label != results.reference:
+            ratio = results.ratio(row.id, x, label)
+            cell["ratio"] = wording.ratio(ratio)
+            cell["tone"] = _TONES[wording.judgement(row, ratio)]
+        cells.append(cell)
+    limits = []
+    for limit in row.limits:
+        series = results.of(row.id, x, f"{LIMIT}{limit}")
+        if series is not None:
+            name = "bare socket" if limit == "socket" else "copying memory"
+            name += ", 64 B" if x is None else ""
+            limits.append(f"{name}: {wording.figure(row, spread(series.values).middle)}")
+    return {"name": wording.place(row, x), "id": row.id, "cells": cells, "limits": limits}
+
+
+def _detail(row: Row, percentiles: dict[str, float]) -> str:
+    told = [
+        f"{percent} %: {wording.figure(row, value)}"
+        for percent, value in percentiles.items()
+        if percent != "50"
+    ]
+    return " · ".join(told)

@@ -1,0 +1,54 @@
+"""A process that calls another by what is no backend of torch; it takes turns with the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from types import ModuleType
+from typing import ClassVar
+
+from rpc_backends_bench import accounting
+from rpc_backends_bench.contestants import Caller
+from rpc_backends_bench.peers import ROWS, steps
+from rpc_backends_bench.subjects import Subject
+
+
+class Outsider(Caller):
+    """A process that calls another without torch's RPC.
+
+    What it has started stands still with it.
+    """
+
+    _steps: ClassVar[ModuleType] = steps
+
+    def __init__(self, subject: Subject, seconds: float = 300) -> None:
+        super().__init__(subject, 1, own=True, seconds=seconds)
+
+    def has(self, row: str) -> bool:
+        """Return whether a row is measured of it."""
+        return row in ROWS
+
+    def start(self, pinned: bool) -> None:
+        """Start what is called."""
+        cores = sorted(os.sched_getaffinity(0)) if pinned else []
+        self.call(0, steps.begin, self.subject.peer, cores[len(cores) // 2 :])
+
+    def stop(self) -> None:
+        """End it."""
+        self.call(0, steps.end)
+
+    def close(self) -> None:
+        """End the process, and whatever it has started."""
+        self._signal_started(signal.SIGKILL)
+        super().close()
+
+    def _signal(self, number: int) -> None:
+        self._signal_started(number)
+        super()._signal(number)
+
+    def _signal_started(self, number: int) -> None:
+        for worker in self.workers:
+            for pid in accounting.descendants(worker.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)

@@ -1,0 +1,283 @@
+"""Plots of results: made by matplotlib, as PNG files and as SVG for the page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rpc_backends_bench import drawing, wording
+from rpc_backends_bench.plan import BY_ID, Row
+from rpc_backends_bench.results import Results
+from rpc_backends_bench.statistics import Ratio, spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WIDEST = 50
+#: The percentiles that the axis of a distribution names.
+_NINES = (0.0, 50.0, 90.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What can be drawn of results.
+
+    :ivar name: of its file.
+    :ivar caption: what a reader has to know to read it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Results], Figure]
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot of some results, as the contents of files."""
+
+    plot: Plot
+    svg: bytes
+    png: bytes
+
+
+def available(results: Results) -> list[Plot]:
+    """Return the plots of which there is something to draw."""
+    there = {row.id for row in results.rows()}
+    return [plot for plot in PLOTS if there.intersection(plot.rows)]
+
+
+def draw(plot: Plot, results: Results) -> Picture:
+    """Return a plot as files."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(drawing.STYLE):
+        figure = plot.draw(results)
+        svg, png = io.BytesIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", facecolor="white", metadata={"Date": None})
+        figure.savefig(png, format="png", facecolor="white", dpi=144)
+    return Picture(plot, svg.getvalue(), png.getvalue())
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def _draw_latencies(results: Results) -> Figure:
+    rows = _rows(results, "latency.")
+    figure, panels = drawing.panels(len(rows), 3, share_y=True)
+    for axes, row in zip(panels, rows, strict=True):
+        for label, colour, line in drawing.contestants(results, row):
+            series = results.of(row.id, None, label)
+            if series is None or not series.curve:
+                continue
+            percents, values = zip(*series.curve, strict=True)
+            axes.plot(
+                [_nines(one) for one in percents],
+                [one * 1e6 for one in values],
+                color=colour,
+                linestyle=line,
+                label=drawing.name_of(label),
+            )
+        loaded = ", loaded" if ".loaded." in row.id else ""
+        axes.set_title(row.title + loaded)
+        axes.set_yscale("log")
+        axes.set_xticks([_nines(one) for one in _NINES], [f"{one:g} %" for one in _NINES])
+        axes.set_ylabel("us")
+        axes.set_xlabel("share of calls that took at most so long")
+        drawing.plain_numbers(axes, "y")
+    drawing.legend(figure, panels)
+    return figure
+
+
+def _draw_throughput(results: Results) -> Figure:
+    rows = _rows(results, "throughput.")
+    figure, panels = drawing.panels(len(rows), 2)
+    for axes, row in zip(panels, rows, strict=True):
+        drawing.along(axes, results, row, _as_it_is)
+        axes.set_title(f"{row.section}, by {row.title}")
+        axes.set_ylabel("calls per second")
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    drawing.legend(figure, panels)
+    return figure
+
+
+def _draw_sizes(results: Results) -> Figure:
+    rows = _rows(results, "size.")
+    figure, panels = drawing.panels(len(rows), 2, share_y=True, wide=1.25)
+    for axes, row in zip(panels, rows, strict=True):
+        drawing.along(axes, results, row, _as_bandwidth)
+        axes.set_title("echo: there and back" if row.id == "size.echo" else "one way")
+        axes.set_ylabel("bytes per second")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: wording.rate(value))
+        places = [x for x in results.places(row.id) if x is not None]
+        axes.set_xticks(places, [wording.amount(x) for x in places], rotation=35, ha="right")
+        axes.minorticks_off()
+        axes.set_xlabel("")
+    drawing.legend(figure, panels)
+    return figure
+
+
+def _draw_groups(results: Results) -> Figure:
+    rows = _rows(results, "group.")
+    figure, panels = drawing.panels(len(rows), 3)
+    for axes, row in zip(panels, rows, strict=True):
+        drawing.along(axes, results, row, _in_mebibytes if row.unit == "B" else _as_it_is)
+        axes.set_title(row.title)
+        axes.set_ylabel({"s": "seconds", "B": "MiB"}.get(row.unit, "number"))
+        axes.set_ylim(bottom=0)
+    drawing.legend(figure, panels)
+    return figure
+
+
+def _draw_processor(results: Results) -> Figure:
+    rows = _rows(results, "cpu.")
+    figure, panels = drawing.panels(len(rows), 3, high=0.7)
+    for axes, row in zip(panels, rows, strict=True):
+        scale = 1e6 if row.unit == "s" else 1.0
+        for place, (label, colour, _) in enumerate(drawing.contestants(results, row)):
+            series = results.of(row.id, None, label)
+            if series is not None:
+                value = spread(series.values)
+                axes.barh(place, value.middle * scale, color=colour, height=0.6, label=label)
+                axes.plot([value.low * scale, value.high * scale], [place] * 2, "k-", linewidth=1)
+        axes.set_title(row.title)
+        axes.set_yticks([])
+        axes.invert_yaxis()
+        axes.set_xlabel("us of a core, per call" if row.unit == "s" else "cores")
+    drawing.legend(figure, panels)
+    return figure
+
+
+def _draw_ratios(results: Results) -> Figure:
+    others = [label for label in results.labels if label != results.reference]
+    places = [
+        (row, x)
+        for row in results.rows()
+        for x in wording.shown_places(results, row)
+        if any(results.ratio(row.id, x, label) for label in others)
+    ]
+    figure, (axes,) = drawing.panels(1, 1, wide=2.1, high=max(1.0, (len(places) + 3) * 0.052))
+    for number, label in enumerate(others):
+        drawn = [(n, row, results.ratio(row.id, x, label)) for n, (row, x) in enumerate(places)]
+        ratios = [(n, _times(row, one)) for n, row, one in drawn if one is not None]
+        axes.errorbar(
+            [one.middle for _, one in ratios],
+            [n + (number - (len(others) - 1) / 2) * 0.22 for n, _ in ratios],
+            xerr=[
+                [one.middle - one.low for _, one in ratios],
+                [one.high - one.middle for _, one in ratios],
+            ],
+            fmt="o",
+            markersize=3.5,
+            linewidth=1,
+            color=drawing.COLOURS[number % len(drawing.COLOURS)],
+            label=label,
+        )
+    axes.axvline(1, color=drawing.REFERENCE, linewidth=1, zorder=0)
+    axes.set_xscale("log")
+    drawing.plain_numbers(axes, "x")
+    names = [f"{_brief(row)}{wording.place(row, x)}" for row, x in places]
+    axes.set_yticks(range(len(places)), names)
+    axes.set_ylim(len(places) - 0.4, -0.6)
+    axes.set_xlabel(f"ratio to {results.reference}: left of 1 is better")
+    drawing.legend(figure, [axes])
+    return figure
+
+
+PLOTS = (
+    Plot(
+        "ratios",
+        "Everything beside the reference",
+        "Each figure divided by the reference's, with the interval in which that ratio lies (95 %). Left "
+        "of 1 is better: of calls per second, what is shown is the time that they mean for one.",
+        _draw_ratios,
+        tuple(BY_ID),
+    ),
+    Plot(
+        "latency",
+        "Distributions of round trips",
+        "How long the fastest part of the calls took, on an axis that opens up the slowest: of 1000 "
+        "calls, one takes longer than what stands at 99.9 %.",
+        _draw_latencies,
+        tuple(one for one in BY_ID if one.startswith("latency.")),
+    ),
+    Plot(
+        "throughput",
+        "Throughput",
+        "No-ops in Python that ended in a second; lines at the points are quartiles.",
+        _draw_throughput,
+        tuple(one for one in BY_ID if one.startswith("throughput.")),
+    ),
+    Plot(
+        "bandwidth",
+        "Bandwidth by size, and its limits",
+        "Bytes moved in a second, counted both ways for an echo. The limits are of this machine, "
+        "measured in the same turns: one thread copying memory, and a TCP socket of the loopback "
+        "interface between two processes that keep their buffers. Shared memory can beat the socket.",
+        _draw_sizes,
+        ("size.echo", "size.oneway"),
+    ),
+    Plot(
+        "processor",
+        "Processor time",
+        "What a call costs on each side, also in threads that only look for messages; and what a worker "
+        "costs that does nothing.",
+        _draw_processor,
+        tuple(one for one in BY_ID if one.startswith("cpu.")),
+    ),
+    Plot(
+        "groups",
+        "Groups by size",
+        "What a worker holds is what it has more than before init_rpc, the mean of all. Joining and "
+        "leaving are of one worker, while nobody else does.",
+        _draw_groups,
+        tuple(one for one in BY_ID if one.startswith("group.")),
+    ),
+)
+
+
+# --- values as they are drawn ---------------------------------------------------------------------
+
+
+def _rows(results: Results, prefix: str) -> list[Row]:
+    return [row for row in results.rows() if row.id.startswith(prefix)]
+
+
+def _as_it_is(_row: Row, _x: int, value: float) -> float:
+    return value
+
+
+def _in_mebibytes(_row: Row, _x: int, value: float) -> float:
+    return value / (1 << 20)
+
+
+def _as_bandwidth(row: Row, x: int, value: float) -> float:
+    return wording.bandwidth(row, value, x)
+
+
+def _times(row: Row, ratio: Ratio) -> Ratio:
+    """Return a ratio as one of times, and no further out than what is worth an axis."""
+    ends = (ratio.low, ratio.middle, ratio.high)
+    if row.higher_is_better:
+        high, middle, low = (1 / max(one, 1 / _WIDEST) for one in ends)
+        ends = (low, middle, high)
+    low, middle, high = (min(max(one, 1 / _WIDEST), _WIDEST) for one in ends)
+    return Ratio(low, middle, high, ratio.pairs)
+
+
+def _nines(percent: float) -> float:
+    """Return where a percentile stands: each nine more as far from the one before."""
+    import math
+
+    return -math.log10(1 - percent / 100)
+
+
+def _brief(row: Row) -> str:
+    if row.id.startswith("latency."):
+        return "loaded: " if ".loaded." in row.id else "round trip: "
+    return {"throughput": "a call, ", "cpu": "processor: "}.get(row.id.partition(".")[0], "")

@@ -1,0 +1,154 @@
+"""The table at the end of a run, and what changed since another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rpc_backends_bench import machine, wording
+from rpc_backends_bench.compare import Change, Comparison
+from rpc_backends_bench.disturbances import disturbances
+from rpc_backends_bench.plan import BY_ID, Row
+from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.statistics import spread
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_STYLES = {"better": "green", "worse": "red", "": ""}
+_TEXT = 200
+_WIDEST = 10_000
+
+
+def render(results: Results, comparison: Comparison | None, to: Console) -> None:
+    """Show what was measured; what needs attention comes last."""
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    table = _table(results, intervals=True)
+    needed = Measurement.get(to, to.options.update(max_width=_WIDEST), table).maximum
+    if not to.is_terminal:
+        to.width = max(to.width, needed)  # whoever reads a file can scroll
+    fits = needed <= to.width
+    to.print(table if fits else _table(results, intervals=False))
+    where = (
+        "in brackets where it lies with 95 % confidence."
+        if fits
+        else "where it lies with 95 % confidence is in the page and in a wider window."
+    )
+    to.print(
+        Text(
+            f"Medians. A ratio is to {results.reference}: below 1 is faster or less, except for calls "
+            f"per second; {where}",
+            "dim",
+        )
+    )
+    to.print(Text(machine.in_words(results.machine), "dim"))
+    for text in disturbances(results):
+        to.print(Text(text, "yellow"))
+    if comparison is not None:
+        _render_comparison(comparison, to)
+    for problem in results.problems:
+        to.print()
+        text = problem.text.splitlines()[0] if problem.text else ""
+        to.print(Text(f"{problem.label}, {problem.at}: {text[:_TEXT]}", "red"))
+    if not results.complete:
+        to.print()
+        to.print(Text("Interrupted: this is what was measured until then.", "yellow"))
+
+
+def _table(results: Results, *, intervals: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table.add_column("MEASURED", no_wrap=True)
+    for label in results.labels:
+        table.add_column(label, justify="right", overflow="fold", min_width=8)
+        if label != results.reference:
+            table.add_column("RATIO", justify="right", no_wrap=True)
+    section = ""
+    for row in results.rows():
+        if row.section != section:
+            section = row.section
+            table.add_section()
+            table.add_row(section, style="bold")
+        for x in wording.shown_places(results, row):
+            _add(table, results, row, x, intervals)
+    return table
+
+
+def _add(table: Table, results: Results, row: Row, x: int | None, intervals: bool) -> None:
+    from rich.text import Text
+
+    cells: list[str | Text] = []
+    for label in results.labels:
+        series = results.of(row.id, x, label)
+        if series is None:
+            cells.append(Text("error", "red") if _failed(results, label) else "")
+        else:
+            cells.append(wording.figure(row, spread(series.values).middle))
+        if label != results.reference:
+            ratio = results.ratio(row.id, x, label)
+            text = wording.ratio(ratio, interval=intervals)
+            cells.append(Text(text, _STYLES[wording.judgement(row, ratio)]))
+    table.add_row(f"  {wording.place(row, x)}", *cells)
+    for percent in ("90", "99", "99.9"):
+        _add_percentile(table, results, row, x, percent)
+    for limit in row.limits:
+        series = results.of(row.id, x, f"{LIMIT}{limit}")
+        if series is not None:
+            value = wording.figure(row, spread(series.values).middle)
+            what = "bare socket" if limit == "socket" else "copying memory"
+            table.add_row(f"    limit, {what}: {value}", style="dim")
+
+
+def _add_percentile(table: Table, results: Results, row: Row, x: int | None, percent: str) -> None:
+    found = {}
+    for label in results.labels:
+        series = results.of(row.id, x, label)
+        if series is not None and percent in series.percentiles:
+            found[label] = series.percentiles[percent]
+    if not found:
+        return
+    cells = []
+    for label in results.labels:
+        cells.append(wording.figure(row, found[label]) if label in found else "")
+        if label != results.reference:
+            both = label in found and results.reference in found
+            cells.append(f"{found[label] / found[results.reference]:.2f}" if both else "")
+    table.add_row(f"    {percent} %", *cells, style="dim")
+
+
+def _failed(results: Results, label: str) -> bool:
+    return any(problem.label == label for problem in results.problems)
+
+
+def _render_comparison(comparison: Comparison, to: Console) -> None:
+    from rich.text import Text
+
+    to.print()
+    changes = comparison.beyond_noise()
+    if changes:
+        to.print(Text("Changed beyond the noise", "bold"))
+    else:
+        to.print(
+            Text(f"Nothing of {len(comparison.changes)} figures changed beyond the noise.", "bold")
+        )
+    for change in changes:
+        style = _STYLES.get(change.verdict, "")
+        to.print(Text.assemble("  ", (change.verdict, style), f"  {in_words(change)}"))
+    for note in comparison.notes:
+        to.print(Text.assemble(("Note: ", "yellow"), note))
+
+
+def in_words(change: Change) -> str:
+    """Return a change as a sentence."""
+    row = BY_ID[change.row]
+    where = f"{row.section}, {wording.place(row, change.x)}"
+    if change.absolute:
+        old = wording.figure(row, change.old.middle)
+        new = wording.figure(row, change.new.middle)
+    else:
+        old, new = wording.ratio(change.old), wording.ratio(change.new)
+    return f"{change.label}: {where}: {old} then, {new} now (x {change.factor:.2f})"

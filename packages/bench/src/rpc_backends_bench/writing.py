@@ -1,0 +1,27 @@
+"""The files of a run: its results, a page, and the plots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rpc_backends_bench import page, plots
+from rpc_backends_bench.compare import Comparison
+from rpc_backends_bench.results import Results
+
+
+def write(results: Results, comparison: Comparison | None, folder: Path) -> list[Path]:
+    """Write ``results.json``, ``index.html`` and a PNG for each plot; return the files.
+
+    The results come first: whatever goes wrong with the rest, they are there.
+    """
+    written = [folder / "results.json"]
+    written[0].write_text(json.dumps(results.to_json(), indent=1) + "\n")
+    pictures = [plots.draw(plot, results) for plot in plots.available(results)]
+    written.append(folder / "index.html")
+    written[1].write_text(page.render(results, comparison, pictures))
+    for picture in pictures:
+        file = folder / f"{picture.plot.name}.png"
+        file.write_bytes(picture.png)
+        written.append(file)
+    return written

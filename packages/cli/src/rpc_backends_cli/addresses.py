@@ -1,0 +1,198 @@
+"""Which address the workers of this machine listen on, found the way torch's TensorPipe agent does it.
+
+The agent takes the first address of the interface in ``TP_SOCKET_IFNAME``; without that variable the
+first address of the machine's hostname that it can bind; and 127.0.0.1 where this fails. Seen in torch
+2.13; it says so in the log only, and other workers then cannot reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rpc_backends_cli.report import Finding, Level, Section
+
+INTERFACE_VARIABLE = "TP_SOCKET_IFNAME"
+FALLBACK = "127.0.0.1"
+# Linux: <linux/sockios.h> and <linux/if.h>.
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_UP_AND_RUNNING = 0x1 | 0x40
+_IPV6_TABLE = Path("/proc/net/if_inet6")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An address of this machine and the network interface that has it."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choice of an address depends on.
+
+    :ivar interfaces: those that are up, IPv4 first, as the system lists them.
+    :ivar hostname: this machine's name.
+    :ivar resolved: the addresses that the name resolves to, in order.
+    :ivar bindable: those of them that a socket could be bound to.
+    """
+
+    interfaces: list[Interface]
+    hostname: str
+    resolved: list[str]
+    bindable: list[str]
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a worker.
+
+    :ivar how: what it was found by.
+    :ivar failure: why it is the fallback, None where it is not.
+    """
+
+    address: str
+    interface: str | None
+    how: str
+    failure: str | None = None
+
+
+def machine() -> Machine:
+    """Look at this machine."""
+    hostname = socket.gethostname()
+    resolved = _resolve(hostname)
+    return Machine(interfaces(), hostname, resolved, [a for a in resolved if _can_bind(a)])
+
+
+def choose(here: Machine, environ: Mapping[str, str] = os.environ) -> Address:
+    """Return the address that torch's agent takes."""
+    wanted = environ.get(INTERFACE_VARIABLE)
+    if wanted is not None:
+        how = f"{INTERFACE_VARIABLE}={wanted}"
+        for interface in here.interfaces:
+            if interface.name == wanted:
+                return Address(interface.address, wanted, how)
+        return _fallback(here, how, "no interface of that name is up and has an address")
+    how = f"hostname {here.hostname!r}"
+    if here.bindable:
+        return Address(here.bindable[0], interface_of(here.bindable[0], here.interfaces), how)
+    if here.resolved:
+        return _fallback(here, how, f"it resolves to {here.resolved[0]}, which no interface has")
+    return _fallback(here, how, "it does not resolve to any address")
+
+
+def own() -> str:
+    """Return the address that torch's agent takes on this machine."""
+    return choose(machine()).address
+
+
+def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
+    """Return which address the workers would use, and whether others could reach it."""
+    chosen = choose(here, environ)
+    where = f"{chosen.address} ({chosen.interface or 'interface not known'}), by {chosen.how}"
+    remedy = f"Set {INTERFACE_VARIABLE} to the interface the workers share{_alternatives(here)}."
+    level: Level = "ok"
+    if chosen.failure is not None:
+        level = "problem" if INTERFACE_VARIABLE in environ else "warning"
+        where = f"{where}: {chosen.failure}, so torch falls back to that address. {remedy}"
+    elif _is_loopback(chosen.address):
+        spread = _several_hosts(here, environ)
+        level = "warning" if spread else "note"
+        why = f"{spread}, and workers there" if spread else "fine on one machine; workers elsewhere"
+        where = f"{where}: {why} cannot reach it. {remedy}"
+    data = {**asdict(chosen), "interfaces": [asdict(one) for one in here.interfaces]}
+    return Section("addresses", "Addresses of workers", [Finding(level, "TensorPipe", where, data)])
+
+
+def interface_of(address: str, among: list[Interface]) -> str | None:
+    """Return the name of the interface that has ``address``; all of 127.0.0.0/8 is one interface's."""
+    for interface in among:
+        if interface.address == address:
+            return interface.name
+    if _is_loopback(address):
+        return next((one.name for one in among if _is_loopback(one.address)), None)
+    return None
+
+
+def interfaces() -> list[Interface]:
+    """Return the addresses of the interfaces that are up; the first IPv4 one of each, and IPv6."""
+    if not sys.platform.startswith("linux"):
+        return []
+    import fcntl
+
+    found: list[Interface] = []
+    names = [name for _, name in socket.if_nameindex()]
+    up: set[str] = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for name in names:
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # it went away, or has no IPv4 address
+                flags = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)[16:18]
+                if struct.unpack("H", flags)[0] & _UP_AND_RUNNING != _UP_AND_RUNNING:
+                    continue
+                up.add(name)
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+                found.append(Interface(name, socket.inet_ntoa(answer[20:24])))
+    with contextlib.suppress(OSError):  # a machine without IPv6
+        for line in _IPV6_TABLE.read_text().splitlines():
+            digits, *_, name = line.split()
+            if name in up:
+                found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
+    return found
+
+
+def _alternatives(here: Machine) -> str:
+    """Return the interfaces that other machines may reach, each with the address torch would take."""
+    first: dict[str, str] = {}
+    for one in here.interfaces:
+        if not _is_loopback(one.address):
+            first.setdefault(one.name, one.address)
+    return (
+        f": {', '.join(f'{name} ({address})' for name, address in first.items())}" if first else ""
+    )
+
+
+def _fallback(here: Machine, how: str, failure: str) -> Address:
+    return Address(FALLBACK, interface_of(FALLBACK, here.interfaces), how, failure)
+
+
+def _several_hosts(here: Machine, environ: Mapping[str, str]) -> str | None:
+    """Return what says that there are workers on other machines, None where nothing does."""
+    master = environ.get("MASTER_ADDR", "")
+    mine = {one.address for one in here.interfaces}
+    if master and not any(_is_loopback(one) or one in mine for one in _resolve(master)):
+        return f"MASTER_ADDR={master} is another machine"
+    everywhere, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
+    if everywhere.isdigit() and local.isdigit() and int(everywhere) > int(local):
+        return f"WORLD_SIZE={everywhere} is more than LOCAL_WORLD_SIZE={local}"
+    return None
+
+
+def _resolve(host: str) -> list[str]:
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    except OSError:
+        return []
+    return [str(answer[4][0]) for answer in answers]
+
+
+def _can_bind(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,0 +1,132 @@
+"""What doctor looks at in its own process: versions, the bridge, the environment variables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+
+from rpc_backends_cli.report import Finding, Section
+from rpc_backends_cli.torch_state import bridge, import_torch
+from rpc_backends_core import __version__
+from rpc_backends_core import _discovery as discovery
+from rpc_backends_core import _settings as settings
+from rpc_backends_core._errors import RpcBackendsError
+
+_DEPENDENCIES = ("pluggy", "importlib-metadata", "click", "rich")
+
+
+def versions() -> Section:
+    """Return the versions of everything that takes part; torch is imported for it."""
+    findings = [
+        Finding("ok", "Python", f"{platform.python_version()}, {sys.executable}"),
+        Finding("ok", "system", platform.platform()),
+        Finding("ok", "rpc-backends-core", __version__),
+    ]
+    failure = import_torch()
+    if failure is None:
+        import torch
+
+        findings.append(Finding("ok", "torch", str(torch.__version__)))
+    else:
+        findings.append(Finding("problem", "torch", f"it cannot be imported: {failure}"))
+    findings.append(
+        Finding("ok", "libraries", ", ".join(f"{n} {metadata.version(n)}" for n in _DEPENDENCIES))
+    )
+    return Section("versions", "Versions", findings)
+
+
+def torch_bridge() -> Section:
+    """Return whether the bridge is in place, and what of torch it misses."""
+    from rpc_backends_core._bridge import torch_internals
+
+    state = bridge()
+    level = {"in place": "ok", "off": "note", "absent": "problem", "failed": "problem"}[state.state]
+    findings = [Finding(level, state.state, state.text)]  # type: ignore[arg-type]
+    if state.state != "absent":
+        findings += [
+            Finding(
+                "warning",
+                "private name",
+                f"this torch has no {name.path} ({name.use}): {name.without}",
+                name._asdict(),
+            )
+            for name in torch_internals.missing()
+        ]
+    return Section("bridge", "Bridge to torch", findings)
+
+
+def variables(environ: Mapping[str, str] = os.environ) -> Section:
+    """Return which ``RPC_BACKENDS_...`` variables are set, and whether they mean anything."""
+    findings = [
+        _variable(name, environ) for name in settings.VARIABLES if environ.get(name, "").strip()
+    ]
+    installed = {found.name for found in discovery.declared(discovery.BACKENDS_GROUP)}
+    hooks = {found.name.upper() for found in discovery.declared(discovery.HOOKS_GROUP)}
+    for name, close in settings.unknown_variables(environ):
+        backend = next((one for one in installed if name.startswith(f"RPC_BACKENDS_{one}_")), None)
+        if backend is not None:
+            # Without the value, which may be a secret.
+            findings.append(Finding("ok", name, f"is set, for {backend}", {"backend": backend}))
+            continue
+        package = next(
+            (one for one in hooks if f"{name}_".startswith(f"RPC_BACKENDS_{one}_")), None
+        )
+        if package is not None:
+            findings.append(
+                Finding("ok", name, f"is set, for {package.lower()}", {"hooks": package.lower()})
+            )
+            continue
+        hint = f"; did you mean {close}?" if close else ""
+        findings.append(
+            Finding("warning", name, f"the core does not read it{hint}", {"nearest": close})
+        )
+    if not findings:
+        findings.append(Finding("ok", "RPC_BACKENDS_*", "none is set"))
+    return Section("variables", "Environment variables", findings)
+
+
+def _variable(name: str, environ: Mapping[str, str]) -> Finding:
+    value = environ[name]
+    try:
+        _PARSERS[name](environ)
+    except RpcBackendsError as error:
+        text = str(error) if name in str(error) else f"{value!r}: {error}"
+        return Finding("problem", name, text, {"value": value})
+    meaning = settings.VARIABLES[name]
+    return Finding("ok", name, f"{value!r}: {meaning}", {"value": value})
+
+
+def _default(environ: Mapping[str, str]) -> None:
+    _check_name(settings.default_backend(environ))
+
+
+def _override(environ: Mapping[str, str]) -> None:
+    _check_name(settings.override_backend(environ))
+
+
+def _check_name(name: str | None) -> None:
+    """Check that the backend which programs get is there."""
+    from rpc_backends_core._default_registry import default_registry
+
+    if name is not None:
+        default_registry().entry(name)
+
+
+def _choice(environ: Mapping[str, str]) -> None:
+    from rpc_backends_core._default_registry import default_registry
+
+    settings.Choice(environ)
+    default_registry().names()  # compares the names with those there are
+
+
+_PARSERS: dict[str, Callable[[Mapping[str, str]], object]] = {
+    settings.AUTOLOAD: settings.autoload_enabled,
+    settings.DEFAULT: _default,
+    settings.OVERRIDE: _override,
+    settings.ALLOW: _choice,
+    settings.DENY: _choice,
+    settings.JOIN_TIMEOUT: settings.join_timeout,
+}

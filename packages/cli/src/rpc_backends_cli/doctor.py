@@ -1,0 +1,172 @@
+"""``rpc-backends doctor``: looks at everything that can be wrong, and tries every backend."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from rpc_backends_cli.output import (
+    DEBUG,
+    console,
+    debug_option,
+    json_option,
+    print_json,
+    unexpected,
+)
+
+if TYPE_CHECKING:
+    from rpc_backends_cli.report import Finding, Section
+    from rpc_backends_core import Record
+
+Status = Callable[[str], None]
+
+
+def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) -> Iterator[Section]:
+    """Look at one thing after the other; what is broken is a finding and stops nothing.
+
+    :param names: the backends to try; all where there are none.
+    :param limit: seconds for loading a package, and for the calls over a backend.
+    :param status: is told what is being done.
+    """
+    from rpc_backends_cli import addresses, checks, installed_checks, name_server
+
+    status("importing torch")
+    yield from _guarded("versions", lambda: [checks.versions()])
+    if "torch" not in sys.modules:
+        return
+    yield from _guarded("bridge", lambda: [checks.torch_bridge()])
+    yield from _guarded("variables", lambda: [checks.variables()])
+    status("looking at network interfaces")
+    yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
+    status("looking up the name of an address")
+    yield from _guarded("names", lambda: [name_server.check(addresses.own())])
+    yield from _guarded("packages", lambda: installed_checks.check(_KEYS, limit, status))
+    yield from _guarded("backends", lambda: _backends(names, limit, calls, status))
+
+
+#: The keys of doctor's own sections.
+_KEYS = (
+    "versions",
+    "bridge",
+    "variables",
+    "addresses",
+    "names",
+    "packages",
+    "unknown",
+    "backends",
+    "hooks",
+    "calls",
+)
+
+
+def _guarded(key: str, look: Callable[[], Iterable[Section]]) -> Iterator[Section]:
+    """Yield what ``look`` gives; if it fails, that is a finding too."""
+    from rpc_backends_cli.report import Finding, Section
+    from rpc_backends_core._errors import RpcBackendsError
+
+    try:
+        yield from look()
+    except Exception as error:
+        if click.get_current_context().meta.get(DEBUG):
+            raise
+        text = str(error) if isinstance(error, RpcBackendsError) else unexpected(error)
+        yield Section(key, key.capitalize(), [Finding("problem", "not looked at", text)])
+
+
+def _backends(
+    names: tuple[str, ...], limit: float, calls: bool, status: Status
+) -> Iterator[Section]:
+    from rpc_backends_cli import loading, probe
+    from rpc_backends_cli.report import Section
+    from rpc_backends_core._api import records
+    from rpc_backends_core._default_registry import default_registry
+
+    known = sorted(records(), key=lambda record: record.name)
+    hooks = default_registry().hook_packages()
+    unknown = _unknown(names, known)
+    if unknown:
+        yield Section("unknown", "Names that no backend has", unknown)
+    if names:
+        folds = {name.casefold() for name in names}
+        known = [record for record in known if record.name.casefold() in folds]
+    status(f"loading {len(known)} backends")
+    sections = loading.check(known, hooks, limit)
+    yield from sections
+    if not calls:
+        return
+    usable = [one.about for one in sections[0].findings if one.data["state"] in _USABLE]
+    findings = []
+    for number, name in enumerate(usable, 1):
+        status(f"calling over {name} ({number} of {len(usable)})")
+        findings.append(probe.check(name, limit))
+    yield Section("calls", f"Calls between two processes (median of {probe.CALLS})", findings)
+
+
+_USABLE = ("loaded", "registered")
+
+
+def _unknown(names: tuple[str, ...], known: list[Record]) -> list[Finding]:
+    from rpc_backends_cli.report import Finding
+    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core._errors import RpcBackendsError
+
+    folds = {record.name.casefold() for record in known}
+    findings = []
+    for name in names:
+        if name.casefold() not in folds:
+            try:
+                default_registry().entry(name)
+            except RpcBackendsError as error:
+                findings.append(Finding("problem", name, str(error)))
+    return findings
+
+
+@click.command(
+    "doctor",
+    epilog="""\b
+Examples:
+  rpc-backends doctor
+  rpc-backends doctor TENSORPIPE --timeout 20
+  rpc-backends doctor --no-calls --json
+""",
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long loading a package, and the calls over a backend, may take.",
+)
+@click.option(
+    "--calls/--no-calls", default=True, help="Make real calls, or do not.  [default: calls]"
+)
+@json_option
+@debug_option
+def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) -> None:
+    """Find out what is wrong, and try every backend.
+
+    Looks at versions, the bridge to torch, environment variables, the address that workers would use and
+    how long its name takes to look up, and whatever installed packages add to that;
+    loads every backend, or those of the given NAMEs; and makes calls between two processes over each.
+    Ends with status 1 if something is broken.
+    """
+    from rpc_backends_cli.report import render, render_verdict, summary
+
+    if as_json:
+        report = summary(gather(names, timeout, calls, lambda _: None))
+        print_json(report)
+    else:
+        to = console()
+        sections = []
+        with to.status("") as spinner:
+            for section in gather(names, timeout, calls, spinner.update):
+                render(section, to)
+                sections.append(section)
+        report = summary(sections)
+        render_verdict(report, to)
+    click.get_current_context().exit(0 if report["ok"] else 1)

@@ -1,0 +1,86 @@
+"""What installed packages add to the command: subcommands, and things for doctor to look at.
+
+Each is an entry point. One that is broken says so where it is used, and harms no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rpc_backends_core import _discovery as discovery
+
+if TYPE_CHECKING:
+    from rpc_backends_cli.report import Section
+    from rpc_backends_core._discovery import Found
+
+
+class UnusableError(Exception):
+    """What a package declares cannot be used; the text says what to do."""
+
+
+def commands(taken: Iterable[str]) -> dict[str, list[Found]]:
+    """Return the subcommands of installed packages by name, with all who claim the name.
+
+    :param taken: the names of the command's own, which go first.
+    """
+    taken = set(taken)
+    by_name: dict[str, list[Found]] = {}
+    for found in discovery.declared(discovery.COMMANDS_GROUP):
+        if found.name not in taken:
+            by_name.setdefault(found.name, []).append(found)
+    return by_name
+
+
+def load_command(claims: list[Found]) -> click.Command:
+    """Import the subcommand that ``claims`` are of.
+
+    :raises UnusableError: it cannot be used.
+    """
+    if len(claims) > 1:
+        who = " and ".join(found.origin for found in claims)
+        raise UnusableError(f"{who} both claim it. Uninstall one of them.")
+    (found,) = claims
+    loaded = _load(found)
+    if not isinstance(loaded, click.Command):
+        raise UnusableError(f"{found.value} of {found.origin} is no click.Command. {remedy(found)}")
+    return loaded
+
+
+def run_check(found: Found) -> Section:
+    """Look at what the check of an installed package looks at.
+
+    :raises UnusableError: it cannot be used.
+    """
+    from rpc_backends_cli.report import Section
+
+    check: Callable[[], Any] = _load(found)
+    section = check()
+    if not isinstance(section, Section):
+        raise UnusableError(
+            f"{found.value} of {found.origin} returned {type(section).__name__} and no "
+            f"rpc_backends_cli.report.Section. {remedy(found)}"
+        )
+    return section
+
+
+def remedy(found: Found) -> str:
+    """Return what to do about a package that is broken."""
+    if found.distribution is None:
+        return "Mend or remove the package."
+    return (
+        f"Mend or reinstall it (pip install --force-reinstall {found.distribution}), or uninstall it: "
+        f"pip uninstall {found.distribution}."
+    )
+
+
+def _load(found: Found) -> Any:
+    try:
+        return found.entry_point.load()
+    except (Exception, SystemExit) as error:
+        raise UnusableError(
+            f"{found.value} of {found.origin} cannot be loaded: {type(error).__name__}: {error}. "
+            f"{remedy(found)}"
+        ) from error

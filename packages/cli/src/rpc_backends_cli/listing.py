@@ -1,0 +1,175 @@
+"""``rpc-backends list``: every backend there is; no package of a backend is imported for it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from rpc_backends_cli.output import (
+    console,
+    debug_option,
+    grid,
+    json_option,
+    origin,
+    print_json,
+)
+from rpc_backends_core import _settings as settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rpc_backends_core import Record
+
+STATE_STYLES = {
+    "found": "green",
+    "loaded": "green",
+    "registered": "green",
+    "shadowed": "dim",
+    "denied": "yellow",
+    "failed": "red",
+    "conflict": "red",
+    "invalid": "red",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend as it is listed.
+
+    :ivar description: the backend's own where it is loaded, else its package's summary.
+    :ivar capabilities: None where it is not loaded, and so not known.
+    :ivar error: why it cannot be used, and what to do.
+    """
+
+    name: str
+    state: str
+    source: str
+    distribution: str | None
+    version: str | None
+    value: str | None
+    origin: str
+    description: str
+    capabilities: list[str] | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All backends, and what a reader has to know besides."""
+
+    backends: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def gather() -> Listing:
+    """Return what is there, as a program that imports torch finds it."""
+    from rpc_backends_cli.torch_state import bridge, import_torch
+
+    notes = []
+    failure = import_torch()
+    if failure is not None:
+        notes.append(f"torch cannot be imported, so its own backends are not listed: {failure}")
+    else:
+        state = bridge()
+        if state.state != "in place":
+            notes.append(f"The bridge to torch is not in place: {state.text}.")
+        elif (override := settings.override_backend()) is not None:
+            notes.append(f"{settings.OVERRIDE}={override}: programs get it whatever they name.")
+    from rpc_backends_core._api import records
+
+    # By name; of equal names the one that is used goes first.
+    rows: list[Row] = []
+    for record in sorted(records(), key=lambda one: one.name):
+        before = next((row for row in rows if row.name == record.name), None)
+        rows.append(_row(record, before))
+    return Listing(rows, notes)
+
+
+def _row(record: Record, before: Row | None) -> Row:
+    description, capabilities = "", None
+    if record.state == "shadowed" and before is not None:
+        description = f"not used: {before.origin} goes first"
+    elif record.state in ("loaded", "registered"):
+        # What is loaded is asked itself; that imports nothing.
+        from rpc_backends_core._default_registry import default_registry
+
+        backend = default_registry().backend(record.name)
+        description, capabilities = backend.description, sorted(backend.capabilities)
+    return Row(
+        record.name,
+        record.state,
+        record.source,
+        record.distribution,
+        record.version,
+        record.value,
+        origin(record),
+        description or _summary(record),
+        capabilities,
+        None if record.error is None else str(record.error),
+    )
+
+
+def _summary(record: Record) -> str:
+    if record.source != "plugin" or record.distribution is None:
+        return ""
+    import importlib_metadata
+
+    try:
+        return str(importlib_metadata.metadata(record.distribution).get("Summary") or "")
+    except importlib_metadata.PackageNotFoundError:
+        return ""
+
+
+def render(listing: Listing, to: Console) -> None:
+    """Show ``listing`` as a table, with what is wrong below it."""
+    from rich.text import Text
+
+    table = grid("NAME", "STATE", "PACKAGE")
+    for row in listing.backends:
+        package = Text(row.origin)
+        if row.description:
+            package.append(f"\n{row.description}", "dim")
+        if row.capabilities:
+            package.append(f"\n{', '.join(row.capabilities)}", "dim")
+        style = "dim" if row.state == "shadowed" else "bold cyan"
+        table.add_row(Text(row.name, style), Text(row.state, STATE_STYLES[row.state]), package)
+    if listing.backends:
+        to.print(table)
+    else:
+        to.print(
+            "No RPC backend is installed. One to start with: pip install rpc-backend-tensorpipe"
+        )
+    errors = {row.error: row for row in listing.backends if row.error}
+    for row in errors.values():
+        to.print()
+        to.print(Text(f"{row.name}: {row.state}", STATE_STYLES[row.state]))
+        to.print(Text(row.error or ""), overflow="fold")
+    for note in listing.notes:
+        to.print()
+        to.print(Text.assemble(("Note: ", "yellow"), note), overflow="fold")
+
+
+@click.command(
+    "list",
+    epilog="""\b
+Example:
+  rpc-backends list --json
+""",
+)
+@json_option
+@debug_option
+def command(as_json: bool) -> None:
+    """List all backends, also those that cannot be used.
+
+    No backend is imported for it, so a broken one is still "found"; doctor tries each. A "shadowed"
+    backend is not used, because another one of its name goes first.
+    """
+    if as_json:
+        print_json(asdict(gather()))
+        return
+    to = console()
+    with to.status("looking"):
+        listing = gather()
+    render(listing, to)

@@ -1,0 +1,116 @@
+"""``rpc-backends new NAME``: writes the package of a new backend."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rpc_backends_cli.output import Failure, console, debug_option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rpc_backends_cli.scaffold import Names
+
+
+@click.command(
+    "new",
+    epilog="""\b
+Examples:
+  rpc-backends new MY_BACKEND
+  rpc-backends new MY_BACKEND --path ~/work/mine --author "Ada <ada@example.org>"
+""",
+)
+@click.argument("name")
+@click.option(
+    "--path",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="The folder to make (default: the package's name, here).",
+)
+@click.option(
+    "--package",
+    metavar="NAME",
+    help="What Python imports (default: rpc_backend_ and NAME in small letters).",
+)
+@click.option("--author", metavar="TEXT", help='"Name" or "Name <address>".')
+@debug_option
+def command(name: str, folder: Path | None, package: str | None, author: str | None) -> None:
+    """Write a package with a backend NAME that works.
+
+    It has typed options, tests that run the conformance suite, and a workflow for CI. It runs on torch's
+    TensorPipe agent until you replace that. NAME is in capital letters: MY_BACKEND. Nothing is
+    overwritten.
+    """
+    from rpc_backends_cli import scaffold
+    from rpc_backends_cli.scaffold.names import package_name
+
+    names = scaffold.Names.of(
+        scaffold.member_name(name), None if package is None else package_name(package)
+    )
+    folder = Path(names.distribution) if folder is None else folder.expanduser()
+    _check_folder(folder)
+    _check_taken(names)
+    _check_package(names)
+    texts = scaffold.files(names, author)
+    try:
+        scaffold.write(folder, texts)
+    except OSError as error:
+        raise Failure(f"{folder} cannot be written: {error}") from error
+    _render(names, folder, list(texts), console())
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() or folder.is_symlink():
+        raise Failure(f"{folder} is there already. Choose another with --path, or move it away.")
+    if not folder.parent.is_dir():
+        raise Failure(f"{folder} cannot be made: there is no folder {folder.parent}.")
+
+
+def _check_package(names: Names) -> None:
+    if find_spec(names.package) is not None:
+        raise Failure(
+            f"a package {names.package} can be imported here already. Choose another name with --package."
+        )
+
+
+def _check_taken(names: Names) -> None:
+    """See that no backend of this name is installed, and that it is not one of torch's."""
+    from rpc_backends_cli.torch_state import import_torch
+    from rpc_backends_core._api import records
+    from rpc_backends_core._builtin_backends import CAPABILITIES
+
+    failure = import_torch()
+    if failure is not None:
+        raise Failure(f"torch cannot be imported, so nobody knows which names are taken: {failure}")
+    holders = [one.origin for one in records() if one.name.casefold() == names.member.casefold()]
+    if names.member in CAPABILITIES and not holders:
+        holders.append("torch itself")
+    if holders:
+        who = " and ".join(dict.fromkeys(holders))
+        raise Failure(
+            f"the name {names.member} is taken, by {who}. Choose another: of two installed packages that "
+            "claim one name, neither can be used."
+        )
+
+
+def _render(names: Names, folder: Path, paths: list[str], to: Console) -> None:
+    from rich.text import Text
+
+    to.print(Text.assemble(("Written: ", "bold"), f"{folder}/"), soft_wrap=True)
+    for path in paths:
+        to.print(Text(f"  {path}", "cyan"))
+    to.print()
+    to.print(Text("Next", "bold"))
+    for line in (f"cd {folder}", 'pip install -e ".[test]"', "pytest"):
+        to.print(Text(f"  {line}", "green"), soft_wrap=True)
+    to.print()
+    for line in (
+        f"There is then a BackendType.{names.member}, on torch's agent until you put yours into",
+        f"src/{names.package}/handlers.py. The licence is yours to choose.",
+    ):
+        to.print(line, soft_wrap=True)

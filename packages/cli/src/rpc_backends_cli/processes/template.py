@@ -1,0 +1,140 @@
+"""Starting worker processes: forked from a template that has torch imported, or each with its own Python.
+
+A *template* is a process that has imported torch and the packages under test, and has used neither. A
+fork of it takes milliseconds, an import of torch a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+
+from rpc_backends_cli.processes.protocol import Reference
+from rpc_backends_core._settings import OVERRIDE
+
+#: What every template imports: what starting and stopping RPC would import otherwise, in each worker.
+PRELOAD = (
+    "torch.distributed.rpc",
+    "torch.distributed.rpc.rref_proxy",
+    "importlib_metadata",
+    "pluggy",
+    "rpc_backends_core._registry",
+    "rpc_backends_core._bridge.agents",
+    "rpc_backends_core._bridge.start",
+    "rpc_backends_core._bridge.stop",
+    "rpc_backends_core._builtin_backends",
+)
+#: What is imported besides where it is installed: not everybody who needs workers has tests.
+_IF_INSTALLED = ("pytest",)
+#: Variables by which a worker of a test would take itself for one of a job, or meet another's store.
+_OF_A_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+#: A process's id, and what waits for its end and returns its exit status.
+Started = tuple[int, Callable[[], int]]
+
+
+def environ() -> dict[str, str]:
+    """Return this process's variables as workers get them.
+
+    Without a job's rendezvous or a backend in the place of the one tested; with one thread of OpenMP.
+    """
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in (*_OF_A_JOB, OVERRIDE) and not key.startswith("TORCHELASTIC_")
+    }
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    return kept
+
+
+class Template:
+    """How worker processes start: what they import, find and have in their environment.
+
+    The process that they are forked from is started when the first is asked for, and ends with this one.
+
+    :param preload: modules that it imports, beyond :data:`PRELOAD`.
+    :param prepare: functions that it calls then, of modules that it can import; they must start no
+        thread and open nothing, which a fork would lose or share.
+    :param variables: its environment; this process's by default (:func:`environ`).
+    :param path: more folders for ``sys.path``.
+    :param packages: folders that are to be packages, by name, though nothing installs them.
+    """
+
+    def __init__(
+        self,
+        *,
+        preload: Iterable[str] = (),
+        prepare: Iterable[Callable[[], object]] = (),
+        variables: Mapping[str, str] | None = None,
+        path: Iterable[str] = (),
+        packages: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environ = dict(environ() if variables is None else variables)
+        self._settings = {
+            "path": [*path, *sys.path],
+            "packages": dict(packages or {}),
+            "preload": [*PRELOAD, *filter(find_spec, _IF_INSTALLED), *preload],
+            "prepare": [*map(Reference.to, prepare)],
+        }
+
+    @functools.cached_property
+    def _requests(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._start_python(f"serve({theirs.fileno()})", [theirs.fileno()], None, {})
+        ours.send(pickle.dumps(self._settings))
+        return ours
+
+    def fork(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
+        """Fork a worker that talks on ``connection`` and prints to ``log`` (descriptors)."""
+        socket.send_fds(self._requests, [pickle.dumps(dict(env))], [connection, log])
+        pid = int(self._answer())
+        return pid, functools.partial(self._wait, pid)
+
+    def start_fresh(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
+        """Start a worker with an interpreter of its own; as :meth:`fork`, and takes seconds."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            ours.send(pickle.dumps(self._settings))
+            call = f"work_alone({connection}, {theirs.fileno()})"
+            process = self._start_python(call, [connection, theirs.fileno()], log, env)
+        return process.pid, process.wait
+
+    def _wait(self, pid: int) -> int:
+        self._requests.send(pickle.dumps(pid))
+        return os.waitstatus_to_exitcode(int(self._answer()))
+
+    def _answer(self) -> bytes:
+        with contextlib.suppress(ConnectionResetError):
+            answer = self._requests.recv(100)
+            if answer:
+                return answer
+        raise RuntimeError("the template of the workers has ended; its own error is on stderr")
+
+    def _start_python(
+        self, call: str, fds: list[int], log: int | None, env: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        code = (
+            f"import sys; sys.path[:0] = {self._settings['path']!r}; "
+            f"from rpc_backends_cli.processes import worker; worker.{call}"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=fds,
+            env={**self._environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=None if log is None else subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the tests' process, which then ends us
+        )
+
+
+#: The template of whoever brings none: torch and nothing else.
+default_template = functools.cache(Template)

@@ -1,0 +1,381 @@
+"""Worker processes for tests that need several, told step by step what to do.
+
+A worker lives until its `Workers` ends, so a scenario is a sequence of steps, and a test waits for
+results and not for time to pass::
+
+    with Workers(3) as workers:
+        workers.run(join, "file:///...")             # a step on all at once
+        assert workers[0].call(ask, "worker1") == 4  # a step on one
+        waiting = workers[1].start(hear_from, "worker2")
+        workers[2].kill()
+        assert "eof" in waiting.error().text         # the end of a step that was started before
+
+A step is a function of a test module; its first argument is the `Me` of the worker that runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, NoReturn
+
+from rpc_backends_cli.processes.protocol import (
+    Doing,
+    Done,
+    Failure,
+    Me,
+    News,
+    Reference,
+)
+from rpc_backends_cli.processes.template import Template, default_template
+
+__all__ = ["Done", "Failure", "Me", "Step", "Worker", "WorkerError", "Workers"]
+
+
+class WorkerError(AssertionError):
+    """A step failed, a worker died or was too late; the text shows tracebacks and what they printed.
+
+    :ivar deviation: what a conformance check found in the first step that failed, if that is the reason.
+    :ivar stuck: what each worker that was not through with its step was doing, as it said itself.
+    :ivar failures: the steps that failed, the first worker's first.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        deviation: Any = None,
+        stuck: Mapping[str, str] | None = None,
+        failures: Iterable[StepFailure] = (),
+    ) -> None:
+        super().__init__(text)
+        self.deviation = deviation
+        self.stuck = dict(stuck or {})
+        self.failures = tuple(failures)
+
+
+class StepFailure(NamedTuple):
+    """A step that failed.
+
+    :ivar doing: what it did last, as it said itself.
+    """
+
+    worker: str
+    doing: str
+    error: str
+
+
+class Step:
+    """A step under way in one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._outcome: Done | Failure | None = None
+
+    def is_over(self, seconds: float = 0.0) -> bool:
+        """Wait for the end, at most ``seconds``, and return whether it has come; drops news.
+
+        :raises WorkerError: the worker died.
+        """
+        __tracebackhide__ = True
+        end = time.monotonic() + seconds
+        while self._outcome is None:
+            said = self._worker.hear(max(0.0, end - time.monotonic()))
+            if said is None:
+                return False
+            if not isinstance(said, News):
+                self._outcome = said
+        return True
+
+    def outcome(self, seconds: float | None = None) -> Done | Failure:
+        """Wait for the end, at most ``seconds`` or until the time of all `Workers` is up."""
+        __tracebackhide__ = True
+        while self._outcome is None:
+            said = self._worker.receive(seconds)
+            if not isinstance(said, News):
+                self._outcome = said
+        return self._outcome
+
+    def result(self, seconds: float | None = None) -> Any:
+        """Return what the step returned.
+
+        :raises WorkerError: it raised.
+        """
+        __tracebackhide__ = True
+        return _results([self._worker], [self.outcome(seconds)])[0]
+
+    def error(self, seconds: float | None = None) -> Failure:
+        """Return how the step failed, which it must."""
+        __tracebackhide__ = True
+        return _failures([self._worker], [self.outcome(seconds)])[0]
+
+    def news(self) -> Any:
+        """Wait for what the step says by `Me.tell` and return it."""
+        __tracebackhide__ = True
+        said = self._worker.receive(None)
+        if isinstance(said, News):
+            return said.value
+        self._outcome = said
+        _results([self._worker], [said])
+        raise WorkerError(f"{self._worker.name} was through with its step and had said nothing")
+
+
+class Worker:
+    """One process. ``start`` and ``call`` run a step in it."""
+
+    def __init__(self, workers: Workers, index: int, env: Mapping[str, str], fresh: bool) -> None:
+        self.index = index
+        self.name = f"worker{index}"
+        #: The exit status, once the process has ended.
+        self.status: int | None = None
+        self._workers = workers
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+        #: What the step under way does, as it last said itself; empty between steps.
+        self.doing = ""
+        #: What the last step did last.
+        self.last_doing = ""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            start = workers.template.start_fresh if fresh else workers.template.fork
+            self.pid, self._reap = start(theirs.fileno(), self._log.fileno(), env)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._connection = Connection(ours.detach())
+        self._connection.send(Me(index, self.name, workers.size))
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Step:
+        """Begin a step; the one before must have ended."""
+        where = Reference.to(function) if hasattr(function, "__qualname__") else function
+        self._connection.send_bytes(pickle.dumps((where, pickle.dumps((args, kwargs)))))
+        return Step(self)
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a step and return its result."""
+        __tracebackhide__ = True
+        return self.start(function, *args, **kwargs).result()
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the step under way."""
+        os.kill(self.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL) and wait until the kernel has closed all it had open."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._wait_for_end(30)
+
+    def end(self) -> int:
+        """Let the process end as a program does, and return its exit status."""
+        __tracebackhide__ = True
+        self._connection.close()
+        if not self._wait_for_end(self._workers.seconds_left()):
+            self._workers.give_up(f"{self.name} did not end")
+        assert self.status is not None
+        return self.status
+
+    def receive(self, seconds: float | None) -> Done | Failure | News:
+        """Wait for what the step under way has to say; when it is too late, fail and show why."""
+        __tracebackhide__ = True
+        left = self._workers.seconds_left()
+        said = self.hear(left if seconds is None else min(left, seconds))
+        if said is None:
+            self._workers.give_up(f"{self.name} was not through with its step in time")
+        return said
+
+    def hear(self, seconds: float) -> Done | Failure | News | None:
+        """Wait, at most ``seconds``, for what the step under way has to say; None for nothing."""
+        __tracebackhide__ = True
+        end = time.monotonic() + seconds
+        while True:
+            if not self._connection.poll(max(0.0, end - time.monotonic())):
+                return None
+            try:
+                said: Doing | Done | Failure | News = self._connection.recv()
+            except (EOFError, ConnectionResetError):
+                self._wait_for_end(5)
+                text = f"{self.name} ended, exit status {self.status}\n{self.output}"
+                raise WorkerError(text, stuck=self._stuck()) from None
+            if not isinstance(said, Doing):
+                break
+            self.doing = said.what
+        if not isinstance(said, News):
+            self.doing, self.last_doing = "", self.doing
+        return said
+
+    def catch_up(self) -> None:
+        """Take note of what the step under way has said of what it does."""
+        while self._connection.poll(0):
+            try:
+                said = self._connection.recv()
+            except (EOFError, ConnectionResetError):
+                return
+            if isinstance(said, Doing):
+                self.doing = said.what
+            elif not isinstance(said, News):
+                self.doing = ""
+
+    def _stuck(self) -> dict[str, str]:
+        return {self.name: self.doing} if self.doing else {}
+
+    @property
+    def output(self) -> str:
+        """What the worker, and the C++ in it, has printed."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def print_stacks(self) -> None:
+        """Make the process print where each of its threads is; its Python need not be running."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGUSR1)
+
+    def close(self) -> None:
+        """End the process if it lives, and let go of it; a second time does nothing."""
+        if self._log.closed:
+            return
+        self.kill()
+        self._connection.close()
+        os.close(self._pidfd)
+        self._log.close()
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        if self.status is None and select.select([self._pidfd], [], [], seconds)[0]:
+            self.status = self._reap()
+        return self.status is not None
+
+
+class Workers:
+    """Workers named ``worker0`` ...; all are gone after the ``with`` block, however it ends.
+
+    :param env: variables that they see on top of a clean environment.
+    :param seconds: how long all of it may take; a wait that is longer fails, and shows where each is.
+    :param fresh: start new interpreters, for variables that matter at ``import torch`` (a second each).
+    :param template: how they start; one that has torch imported by default.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 60,
+        fresh: bool = False,
+        template: Template | None = None,
+    ) -> None:
+        self.size = size
+        self.template = template or default_template()
+        self._end = time.monotonic() + seconds
+        self._env = dict(env or {})
+        self._fresh = fresh
+        self._all: list[Worker] = []
+
+    def __enter__(self) -> Workers:
+        """Start the workers."""
+        try:
+            for _ in range(self.size):
+                self.add()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End them."""
+        for worker in self._all:
+            worker.close()
+
+    def __getitem__(self, index: int) -> Worker:
+        return self._all[index]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._all)
+
+    def add(self) -> Worker:
+        """Start one more worker."""
+        self._all.append(Worker(self, len(self._all), self._env, self._fresh))
+        return self._all[-1]
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        on: Iterable[int] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Run a step in all living workers at once (or those of index ``on``); return the results.
+
+        :raises WorkerError: with the traceback of each that failed.
+        """
+        __tracebackhide__ = True
+        return _results(*self._outcomes(function, args, kwargs, on))
+
+    def errors(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        on: Iterable[int] | None = None,
+        **kwargs: Any,
+    ) -> list[Failure]:
+        """Run a step that must fail in all living workers (or those of index ``on``)."""
+        __tracebackhide__ = True
+        return _failures(*self._outcomes(function, args, kwargs, on))
+
+    def seconds_left(self) -> float:
+        """Return how much of the time is left."""
+        return max(0.0, self._end - time.monotonic())
+
+    def give_up(self, why: str) -> NoReturn:
+        """Raise a `WorkerError` that shows where every worker is."""
+        __tracebackhide__ = True
+        for worker in self._all:
+            worker.catch_up()
+            worker.print_stacks()
+        time.sleep(0.5)  # nothing says when stacks are printed
+        shown = "\n".join(f"--- {worker.name}\n{worker.output}" for worker in self._all)
+        stuck = {worker.name: worker.doing for worker in self._all if worker.doing}
+        text = f"{why}; what the workers printed, and their stacks:\n{shown}"
+        raise WorkerError(text, stuck=stuck)
+
+    def _outcomes(
+        self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None
+    ) -> tuple[list[Worker], list[Done | Failure]]:
+        __tracebackhide__ = True
+        alive = [worker for worker in self._all if worker.status is None]
+        chosen = alive if on is None else [self._all[index] for index in on]
+        steps = [worker.start(function, *args, **kwargs) for worker in chosen]
+        return chosen, [step.outcome() for step in steps]
+
+
+def _results(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Any]:
+    __tracebackhide__ = True
+    failed = [
+        f"--- {worker.name}, after {outcome.seconds:.2f} s\n{outcome.trace}{worker.output}"
+        for worker, outcome in zip(workers, outcomes, strict=True)
+        if isinstance(outcome, Failure)
+    ]
+    if failed:
+        found = (o.deviation for o in outcomes if isinstance(o, Failure) and o.deviation)
+        raise WorkerError(
+            "\n".join(["a step failed", *failed]),
+            deviation=next(found, None),
+            failures=[
+                StepFailure(worker.name, worker.last_doing, f"{outcome.kinds[0]}: {outcome.text}")
+                for worker, outcome in zip(workers, outcomes, strict=True)
+                if isinstance(outcome, Failure)
+            ],
+        )
+    return [outcome.value for outcome in outcomes if isinstance(outcome, Done)]
+
+
+def _failures(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Failure]:
+    __tracebackhide__ = True
+    for worker, outcome in zip(workers, outcomes, strict=True):
+        if isinstance(outcome, Done):
+            text = f"{worker.name} returned {outcome.value!r}, where an error was expected"
+            raise WorkerError(text)
+    return [outcome for outcome in outcomes if isinstance(outcome, Failure)]

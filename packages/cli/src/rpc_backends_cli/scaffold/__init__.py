@@ -1,0 +1,8 @@
+"""Writing the package of a new backend: what it is called, and its files."""
+
+from __future__ import annotations
+
+from rpc_backends_cli.scaffold.names import BadNameError, Names, member_name
+from rpc_backends_cli.scaffold.writing import files, write
+
+__all__ = ["BadNameError", "Names", "files", "member_name", "write"]

@@ -1,0 +1,187 @@
+"""``rpc-backends show NAME``: all about one backend, which is loaded for it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rpc_backends_cli.options import Option, options_of
+from rpc_backends_cli.output import (
+    Failure,
+    console,
+    debug_option,
+    grid,
+    json_option,
+    origin,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rpc_backends_core import Record
+
+
+@dataclass(frozen=True)
+class Page:
+    """One backend, in full.
+
+    :ivar entry_point: as declared (``module:object``).
+    :ivar file: where the object, or else the init handler, is written.
+    :ivar goes_before: other backends of the name, which are not used.
+    """
+
+    name: str
+    state: str
+    source: str
+    distribution: str | None
+    version: str | None
+    origin: str
+    entry_point: str | None
+    file: str | None
+    description: str
+    options_type: str | None
+    options: list[Option]
+    capabilities: dict[str, str]
+    handlers: dict[str, str]
+    goes_before: list[str]
+
+
+def gather(name: str) -> Page:
+    """Load the backend that ``name`` finds and return everything there is to say of it.
+
+    :raises UnknownBackendError: there is none.
+    :raises BackendLoadError: it cannot be loaded.
+    """
+    from rpc_backends_cli.torch_state import import_torch
+    from rpc_backends_core._api import records
+    from rpc_backends_core._contract import COMMITMENTS
+    from rpc_backends_core._default_registry import default_registry
+
+    failure = import_torch()
+    if failure is not None:
+        raise Failure(f"torch cannot be imported: {failure}")
+    registry = default_registry()
+    entry = registry.entry(name)
+    backend = registry.load(entry)
+    record = entry.record()
+    # Not all names are ours: a backend may declare what only its users know.
+    commitments = {str(name): text for name, text in COMMITMENTS.items()}
+    others = [one for one in records() if one.name == record.name and one.state == "shadowed"]
+    return Page(
+        record.name,
+        record.state,
+        record.source,
+        record.distribution,
+        record.version,
+        origin(record),
+        record.value,
+        _file(record, backend.init_backend_handler),
+        backend.description,
+        None if backend.options_type is None else _path(backend.options_type),
+        options_of(backend),
+        {name: commitments.get(name, "") for name in sorted(backend.capabilities)},
+        {field: _path(handler) for field, handler in backend.value._asdict().items()},
+        [origin(other) for other in others],
+    )
+
+
+def _path(obj: Any) -> str:
+    name = getattr(obj, "__qualname__", None)
+    return repr(obj) if name is None else f"{obj.__module__}.{name}"
+
+
+def _file(record: Record, handler: Callable[..., Any]) -> str | None:
+    if record.value is not None:
+        module = sys.modules.get(record.value.partition(":")[0])
+        if module is not None and getattr(module, "__file__", None):
+            return module.__file__
+    try:
+        return inspect.getsourcefile(inspect.unwrap(handler))
+    except TypeError:
+        return None  # written in C
+
+
+def render(page: Page, to: Console) -> None:
+    """Show ``page``."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    to.print(Text.assemble((page.name, "bold cyan"), "  ", page.description))
+
+    def section(title: str, table: Table) -> None:
+        to.print()
+        to.print(Text(title, "bold"))
+        to.print(Padding(table, (0, 0, 0, 2)))
+
+    facts = grid("", "", title=False)
+    for title, value in _facts(page):
+        facts.add_row(Text(title, "dim"), value)
+    to.print()
+    to.print(Padding(facts, (0, 0, 0, 2)))
+
+    options = grid("NAME", "DEFAULT", "TYPE")
+    for option in page.options:
+        default = Text("required", "yellow") if option.default is None else Text(option.default)
+        kind = Text(option.type or "any")
+        if option.meaning:
+            kind.append(f"\n{option.meaning}", "dim")
+        if option.declared_by != "handler":
+            kind.append("\nof the options type; the handler takes any keyword", "dim")
+        options.add_row(Text(option.name, "cyan"), default, kind)
+    section("Options", options)
+
+    if page.capabilities:
+        capabilities = grid("", "", title=False)
+        for name, meaning in page.capabilities.items():
+            capabilities.add_row(Text(name, "green"), meaning)
+        section("Capabilities", capabilities)
+
+    handlers = grid("", title=False)
+    for path in page.handlers.values():
+        handlers.add_row(path)
+    section("Handlers", handlers)
+
+
+def _facts(page: Page) -> list[tuple[str, str]]:
+    known = [
+        ("state", page.state),
+        ("package", page.origin),
+        ("entry point", page.entry_point),
+        ("file", page.file),
+        ("options type", page.options_type),
+        ("goes before", ", ".join(page.goes_before)),
+    ]
+    return [(title, value) for title, value in known if value]
+
+
+@click.command(
+    "show",
+    epilog="""\b
+Examples:
+  rpc-backends show TENSORPIPE
+  rpc-backends show tensorpipe --json
+""",
+)
+@click.argument("name")
+@json_option
+@debug_option
+def command(name: str, as_json: bool) -> None:
+    """Show one backend: its options, where it comes from.
+
+    Also what it can do, and what each option means where its author has said so. NAME is looked up as
+    init_rpc does it, without regard to case. The backend's package is imported.
+    """
+    if as_json:
+        print_json(asdict(gather(name)))
+        return
+    to = console()
+    with to.status(f"loading {name}"):
+        page = gather(name)
+    render(page, to)

@@ -1,0 +1,42 @@
+"""The conformance suite for RPC backends, and what tests of a backend are made with.
+
+Nothing is imported before it is used: pytest loads this package, through its plugin, in every run of an
+environment that has it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rpc_backends_cli.processes import Me as Me
+    from rpc_backends_cli.processes import Workers as Workers
+    from rpc_backends_testing.checks import expect as expect
+    from rpc_backends_testing.marks import in_group as in_group
+    from rpc_backends_testing.marks import requirement as requirement
+    from rpc_backends_testing.subject import Subject as Subject
+    from rpc_backends_testing.suite import SUITE_VERSION as SUITE_VERSION
+    from rpc_backends_testing.suite import conformance as conformance
+
+_HOMES = {
+    "conformance": "rpc_backends_testing.suite",
+    "SUITE_VERSION": "rpc_backends_testing.suite",
+    "expect": "rpc_backends_testing.checks",
+    "in_group": "rpc_backends_testing.marks",
+    "requirement": "rpc_backends_testing.marks",
+    "Me": "rpc_backends_cli.processes",
+    "Subject": "rpc_backends_testing.subject",
+    "Workers": "rpc_backends_cli.processes",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that holds ``name`` and hand the object over (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)

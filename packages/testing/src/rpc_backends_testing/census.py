@@ -1,0 +1,40 @@
+"""Every requirement of the suite with the version that asked for it first, as published.
+
+The list is a file, so that a change of it shows in a review: a requirement that is added or made
+stricter says ``since`` and raises :data:`~.suite.SUITE_VERSION`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+FILE = Path(__file__).parent / "chapters" / "requirements.json"
+
+
+def requirements() -> dict[str, int]:
+    """Return the version of the suite that first asked for it, by the id of each requirement."""
+    listed: dict[str, int] = json.loads(FILE.read_text())
+    return listed
+
+
+def main(arguments: list[str]) -> int:
+    """Add what a complete run has found to the list.
+
+    For maintainers of the suite: run it with ``--rpc-report REPORT``, and then
+    ``python -m rpc_backends_testing.census REPORT``.
+    """
+    report = json.loads(Path(arguments[0]).read_text())
+    found = {one["id"]: one["since"] for one in report["results"] if one["chapter"] != "torch"}
+    listed = requirements()
+    gone = sorted(listed.keys() - found.keys())
+    if gone:
+        print(f"not in the report, and left in the list: {', '.join(gone)}", file=sys.stderr)
+    FILE.write_text(json.dumps({**found, **listed}, indent=1, sort_keys=True) + "\n")
+    print(f"{len(found.keys() - listed.keys())} added, {len(listed)} were there")
+    return 1 if gone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,668 @@
+"""Life: workers start, stop, come back and die, and nothing is left of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from rpc_backends_cli.processes import Me, Worker, WorkerError, Workers
+from rpc_backends_core import Capability
+from rpc_backends_testing import leftovers, steps
+from rpc_backends_testing.checks import checking, deviate, doing, expect, fact, sync
+from rpc_backends_testing.groups import Groups
+from rpc_backends_testing.leftovers import Open
+from rpc_backends_testing.marks import in_group, requirement
+from rpc_backends_testing.subject import Subject
+
+pytestmark = requirement("life")
+dynamic = requirement("life", capability=Capability.DYNAMIC_GROUPS)
+rejoin = requirement("life", capability=Capability.REJOIN)
+recovery = requirement("life", capability=Capability.JOIN_RECOVERY)
+
+#: Seconds that a test may take: a hang costs as much, and some of these hang in many a backend.
+SHORT = 15.0
+#: The same for a test in which several calls have to time out.
+LONG = 20.0
+#: Seconds in which "soon" is over, also on a busy machine.
+SOON = 10.0
+#: Seconds after which a call to a worker that is gone has timed out.
+TIMEOUT = 3.0
+
+
+# --- functions that are called -------------------------------------------------------------------
+
+
+def name_here() -> str:
+    return str(rpc.get_worker_info().name)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(pipe: str) -> None:
+    """Wait until somebody writes into ``pipe``, and leave a note that this is over."""
+    with Path(pipe).open("rb") as end:
+        end.read(1)
+    Path(pipe + ".over").touch()
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def call(to: str, **more: Any) -> Any:
+    """Build a call that asks a worker for its name."""
+    return sync(to, name_here, **more)
+
+
+@checking
+def know(me: Me, ranks: dict[str, int]) -> None:
+    """Check that the group is ``ranks``, for the agent and for calls."""
+    found = doing("get_worker_infos(), as {name: id}, sorted", lambda: in_order(steps.members(me)))
+    expect(found).gives(in_order(ranks))
+    expect(doing("get_worker_info().name", name_here)).gives(
+        me.name if me.name in ranks else name_here()
+    )
+    for name in ranks:
+        expect(call(name)).gives(name)
+
+
+@checking
+def call_each(me: Me, names: list[str]) -> None:
+    for name in names:
+        expect(call(name)).gives(name)
+
+
+@checking
+def fail_to_call(me: Me, names: list[str]) -> None:
+    for name in names:
+        expect(call(name, timeout=TIMEOUT)).raises(RuntimeError)
+
+
+@checking
+def call_many(me: Me, to: str, times: int) -> None:
+    me.tell("begins")
+    for _ in range(times):
+        expect(call(to)).gives(to)
+
+
+@checking
+def fail_to_join(
+    me: Me, subject: Subject, url: str, text: str = "", within: float = SOON, **arguments: Any
+) -> None:
+    """Check that ``init_rpc`` raises, soon, and leaves RPC as it was."""
+    given = {"name": me.name, "rank": me.index, "world_size": me.size, **arguments}
+    written = f"init_rpc({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+    began = time.monotonic()
+    before = is_running()
+    expect(doing(written, lambda: steps.join(me, subject, url, **arguments))).raises(
+        Exception, text
+    )
+    _check_time(written + " raises", time.monotonic() - began, within)
+    expect(fact(f"RPC is running after {written} raised", is_running())).gives(before)
+
+
+@checking
+def leave(me: Me, graceful: bool = True, news: bool = False, **note: str) -> None:
+    """Shut down.
+
+    :param news: tell the test that the shutdown begins.
+    :param note: ``there`` is a file that must be there when it is over, ``means`` what that means.
+    """
+    if news:
+        me.tell("begins")
+    written = f"shutdown(graceful={graceful})"
+    expect(doing(written, lambda: steps.leave(me, graceful))).gives(None)
+    if note:
+        there = Path(note["there"]).exists()
+        expect(fact(f"{note['means']} when {written} returns", there)).gives(True)
+
+
+@checking
+def leave_last(me: Me, note: str, names: list[str]) -> None:
+    """Call workers that are shutting down, then shut down too."""
+    for _ in range(3):
+        for name in names:
+            expect(call(name)).gives(name)
+    Path(note).touch()
+    steps.leave(me)
+
+
+@checking
+def leave_alone(me: Me) -> None:
+    """Shut down without the others, which must not wait for them."""
+    began = time.monotonic()
+    steps.leave(me, graceful=False)
+    _check_time("shutdown(graceful=False)", time.monotonic() - began, SOON)
+
+
+@checking
+def call_one_that_dies(me: Me, to: str, timeout: float, within: float) -> None:
+    began = time.monotonic()
+    expect(sync(to, die, timeout=timeout)).raises(RuntimeError)
+    _check_time("the error of a call whose callee dies", time.monotonic() - began, within)
+
+
+@checking
+def gather(me: Me) -> None:
+    for turn in range(2):
+        gathering = doing(
+            f"rpc.api._all_gather({me.index + turn})",
+            functools.partial(gathered, me.index + turn),
+        )
+        expect(gathering).gives({f"worker{index}": index + turn for index in range(me.size)})
+
+
+def gathered(value: int) -> dict[str, int]:
+    return in_order(rpc.api._all_gather(value))
+
+
+@checking
+def wait_for_all(me: Me, note: str) -> None:
+    me.tell("begins")
+    expect(doing("rpc.api._wait_all_workers()", rpc.api._wait_all_workers)).gives(None)
+    came = Path(note).exists()
+    expect(fact("the last worker has come when _wait_all_workers() returns", came)).gives(True)
+
+
+@checking
+def come_last(me: Me, note: str) -> None:
+    call_each(me, ["worker0", "worker1"])
+    Path(note).touch()
+    rpc.api._wait_all_workers()
+
+
+def start_a_call(me: Me, to: str, pipe: str) -> None:
+    me.memory["call"] = rpc.rpc_async(to, wait_for, args=(pipe,))
+
+
+def use_own_temp_folder(me: Me, folder: str) -> None:
+    os.environ["TMPDIR"] = folder
+    tempfile.tempdir = None
+
+
+def warm_up(me: Me, subject: Subject) -> Open:
+    """Load the backend, use torch a little, and return what is open before RPC is started."""
+    member = rpc.BackendType[subject.name]
+    rpc.backend_registry.construct_rpc_backend_options(member, **subject.options)
+    torch.ones(2).add(1)
+    return leftovers.opened()
+
+
+def in_order(values: dict[str, int]) -> dict[str, int]:
+    """Return ``values`` by their keys' order: a comparison looks at it, and nobody asks for one."""
+    return dict(sorted(values.items()))
+
+
+def is_running() -> bool:
+    return bool(rpc.api._is_current_rpc_agent_set())
+
+
+def _check_time(what: str, took: float, within: float) -> None:
+    if took > within:
+        raise deviate(f"the time for {what}", f"at most {within:g} s", f"{took:.1f} s")
+
+
+# --- static groups -------------------------------------------------------------------------------
+
+
+@requirement("life", capability=Capability.STATIC_GROUPS)
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_static_group(rpc_groups: Groups, size: int) -> None:
+    """All workers of a static group know all names and ranks, and each can call every other.
+
+    `get_worker_infos()` of the agent gives them, in any order; `WorkerInfo.id` is the rank.
+    """
+    with rpc_groups.running(size) as workers:
+        workers.run(know, {f"worker{index}": index for index in range(size)})
+
+
+@in_group(2)
+def test_worker_info(me: Me) -> None:
+    """A worker is found by its name and by its rank, and finds itself.
+
+    `get_worker_info()`, `get_worker_info(name)` and `get_worker_info(rank)` of the agent.
+    """
+    for text, who, expected in (
+        ("get_worker_info()", (), ("worker0", 0)),
+        ("get_worker_info('worker1')", ("worker1",), ("worker1", 1)),
+        ("get_worker_info('worker0')", ("worker0",), ("worker0", 0)),
+        ("get_worker_info(1)", (1,), ("worker1", 1)),
+    ):
+        info = expect(doing(text, functools.partial(rpc.get_worker_info, *who))).returns()
+        expect(fact(f"name and id of {text}", (info.name, info.id))).gives(expected)
+    by_info = rpc.get_worker_info("worker1")
+    expect(sync(by_info, name_here)).gives("worker1")
+    expect(sync(1, name_here)).gives("worker1")
+
+
+@in_group(2)
+def test_unknown_worker(me: Me) -> None:
+    """To ask for a worker that is not there, or to call it, is an error.
+
+    Programs look for a RuntimeError; torch's own suites look for "could not find destination".
+    """
+    expect(doing("get_worker_info('nobody')", lambda: rpc.get_worker_info("nobody"))).raises(
+        RuntimeError
+    )
+    expect(call("nobody")).raises(RuntimeError)
+    expect(sync(99, name_here)).raises(RuntimeError)
+    expect(call("worker1")).gives("worker1")
+
+
+def test_all_gather(rpc_groups: Groups) -> None:
+    """`rpc.api._all_gather` gives each worker what all of them gave, again and again.
+
+    Programs and torch's own shutdown use it. It calls Python functions on the first worker by name, and
+    then on all others.
+    """
+    with rpc_groups.running(3) as workers:
+        workers.run(gather)
+
+
+def test_wait_all_workers(rpc_groups: Groups, tmp_path: Path) -> None:
+    """`rpc.api._wait_all_workers` returns when the last worker has come to it, and not before."""
+    note = str(tmp_path / "came")
+    with rpc_groups.running(3) as workers:
+        waiting = [workers[index].start(wait_for_all, note) for index in (0, 1)]
+        for step in waiting:
+            step.news()
+        workers[2].call(come_last, note)
+        for step in waiting:
+            step.result()
+
+
+def test_duplicate_names(rpc_groups: Groups) -> None:
+    """Two workers of one name are an error on every worker of the group, soon.
+
+    The core refuses this before a plugin's handler is called; an agent that finds its group in another
+    way has to look for itself.
+    """
+    with rpc_groups.workers(3, SHORT) as workers:
+        url = rpc_groups.place()
+        names = ("same", "same", "other")
+        under_way = [
+            worker.start(fail_to_join, rpc_groups.subject, url, "unique|same", name=name)
+            for worker, name in zip(workers, names, strict=True)
+        ]
+        for step in under_way:
+            step.result()
+
+
+def test_second_start(rpc_groups: Groups) -> None:
+    """Starting RPC while it is running is refused, and does the running group no harm."""
+    with rpc_groups.running(2) as workers:
+        workers[0].call(
+            fail_to_join, rpc_groups.subject, rpc_groups.place(), "already", world_size=1
+        )
+        workers.run(know, {"worker0": 0, "worker1": 1})
+
+
+def test_start_again(rpc_groups: Groups) -> None:
+    """After a shutdown the same processes can be a group again, twice, with the same ranks."""
+    with rpc_groups.workers(2) as workers:
+        for _ in range(3):
+            workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+            workers.run(know, {"worker0": 0, "worker1": 1})
+            workers.run(leave)
+
+
+# --- shutting down -------------------------------------------------------------------------------
+
+
+def test_shutdown_serves_until_the_last_comes(rpc_groups: Groups, tmp_path: Path) -> None:
+    """A graceful shutdown waits for the last worker, and the worker serves calls until then.
+
+    `join(shutdown=True)` of the agent is a barrier of the group, and must not stop it from answering.
+    """
+    note = str(tmp_path / "last")
+    means = {"there": note, "means": "the last worker has come"}
+    with rpc_groups.workers(3) as workers:
+        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        leaving = [workers[index].start(leave, news=True, **means) for index in (0, 1)]
+        for step in leaving:
+            step.news()
+        last = workers[2].start(leave_last, note, ["worker0", "worker1"])
+        for step in (last, *leaving):
+            step.result()
+
+
+def test_shutdown_waits_for_calls(rpc_groups: Groups, tmp_path: Path) -> None:
+    """A graceful shutdown waits for calls that are under way, on the caller and on the callee.
+
+    `join(shutdown=True)` of the agent returns when no call is under way in the whole group.
+    """
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    means = {"there": pipe + ".over", "means": "a call that was under way is over"}
+    with rpc_groups.workers(2) as workers:
+        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers[0].call(start_a_call, "worker1", pipe)
+        leaving = [worker.start(leave, news=True, **means) for worker in workers]
+        for step in leaving:
+            step.news()
+        # Open for both, so that this does not wait for the other end.
+        end = os.open(pipe, os.O_RDWR)
+        os.write(end, b"!")
+        for step in leaving:
+            step.result()
+        os.close(end)
+
+
+def test_ungraceful_shutdown(rpc_groups: Groups) -> None:
+    """A shutdown that is not graceful waits for nobody, and later calls to that worker are errors.
+
+    Those who call it get an error at once or at the call's timeout, and go on calling one another.
+    """
+    with rpc_groups.workers(3, LONG) as workers:
+        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(know, {f"worker{index}": index for index in range(3)})
+        workers[2].call(leave_alone)
+        workers.run(fail_to_call, ["worker2"], on=[0, 1])
+        workers.run(call_each, ["worker0", "worker1"], on=[0, 1])
+        workers.run(leave_alone, on=[0, 1])
+
+
+@pytest.mark.parametrize("graceful", [True, False], ids=["graceful", "not graceful"])
+def test_process_ends(rpc_groups: Groups, graceful: bool) -> None:
+    """A process that has shut down ends by itself, soon and with status 0.
+
+    No thread that Python waits for may be left, and nothing that crashes when the interpreter goes.
+    """
+    with rpc_groups.workers(2, SHORT) as workers:
+        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(call_each, ["worker0", "worker1"])
+        workers.run(leave if graceful else leave_alone)
+        _let_end(workers)
+
+
+# --- workers that die, or never come -------------------------------------------------------------
+
+
+def test_killed_peer(rpc_groups: Groups) -> None:
+    """A worker that is killed is an error for those that call it, by the call's timeout at the latest.
+
+    So it is for the call that waits when it dies, and for later ones. The other workers go on calling one
+    another, and can shut down without it.
+    """
+    with rpc_groups.workers(3, LONG) as workers:
+        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(call_each, ["worker0", "worker1"])
+        workers[1].call(call_one_that_dies, "worker2", timeout=TIMEOUT, within=TIMEOUT + SOON)
+        workers[2].kill()
+        # worker1 has talked to it before, worker0 has perhaps not.
+        workers.run(fail_to_call, ["worker2", "worker2"], on=[0, 1])
+        workers.run(call_each, ["worker0", "worker1"], on=[0, 1])
+        workers.run(leave_alone, on=[0, 1])
+
+
+@requirement("life", capability=Capability.PEER_LOSS_DETECTION)
+def test_killed_peer_is_noticed(rpc_groups: Groups) -> None:
+    """A call that waits for a worker that is killed fails soon, and not only at its timeout."""
+    with rpc_groups.workers(2, LONG) as workers:
+        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers[0].call(call_one_that_dies, "worker1", timeout=60, within=SOON)
+
+
+@recovery
+def test_missing_worker(rpc_groups: Groups) -> None:
+    """A worker that never comes is an error for the others at the timeout, and they can start again.
+
+    The core waits for the members of a group before it calls a plugin's handler, for as long as
+    RPC_BACKENDS_JOIN_TIMEOUT says. What a handler itself waits for ends at rpc_timeout.
+    """
+    with rpc_groups.workers(3, SHORT, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
+        limit = {"rpc_timeout": 2, "within": 2 + SOON}
+        workers.run(fail_to_join, rpc_groups.subject, rpc_groups.place(), on=[0, 1], **limit)
+        workers.run(steps.join, rpc_groups.subject, rpc_groups.place(), on=[0, 1], world_size=2)
+        workers.run(know, {"worker0": 0, "worker1": 1}, on=[0, 1])
+        workers.run(leave, on=[0, 1])
+
+
+# --- coming back ---------------------------------------------------------------------------------
+
+
+@rejoin
+def test_rejoin_with_other_ranks(rpc_groups: Groups) -> None:
+    """After a shutdown processes can be a group with other ranks, other names and another size.
+
+    Torch fixes a worker's id at its first group; `rpc_backends_core._group.Member.worker_id` says which.
+    """
+    with rpc_groups.workers(3, SHORT) as workers:
+        for order in ((0, 1, 2), (2, 0, 1), (1, 0), (0, 2, 1)):
+            names = [f"number{rank}" for rank in range(len(order))]
+            ranks = {name: rank for rank, name in enumerate(names)}
+            url = rpc_groups.place()
+            joining = [
+                workers[index].start(
+                    steps.join,
+                    rpc_groups.subject,
+                    url,
+                    name=names[rank],
+                    rank=rank,
+                    world_size=len(order),
+                )
+                for rank, index in enumerate(order)
+            ]
+            for step in joining:
+                step.result()
+            workers.run(know, ranks, on=order)
+            workers.run(leave, on=order)
+
+
+@rejoin
+def test_rejoin_at_the_same_place(rpc_groups: Groups) -> None:
+    """One meeting place serves one group after the other, also for processes that were in none before."""
+    url = rpc_groups.place()
+    with rpc_groups.workers(3, SHORT) as workers:
+        for pair in ((0, 1), (1, 2), (0, 2)):
+            joining = [
+                workers[index].start(steps.join, rpc_groups.subject, url, rank=rank, world_size=2)
+                for rank, index in enumerate(pair)
+            ]
+            for step in joining:
+                step.result()
+            ranks = {workers[index].name: rank for rank, index in enumerate(pair)}
+            workers.run(know, ranks, on=pair)
+            workers.run(leave, on=pair)
+
+
+# --- nothing left behind -------------------------------------------------------------------------
+
+
+def test_nothing_grows(rpc_groups: Groups) -> None:
+    """A process has no more open after its third group than after its second: no thread, socket or file.
+
+    What `shutdown()` of the agent leaves to the garbage collector, or to threads that have yet to notice,
+    is left.
+    """
+    with rpc_groups.workers(2) as workers:
+        _, second, third = (_one_group(rpc_groups, workers) for _ in range(3))
+        _compare(workers, third, second, "after the third group and not after the second")
+
+
+@requirement("life", capability=Capability.CLEAN_SHUTDOWN)
+def test_nothing_is_open(rpc_groups: Groups) -> None:
+    """After a shutdown a process has nothing open that it had not before it started RPC.
+
+    Torch's RRefContext keeps the first agent of a process for good, so an agent must be able to let go of
+    its threads and files before it is deleted.
+    """
+    with rpc_groups.workers(2) as workers:
+        before = workers.run(warm_up, rpc_groups.subject)
+        after = _one_group(rpc_groups, workers)
+        _compare(workers, after, before, "after the first group and not before it")
+
+
+def test_nothing_stays_on_the_machine(rpc_groups: Groups, tmp_path: Path) -> None:
+    """When processes have ended, nothing of them is in shared memory or in the temporary folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    before = leftovers.shared_memory()
+    with rpc_groups.workers(2, SHORT, env={"TMPDIR": str(folder)}) as workers:
+        workers.run(use_own_temp_folder, str(folder))
+        _one_group(rpc_groups, workers)
+        _let_end(workers)
+    new = leftovers.abandoned(leftovers.shared_memory() - before)
+    _expect_none(f"new in {leftovers.SHARED_MEMORY}", new)
+    _expect_none("in the temporary folder", [path.name for path in folder.iterdir()])
+
+
+def _expect_none(where: str, names: list[str]) -> None:
+    shown = ", ".join(sorted(names)) or "nothing"
+    expect(fact(f"{where} after the processes have ended", shown)).gives("nothing")
+
+
+def _one_group(groups: Groups, workers: Workers) -> list[Open]:
+    """Have one group, and return what its workers have open when all have left."""
+    workers.run(steps.join, groups.subject, groups.place())
+    workers.run(call_each, [worker.name for worker in workers])
+    workers.run(leave)
+    return workers.run(leftovers.opened)
+
+
+def _compare(workers: Workers, after: list[Open], before: list[Open], when: str) -> None:
+    for worker, now, then in zip(workers, after, before, strict=True):
+        expect(fact(f"open in {worker.name} {when}", now.beyond(then))).gives("nothing")
+
+
+def _let_end(workers: Workers) -> None:
+    for worker in workers:
+        expect(fact(f"exit status of {worker.name} after its shutdown", _end(worker))).gives(0)
+
+
+def _end(worker: Worker) -> int | str:
+    try:
+        return worker.end()
+    except WorkerError:
+        return "none: the process did not end"
+
+
+# --- dynamic groups ------------------------------------------------------------------------------
+
+
+def _join_dynamic(groups: Groups, worker: Worker, url: str, **arguments: Any) -> None:
+    worker.call(steps.join, groups.subject, url, world_size=None, **arguments)
+
+
+@dynamic
+def test_dynamic_group(rpc_groups: Groups) -> None:
+    """Workers join a dynamic group one by one, and all know all names and can call each other.
+
+    `world_size` is None. The members must know a new one, and can call it, when its `init_rpc` returns.
+    """
+    with rpc_groups.workers(3, SHORT) as workers:
+        url = rpc_groups.place()
+        for size, worker in enumerate(workers, 1):
+            _join_dynamic(rpc_groups, worker, url)
+            workers.run(know, {f"worker{n}": n for n in range(size)}, on=range(size))
+
+
+@dynamic
+def test_dynamic_group_leaving(rpc_groups: Groups) -> None:
+    """Workers leave a dynamic group one by one while the others work, and are members no more.
+
+    A graceful shutdown waits for no other worker's, and the members do not know the worker when it
+    returns.
+    """
+    with rpc_groups.workers(4, SHORT) as workers:
+        url = rpc_groups.place()
+        for worker in workers:
+            _join_dynamic(rpc_groups, worker, url)
+        for size in (3, 2):
+            working = workers[0].start(call_many, "worker1", 20)
+            working.news()
+            workers[size].call(leave)
+            working.result()
+            workers.run(know, {f"worker{n}": n for n in range(size)}, on=range(size))
+        for index in (1, 0):
+            workers[index].call(leave)
+
+
+@dynamic
+def test_dynamic_group_duplicate_name(rpc_groups: Groups) -> None:
+    """A worker whose name is another member's is refused with an error, and the group goes on."""
+    with rpc_groups.workers(3, SHORT) as workers:
+        _refuse_duplicate(rpc_groups, workers, rpc_groups.place())
+
+
+@recovery
+def test_dynamic_group_join_after_a_refused_one(rpc_groups: Groups) -> None:
+    """After a worker was refused, others can join the dynamic group, and so can that worker."""
+    _need_dynamic_groups(rpc_groups)
+    with rpc_groups.workers(4, SHORT) as workers:
+        url = rpc_groups.place()
+        _refuse_duplicate(rpc_groups, workers, url)
+        for index in (3, 2):
+            _join_dynamic(rpc_groups, workers[index], url)
+        workers.run(know, {f"worker{n}": n for n in range(4)})
+
+
+def _refuse_duplicate(groups: Groups, workers: Workers, url: str) -> None:
+    """Have two workers join, and a third one refused; the two go on."""
+    for index in (0, 1):
+        _join_dynamic(groups, workers[index], url)
+    workers[2].call(fail_to_join, groups.subject, url, name="worker1", world_size=None)
+    workers.run(know, {"worker0": 0, "worker1": 1}, on=[0, 1])
+
+
+@dynamic
+def test_dynamic_group_killed_member(rpc_groups: Groups) -> None:
+    """When a member of a dynamic group is killed, the others go on, and their calls to it are errors."""
+    with rpc_groups.workers(3, SHORT) as workers:
+        url = rpc_groups.place()
+        for worker in workers:
+            _join_dynamic(rpc_groups, worker, url)
+        workers[2].kill()
+        workers.run(call_each, ["worker0", "worker1"], on=[0, 1])
+        workers.run(fail_to_call, ["worker2"], on=[0, 1])
+        workers.run(leave_alone, on=[0, 1])
+
+
+@rejoin
+@pytest.mark.parametrize("process", ["same process", "new process"])
+def test_dynamic_group_rejoin(rpc_groups: Groups, process: str) -> None:
+    """A worker that has left a dynamic group can come back under its name and rank."""
+    _need_dynamic_groups(rpc_groups)
+    with rpc_groups.workers(2, SHORT) as workers:
+        url = rpc_groups.place()
+        for worker in workers:
+            _join_dynamic(rpc_groups, worker, url)
+        ranks = {"worker0": 0, "worker1": 1}
+        for _ in range(2):
+            workers[1].call(leave)
+            back = workers[1] if process == "same process" else workers.add()
+            if back is not workers[1]:
+                workers[1].end()
+            _join_dynamic(rpc_groups, back, url, name="worker1", rank=1)
+            workers.run(know, ranks, on=[0, back.index])
+            if back is not workers[1]:
+                break
+
+
+@rejoin
+def test_dynamic_group_in_the_place_of_a_killed_one(rpc_groups: Groups) -> None:
+    """A new process can join a dynamic group under the name and the rank of one that was killed."""
+    _need_dynamic_groups(rpc_groups)
+    with rpc_groups.workers(2, SHORT) as workers:
+        url = rpc_groups.place()
+        for worker in workers:
+            _join_dynamic(rpc_groups, worker, url)
+        workers.run(call_each, ["worker0", "worker1"])
+        workers[1].kill()
+        _join_dynamic(rpc_groups, workers.add(), url, name="worker1", rank=1)
+        workers.run(know, {"worker0": 0, "worker1": 1}, on=[0, 2])
+
+
+def _need_dynamic_groups(groups: Groups) -> None:
+    if Capability.DYNAMIC_GROUPS not in groups.subject.capabilities:
+        pytest.skip("it needs dynamic-groups too")

@@ -1,0 +1,220 @@
+"""Checks that explain themselves: the call, what was expected of it, and what came.
+
+A step of a test builds a call, says what it expects, and goes on::
+
+    expect(sync("worker1", torch.add, args=(torch.ones(2), 1))).gives(torch.full((2,), 2.0))
+    expect(sync("worker1", fail)).raises(ValueError, "as asked")
+    expect(fact("workers in the group", len(names))).gives(4)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rpc_backends_testing.comparison import describe, difference
+
+if TYPE_CHECKING:
+    from rpc_backends_cli.processes import Me
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How a backend differs from the contract.
+
+    :ivar call: what was done, as one would write it.
+    :ivar expected: what the contract asks for.
+    :ivar got: what came instead.
+    """
+
+    call: str
+    expected: str
+    got: str
+
+
+class DeviationError(AssertionError):
+    """A check failed; :attr:`deviation` says how."""
+
+    def __init__(self, deviation: Deviation) -> None:
+        super().__init__(
+            f"call:     {deviation.call}\nexpected: {deviation.expected}\ngot:      {deviation.got}"
+        )
+        self.deviation = deviation
+
+    def __reduce__(self) -> Any:
+        return DeviationError, (self.deviation,)
+
+
+def deviate(call: str, expected: str, got: str) -> DeviationError:
+    """Return the error to raise where a check of its own has failed."""
+    return DeviationError(Deviation(call, expected, got))
+
+
+@dataclass(frozen=True)
+class Call:
+    """Something to do, and how one would write it."""
+
+    text: str
+    run: Callable[[], Any]
+
+
+def sync(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Call:
+    """Build an ``rpc_sync``; the arguments are torch's."""
+    from torch.distributed import rpc
+
+    return Call(
+        _text("rpc_sync", to, func, args, kwargs, more),
+        lambda: rpc.rpc_sync(to, func, args=args, kwargs=kwargs, **more),
+    )
+
+
+def asynchronous(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Call:
+    """Build an ``rpc_async`` that is waited for."""
+    from torch.distributed import rpc
+
+    return Call(
+        _text("rpc_async", to, func, args, kwargs, more, ".wait()"),
+        lambda: rpc.rpc_async(to, func, args=args, kwargs=kwargs, **more).wait(),
+    )
+
+
+def remote(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Call:
+    """Build a ``remote`` whose value is fetched."""
+    from torch.distributed import rpc
+
+    return Call(
+        _text("remote", to, func, args, kwargs, more, ".to_here()"),
+        lambda: rpc.remote(to, func, args=args, kwargs=kwargs, **more).to_here(),
+    )
+
+
+#: The three ways to call, each waiting for the result: for tests of what holds for all.
+WAYS: tuple[Callable[..., Call], ...] = (sync, asynchronous, remote)
+
+
+def doing(text: str, run: Callable[[], Any]) -> Call:
+    """Build anything else: ``run`` does it."""
+    return Call(text, run)
+
+
+def fact(text: str, value: Any) -> Call:
+    """Build a check of a value that is known already."""
+    return Call(text, lambda: value)
+
+
+class Expectation:
+    """What a call is expected to do; each method does the call."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def gives(self, value: Any) -> None:
+        """Check that the call returns ``value``, bit by bit.
+
+        :raises DeviationError: it returns anything else, or raises.
+        """
+        got = self.returns()
+        found = difference(value, got)
+        if found is not None:
+            raise deviate(self._call.text, found.expected, found.got)
+
+    def returns(self) -> Any:
+        """Check that the call returns, and return what it does.
+
+        :raises DeviationError: it raises.
+        """
+        _say(self._call.text)
+        try:
+            return self._call.run()
+        except Exception as error:
+            raise deviate(self._call.text, "a result", _error(error)) from error
+
+    def satisfies(self, expected: str, test: Callable[[Any], bool]) -> Any:
+        """Check that what the call returns passes ``test``; ``expected`` says in words what that is."""
+        got = self.returns()
+        if not test(got):
+            raise deviate(self._call.text, expected, describe(got))
+        return got
+
+    def raises(self, kind: type[BaseException] = Exception, text: str = "") -> BaseException:
+        """Check that the call raises ``kind`` with ``text`` (a regular expression) in its message.
+
+        :returns: the error.
+        :raises DeviationError: it returns, or raises anything else.
+        """
+        expected = kind.__name__ + (f" with {text!r} in its text" if text else "")
+        _say(self._call.text)
+        try:
+            got = self._call.run()
+        except kind as error:
+            if re.search(text, str(error)):
+                return error
+            raise deviate(self._call.text, expected, _error(error)) from error
+        except Exception as error:
+            raise deviate(self._call.text, expected, _error(error)) from error
+        raise deviate(self._call.text, expected, f"no error; it returned {describe(got)}")
+
+
+def expect(call: Call) -> Expectation:
+    """Begin a check of what ``call`` does."""
+    return Expectation(call)
+
+
+_step: list[Me] = []
+
+
+def run_step(me: Me, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a step in a worker; its checks say what they do, in case one never comes back."""
+    _step[:] = [me]
+    try:
+        return step(me, *args, **kwargs)
+    finally:
+        _step.clear()
+
+
+def checking(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a step of a function with checks, for `Workers.run`: they say what they do."""
+
+    def run(me: Me, *args: Any, **kwargs: Any) -> Any:
+        return run_step(me, step, *args, **kwargs)
+
+    # Not functools.wraps: a reference to a step goes through what that leaves behind.
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(run, name, getattr(step, name))
+    return run
+
+
+def _say(text: str) -> None:
+    for me in _step:
+        me.doing(text)
+
+
+def _error(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    # An error from another worker: its text first and last, and its traceback between.
+    text = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1].strip()}"
+    return f"{type(error).__name__}: {text}" if lines else type(error).__name__
+
+
+def _text(
+    way: str,
+    to: Any,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    more: Mapping[str, Any],
+    then: str = "",
+) -> str:
+    name = getattr(func, "__qualname__", None) or getattr(func, "name", None) or repr(func)
+    name = name.replace("_VariableFunctionsClass.", "torch.")  # torch's builtins
+    parts = [repr(to) if isinstance(to, str) else str(to), str(name)]
+    if args:
+        shown = ", ".join(describe(arg) for arg in args)
+        parts.append(f"args=({shown}{',' if len(args) == 1 else ''})")
+    if kwargs:
+        shown = ", ".join(f"{key!r}: {describe(value)}" for key, value in kwargs.items())
+        parts.append(f"kwargs={{{shown}}}")
+    parts += [f"{key}={value!r}" for key, value in more.items()]
+    return f"{way}({', '.join(parts)}){then}"

@@ -1,0 +1,64 @@
+"""What happens to the suite's tests when they are collected."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpc_backends_testing.chapters import CHAPTERS
+from rpc_backends_testing.judging import subject_of
+from rpc_backends_testing.marks import REQUIREMENT
+
+
+def check(items: list[pytest.Item]) -> None:
+    """See that every requirement has a backend that can be used, and that takes the options given.
+
+    :raises pytest.UsageError: none is named, or there is none of that name, or it cannot be loaded.
+    """
+    from rpc_backends_core._api import construct_rpc_backend_options, records
+    from rpc_backends_core._errors import RpcBackendsError
+
+    tried = []
+    for item in items:
+        found = subject_of(item)
+        if found is None:
+            usable = [
+                one.name for one in records() if one.state in ("found", "loaded", "registered")
+            ]
+            raise pytest.UsageError(
+                f"{item.name} is of the conformance suite, and no backend is named. Use --rpc-backend "
+                f"NAME; there are: {', '.join(dict.fromkeys(usable))}."
+            )
+        try:
+            _ = found[0].capabilities
+        except RpcBackendsError as error:
+            raise pytest.UsageError(f"--rpc-backend {found[0].name}: {error}") from error
+        if found[0].options and found[0] not in tried:
+            tried.append(found[0])
+            try:
+                construct_rpc_backend_options(found[0].name, **found[0].options)
+            except Exception as error:
+                shown = ", ".join(f"{key}={value!r}" for key, value in found[0].options.items())
+                raise pytest.UsageError(
+                    f"{found[0].name} refuses the options {shown}: {type(error).__name__}: {error}"
+                ) from error
+        if item.path.parent.name == "torch_tier":
+            from rpc_backends_testing.torch_tier.fixture import announce
+
+            announce(found[0])
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """Put the suite's tests, where they stand in one row, into the order of their chapters."""
+    order = {chapter.name: place for place, chapter in enumerate(CHAPTERS)}
+
+    def place(item: pytest.Item) -> int:
+        mark = item.get_closest_marker(REQUIREMENT)
+        return order.get(mark.kwargs["chapter"], len(order)) if mark else -1
+
+    start = 0
+    while start < len(items):
+        end = start
+        while end < len(items) and (place(items[end]) < 0) == (place(items[start]) < 0):
+            end += 1
+        items[start:end] = sorted(items[start:end], key=place)
+        start = end

@@ -1,0 +1,324 @@
+"""``rpc-backends conformance NAME``: the conformance suite, run by pytest in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import rpc_backends_testing as testing
+from rpc_backends_cli.children import ended_by_signals
+from rpc_backends_cli.output import Failure, console, debug_option, json_option
+from rpc_backends_testing.chapters import CHAPTERS
+from rpc_backends_testing.console import Progress, render
+
+if TYPE_CHECKING:
+    from rpc_backends_testing.results import Report
+
+#: Seconds that the run has to stop its workers after Ctrl-C.
+_GRACE = 10.0
+_USAGE = 2
+_TESTING = 'pip install "rpc-backends-core[testing]"'
+_SUITE = "rpc_backends_testing"
+_TORCH = "torch"  # the chapter that is a tier
+_FOLDER = Path(testing.__file__).parent
+
+# The path is handed over so that the child finds the packages that this process finds.
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+)
+
+
+class UsageFailure(Failure):
+    """What was asked for cannot be done."""
+
+    exit_code = _USAGE
+
+
+def arguments(
+    name: str,
+    folder: Path,
+    *,
+    options: Sequence[str] = (),
+    chapters: Sequence[str] = (),
+    torch_tier: bool = False,
+    suite_version: int | None = None,
+    patience: float | None = None,
+    expression: str | None = None,
+    jobs: int | None = None,
+) -> list[str]:
+    """Return pytest's arguments for a run of the suite that nothing around it changes.
+
+    :param folder: an empty one; the report is written there as ``report.json``.
+    """
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    torch_tier = torch_tier or _TORCH in chapters
+    chosen = [f"{_SUITE}.chapters.test_{chapter}" for chapter in chapters if chapter != _TORCH]
+    if not chapters:
+        chosen = [_SUITE]
+    elif torch_tier:
+        chosen.append(f"{_SUITE}.torch_tier")
+    result = ["-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider"]
+    # No conftest.py, not even from the current folder; and tests are named by their place in the suite.
+    result += ["--noconftest", "--rootdir", str(_FOLDER)]
+    result += ["--basetemp", str(folder / "tmp")]
+    result += ["-p", f"{_SUITE}.plugin", "-p", f"{_SUITE}.progress"]
+    result += ["--rpc-backend", name, "--rpc-report", str(folder / "report")]
+    for option in options:
+        result += ["--rpc-option", option]
+    if torch_tier:
+        result += ["--rpc-tier", "torch"]
+    if suite_version is not None:
+        result += ["--rpc-suite-version", str(suite_version)]
+    if patience is not None:
+        result += ["--rpc-patience", str(patience)]
+    if expression:
+        result += ["-k", expression]
+    if jobs is not None and jobs > 1:
+        result += ["-p", "xdist.plugin", "-n", str(jobs)]
+    return [*result, "--pyargs", *chosen]
+
+
+def events(pytest_arguments: Sequence[str], log: Path) -> Generator[dict[str, Any]]:
+    """Run pytest in a child and yield what it tells; the last is ``ended`` with its ``status``.
+
+    However this generator is left, the child and its workers have ended by then.
+
+    :param log: what the child prints goes to this file.
+    """
+    reading, writing = os.pipe()
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others' plugins have no part in it
+    with os.fdopen(reading, encoding="utf-8") as lines:
+        with os.fdopen(writing, "wb") as theirs, log.open("wb") as output:
+            child = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)),
+                    *("--rpc-progress", str(writing), *pytest_arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for us, and we end it
+            )
+        try:
+            for line in lines:
+                yield json.loads(line)
+            yield {"event": "ended", "status": child.wait()}
+        finally:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a child that still runs as Ctrl-C would, so that it ends its workers, and then by force."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _run(
+    name: str, pytest_arguments: Sequence[str], folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Run the suite and return its report as JSON.
+
+    :raises UsageFailure: there was nothing to run, or not with these arguments.
+    """
+    log = folder / "log"
+    broken: list[str] = []
+    status = 0
+    with progress, contextlib.closing(events(pytest_arguments, log)) as told:
+        for event in told:
+            if event["event"] == "broken":
+                broken.append(event["text"])
+            elif event["event"] == "ended":
+                status = event["status"]
+            progress.take(event)
+    report = folder / "report.json"
+    if broken:
+        raise Failure("a part of the suite cannot be loaded:\n" + "\n".join(broken))
+    if report.exists():
+        result: dict[str, Any] = json.loads(report.read_text())
+        return result
+    printed = log.read_text(errors="replace").strip().splitlines()
+    errors = [line for line in printed if line.startswith("ERROR: ")]
+    if errors:
+        said = errors[0].removeprefix("ERROR: ").removeprefix(f"--rpc-backend {name}: ")
+        raise UsageFailure("\n".join([said, *errors[1:]]))
+    if status in (0, 5):
+        raise UsageFailure("no requirement was chosen: -k and --chapter leave none.")
+    text = "\n".join(printed[-40:])
+    raise Failure(f"the run ended with status {status} and without a report; it printed:\n{text}")
+
+
+def _check_installed(jobs: int | None) -> None:
+    missing = [name for name in ("pytest", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise UsageFailure(f"{' and '.join(missing)} is needed, and is not installed: {_TESTING}")
+    if jobs is not None and jobs > 1 and find_spec("xdist") is None:
+        raise UsageFailure(
+            "--jobs needs pytest-xdist, which is not installed: pip install pytest-xdist"
+        )
+
+
+def _check_options(options: Sequence[str]) -> None:
+    for option in options:
+        if not option.partition("=")[0] or "=" not in option:
+            raise UsageFailure(f"--option is {option!r}; it must be KEY=VALUE.")
+
+
+def _check_chapters(chapters: Sequence[str]) -> None:
+    for chapter in chapters:
+        if chapter != _TORCH and not (_FOLDER / "chapters" / f"test_{chapter}.py").exists():
+            raise UsageFailure(f"the chapter {chapter} has no requirements in this version.")
+
+
+def _check_file(file: Path | None) -> None:
+    """Find out before a run of minutes that its report could not be written."""
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageFailure(f"the report cannot be written: {error}") from error
+    if not os.access(file.parent, os.W_OK):
+        raise UsageFailure(f"the report cannot be written: {file.parent} may not be written to.")
+
+
+@click.command(
+    "conformance",
+    epilog="""\b
+Examples:
+  rpc-backends conformance TENSORPIPE
+  rpc-backends conformance TENSORPIPE --chapter calls --chapter data
+  rpc-backends conformance MINE --option num_worker_threads=4 --report conformance/mine
+  rpc-backends conformance MINE --tier torch --jobs 2
+
+Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no such backend or option.
+""",
+)
+@click.argument("name")
+@click.option(
+    "--option",
+    "options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="An option of the backend, in every test; VALUE is JSON, or else text. Can be repeated.",
+)
+@click.option(
+    "--chapter",
+    "chapters",
+    type=click.Choice([chapter.name for chapter in CHAPTERS]),
+    multiple=True,
+    help="Only this chapter. Can be repeated.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice(["contract", "torch"]),
+    default="contract",
+    show_default=True,
+    help="`torch` adds torch's own RPC suites: hundreds of tests of four processes each.",
+)
+@click.option(
+    "--report",
+    "file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write FILE.json and FILE.html, a page to publish.",
+)
+@click.option(
+    "--suite-version",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Requirements newer than version N are tried, and fail nothing.",
+)
+@click.option(
+    "--patience",
+    metavar="FACTOR",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Multiply the time limits, on a slow machine.",
+)
+@click.option(
+    "-k", "expression", metavar="EXPR", help="Only tests whose names match, as pytest does."
+)
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Run N tests at a time (needs pytest-xdist).",
+)
+@json_option
+@debug_option
+def command(
+    name: str,
+    options: tuple[str, ...],
+    chapters: tuple[str, ...],
+    tier: str,
+    file: Path | None,
+    suite_version: int | None,
+    patience: float | None,
+    expression: str | None,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
+    """Test a backend against the contract for RPC backends.
+
+    Runs the conformance suite, each test in real processes, and says which chapters of the contract the
+    backend NAME keeps and what of its capabilities holds. Nothing of the current folder (pytest's
+    configuration, conftest.py) has a part in it.
+    """
+    _check_installed(jobs)
+    _check_options(options)
+    _check_chapters(chapters)
+    _check_file(file)
+    with tempfile.TemporaryDirectory(prefix="rpc-backends-") as place, ended_by_signals():
+        folder = Path(place)
+        pytest_arguments = arguments(
+            name,
+            folder,
+            options=options,
+            chapters=chapters,
+            torch_tier=tier == "torch",
+            suite_version=suite_version,
+            patience=patience,
+            expression=expression,
+            jobs=jobs,
+        )
+        data = _run(name, pytest_arguments, folder, Progress(name, quiet=as_json))
+        report = _report(data)
+        written = _publish(report, file)
+    if as_json:
+        click.echo(json.dumps(data, indent=2))
+    else:
+        render(report, written, console())
+    sys.exit(1 if report.verdict == "does not conform" else 0)
+
+
+def _report(data: dict[str, Any]) -> Report:
+    from rpc_backends_testing.results import Report
+
+    return Report.from_json(data)
+
+
+def _publish(report: Report, file: Path | None) -> tuple[Path, ...]:
+    if file is None:
+        return ()
+    from rpc_backends_testing.recording import write
+
+    return write(report, file)

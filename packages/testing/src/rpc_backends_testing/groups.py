@@ -1,0 +1,95 @@
+"""Groups of workers under the backend under test, each in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rpc_backends_cli.processes import Template, Workers
+from rpc_backends_core._default_registry import default_registry
+from rpc_backends_testing import steps
+from rpc_backends_testing.checks import run_step
+from rpc_backends_testing.subject import Subject
+
+#: Seconds that a test may take; a call that never comes back costs as much.
+SECONDS = 30.0
+
+
+@functools.cache
+def template(modules: tuple[str, ...]) -> Template:
+    """Return how workers start: with the suite's tests imported and the backends found."""
+    return Template(preload=modules, prepare=[find_backends])
+
+
+def find_backends() -> None:
+    """Look for what is installed, so that not every worker has to."""
+    default_registry().names()
+
+
+class Groups:
+    """Makes the groups of one test.
+
+    :param subject: the backend under test.
+    :param folder: for the files at which workers meet; of this test alone.
+    :param patience: what all time limits are multiplied by.
+    :param modules: what the template of the workers is to import.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        folder: Path,
+        *,
+        patience: float = 1.0,
+        modules: tuple[str, ...] = (),
+    ) -> None:
+        self.subject = subject
+        self.patience = patience
+        self._folder = folder
+        self._modules = modules
+        self._count = itertools.count()
+
+    def place(self) -> str:
+        """Return the init method of a new meeting place: a file."""
+        return f"file://{self._folder}/meeting{next(self._count)}"
+
+    def workers(self, size: int, seconds: float = SECONDS, **settings: Any) -> Workers:
+        """Return workers in which RPC is not started; for a ``with`` block."""
+        settings.setdefault("template", template(self._modules))
+        return Workers(size, seconds=seconds * self.patience, **settings)
+
+    @contextlib.contextmanager
+    def running(self, size: int, seconds: float = SECONDS, **options: Any) -> Iterator[Workers]:
+        """Start a static group; all shut down gracefully when the block ends well.
+
+        :param options: for the backend, besides those of the subject.
+        """
+        with self.workers(size, seconds) as workers:
+            workers.run(steps.join, self.subject, self.place(), **options)
+            yield workers
+            workers.run(steps.leave)
+
+    def run_in_first(
+        self, size: int, step: Callable[..., Any], seconds: float, options: Any, arguments: Any
+    ) -> None:
+        """Run ``step`` in worker 0 of a static group."""
+        with self.running(size, seconds, **options) as workers:
+            workers[0].call(checked, _Step(step), **arguments)
+
+
+class _Step:
+    """A step on its way to a worker: by reference, because pickle would find the test made of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        from rpc_backends_cli.processes.protocol import Reference
+
+        self.reference = Reference.to(function)
+
+
+def checked(me: Any, step: _Step, **arguments: Any) -> Any:
+    """Run a step in a worker, its checks saying what they do."""
+    return run_step(me, step.reference.resolve(), **arguments)

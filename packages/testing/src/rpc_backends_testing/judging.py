@@ -1,0 +1,164 @@
+"""From pytest's report of a test to the result of a requirement."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import unittest
+from dataclasses import asdict
+
+import pytest
+
+from rpc_backends_cli.processes import WorkerError
+from rpc_backends_testing.checks import DeviationError
+from rpc_backends_testing.marks import REQUIREMENT
+from rpc_backends_testing.results import Outcome, Result, settle
+from rpc_backends_testing.subject import Subject
+from rpc_backends_testing.suite import BACKEND, SUITE_VERSION
+
+#: The key under which a result travels in pytest's report, between processes too.
+PROPERTY = "rpc_requirement"
+
+#: Where the contract is written down; a chapter is a heading of its name.
+CONTRACT = "docs/writing-a-backend.md"
+
+
+def subject_of(item: pytest.Item) -> tuple[Subject, int] | None:
+    """Return the backend that a test is of and the version of the suite that counts, if any is said.
+
+    The nearest mark says it (:func:`~.suite.conformance` sets one), else the command line, else pytest's
+    configuration file.
+    """
+    mark = item.get_closest_marker(BACKEND)
+    if mark is not None:
+        subject, version = mark.args
+        assert isinstance(subject, Subject)
+        return subject, item.config.getoption("rpc_suite_version") or int(version)
+    name = item.config.getoption("rpc_backend") or item.config.getini("rpc_backend")
+    if not name:
+        return None
+    given = item.config.getoption("rpc_suite_version") or item.config.getini("rpc_suite_version")
+    return Subject(name, item.config.getoption("rpc_option") or {}), int(given or SUITE_VERSION)
+
+
+def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Write onto ``report`` what it says of a requirement, and turn its outcome where that is other."""
+    mark = item.get_closest_marker(REQUIREMENT)
+    found = subject_of(item)
+    if mark is None or found is None or not _is_last_word(report):
+        return
+    subject, version = found
+    capability = mark.kwargs["capability"]
+    title, advice = _words(item)
+    result = Result(
+        id=_id(item, mark.kwargs["chapter"]),
+        chapter=mark.kwargs["chapter"],
+        title=title,
+        advice=advice,
+        capability=capability and str(capability),
+        since=mark.kwargs["since"],
+        outcome=Outcome.NOT_RUN,
+        seconds=report.duration,
+    )
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        result.reason = reason.removeprefix("Skipped: ")
+    else:
+        result.outcome = settle(
+            report.passed,
+            declared=capability is None or capability in subject.capabilities,
+            since=result.since,
+            suite_version=version,
+        )
+    if report.failed:
+        assert call.excinfo is not None
+        explain(result, call.excinfo.value, str(report.longrepr))
+        _turn(report, item, result, version)
+    whose = {"backend": subject.name, "suite_version": version}
+    # Plain types only: xdist sends it to another process.
+    plain = {**asdict(result), "outcome": str(result.outcome)}
+    report.user_properties.append((PROPERTY, {**plain, **whose}))
+
+
+def explain(result: Result, error: BaseException, trace: str) -> None:
+    """Say in ``result`` what was done, what was expected and what came."""
+    result.detail = trace
+    deviation = None
+    if isinstance(error, DeviationError | WorkerError):
+        deviation = error.deviation
+        result.detail = str(error) if isinstance(error, WorkerError) else trace
+    if deviation is not None:
+        result.call, result.expected, result.got = (
+            deviation.call,
+            deviation.expected,
+            deviation.got,
+        )
+    elif isinstance(error, WorkerError) and error.stuck:
+        result.call = "; ".join(f"{what} (in {who})" for who, what in error.stuck.items())
+        result.expected = "an end"
+        result.got = str(error).partition(";")[0].partition("\n")[0]
+    elif isinstance(error, WorkerError) and error.failures:
+        first = error.failures[0]
+        result.call = f"{first.doing or 'the test'} (in {first.worker})"
+        result.expected = "no error"
+        result.got = first.error
+    else:
+        result.call = "the test itself"
+        result.expected = "no error"
+        result.got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def text_of(result: Result) -> str:
+    """Return what pytest shows of a requirement that is not met."""
+    lines = [
+        f"chapter   {result.chapter} ({CONTRACT}#{result.chapter})",
+        f"required  {result.title}",
+        f"call      {result.call}",
+        f"expected  {result.expected}",
+        f"got       {result.got}",
+    ]
+    if result.advice:
+        lines.append(f"look at   {result.advice}")
+    return "\n".join([*lines, "", result.detail])
+
+
+def _is_last_word(report: pytest.TestReport) -> bool:
+    """Tell whether a phase decides: the call does, and set-up or tear-down if it does not pass."""
+    return report.when == "call" or not report.passed
+
+
+def _turn(report: pytest.TestReport, item: pytest.Item, result: Result, version: int) -> None:
+    """Give pytest's report the outcome that the requirement has."""
+    if result.outcome is Outcome.FAILED:
+        report.longrepr = text_of(result)
+        return
+    if result.outcome is Outcome.FAILS_NEWER:
+        reason = (
+            f"new in version {result.since} of the suite, and this backend is held to version "
+            f"{version}; it would fail: {result.call}: expected {result.expected}, got {result.got}"
+        )
+    else:
+        reason = f"{result.capability} is not declared: {result.got}"
+    result.reason = reason
+    path, line, _ = item.location
+    report.outcome = "skipped"
+    report.longrepr = (path, line or 0, f"Skipped: {reason}")
+
+
+def _id(item: pytest.Item, chapter: str) -> str:
+    name = item.name.removeprefix("test_")
+    # Torch's suites have tests of one name in several classes.
+    class_ = getattr(item, "cls", None)
+    if isinstance(class_, type) and issubclass(class_, unittest.TestCase):
+        return f"{chapter}.{class_.__name__}.{name}"
+    return f"{chapter}.{name}"
+
+
+def _words(item: pytest.Item) -> tuple[str, str]:
+    text = inspect.cleandoc(getattr(getattr(item, "obj", None), "__doc__", None) or item.name)
+    first, _, rest = text.partition("\n\n")
+    title = re.sub(r"\s+", " ", first).strip().removesuffix(".")
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None:
+        title += f" ({callspec.id})"
+    return title, re.sub(r"\s+", " ", rest).strip()

@@ -1,0 +1,192 @@
+"""The pytest plugin of the conformance suite (entry point ``pytest11``).
+
+It is loaded in every run of pytest in an environment that has this package, so it imports nothing until
+a run has to do with backends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rpc_backends_testing.groups import Groups
+    from rpc_backends_testing.subject import Subject
+
+#: The name of the mark, here too so that nothing has to be imported for it.
+_REQUIREMENT = "rpc_requirement"
+_SUITE = Path(__file__).parent
+_TIERS = ("contract", "torch")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options; each is also shown by ``pytest --help``."""
+    group = parser.getgroup("rpc-backends", "conformance of RPC backends (rpc-backends-core)")
+    group.addoption("--rpc-backend", metavar="NAME", help="the RPC backend to test")
+    group.addoption(
+        "--rpc-option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="an option for its construct handler in every test; VALUE is JSON, or else text",
+    )
+    group.addoption(
+        "--rpc-report",
+        metavar="FILE",
+        type=Path,
+        help="write FILE.json and FILE.html",
+    )
+    group.addoption(
+        "--rpc-suite-version",
+        metavar="N",
+        type=int,
+        help="requirements newer than version N of the suite are run, and fail nothing",
+    )
+    group.addoption(
+        "--rpc-patience",
+        metavar="FACTOR",
+        type=float,
+        default=1.0,
+        help="multiply the tests' time limits, for a slow machine (default: %(default)g)",
+    )
+    _add_tier(group, "--rpc-tier")
+    parser.addini("rpc_backend", "the RPC backend that conformance tests are of")
+    parser.addini("rpc_suite_version", "as --rpc-suite-version")
+
+
+def _add_tier(group: Any, name: str) -> None:
+    group.addoption(
+        name,
+        choices=_TIERS,
+        default="contract",
+        dest="rpc_tier",
+        help="`torch` runs torch's own backend-neutral RPC suites too (default: %(default)s)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> None:
+    """Add ``--tier``, which is too plain a name to take in runs that have nothing to do with us."""
+    if {"--rpc-backend", "--tier"} <= {arg.partition("=")[0] for arg in args}:
+        _add_tier(parser.getgroup("rpc-backends"), "--tier")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks, and check what was given."""
+    config.addinivalue_line(
+        "markers", f"{_REQUIREMENT}: a requirement of the contract for RPC backends"
+    )
+    config.addinivalue_line("markers", "rpc_backend(subject, suite_version): the backend to test")
+    config.option.rpc_option = dict(map(_key_and_value, config.option.rpc_option))
+    if hasattr(config, "workerinput"):
+        return  # the process that started this one has looked at the rest, and keeps the results
+    config.pluginmanager.register(_Recorder(config))
+    if config.option.rpc_patience <= 0:
+        raise pytest.UsageError(
+            f"--rpc-patience is {config.option.rpc_patience:g}; it must be positive."
+        )
+
+
+def _key_and_value(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise pytest.UsageError(f"--rpc-option is {text!r}; it must be KEY=VALUE.")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave torch's own suites out where they were not asked for."""
+    asked_for = config.getoption("rpc_tier") == "torch"
+    return True if collection_path == _SUITE / "torch_tier" and not asked_for else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the chapters into their order, and see that every requirement has a backend to be asked of."""
+    mine = [item for item in items if item.get_closest_marker(_REQUIREMENT)]
+    if not mine:
+        return
+    from rpc_backends_testing.collecting import arrange, check
+
+    check(mine)
+    arrange(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give a requirement's report the outcome that its capability and version make of it."""
+    report = yield
+    if item.get_closest_marker(_REQUIREMENT):
+        from rpc_backends_testing.judging import judge
+
+        judge(item, call, report)
+    return report
+
+
+class _Recorder:
+    """Keeps the results of requirements, and tells of them at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._results: list[dict[str, Any]] = []
+        self._started = time.time()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a result; with xdist they come from other processes, in the report."""
+        properties: list[tuple[str, Any]] = report.user_properties
+        self._results += [value for key, value in properties if key == _REQUIREMENT]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the summary by chapter, and write the report where one is asked for."""
+        if not self._results:
+            return
+        from rpc_backends_testing.recording import file_of, reports, summary, write
+
+        file = self._config.getoption("rpc_report")
+        found = list(reports(self._config, self._results, self._started))
+        for report in found:
+            terminalreporter.section(f"conformance of {report.backend['name']}")
+            for line in summary(report):
+                terminalreporter.write_line(line)
+            if file is not None:
+                for path in write(report, file_of(report, file, len(found))):
+                    terminalreporter.write_line(f"report: {path}")
+
+
+@pytest.fixture
+def rpc_subject(request: pytest.FixtureRequest) -> Subject:
+    """Give the backend under test."""
+    from rpc_backends_testing.judging import subject_of
+
+    found = subject_of(request.node)
+    if found is None:
+        raise pytest.UsageError("no backend is named; use --rpc-backend NAME")
+    return found[0]
+
+
+@pytest.fixture
+def rpc_patience(request: pytest.FixtureRequest) -> float:
+    """Give what time limits are multiplied by."""
+    return float(request.config.getoption("rpc_patience"))
+
+
+@pytest.fixture
+def rpc_groups(request: pytest.FixtureRequest, rpc_subject: Subject, tmp_path: Path) -> Groups:
+    """Give what makes groups of workers under the backend under test."""
+    from rpc_backends_testing.groups import Groups
+    from rpc_backends_testing.suite import modules
+
+    patience = request.config.getoption("rpc_patience")
+    return Groups(rpc_subject, tmp_path, patience=patience, modules=modules())

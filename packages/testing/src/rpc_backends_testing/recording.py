@@ -1,0 +1,176 @@
+"""From the results of a run to its report: the summary that is printed, and the files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc_backends_core import __version__
+from rpc_backends_testing import census
+from rpc_backends_testing.chapters import CHAPTERS
+from rpc_backends_testing.results import Outcome, Report, Result
+from rpc_backends_testing.suite import SUITE_VERSION
+
+
+def reports(
+    config: pytest.Config, results: Iterable[dict[str, Any]], started: float
+) -> Iterator[Report]:
+    """Yield a report for each backend that was tested.
+
+    :param results: what `judging` has written onto pytest's reports.
+    :param started: when, in seconds since the epoch.
+    """
+    # With xdist this process has run no test, and torch's own backends are known once torch is imported.
+    import torch.distributed.rpc  # noqa: F401
+
+    by_backend: dict[str, dict[str, Result]] = {}
+    about: dict[str, dict[str, Any]] = {}
+    for data in results:
+        rest = {
+            key: value for key, value in data.items() if key not in ("backend", "suite_version")
+        }
+        result = Result.from_json(rest)
+        mine = by_backend.setdefault(data["backend"], {})
+        before = mine.get(result.id)
+        # A test that passes, and whose tear-down fails, is reported twice.
+        if before is None or before.outcome is not Outcome.FAILED:
+            mine[result.id] = result
+        about[data["backend"]] = data
+    for name, found in by_backend.items():
+        yield Report(
+            suite_version=SUITE_VERSION,
+            counted_version=about[name]["suite_version"],
+            backend=_backend(name, config),
+            machine=_machine(),
+            declared=_declared(name),
+            started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+            seconds=round(time.time() - started, 1),
+            complete=_is_complete(found),
+            results=list(found.values()),
+        )
+
+
+def summary(report: Report) -> Iterator[str]:
+    """Yield the lines that say, by chapter, what came out."""
+    titles = {chapter.name: chapter.title for chapter in CHAPTERS}
+    yield f"{'':10}{'passed':>7}{'failed':>7}{'other':>7}"
+    for name, results in report.chapters().items():
+        yield f"{name:10}{_numbers(report, results)}   {titles.get(name, '')}".rstrip()
+    yield f"{'all':10}{_numbers(report, report.results)}"
+    for result in report.results:
+        if result.outcome is Outcome.FAILED:
+            yield ""
+            yield f"FAILED {result.id}: {result.title}"
+            yield f"  call      {result.call}"
+            yield f"  expected  {result.expected}"
+            yield f"  got       {result.got}"
+    yield from _others(report, Outcome.FAILS_NEWER, "Newer than the version that counts")
+    yield from _others(report, Outcome.NOT_RUN, "Could not be tried here")
+    capabilities = report.capabilities()
+    if capabilities:
+        yield ""
+    for name, state in capabilities.items():
+        yield f"capability {name:20} {WORDS.get(state, state)}".rstrip()
+    yield ""
+    yield verdict(report)
+
+
+#: What a summary says of a capability where there is more to say than its state.
+WORDS = {"works, not declared": "works, and is not declared: declare it"}
+
+
+def verdict(report: Report) -> str:
+    """Return the last line of a summary."""
+    version = f"suite version {report.suite_version}"
+    if report.counted_version != report.suite_version:
+        version += f", held to version {report.counted_version}"
+    name = report.backend["name"]
+    if report.verdict == "partial":
+        return f"{name}: nothing failed, in a part of the suite ({version})"
+    part = "" if report.complete else ", seen in a part of the suite"
+    return f"{name} {report.verdict}{part} ({version})"
+
+
+def _others(report: Report, outcome: Outcome, title: str) -> Iterator[str]:
+    found = [result for result in report.results if result.outcome is outcome]
+    if found:
+        yield ""
+        yield f"{title}:"
+    for result in found:
+        yield f"  {result.id}: {result.reason}"
+
+
+def _numbers(report: Report, results: Iterable[Result]) -> str:
+    count = report.count(results)
+    passed, failed = count.pop(Outcome.PASSED, 0), count.pop(Outcome.FAILED, 0)
+    return f"{passed:>7}{failed:>7}{count.total():>7}"
+
+
+def write(report: Report, file: Path) -> tuple[Path, Path]:
+    """Write the report as JSON and as a page of HTML beside it, and return where they are.
+
+    :param file: where, without a suffix or with that of one of the two.
+    """
+    from rpc_backends_testing.report_page import render
+
+    stem = file.with_suffix("") if file.suffix in (".json", ".html") else file
+    as_json, as_html = (stem.with_name(stem.name + suffix) for suffix in (".json", ".html"))
+    as_json.parent.mkdir(parents=True, exist_ok=True)
+    as_json.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    as_html.write_text(render(report), encoding="utf-8")
+    return as_json, as_html
+
+
+def file_of(report: Report, file: Path, among: int) -> Path:
+    """Return where a report goes that is one of several: its backend's name is added to ``file``."""
+    if among == 1:
+        return file
+    return file.with_name(f"{file.stem}-{report.backend['name']}{file.suffix}")
+
+
+def _declared(name: str) -> list[str]:
+    from rpc_backends_core._default_registry import default_registry
+
+    return sorted(default_registry().backend(name).capabilities)
+
+
+def _backend(name: str, config: pytest.Config) -> dict[str, Any]:
+    from rpc_backends_core._default_registry import default_registry
+
+    registry = default_registry()
+    entry = registry.entry(name)
+    record = entry.record()
+    return {
+        "name": record.name,
+        "distribution": record.distribution,
+        "version": record.version,
+        "description": registry.load(entry).description,
+        "options": dict(config.getoption("rpc_option") or {}),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "rpc-backends-core": __version__,
+        "torch": torch.__version__,
+        "python": sys.version.partition(" ")[0],
+        "platform": platform.platform(),
+        "processors": len(os.sched_getaffinity(0)),
+        "accelerators": torch.cuda.device_count() if cuda else 0,
+    }
+
+
+def _is_complete(found: dict[str, Result]) -> bool:
+    return census.requirements().keys() <= found.keys()

@@ -1,0 +1,105 @@
+"""The report as a page: one HTML file that needs nothing else, for an author to publish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from rpc_backends_testing.chapters import CHAPTERS
+from rpc_backends_testing.results import Outcome, Report, Result
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+#: How each outcome looks: a class of the style sheet.
+_TONES = {
+    Outcome.PASSED: "good",
+    Outcome.FAILED: "bad",
+    Outcome.FAILS_NEWER: "odd",
+    Outcome.WORKS_UNDECLARED: "news",
+    Outcome.NOT_DECLARED: "quiet",
+    Outcome.NOT_RUN: "odd",
+}
+_CAPABILITY_TONES = {
+    "kept": "good",
+    "broken": "bad",
+    "declared, not tested": "odd",
+    "works, not declared": "news",
+    "not declared": "quiet",
+}
+_VERDICT_TONES = {"conforms": "good", "does not conform": "bad", "partial": "odd"}
+
+
+def render(report: Report) -> str:
+    """Return the page of ``report``."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        failures=_of(report, Outcome.FAILED),
+        newer=_of(report, Outcome.FAILS_NEWER),
+        titles={chapter.name: chapter.title for chapter in CHAPTERS},
+        chapters=[
+            (name, results, _row(report, results)) for name, results in report.chapters().items()
+        ],
+        total=_row(report, report.results),
+        columns=_columns(report),
+        capabilities=[_capability(report, *one) for one in report.capabilities().items()],
+        tones=_TONES,
+        verdict_tone=_VERDICT_TONES[report.verdict],
+        seconds=_seconds,
+    )
+
+
+def _columns(report: Report) -> list[Outcome]:
+    """Return the outcomes to count: passed and failed, and what else there was."""
+    there = report.count()
+    return [one for one in Outcome if there[one] or one in (Outcome.PASSED, Outcome.FAILED)]
+
+
+def _of(report: Report, outcome: Outcome) -> list[Result]:
+    return [
+        result
+        for results in report.chapters().values()
+        for result in results
+        if result.outcome is outcome
+    ]
+
+
+def _row(report: Report, results: list[Result]) -> dict[str, Any]:
+    """Return a row of the table of chapters."""
+    return {
+        "count": report.count(results),
+        "seconds": _seconds(sum(result.seconds for result in results)),
+    }
+
+
+def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
+    """Return a row of the table of capabilities."""
+    results = [result for result in report.results if result.capability == name]
+    tried = [one for one in results if one.outcome is not Outcome.NOT_RUN]
+    met = [one for one in tried if one.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)]
+    if tried:
+        asked = f"{len(met)} of {len(tried)}"
+    else:
+        asked = "could not be tried" if results else "none in this run"
+    return {
+        "name": name,
+        "state": state,
+        "tone": _CAPABILITY_TONES[state],
+        "advice": "it can be declared" if state == "works, not declared" else "",
+        "asked": asked,
+    }
+
+
+def _seconds(value: float) -> str:
+    """Return a time in words: minutes from one minute on."""
+    if value < 60:
+        return f"{value:.1f} s"
+    return f"{int(value) // 60} min {int(value) % 60:02} s"

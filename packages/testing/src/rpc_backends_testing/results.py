@@ -1,0 +1,156 @@
+"""What a run of the suite found, as values: results, chapters, capabilities and the verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """What became of one requirement."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    #: It needs a capability that the backend does not declare, and does not work.
+    NOT_DECLARED = "not declared"
+    #: It needs a capability that the backend does not declare, and works.
+    WORKS_UNDECLARED = "works, not declared"
+    #: It fails, and is newer than the version of the suite that the author has chosen.
+    FAILS_NEWER = "fails, newer"
+    #: It could not be tried here; the reason says why.
+    NOT_RUN = "not run"
+
+
+@dataclass
+class Result:
+    """One requirement and what became of it.
+
+    :ivar id: ``CHAPTER.NAME``, stable from version to version.
+    :ivar title: what is required, in a sentence.
+    :ivar advice: what an author should look at, if it fails.
+    :ivar capability: what has to be declared for it to count, or None.
+    :ivar since: the version of the suite that asked for it first.
+    :ivar reason: why it could not be tried.
+    :ivar call: what was done when it failed, and then what was expected and what came.
+    :ivar detail: tracebacks, and what the workers printed.
+    """
+
+    id: str
+    chapter: str
+    title: str
+    advice: str
+    capability: str | None
+    since: int
+    outcome: Outcome
+    seconds: float
+    reason: str = ""
+    call: str = ""
+    expected: str = ""
+    got: str = ""
+    detail: str = ""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Result:
+        """Return the result that :func:`dataclasses.asdict` made ``data`` of."""
+        return cls(**{**data, "outcome": Outcome(data["outcome"])})
+
+
+def settle(works: bool, *, declared: bool, since: int, suite_version: int) -> Outcome:
+    """Return what it means that a requirement was met or not.
+
+    :param declared: whether it needs no capability, or one that the backend declares.
+    :param suite_version: the version that the author has chosen.
+    """
+    if not declared:
+        return Outcome.WORKS_UNDECLARED if works else Outcome.NOT_DECLARED
+    if works:
+        return Outcome.PASSED
+    return Outcome.FAILED if since <= suite_version else Outcome.FAILS_NEWER
+
+
+@dataclass
+class Report:
+    """One run of the suite for one backend.
+
+    :ivar suite_version: the version of the suite that ran.
+    :ivar counted_version: the version whose requirements count.
+    :ivar backend: what is known of the backend: name, distribution, version, options, ...
+    :ivar machine: where it ran: versions, platform, processors.
+    :ivar declared: the capabilities that the backend declares.
+    :ivar started: the time, UTC, ISO 8601.
+    :ivar complete: whether all requirements of the suite were in the run.
+    """
+
+    suite_version: int
+    counted_version: int
+    backend: dict[str, Any]
+    machine: dict[str, Any]
+    declared: list[str]
+    started: str
+    seconds: float
+    complete: bool
+    results: list[Result] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        """Return the report that :meth:`to_json` made ``data`` of."""
+        names = {one.name for one in fields(cls)}
+        facts = {name: value for name, value in data.items() if name in names}
+        return cls(**{**facts, "results": [Result.from_json(one) for one in data["results"]]})
+
+    @property
+    def verdict(self) -> str:
+        """``conforms``, ``does not conform``, or ``partial``: nothing failed, and not all was run."""
+        if any(result.outcome is Outcome.FAILED for result in self.results):
+            return "does not conform"
+        return "conforms" if self.complete else "partial"
+
+    def count(self, results: Iterable[Result] | None = None) -> Counter[Outcome]:
+        """Count outcomes, of all results or of some."""
+        return Counter(one.outcome for one in (self.results if results is None else results))
+
+    def chapters(self) -> dict[str, list[Result]]:
+        """Return the results by chapter, in the order in which chapters run."""
+        from rpc_backends_testing.chapters import CHAPTERS
+
+        order = [chapter.name for chapter in CHAPTERS]
+        order += sorted({result.chapter for result in self.results} - set(order))
+        grouped = {name: [r for r in self.results if r.chapter == name] for name in order}
+        return {name: results for name, results in grouped.items() if results}
+
+    def capabilities(self) -> dict[str, str]:
+        """Return what the run says of each capability, declared or seen.
+
+        ``kept``, ``broken`` or ``declared, not tested``; ``works, not declared`` or ``not declared``.
+        """
+        seen = {result.capability for result in self.results if result.capability}
+        return {name: self._capability(name) for name in sorted(seen | set(self.declared))}
+
+    def _capability(self, name: str) -> str:
+        outcomes = {result.outcome for result in self.results if result.capability == name}
+        outcomes.discard(Outcome.NOT_RUN)
+        if name not in self.declared:
+            if outcomes == {Outcome.WORKS_UNDECLARED}:
+                return "works, not declared"
+            return "not declared"
+        if Outcome.FAILED in outcomes:
+            return "broken"
+        return "kept" if Outcome.PASSED in outcomes else "declared, not tested"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON, with what follows from the results."""
+        data = asdict(self)
+        results = data.pop("results")
+        return {
+            "verdict": self.verdict,
+            **data,
+            "capabilities": self.capabilities(),
+            "chapters": {
+                name: {str(outcome): n for outcome, n in self.count(results).items()}
+                for name, results in self.chapters().items()
+            },
+            "results": results,
+        }

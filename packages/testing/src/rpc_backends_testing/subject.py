@@ -1,0 +1,34 @@
+"""The backend under test: its name, the options to use, and what it declares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend under test. It travels to the workers by pickle.
+
+    :ivar name: as in ``BackendType``.
+    :ivar options: options for its construct handler, in every test.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def capabilities(self) -> frozenset[str]:
+        """What the backend declares that it can do.
+
+        :raises RpcBackendsError: there is no such backend, or it cannot be loaded.
+        """
+        from rpc_backends_core._default_registry import default_registry
+
+        return default_registry().backend(self.name).capabilities
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not what was looked up: another process looks for itself.
+        return {"name": self.name, "options": dict(self.options)}

@@ -1,0 +1,71 @@
+"""The suite as a whole: its version, its modules, and how an author's own tests take it in."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rpc_backends_testing import chapters
+from rpc_backends_testing.subject import Subject
+
+#: Goes up by one whenever a requirement is added or made stricter; that requirement says ``since``.
+SUITE_VERSION = 1
+
+#: The mark that says which backend the tests below are of, and which version of the suite counts.
+BACKEND = "rpc_backend"
+
+
+def modules() -> tuple[str, ...]:
+    """Return the names of the modules with the suite's tests, in the order of the chapters."""
+    there = {info.name for info in pkgutil.iter_modules(chapters.__path__)}
+    names = [f"test_{chapter.name}" for chapter in chapters.CHAPTERS]
+    return tuple(f"{chapters.__name__}.{name}" for name in names if name in there)
+
+
+def conformance(
+    backend: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    suite_version: int = SUITE_VERSION,
+) -> type:
+    """Return the suite as a class of tests, for a test module of an author to hold.
+
+    ::
+
+        TestMine = conformance("MINE", suite_version=1)
+
+    :param backend: the backend to test.
+    :param options: options for its construct handler, in every test.
+    :param suite_version: what is newer in the suite is run, and fails nothing.
+    """
+    body: dict[str, Any] = {"__doc__": f"{backend} does what the contract asks."}
+    for name in modules():
+        module = importlib.import_module(name)
+        chapter = name.rpartition(".test_")[2]
+        tests = {
+            key: staticmethod(value)
+            for key, value in vars(module).items()
+            if _is_test(value) or _is_fixture(value)
+        }
+        class_ = type(f"Test{chapter.capitalize()}", (), {"__doc__": module.__doc__, **tests})
+        class_.pytestmark = module.pytestmark  # type: ignore[attr-defined]
+        body[class_.__name__] = class_
+    body["pytestmark"] = getattr(pytest.mark, BACKEND)(
+        Subject(backend, dict(options or {})), suite_version
+    )
+    return type(f"Test{backend}", (), body)
+
+
+def _is_test(value: Any) -> bool:
+    return callable(value) and getattr(value, "__name__", "").startswith("test_")
+
+
+def _is_fixture(value: Any) -> bool:
+    # A type of its own since pytest 8.4; a function with a mark before.
+    return type(value).__name__ == "FixtureFunctionDefinition" or hasattr(
+        value, "_pytestfixturefunction"
+    )

@@ -1,0 +1,97 @@
+"""Making test classes of torch's suites for a backend, as torch's own test files do.
+
+A suite of torch is a mixin, which needs a fixture (which backend, which options, which errors to look
+for) and a base that starts the processes. Here they are started from a fork server, and what they leave
+is removed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import rpc
+
+from rpc_backends_testing.torch_tier import processes
+
+with warnings.catch_warnings():
+    # A hundred times at import, torch's test modules do what torch deprecates.
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.dist_utils import worker_name
+    from torch.testing._internal.distributed import rpc_utils
+
+#: The suites that suit any backend.
+GENERIC: tuple[type[Any], ...] = tuple(rpc_utils.GENERIC_TESTS)
+
+#: Tests that do not run as torch wrote them, and why.
+ADAPTED = {"test_wrong_types": "init_rpc takes a name here"}
+
+
+def generate(
+    prefix: str, fixture: type[Any], suites: Iterable[type[Any]], module_name: str
+) -> dict[str, type[Any]]:
+    """Return a test class for each of torch's suites, by name.
+
+    :param prefix: what the names begin with.
+    :param fixture: a subclass of torch's ``RpcAgentTestFixture``.
+    :param module_name: the module that will hold the classes, for processes to import them from.
+    """
+    classes: dict[str, type[Any]] = rpc_utils.generate_tests(
+        prefix, fixture, list(suites), module_name
+    )
+    for class_ in classes.values():
+        class_._spawn_processes = processes.start
+        class_.tearDown = _tear_down(class_)
+        if bridge_is_installed() and hasattr(class_, "test_wrong_types"):
+            class_.test_wrong_types = _test_wrong_types
+    return classes
+
+
+def bridge_is_installed() -> bool:
+    """Tell whether `torch.distributed.rpc` is this project's, which takes names in `init_rpc`."""
+    return getattr(rpc.BackendType, "__module__", "").startswith("rpc_backends_core")
+
+
+def _tear_down(class_: type[Any]) -> Any:
+    inherited = class_.tearDown
+
+    def tear_down(self: Any) -> None:
+        inherited(self)
+        # Torch makes this file for the processes to meet at, some tests a second one with a suffix
+        # to its name, and neither is removed.
+        meeting_point = Path(self.file_name)
+        for file in meeting_point.parent.glob(f"{meeting_point.name}*"):
+            file.unlink(missing_ok=True)
+
+    return tear_down
+
+
+def _test_wrong_types(self: Any) -> None:
+    """Torch's `RpcTest.test_wrong_types`, but with a backend that is neither a name nor a member.
+
+    Torch passes the string "TENSORPIPE" and expects it to be refused. The rest is torch's.
+    """
+    with self.assertRaisesRegex(
+        TypeError,
+        "Argument backend must be a member of BackendType",
+    ):
+        rpc.init_rpc(
+            name=worker_name(self.rank),
+            rank=self.rank,
+            world_size=self.world_size,
+            backend=3,
+        )
+
+    with self.assertRaisesRegex(
+        TypeError,
+        "Argument rpc_backend_options must be an instance of RpcBackendOptions",
+    ):
+        rpc.init_rpc(
+            name=worker_name(self.rank),
+            rank=self.rank,
+            world_size=self.world_size,
+            backend=self.rpc_backend,
+            rpc_backend_options={"init_method": self.init_method},
+        )

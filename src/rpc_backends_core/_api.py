@@ -1,0 +1,159 @@
+"""The registry's functions: torch's, under torch's names, and those torch does not have."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rpc_backends_core._backend_type import BackendType, _member, understood
+from rpc_backends_core._default_registry import default_registry
+from rpc_backends_core._errors import RpcBackendsError
+
+if TYPE_CHECKING:
+    from rpc_backends_core._backend_record import Record
+
+#: What torch uses where a caller gives neither.
+_DEFAULT_TIMEOUT = 60.0
+_DEFAULT_INIT_METHOD = "env://"
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Return whether ``backend_name`` can be used: registered here, installed, or torch's own."""
+    return default_registry().knows(backend_name)
+
+
+def register_backend(
+    backend_name: str,
+    construct_rpc_backend_options_handler: Any,
+    init_backend_handler: Any,
+) -> BackendType:
+    """Register a backend in this process, as torch's function of this name does.
+
+    :param backend_name: the name of the new member.
+    :param construct_rpc_backend_options_handler: called as ``handler(rpc_timeout, init_method, **kw)``.
+    :param init_backend_handler: called as ``handler(store=, name=, rank=, world_size=,
+        rpc_backend_options=)``; returns the agent.
+    :returns: the member, in the one enum that all others are in.
+    :raises RuntimeError: the name is taken.
+    """
+    owner = sys._getframe(1).f_globals.get("__name__", "__main__")
+    handlers = (construct_rpc_backend_options_handler, init_backend_handler)
+    return register_for(owner, backend_name, handlers)
+
+
+def register_for(owner: str, backend_name: str, handlers: tuple[Any, Any]) -> BackendType:
+    """Register a backend on behalf of the module ``owner``; see :func:`register_backend`."""
+    default_registry().register(
+        backend_name,
+        handlers,
+        owner=owner,
+        # What torch's own modules register, whenever they are imported, is torch's own.
+        torch_own=owner.startswith("torch.distributed."),
+        # A package may register while torch is being imported, and a scan has no place there.
+        look=not _torch_is_importing(),
+    )
+    member: BackendType = _member(backend_name)
+    return member
+
+
+def unregister_backend(name: str) -> None:
+    """Undo a :func:`register_backend` of this process.
+
+    :raises UnknownBackendError: nothing of that name was registered here.
+    """
+    default_registry().unregister(name)
+
+
+def construct_rpc_backend_options(
+    backend: Any,
+    rpc_timeout: float = _DEFAULT_TIMEOUT,
+    init_method: str = _DEFAULT_INIT_METHOD,
+    **kwargs: Any,
+) -> Any:
+    """Construct the options of ``backend``, through the hooks of installed packages.
+
+    :param backend: a member of ``BackendType``, one of torch's enums, or a name.
+    :param rpc_timeout: seconds; 0 means never.
+    :param init_method: the URL of the rendezvous.
+    :raises TypeError: ``backend`` is none of these.
+    """
+    from rpc_backends_core import _hooks as hooks
+
+    member = as_member(backend)
+    entry = default_registry().entry(member.name)
+    handlers = default_registry().load(entry).value
+    options = hooks.construct_options(
+        member.name,
+        handlers.construct_rpc_backend_options_handler,
+        rpc_timeout,
+        init_method,
+        kwargs,
+    )
+    if entry.options_type is None and options is not None:
+        # From now on options of this type find this backend.
+        entry.options_type = type(options)
+    return options
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the init handler of ``backend``, through the hooks, and return the agent.
+
+    :param backend: a member of ``BackendType``, one of torch's enums, or a name.
+    :raises TypeError: ``backend`` is none of these.
+    """
+    from rpc_backends_core import _hooks as hooks
+
+    member = as_member(backend)
+    handlers = default_registry().backend(member.name).value
+    return hooks.init_backend(member.name, handlers.init_backend_handler, args, kwargs)
+
+
+def as_member(backend: Any) -> Any:
+    """Return the member that ``backend`` (a member, torch's member, or a name) stands for.
+
+    :raises TypeError: it is none of these; torch's text.
+    """
+    if isinstance(backend, str):
+        return BackendType[backend]
+    member = understood(backend)
+    if member is None:
+        raise TypeError(
+            "Argument backend must be a member of BackendType, or a name; got "
+            f"{backend!r}, a {type(backend).__name__}."
+        )
+    return member
+
+
+def records() -> list[Record]:
+    """Return what is known of every backend, also of those that cannot be used."""
+    return [entry.record() for entry in default_registry().entries()]
+
+
+def record(name: str) -> Record:
+    """Return what is known of the backend that ``name`` finds, also if it is broken.
+
+    :raises UnknownBackendError: there is none.
+    """
+    try:
+        return default_registry().entry(name).record()
+    except RpcBackendsError:
+        # It cannot be used; what is known of it is asked for all the same.
+        for entry in default_registry().entries():
+            if entry.name.casefold() == name.casefold():
+                return entry.record()
+        raise
+
+
+def refresh() -> list[Record]:
+    """Look at the installed packages again and return all records."""
+    default_registry().refresh()
+    from rpc_backends_core import _hooks as hooks
+
+    hooks.forget()
+    return records()
+
+
+def _torch_is_importing() -> bool:
+    """Return whether ``import torch`` is still under way; entry points of packages run in it."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))

@@ -1,0 +1,164 @@
+"""``BackendType``: one enum object for the life of the process, extended in place.
+
+Its members are the registry's names. Nothing is loaded until a member's ``value`` is asked for. This is
+the one module that knows how `enum` keeps its members.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from rpc_backends_core._default_registry import default_registry
+
+if TYPE_CHECKING:
+    from torch.distributed.rpc.backend_registry import BackendValue
+
+
+class ExtensibleEnumType(enum.EnumMeta):
+    """The class of :class:`BackendType`: asks the registry where `enum` would ask its own tables.
+
+    A member object, once made, is kept for ever: a name that goes away and comes back is the same
+    member, so identity holds wherever a program has stored it.
+    """
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+        # An attribute is written in a program, and so with the name's own case.
+        entry = default_registry().entry(name)
+        if entry.name != name:
+            from rpc_backends_core._errors import UnknownBackendError
+
+            raise UnknownBackendError(
+                f"no RPC backend {name!r} as an attribute. Did you mean BackendType.{entry.name}? "
+                "(Only strings are looked up without regard to case.)"
+            )
+        return _member(name)
+
+    def __getitem__(cls, name: str) -> Any:
+        return _member(default_registry().entry(name).name)
+
+    def __call__(cls, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the member for a member, a name or a pair of handlers.
+
+        A pair that several backends share gives the first of them; its names tell them apart.
+        """
+        if args or kwargs:
+            raise TypeError("BackendType cannot be subclassed; register a backend to extend it.")
+        known = understood(value)
+        if known is not None:
+            return known
+        if isinstance(value, str):
+            try:
+                return cls[value]
+            except KeyError as unknown:
+                # what calling an enum raises
+                raise ValueError(str(unknown)) from unknown
+        for member in cls:
+            # Only a loaded backend can be recognised by its handlers; none is loaded for this.
+            if _loaded_value(member) == value:
+                return member
+        raise ValueError(f"{value!r} is not a valid BackendType")
+
+    def __iter__(cls) -> Iterator[Any]:
+        return (_member(name) for name in default_registry().names())
+
+    def __reversed__(cls) -> Iterator[Any]:
+        return (_member(name) for name in reversed(default_registry().names()))
+
+    def __len__(cls) -> int:
+        return len(default_registry().names())
+
+    def __bool__(cls) -> Literal[True]:
+        return True
+
+    def __contains__(cls, value: object) -> bool:
+        if isinstance(value, str):
+            return default_registry().knows(value)
+        known = understood(value)
+        return known is not None and known.name in default_registry().names()
+
+    @property
+    def __members__(cls) -> Any:
+        from types import MappingProxyType
+
+        return MappingProxyType({name: _member(name) for name in default_registry().names()})
+
+    def __dir__(cls) -> list[str]:
+        return sorted({*super().__dir__(), *default_registry().names()})
+
+
+class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
+    """The RPC backends that can be used: torch's own, installed ones, and those registered here."""
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("BackendType cannot be subclassed; register a backend to extend it.")
+
+    @property
+    def value(self) -> BackendValue:
+        """The backend's two handlers, in torch's ``BackendValue``; loads the backend if need be.
+
+        :raises BackendLoadError: the installed backend cannot be used; its cause is chained.
+        """
+        return default_registry().backend(self.name).value
+
+    def __repr__(self) -> str:
+        return f"BackendType.{self.name}"
+
+    def __hash__(self) -> int:
+        return hash((BackendType, self.name))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __copy__(self) -> BackendType:
+        return self
+
+    def __deepcopy__(self, memo: object) -> BackendType:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        # By name, through a function: the plugin need not be loaded, nor be the same, over there.
+        return (_unpickle, (self.name,))
+
+
+def understood(value: object) -> Any:
+    """Return the member that ``value`` stands for: a member of ours or of an enum torch made; or None.
+
+    Torch builds a new enum at each registration, and programs keep members of the old ones.
+    """
+    if isinstance(value, BackendType):
+        return value
+    if isinstance(value, enum.Enum) and type(value).__name__ == "BackendType":
+        registry = default_registry()
+        return _member(value.name) if value.name in registry.names() else None
+    return None
+
+
+def _unpickle(name: str) -> Any:
+    return _member(default_registry().entry(name).name)
+
+
+def _member(name: str) -> Any:
+    """Return the one member of that name, making it the first time."""
+    table: dict[str, Any] = BackendType._member_map_
+    member = table.get(name)
+    if member is None:
+        new = object.__new__(BackendType)
+        new._name_ = name
+        new._value_ = name
+        new.__objclass__ = BackendType  # type: ignore[attr-defined]  # as enum itself sets it
+        # setdefault is atomic: two threads get the same object.
+        member = table.setdefault(name, new)
+    return member
+
+
+def _loaded_value(member: Any) -> object:
+    """Return the handlers of a backend that is loaded and can be used, None for any other."""
+    try:
+        entry = default_registry().entry(member.name)
+        return None if entry.backend is None else default_registry().load(entry).value
+    except (RuntimeError, TypeError, KeyError):
+        return None

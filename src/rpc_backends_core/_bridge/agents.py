@@ -1,0 +1,101 @@
+"""What every agent needs: its group, and ranks beside worker ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._C._distributed_rpc import WorkerInfo
+
+from rpc_backends_core._bridge.session import (
+    NEVER,
+    current_group,
+    fixed_worker_id,
+    rpc_seconds,
+)
+from rpc_backends_core._group import Group, join_group
+
+
+def group_for(
+    store: Any, name: str, rank: int, world_size: int | None, options: Any, backend: str
+) -> Group:
+    """Return the group that ``init_rpc`` has formed for ``store``, or join one on a caller's store."""
+    group = current_group(store)
+    if group is not None:
+        return group
+    return join_group(
+        store,
+        name,
+        rank,
+        world_size,
+        backend=backend,
+        timeout=rpc_seconds(options.rpc_timeout) or NEVER.total_seconds(),
+        fixed_id=fixed_worker_id(),
+    )
+
+
+class RankedWorkerInfo(WorkerInfo):
+    """A worker whose rank is not the id that the agent in C++ knows it by.
+
+    Python sees the rank as ``id``; C++, given this object, sees the worker id.
+    """
+
+    def __init__(self, name: str, worker_id: int, rank: int) -> None:
+        super().__init__(name, worker_id)
+        self.rank = rank
+
+    @property
+    def id(self) -> int:
+        """The rank."""
+        return self.rank
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.rank}, name={self.name})"
+
+    def __reduce__(self) -> Any:
+        # In another process it is torch's own, by worker id: good to call, whoever receives it.
+        return (WorkerInfo, (self.name, super().id))
+
+
+def worker_info(name: str, worker_id: int, rank: int) -> WorkerInfo:
+    """Return what a program is to see of a worker."""
+    if worker_id == rank:
+        return WorkerInfo(name, worker_id)
+    return RankedWorkerInfo(name, worker_id, rank)
+
+
+class Ranked:
+    """Mixed in before an agent: answers by rank where the agent in C++ goes by worker id.
+
+    The agent calls :meth:`set_workers` when its group is known, and whenever it changes.
+    """
+
+    def set_workers(self, workers: list[WorkerInfo], me: WorkerInfo) -> None:
+        """Set the workers of the group, this one among them."""
+        self._by_name = {worker.name: worker for worker in workers}
+        self._by_rank = {worker.id: worker for worker in workers}
+        self._me = me
+
+    def knows(self, who: str | int) -> bool:
+        """Tell whether there is a worker of that name or rank."""
+        return who in (self._by_rank if isinstance(who, int) else self._by_name)
+
+    def get_worker_info(self, who: str | int | None = None) -> WorkerInfo:
+        """Return a worker by name or rank, or this one.
+
+        :raises RuntimeError: there is no such worker.
+        """
+        if who is None:
+            return self._me
+        table: dict[Any, WorkerInfo] = self._by_rank if isinstance(who, int) else self._by_name
+        try:
+            return table[who]
+        except KeyError:
+            names = ", ".join(sorted(self._by_name))
+            raise RuntimeError(
+                f"Unknown destination worker {who}: could not find destination among the members "
+                f"of the group ({names})."
+            ) from None
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """Return all workers of the group."""
+        return list(self._by_name.values())

@@ -1,0 +1,139 @@
+"""The functions that stand in torch's place. Each keeps torch's name, signature and errors.
+
+They are thin on purpose: this module is imported with torch, and what does the work when it is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Return whether ``backend_name`` can be used: registered here, installed, or torch's own."""
+    from rpc_backends_core import _api as functions
+
+    return functions.backend_registered(backend_name)
+
+
+def register_backend(
+    backend_name: str,
+    construct_rpc_backend_options_handler: Any,
+    init_backend_handler: Any,
+) -> Any:
+    """Register a backend in this process; see :func:`rpc_backends_core.register_backend`."""
+    from rpc_backends_core import _api as functions
+
+    owner = sys._getframe(1).f_globals.get("__name__", "__main__")
+    handlers = (construct_rpc_backend_options_handler, init_backend_handler)
+    return functions.register_for(owner, backend_name, handlers)
+
+
+def construct_rpc_backend_options(
+    backend: Any, rpc_timeout: float = 60.0, init_method: str = "env://", **kwargs: Any
+) -> Any:
+    """Construct the options of ``backend``; ``rpc_timeout`` in seconds, 0 for never."""
+    from rpc_backends_core import _api as functions
+
+    return functions.construct_rpc_backend_options(backend, rpc_timeout, init_method, **kwargs)
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the init handler of ``backend`` and return the agent."""
+    from rpc_backends_core import _api as functions
+
+    return functions.init_backend(backend, *args, **kwargs)
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """Start RPC in this process, as ``torch.distributed.rpc.init_rpc`` does.
+
+    :param name: this worker's name, unique in the group: letters, digits, ``_``, ``:``, ``-``; below 128.
+    :param backend: a member of ``BackendType`` or a backend's name. If it is not given, the type of
+        ``rpc_backend_options`` decides, then ``RPC_BACKENDS_DEFAULT``, then it is TENSORPIPE.
+        ``RPC_BACKENDS_OVERRIDE`` goes before all of them.
+    :param rank: this worker's rank.
+    :param world_size: how many workers there are; None for a group that workers join and leave.
+    :param rpc_backend_options: the backend's options; its defaults where they are not given.
+    """
+    from rpc_backends_core._bridge import start
+
+    start.init_rpc(name, backend, rank, world_size, rpc_backend_options)
+
+
+def _init_rpc_backend(
+    backend: Any = None,
+    store: Any = None,
+    name: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """Start a backend on a store that the caller brings; torch's tests and some programs do."""
+    from rpc_backends_core._bridge import start
+
+    start.init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
+
+
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    """Stop RPC in this process, as ``torch.distributed.rpc.shutdown`` does.
+
+    :param graceful: wait until all workers of a static group have come here and all work is done; in a
+        dynamic group, tell the other members.
+    :param timeout: seconds to wait for the others; 0 means no limit.
+    """
+    from rpc_backends_core._bridge import stop
+
+    stop.shutdown(graceful, timeout)
+
+
+def _wait_all_workers(timeout: float = 0) -> None:
+    from rpc_backends_core._bridge import stop
+
+    stop.wait_all_workers(timeout)
+
+
+def _set_and_start_rpc_agent(agent: Any) -> None:
+    from rpc_backends_core._bridge import start
+
+    start.set_and_start_agent(agent)
+
+
+def _reset_current_rpc_agent() -> None:
+    from rpc_backends_core._bridge import stop
+
+    stop.reset_current_agent()
+
+
+def _delete_all_user_and_unforked_owner_rrefs(*timeout: Any) -> None:
+    from rpc_backends_core._bridge import stop
+
+    stop.delete_rrefs(*timeout)
+
+
+#: Arguments of torch's ``TensorPipeRpcBackendOptions`` that cannot be read back: torch keeps them in C++.
+_KEPT = ("_transports", "_channels")
+
+
+def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """Return the ``__init__`` of torch's options, keeping what they do not show as their attributes.
+
+    `override` has to know if a program has chosen transports; nothing else looks at it.
+    """
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        for name in _KEPT:
+            if kwargs.get(name) is not None:
+                setattr(self, name, kwargs[name])
+
+    return __init__
