@@ -42,7 +42,7 @@ def demo(
     from demo.runner import play
     from demo.supervisor import WorkerFailedError
     from demo.view import View
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
 
     epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
     try:

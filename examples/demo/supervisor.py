@@ -23,7 +23,7 @@ from demo import rules
 from demo.messages import Failed, Finished, Message, decode
 from demo.plan import SERVER, TRAINERS, WORKERS, Plan
 from demo.worker import STOP
-from rpc_backends_core import _settings as settings
+from rpc_backends_core.spi.inspection import settings
 
 SILENCE = 180.0  # seconds without a message after which the run is given up
 LAST_WORDS = 1.0  # seconds that the other workers have to speak after the first failure

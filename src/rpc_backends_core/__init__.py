@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rpc_backends_core._api import unregister_backend as unregister_backend
     from rpc_backends_core._backend import Backend as Backend
     from rpc_backends_core._backend import Capability as Capability
-    from rpc_backends_core._backend_record import Record as Record
     from rpc_backends_core._backend_type import BackendType as BackendType
     from rpc_backends_core._bridge import install as install
     from rpc_backends_core._bridge import is_installed as is_installed
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from rpc_backends_core._errors import SettingError as SettingError
     from rpc_backends_core._errors import UnknownBackendError as UnknownBackendError
     from rpc_backends_core._hookspecs import hookimpl as hookimpl
+    from rpc_backends_core._record import Record as Record
 
 __version__ = "0.1.0"
 
@@ -60,7 +60,7 @@ _HOMES = {
     "register_backend": "_api",
     "unregister_backend": "_api",
     "hookimpl": "_hookspecs",
-    "Record": "_backend_record",
+    "Record": "_record",
     "install": "_bridge",
     "is_installed": "_bridge",
     "uninstall": "_bridge",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rpc_backends_core._spi_version import check_spi_version
+
 try:
     from torch.distributed.rpc.backend_registry import BackendValue
 except ImportError:  # a torch that was built without RPC
@@ -48,11 +50,15 @@ class Backend:
     :ivar construct_rpc_backend_options_handler: called as ``handler(rpc_timeout, init_method,
         **options)`` (seconds, URL); returns an instance of ``options_type``.
     :ivar init_backend_handler: called as ``handler(store=, name=, rank=, world_size=,
-        rpc_backend_options=)``; returns the agent. ``world_size`` is None for a dynamic group.
+        rpc_backend_options=)``; returns the agent. ``world_size`` is None for a dynamic group. A
+        handler with a parameter ``group`` also gets the :class:`~rpc_backends_core.spi.Group` that
+        ``init_rpc`` has formed, or None where the caller brought the store.
     :ivar options_type: the class of the options, by which ``init_rpc`` finds the backend when a
         program gives options and names none.
     :ivar capabilities: what it can do; :class:`Capability` has the words the project knows.
     :ivar description: one line for people.
+    :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
+        as (major, minor). A core that does not have it refuses the backend and says what to upgrade.
     """
 
     construct_rpc_backend_options_handler: ConstructOptionsHandler
@@ -60,6 +66,7 @@ class Backend:
     options_type: type | None = None
     capabilities: frozenset[str] = frozenset()
     description: str = ""
+    spi_version: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not work, where its author can see it."""
@@ -81,15 +88,25 @@ class Backend:
         """The handlers as torch keeps them."""
         return BackendValue(self.construct_rpc_backend_options_handler, self.init_backend_handler)
 
+    def takes_group(self) -> bool:
+        """Return whether the init handler has a parameter ``group``."""
+        try:
+            return "group" in inspect.signature(self.init_backend_handler).parameters
+        except (TypeError, ValueError):
+            return False  # written in C without a signature
 
-def as_backend(obj: object) -> Backend:
+
+def as_backend(obj: object, distribution: str | None = None) -> Backend:
     """Turn what an entry point names into a :class:`Backend`.
 
     Accepted are a :class:`Backend`, a pair of handlers (a tuple or torch's ``BackendValue``), and any
     object with the two handlers as attributes.
 
+    :param distribution: the package it is from, for messages.
     :raises TypeError: it is none of these, or a handler's signature does not fit.
+    :raises SpiVersionError: it was written for another version of :mod:`rpc_backends_core.spi`.
     """
+    check_spi_version(getattr(obj, "spi_version", None), distribution)
     backend = _convert(obj)
     _check_signature(
         backend.construct_rpc_backend_options_handler,

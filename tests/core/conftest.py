@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from core.kit import Children, Site
-from rpc_backends_core import _default_registry as process
+from rpc_backends_core import _process_state as process
 from rpc_backends_core import _hooks as hooks
 from rpc_backends_core._registry import Registry
 
@@ -45,7 +45,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def registry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     """Make the registry of this process one that sees the packages in `site` and no others."""
     made = Registry(scan=site.scan)
-    made.on_outcome = process._tell_hooks
+    made.on_loaded = process._tell_hooks
     monkeypatch.setattr(process, "_default", [made])
     hooks.forget()
     yield made

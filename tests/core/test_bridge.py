@@ -55,7 +55,7 @@ def test_installing_makes_no_registry_yet(children: Children) -> None:
         """
         import sys
         from rpc_backends_core import autoload
-        from rpc_backends_core import _default_registry as process
+        from rpc_backends_core import _process_state as process
         autoload.install()
         assert process._default == []
         assert "rpc_backends_core._registry" not in sys.modules
@@ -169,7 +169,7 @@ def test_uninstalling_works_whatever_is_wrong_with_the_variables(children: Child
 from rpc_backends_core import _bridge as torch_bridge
 torch_bridge.install()
 rpc.backend_registry.register_backend("MINE", print, print)
-from rpc_backends_core._default_registry import default_registry
+from rpc_backends_core._process_state import default_registry
 default_registry()._plugins = None  # as where MINE was registered while torch was being imported
 import os
 os.environ["RPC_BACKENDS_DENY"] = "TYPO"
@@ -205,11 +205,11 @@ def test_torchs_own_backend_is_torchs_own_and_knows_its_options_without_being_lo
         from rpc_backends_core import _bridge as torch_bridge
         torch_bridge.install()
         from rpc_backends_core import record
-        from rpc_backends_core._default_registry import default_registry
+        from rpc_backends_core._process_state import default_registry
         from torch.distributed import rpc
         found = record("TENSORPIPE")
         assert (found.source, found.distribution, found.state) == ("torch", "torch", "registered")
-        entry = default_registry().entry("TENSORPIPE")
+        entry = default_registry().find("TENSORPIPE")
         assert entry.options_type is rpc.TensorPipeRpcBackendOptions
         """
     )
@@ -273,7 +273,7 @@ def test_the_options_of_torchs_testing_backend_find_it(children: Children) -> No
     children.run(
         TESTING
         + """
-from rpc_backends_core._bridge.resolve import choose
+from rpc_backends_core._resolve import resolve_start
 from torch._C._distributed_rpc_testing import FaultyTensorPipeRpcBackendOptions
 options = FaultyTensorPipeRpcBackendOptions(
     num_worker_threads=1, rpc_timeout=1, init_method="env://",

@@ -11,7 +11,7 @@ from torch.distributed import rpc
 from core.kit import BACKEND, Site, calls
 from rpc_backends_core import _api as functions
 from rpc_backends_core._backend_type import BackendType
-from rpc_backends_core._bridge.resolve import choose
+from rpc_backends_core._resolve import resolve_start
 from rpc_backends_core._errors import BackendConflictError, SettingError
 from rpc_backends_core._registry import Registry
 

@@ -11,7 +11,7 @@ from importlib_metadata import EntryPoint
 
 from core.kit import Site, calls
 from rpc_backends_core import _discovery as discovery
-from rpc_backends_core._backend_record import Record
+from rpc_backends_core._record import Record
 from rpc_backends_core._errors import BackendConflictError, BackendLoadError
 from rpc_backends_core._registry import Registry
 
@@ -76,7 +76,7 @@ def test_finding_imports_nothing_of_a_plugin(site: Site) -> None:
     registry = Registry(scan=site.scan)
     assert registry.names() == ["PIGEON"]
     assert registry.knows("pigeon")
-    registry.entries()
+    registry.records()
     assert module not in sys.modules
 
 

@@ -16,7 +16,7 @@ from rpc_backends_core import _api as functions
 from rpc_backends_core import _bridge as torch_bridge
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._bridge import override
-from rpc_backends_core._default_registry import default_registry
+from rpc_backends_core._process_state import default_registry
 from rpc_backends_core._errors import SettingError
 from rpc_backends_core._registry import Registry
 
@@ -308,7 +308,7 @@ def test_options_are_constructed_through_the_hooks(site: Site) -> None:
 def with_declared_type(construct: Callable[..., Any]) -> None:
     """Register MINE, its type of options known, so that none are constructed to see it."""
     functions.register_backend("MINE", construct, init)
-    default_registry().entry("MINE").options_type = Options
+    default_registry().find("MINE").options_type = Options
 
 
 # --- what has no counterpart -----------------------------------------------------------------------

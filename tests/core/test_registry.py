@@ -27,7 +27,7 @@ def registry_of(site: Site) -> Registry:
 
 
 def states(registry: Registry, name: str) -> list[tuple[str, str]]:
-    found = [entry.record() for entry in registry.entries()]
+    found = [entry.record() for entry in registry.records()]
     return [(record.source, record.state) for record in found if record.name == name]
 
 
@@ -38,7 +38,7 @@ def test_a_plugin_goes_before_torchs_own_which_is_shown_as_shadowed(site: Site) 
     site.add_backend("TENSORPIPE")
     registry = registry_of(site)
     registry.register("TENSORPIPE", PAIR, owner="torch", torch_own=True)
-    assert registry.entry("TENSORPIPE").source == "plugin"
+    assert registry.find("TENSORPIPE").source == "plugin"
     assert states(registry, "TENSORPIPE") == [("plugin", "found"), ("torch", "shadowed")]
 
 
@@ -56,16 +56,16 @@ def test_an_exact_name_goes_before_one_that_differs_in_case(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
     registry.register("Pigeon", PAIR, owner="program")
-    assert registry.entry("PIGEON").source == "plugin"
-    assert registry.entry("Pigeon").source == "process"
-    assert registry.entry("pigeon").source == "process"
+    assert registry.find("PIGEON").source == "plugin"
+    assert registry.find("Pigeon").source == "process"
+    assert registry.find("pigeon").source == "process"
 
 
 @pytest.mark.parametrize("name", ["PIGEON", "pigeon", "PiGeOn"])
 def test_a_string_is_looked_up_without_regard_to_case(site: Site, name: str) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
-    assert registry.entry(name).name == "PIGEON"
+    assert registry.find(name).name == "PIGEON"
     assert registry.knows(name)
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_string_is_no_name_of_a_backend(site: Site, name: Any) -> Non
     registry = registry_of(site)
     assert registry.knows(name) is False
     with pytest.raises((KeyError, TypeError)):
-        registry.entry(name)
+        registry.find(name)
 
 
 def test_a_conflict_goes_before_torchs_own_rather_than_falling_back_in_silence(site: Site) -> None:
@@ -153,7 +153,7 @@ def test_torchs_own_may_come_after_a_plugin_or_a_registration_of_that_name(site:
     registry.register("TWO", PAIR, owner="program")
     for name in ("ONE", "TWO"):
         registry.register(name, PAIR, owner="torch", torch_own=True)
-    assert [registry.entry(name).source for name in ("ONE", "TWO")] == ["plugin", "process"]
+    assert [registry.find(name).source for name in ("ONE", "TWO")] == ["plugin", "process"]
 
 
 @pytest.mark.parametrize("name", [5, None, ("A", "B")])
@@ -182,7 +182,7 @@ def test_unregistering_brings_back_what_was_shadowed(site: Site) -> None:
     site.add_backend("PIGEON")
     registry.refresh()
     registry.unregister("PIGEON")
-    assert registry.entry("PIGEON").source == "plugin"
+    assert registry.find("PIGEON").source == "plugin"
 
 
 def test_an_unregistered_name_can_be_registered_again_with_other_handlers(site: Site) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from core.kit import Children, Site, Workers, at_once, calls
 from rpc_backends_core import _api as functions
-from rpc_backends_core import _default_registry as process
+from rpc_backends_core import _process_state as process
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._errors import BackendLoadError
 from rpc_backends_core._registry import Registry
@@ -29,7 +29,7 @@ def test_threads_that_load_one_plugin_at_once_get_one_backend_imported_once(site
     )
     registry = Registry(scan=site.scan)
     outcomes: list[str] = []
-    registry.on_outcome = lambda entry: outcomes.append(entry.record().state)
+    registry.on_loaded = lambda record: outcomes.append(record.state)
     backends = at_once(16, lambda _: registry.backend("PIGEON")).all_results()
     assert len({id(backend) for backend in backends}) == 1
     assert calls(module) == ["import"]
@@ -40,14 +40,14 @@ def test_threads_that_load_one_broken_plugin_at_once_all_get_its_cause(site: Sit
     site.add_backend("ODD", "import time; time.sleep(0.05); raise OSError('boom')")
     registry = Registry(scan=site.scan)
     outcomes: list[str] = []
-    registry.on_outcome = lambda entry: outcomes.append(entry.record().state)
+    registry.on_loaded = lambda record: outcomes.append(record.state)
     workers = at_once(8, lambda _: registry.backend("ODD"))
     assert len(workers.errors) == 8
     for error in workers.errors.values():
         assert isinstance(error, BackendLoadError)
         assert isinstance(error.__cause__, OSError)
     assert outcomes == ["failed"]
-    assert registry.entry("ODD").record().state == "failed"
+    assert registry.find("ODD").record().state == "failed"
 
 
 @pytest.mark.parametrize("first_to_end", ["success", "failure"])
@@ -56,7 +56,7 @@ def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict
 ) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
-    entry = registry.entry("PIGEON")
+    entry = registry.find("PIGEON")
     begun = threading.Barrier(2)
     ended = {"success": threading.Event(), "failure": threading.Event()}
 
@@ -85,7 +85,7 @@ def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict
     for how in ended:
         workers.start(how, lambda how=how: load(how))  # type: ignore[misc]
     workers.join()
-    record = registry.entry("PIGEON").record()
+    record = registry.find("PIGEON").record()
     assert (record.state, record.error) == ("loaded", None)
     assert registry.backend("PIGEON").value == PAIR
 
@@ -129,7 +129,7 @@ def test_asking_listing_registering_and_refreshing_at_once_never_fails(site: Sit
             registry.backend(f"plugin{turn % 4}")
             if turn % 3 == 0:
                 registry.refresh()
-            registry.entries()
+            registry.records()
             registry.unregister(name)
 
     at_once(8, work).all_results()
@@ -198,7 +198,7 @@ HOLD_AND_FORK = """
     torch_bridge.install()
     from rpc_backends_core import BackendType
     from rpc_backends_core import _hooks as hooks
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core._process_state import default_registry
 
     BackendType.PIGEON.value
     held, done = threading.Event(), threading.Event()

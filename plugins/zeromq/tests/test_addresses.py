@@ -21,7 +21,7 @@ CHOOSE = """
 import json, sys
 from dataclasses import asdict
 from rpc_backend_zeromq import addresses, rendezvous, settings
-from rpc_backends_core._errors import RpcBackendsError
+from rpc_backends_core.spi import RpcBackendsError
 
 here = settings.settings_of(None)
 try:

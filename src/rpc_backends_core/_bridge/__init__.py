@@ -1,7 +1,7 @@
 """The bridge: puts the registry into ``torch.distributed.rpc`` and takes it out again.
 
-This package is the only place that touches torch's private names; `private` lists each of them. What is
-imported here runs at every ``import torch``, so it is little, and the rest is imported when it is used.
+This package is the only place that touches torch's private names; `torch_internals` lists each of them.
+What is imported here runs at every ``import torch``, so it is little; the rest is imported on first use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._bridge import patches
-from rpc_backends_core._default_registry import default_registry, prepare
+from rpc_backends_core._process_state import STATE, default_registry, prepare_registry
 
 if TYPE_CHECKING:
     from rpc_backends_core._registry import Registry
@@ -25,66 +25,51 @@ def install() -> None:
     """
     import torch.distributed
 
-    if _undo or not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
+    if (
+        STATE.patches
+        or not torch.distributed.is_available()
+        or not torch.distributed.rpc.is_available()
+    ):
         return
     from torch.distributed import rpc
 
     torchs: Any = rpc.backend_registry.BackendType
     if torchs is not BackendType:
-        prepare(lambda registry: _take_over(registry, torchs))
+        prepare_registry(lambda registry: _take_over(registry, torchs))
     for module, name, value in _replacements(rpc):
-        _undo.append((module, name, module.__dict__.get(name, _ABSENT)))
+        STATE.patches.append((module, name, module.__dict__.get(name, _ABSENT)))
         setattr(module, name, value)
 
 
 def uninstall() -> None:
     """Give ``torch.distributed.rpc`` back what it had; what was registered since stays registered."""
-    if not _undo:
+    if not STATE.patches:
         return
     rpc = sys.modules["torch.distributed.rpc"]
-    while _undo:
-        module, name, value = _undo.pop()
+    while STATE.patches:
+        module, name, value = STATE.patches.pop()
         if value is _ABSENT:
             delattr(module, name)
         else:
             setattr(module, name, value)
-    for entry in default_registry().registered():
-        if not rpc.backend_registry.backend_registered(entry.name):
-            rpc.backend_registry.register_backend(entry.name, *entry.handlers())
+    for record in default_registry().registered():
+        if record.backend and not rpc.backend_registry.backend_registered(record.name):
+            rpc.backend_registry.register_backend(record.name, *record.backend.value)
             rpc.__dict__["BackendType"] = rpc.backend_registry.BackendType
 
 
 def is_installed() -> bool:
     """Return whether the registry is in ``torch.distributed.rpc``."""
-    return bool(_undo)
-
-
-def original(module: str, name: str) -> Any:
-    """Return what torch's ``module`` had under ``name`` before the bridge was installed."""
-    for where, what, value in _undo:
-        if where.__name__ == module and what == name:
-            return value
-    return getattr(sys.modules[module], name)
-
-
-def options_type_of_torchs(name: str) -> type | None:
-    """Return the options class of a backend that torch itself registers, None for any other name."""
-    if name == "TENSORPIPE":
-        return getattr(sys.modules["torch.distributed.rpc"], "TensorPipeRpcBackendOptions", None)
-    if name == "FAULTY_TENSORPIPE":
-        testing = sys.modules.get("torch._C._distributed_rpc_testing")
-        return getattr(testing, "FaultyTensorPipeRpcBackendOptions", None)
-    return None
+    return bool(STATE.patches)
 
 
 _ABSENT: Any = object()
 _DELETE_RREFS = "_delete_all_user_and_unforked_owner_rrefs"
-_undo: list[tuple[Any, str, Any]] = []
 
 
 def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
     registry_module, api = rpc.backend_registry, rpc.api
-    options: Any = options_type_of_torchs("TENSORPIPE")
+    options: Any = getattr(rpc, "TensorPipeRpcBackendOptions", None)
     shared = {
         "BackendType": BackendType,
         "backend_registered": patches.backend_registered,
@@ -110,6 +95,8 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
 
 def _take_over(registry: Registry, torchs: Any) -> None:
     """Register the members of an enum that torch made."""
+    from rpc_backends_core._builtin_backends import options_type_of
+
     for member in reversed(torchs):  # torch puts the newest first
         if registry.is_registered(member.name):
             continue
@@ -119,7 +106,7 @@ def _take_over(registry: Registry, torchs: Any) -> None:
             tuple(member.value),
             owner=_home(member.value),
             torch_own=own,
-            options_type=options_type_of_torchs(member.name) if own else None,
+            options_type=options_type_of(member.name) if own else None,
             look=False,
         )
 

@@ -13,9 +13,9 @@ from typing import Any
 
 def backend_registered(backend_name: str) -> bool:
     """Return whether ``backend_name`` can be used: registered here, installed, or torch's own."""
-    from rpc_backends_core import _api as functions
+    from rpc_backends_core import _api
 
-    return functions.backend_registered(backend_name)
+    return _api.backend_registered(backend_name)
 
 
 def register_backend(
@@ -24,27 +24,27 @@ def register_backend(
     init_backend_handler: Any,
 ) -> Any:
     """Register a backend in this process; see :func:`rpc_backends_core.register_backend`."""
-    from rpc_backends_core import _api as functions
+    from rpc_backends_core import _api
 
     owner = sys._getframe(1).f_globals.get("__name__", "__main__")
     handlers = (construct_rpc_backend_options_handler, init_backend_handler)
-    return functions.register_for(owner, backend_name, handlers)
+    return _api.register_for(owner, backend_name, handlers)
 
 
 def construct_rpc_backend_options(
     backend: Any, rpc_timeout: float = 60.0, init_method: str = "env://", **kwargs: Any
 ) -> Any:
     """Construct the options of ``backend``; ``rpc_timeout`` in seconds, 0 for never."""
-    from rpc_backends_core import _api as functions
+    from rpc_backends_core import _api
 
-    return functions.construct_rpc_backend_options(backend, rpc_timeout, init_method, **kwargs)
+    return _api.construct_rpc_backend_options(backend, rpc_timeout, init_method, **kwargs)
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the init handler of ``backend`` and return the agent."""
-    from rpc_backends_core import _api as functions
+    from rpc_backends_core import _api
 
-    return functions.init_backend(backend, *args, **kwargs)
+    return _api.init_backend(backend, *args, **kwargs)
 
 
 def init_rpc(
@@ -126,7 +126,7 @@ _KEPT = ("_transports", "_channels")
 def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Return the ``__init__`` of torch's options, keeping what they do not show as their attributes.
 
-    `override` has to know if a program has chosen transports; nothing else looks at it.
+    `_carried_options` has to know if a program has chosen transports; nothing else looks at it.
     """
 
     @functools.wraps(init)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rpc_backends_cli import child, installed
-from rpc_backends_core import _discovery as discovery
+from rpc_backends_core.spi import inspection as discovery
 
 
 def main(spec: dict[str, Any], say: child.Say) -> None:

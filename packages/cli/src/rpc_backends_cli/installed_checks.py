@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rpc_backends_cli import children
 from rpc_backends_cli.installed import remedy
 from rpc_backends_cli.report import Finding, Section
-from rpc_backends_core import _discovery as discovery
+from rpc_backends_core.spi import inspection as discovery
 
 if TYPE_CHECKING:
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 
 def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -> Iterator[Section]:
@@ -28,7 +28,7 @@ def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -
         yield _section(key, number, found, limit)
 
 
-def _section(key: str, number: int, found: Found, limit: float) -> Section:
+def _section(key: str, number: int, found: Record, limit: float) -> Section:
     (outcome,) = children.run(f"{__package__}.check_worker", [{"number": number}], limit)
     section = outcome.fact("section")
     if section is not None and outcome.error is None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rpc_backends_cli import child
 
 if TYPE_CHECKING:
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 
-def hook_id(found: Found) -> str:
+def hook_id(found: Record) -> str:
     """Return what tells a hook package from others: several may choose one name."""
     return f"{found.name} of {found.origin}"
 
@@ -23,10 +23,10 @@ def main(spec: dict[str, Any], say: child.Say) -> None:
     """
     import torch  # noqa: F401  # as in every program, and not to be counted as the first plugin's time
 
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
     registry = default_registry()
-    registry.on_outcome = None  # hook packages are tried on their own
+    registry.on_loaded = None  # hook packages are tried on their own
     for kind, name in spec["items"]:
         say(trying=[kind, name])
         child.end_in(spec["limit"])
@@ -36,8 +36,8 @@ def main(spec: dict[str, Any], say: child.Say) -> None:
 
 
 def _load_backend(name: str) -> str | None:
-    from rpc_backends_core._default_registry import default_registry
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import default_registry
 
     try:
         default_registry().backend(name)
@@ -50,12 +50,10 @@ def _load_hooks(name: str) -> str | None:
     """Load the hook package that :func:`hook_id` calls ``name``."""
     import warnings
 
-    from rpc_backends_core._default_registry import default_registry
-    from rpc_backends_core._hook_packages import HookPackages
+    from rpc_backends_core.spi.inspection import Hooks, default_registry
 
     found = [one for one in default_registry().hook_packages() if hook_id(one) == name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the same is in the state
-        states = HookPackages(found).states.values()
-    errors = [state.error for state in states if state.error is not None]
+        warnings.simplefilter("ignore")  # the same is in the record
+        errors = [record.error for record in Hooks(found).records if record.error is not None]
     return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None

@@ -12,8 +12,7 @@ from rpc_backends_cli.output import origin
 from rpc_backends_cli.report import Finding, Section, seconds
 
 if TYPE_CHECKING:
-    from rpc_backends_core import Record
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 Item = tuple[str, str]  # ("backend" or "hook", name)
 
@@ -54,7 +53,7 @@ def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
     return results
 
 
-def check(records: list[Record], found_hooks: list[Found], limit: float) -> list[Section]:
+def check(records: list[Record], found_hooks: list[Record], limit: float) -> list[Section]:
     """Return every backend and every hook package, and how loading it went."""
     tried = [record for record in records if record.state == "found"]
     items = [("backend", record.name) for record in tried]
@@ -101,7 +100,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     return Finding("problem", record.name, text, data)
 
 
-def _hook(found: Found, loaded: Loaded) -> Finding:
+def _hook(found: Record, loaded: Loaded) -> Finding:
     data = {
         "distribution": found.distribution,
         "version": found.version,

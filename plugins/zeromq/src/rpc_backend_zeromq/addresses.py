@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.rendezvous import Rendezvous
-from rpc_backends_core._settings import nearest
+from rpc_backends_core.spi import nearest
 
 if TYPE_CHECKING:
     from rpc_backends_cli.addresses import Interface

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 
 from rpc_backends_cli.processes.protocol import Reference
-from rpc_backends_core._settings import OVERRIDE
+from rpc_backends_core.spi.inspection import settings
 
 #: What every template imports: what starting and stopping RPC would import otherwise, in each worker.
 PRELOAD = (
@@ -25,11 +25,9 @@ PRELOAD = (
     "torch.distributed.rpc.rref_proxy",
     "importlib_metadata",
     "pluggy",
-    "rpc_backends_core._registry",
-    "rpc_backends_core._bridge.agents",
+    "rpc_backends_core.spi.inspection",
     "rpc_backends_core._bridge.start",
     "rpc_backends_core._bridge.stop",
-    "rpc_backends_core._builtin_backends",
 )
 #: What is imported besides where it is installed: not everybody who needs workers has tests.
 _IF_INSTALLED = ("pytest",)
@@ -48,7 +46,7 @@ def environ() -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if key not in (*_OF_A_JOB, OVERRIDE) and not key.startswith("TORCHELASTIC_")
+        if key not in (*_OF_A_JOB, settings.OVERRIDE) and not key.startswith("TORCHELASTIC_")
     }
     kept.setdefault("OMP_NUM_THREADS", "1")
     return kept
