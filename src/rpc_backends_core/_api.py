@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core import _hooks, _resolve
+from rpc_backends_core import _hooks, _resolve, _starting
 from rpc_backends_core._backend_type import BackendType, member_of
+from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._errors import RpcBackendsError
-from rpc_backends_core._process_state import default_registry
 
 if TYPE_CHECKING:
     from rpc_backends_core._record import Record
@@ -84,7 +84,7 @@ def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
     :param backend: a member of ``BackendType``, one of torch's enums, or a name.
     :raises TypeError: ``backend`` is none of these.
     """
-    return _hooks.init_backend(_resolve.resolve(backend), args, kwargs)
+    return _starting.init_backend(_resolve.resolve(backend), args, kwargs)
 
 
 def records() -> list[Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -59,6 +59,7 @@ class Backend:
     :ivar description: one line for people.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
         as (major, minor). A core that does not have it refuses the backend and says what to upgrade.
+    :ivar takes_group: whether the init handler has a parameter ``group``; computed.
     """
 
     construct_rpc_backend_options_handler: ConstructOptionsHandler
@@ -67,14 +68,13 @@ class Backend:
     capabilities: frozenset[str] = frozenset()
     description: str = ""
     spi_version: tuple[int, int] | None = None
+    takes_group: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         """Refuse what could not work, where its author can see it."""
-        for field in BackendValue._fields:
-            if not callable(getattr(self, field)):
-                raise TypeError(
-                    f"Backend.{field} is {getattr(self, field)!r}; it must be callable."
-                )
+        for name in BackendValue._fields:
+            if not callable(getattr(self, name)):
+                raise TypeError(f"Backend.{name} is {getattr(self, name)!r}; it must be callable.")
         if self.options_type is not None and not isinstance(self.options_type, type):
             raise TypeError(f"Backend.options_type is {self.options_type!r}; it must be a class.")
         if isinstance(self.capabilities, str):
@@ -82,18 +82,12 @@ class Backend:
                 f"Backend.capabilities is the string {self.capabilities!r}; it must be a set of strings."
             )
         object.__setattr__(self, "capabilities", frozenset(map(str, self.capabilities)))
+        object.__setattr__(self, "takes_group", _has_parameter(self.init_backend_handler, "group"))
 
     @property
     def value(self) -> BackendValue:
         """The handlers as torch keeps them."""
         return BackendValue(self.construct_rpc_backend_options_handler, self.init_backend_handler)
-
-    def takes_group(self) -> bool:
-        """Return whether the init handler has a parameter ``group``."""
-        try:
-            return "group" in inspect.signature(self.init_backend_handler).parameters
-        except (TypeError, ValueError):
-            return False  # written in C without a signature
 
 
 def as_backend(obj: object, distribution: str | None = None) -> Backend:
@@ -121,6 +115,13 @@ def as_backend(obj: object, distribution: str | None = None) -> Backend:
         kwargs=dict.fromkeys(INIT_ARGUMENTS),
     )
     return backend
+
+
+def _has_parameter(handler: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(handler).parameters
+    except (TypeError, ValueError):
+        return False  # written in C without a signature
 
 
 def _convert(obj: object) -> Backend:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from rpc_backends_core._process_state import default_registry
+from rpc_backends_core._default_registry import default_registry
 
 if TYPE_CHECKING:
     from torch.distributed.rpc.backend_registry import BackendValue

@@ -13,7 +13,7 @@ from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 from rpc_backends_core import _settings
 
 if TYPE_CHECKING:
-    from rpc_backends_core._resolve import ResolvedBackend
+    from rpc_backends_core._record import ResolvedBackend
 
 logger = logging.getLogger("rpc_backends")
 

@@ -1,4 +1,4 @@
-"""The installed hook packages behind one pluggy manager, and calling backends through them.
+"""The installed hook packages behind one pluggy manager.
 
 A hook package that cannot be loaded is reported and left out, so that it costs no program its training.
 It is an error where the user has set one of its variables, and so counts on it. An exception that a hook
@@ -13,8 +13,7 @@ import os
 import threading
 import types
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,12 @@ import pluggy
 
 from rpc_backends_core import _hookspecs
 from rpc_backends_core._errors import HookError, RefusedError
-from rpc_backends_core._process_state import STATE, default_registry
+from rpc_backends_core._process_state import STATE
 from rpc_backends_core._spi_version import check_spi_version
 
 if TYPE_CHECKING:
     from rpc_backends_core._record import Record
-    from rpc_backends_core._resolve import ResolvedBackend
+    from rpc_backends_core._registry import Registry
 
 
 class HookWarning(UserWarning):
@@ -49,14 +48,15 @@ class Hooks:
         self.error: HookError | None = None
         self.records = [self._load(record) for record in found]
 
-    def call(self, hook: str, **arguments: Any) -> Any:
-        """Call ``hook`` of all packages.
+    @property
+    def callers(self) -> Any:
+        """Pluggy's callers, an attribute a hook.
 
-        :raises HookError: a hook failed, or a package that the user counts on could not be loaded.
+        :raises HookError: a package that the user counts on could not be loaded.
         """
         if self.error is not None:
             raise HookError(*self.error.args) from self.error.__cause__
-        return getattr(self._manager.hook, hook)(**arguments)
+        return self._manager.hook
 
     def _load(self, record: Record) -> Record:
         package = f"{record.origin} ({record.name})"
@@ -87,24 +87,32 @@ class Hooks:
         return replace(record, state="loaded")
 
 
-def loaded_hooks() -> Hooks:
+def loaded(registry: Registry) -> Hooks:
     """Return the hook packages of this process, imported when they are first needed."""
-    if STATE.hooks is not None:
-        return STATE.hooks
-    if _loading.pending is not None:
-        return Hooks([])  # a hook package asks for a backend while it is imported
-    # No lock, which a fork could copy while it is held and an import could wait for. Of two threads
-    # that import the packages at once, the first result is kept.
-    _loading.pending = []
-    try:
-        hooks = Hooks(default_registry().hook_packages())
-        STATE.hooks = STATE.hooks or hooks
-        pending = _loading.pending
-    finally:
-        _loading.pending = None
-    for record in pending:
-        notify(record)
-    return STATE.hooks
+    if STATE.hooks is None:
+        if _loading.pending is not None:
+            return Hooks([])  # a hook package asks for a backend while it is imported
+        # No lock, which a fork could copy while it is held and an import could wait for. Of two
+        # threads that import the packages at once, the first result is kept.
+        _loading.pending = []
+        try:
+            hooks = Hooks(registry.hook_packages())
+            STATE.hooks = STATE.hooks or hooks
+            pending = _loading.pending
+        finally:
+            _loading.pending = None
+        for record in pending:
+            notify(registry, record)
+    found: Hooks = STATE.hooks
+    return found
+
+
+def loaded_hooks(registry: Registry) -> Any:
+    """Return pluggy's callers of the hooks of this process's packages, an attribute a hook.
+
+    :raises HookError: a package that the user counts on could not be loaded.
+    """
+    return loaded(registry).callers
 
 
 def forget() -> None:
@@ -112,59 +120,14 @@ def forget() -> None:
     STATE.hooks = None
 
 
-def construct_options(
-    resolved: ResolvedBackend, rpc_timeout: float, init_method: str, options: Mapping[str, Any]
-) -> Any:
-    """Construct options through the hooks."""
-    handler = resolved.backend.construct_rpc_backend_options_handler
-    return loaded_hooks().call(
-        "rpc_backends_construct_options",
-        backend=resolved.name,
-        rpc_timeout=rpc_timeout,
-        init_method=init_method,
-        options=options,
-        proceed=lambda: handler(rpc_timeout, init_method, **options),
-    )
-
-
-def init_backend(
-    resolved: ResolvedBackend, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Initialise a backend through the hooks, and return the agent."""
-    handler = resolved.backend.init_backend_handler
-    token = _starting.set(resolved)
-    try:
-        return loaded_hooks().call(
-            "rpc_backends_init_backend",
-            backend=resolved.name,
-            resolved=resolved,
-            args=args,
-            kwargs=kwargs,
-            proceed=lambda: handler(*args, **kwargs),
-        )
-    finally:
-        _starting.reset(token)
-
-
-def agent_to_install(agent: Any) -> Any:
-    """Show the agent that is about to be installed to the hooks; return the one to install."""
-    resolved = _starting.get()
-    return loaded_hooks().call(
-        "rpc_backends_agent",
-        backend=resolved.name if resolved else None,
-        resolved=resolved,
-        agent=agent,
-        proceed=lambda: agent,
-    )
-
-
-def notify(record: Record) -> None:
+def notify(registry: Registry, record: Record) -> None:
     """Tell the hooks that a plugin was loaded, or could not be."""
     if _loading.pending is not None:
         _loading.pending.append(record)  # told once the hook packages are loaded
-        return
-    hook = "rpc_backends_loaded" if record.error is None else "rpc_backends_failed"
-    loaded_hooks().call(hook, record=record)
+    elif record.error is None:
+        loaded_hooks(registry).rpc_backends_loaded(record=record)
+    else:
+        loaded_hooks(registry).rpc_backends_failed(record=record)
 
 
 def _is_variable_of(package: str, variable: str) -> bool:
@@ -258,5 +221,3 @@ class _Loading(threading.local):
 
 
 _loading = _Loading()
-#: The backend that is being initialised in this thread.
-_starting: ContextVar[ResolvedBackend | None] = ContextVar("starting", default=None)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from rpc_backends_core._record import Record
-    from rpc_backends_core._resolve import ResolvedBackend
+    from rpc_backends_core._record import Record, ResolvedBackend
 
 PROJECT = "rpc_backends"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -63,7 +62,6 @@ class Specs:
         backend: str | None,
         resolved: ResolvedBackend | None,
         agent: Any,
-        proceed: Callable[[], Any],
     ) -> Any:
         """See the agent that is about to be installed and started, and replace it perhaps.
 

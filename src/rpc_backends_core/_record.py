@@ -58,3 +58,25 @@ class Record:
         """Return whether both are the same entry point of the same version of one package."""
         mine = (self.distribution, self.version, self.value)
         return mine == (other.distribution, other.version, other.value)
+
+
+@dataclass(frozen=True)
+class ResolvedBackend:
+    """The backend that a call means, loaded.
+
+    :ivar record: what is known of it.
+    :ivar backend: its handlers and what it declares.
+    :ivar hooks: pluggy's callers of the hooks of installed packages, which its handlers are called
+        through.
+    :ivar options: its options; None until they are constructed.
+    """
+
+    record: Record
+    backend: Backend
+    hooks: Any = field(repr=False, compare=False)
+    options: Any = None
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.record.name

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from rpc_backends_core import _hooks, _settings
-from rpc_backends_core._backend import Backend
+from rpc_backends_core import _hooks
 from rpc_backends_core._backend_type import coerce_member
 from rpc_backends_core._builtin_backends import options_type_of
+from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._errors import RpcBackendsError, SettingError, UnknownBackendError
-from rpc_backends_core._process_state import default_registry
-from rpc_backends_core._record import Record
+from rpc_backends_core._record import Record, ResolvedBackend
 from rpc_backends_core._registry import Registry
+from rpc_backends_core._settings import DEFAULT, OVERRIDE, Settings
 
 logger = logging.getLogger("rpc_backends")
 
@@ -25,34 +25,16 @@ DEFAULT_TIMEOUT = 60.0
 DEFAULT_INIT_METHOD = "env://"
 
 
-@dataclass(frozen=True)
-class ResolvedBackend:
-    """The backend that a call means, loaded.
-
-    :ivar record: what is known of it.
-    :ivar backend: its handlers and what it declares.
-    :ivar options: its options; None until they are constructed.
-    """
-
-    record: Record
-    backend: Backend
-    options: Any = None
-
-    @property
-    def name(self) -> str:
-        """The backend's name."""
-        return self.record.name
-
-
 def resolve(backend: Any) -> ResolvedBackend:
     """Return the backend that ``backend`` (a member, torch's member or a name) stands for, loaded.
 
     :raises TypeError: it is none of these; torch's text.
     """
-    return _loaded(default_registry().load(name_of(backend)))
+    registry = default_registry()
+    return _loaded(registry, registry.load(name_of(backend)))
 
 
-def resolve_start(backend: Any, options: Any) -> ResolvedBackend:
+def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBackend:
     """Return the backend that an ``init_rpc`` with these arguments starts, with its options.
 
     ``RPC_BACKENDS_OVERRIDE`` comes first, then ``backend``, the type of ``options``,
@@ -61,17 +43,16 @@ def resolve_start(backend: Any, options: Any) -> ResolvedBackend:
     :raises TypeError: ``backend`` is neither a member nor a name, or no backend has options of that type.
     :raises SettingError: a variable names no backend, or one that cannot be used.
     """
-    settings = _settings.Selection.from_environment()
     registry = default_registry()
     asked = None if backend is None else name_of(backend)
     if settings.override is not None:
         resolved = _overriding(registry, settings.override, asked, options)
     elif asked is not None:
-        resolved = _loaded(registry.load(asked))
+        resolved = _loaded(registry, registry.load(asked))
     elif options is not None:
-        resolved = _loaded(registry.load(_by_options(registry, options, settings.default)))
+        resolved = _loaded(registry, _by_options(registry, options, settings.default))
     else:
-        resolved = _loaded(_default(registry, settings.default))
+        resolved = _loaded(registry, _default(registry, settings.default))
     if options is None:
         options = construct_options(resolved, DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})
     elif settings.override is not None and not _takes(registry, resolved.record, options):
@@ -79,14 +60,21 @@ def resolve_start(backend: Any, options: Any) -> ResolvedBackend:
 
         values = carried_options(resolved, options)
         options = construct_options(resolved, options.rpc_timeout, options.init_method, values)
-    return ResolvedBackend(resolved.record, resolved.backend, options)
+    return replace(resolved, options=options)
 
 
 def construct_options(
     resolved: ResolvedBackend, rpc_timeout: float, init_method: str, options: Mapping[str, Any]
 ) -> Any:
     """Construct options of a backend through the hooks; their type finds the backend from then on."""
-    constructed = _hooks.construct_options(resolved, rpc_timeout, init_method, options)
+    handler = resolved.backend.construct_rpc_backend_options_handler
+    constructed = resolved.hooks.rpc_backends_construct_options(
+        backend=resolved.name,
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        options=options,
+        proceed=lambda: handler(rpc_timeout, init_method, **options),
+    )
     if resolved.record.options_type is None and constructed is not None:
         default_registry().learn_options_type(resolved.record, type(constructed))
     return constructed
@@ -108,9 +96,9 @@ def name_of(backend: Any) -> str:
     return str(member.name)
 
 
-def _loaded(record: Record) -> ResolvedBackend:
+def _loaded(registry: Registry, record: Record) -> ResolvedBackend:
     assert record.backend is not None, "the registry has just loaded it"
-    return ResolvedBackend(record, record.backend)
+    return ResolvedBackend(record, record.backend, _hooks.loaded_hooks(registry))
 
 
 def _default(registry: Registry, name: str | None) -> Record:
@@ -119,18 +107,18 @@ def _default(registry: Registry, name: str | None) -> Record:
     except UnknownBackendError as error:
         if name is None:
             raise
-        raise SettingError(f"{_settings.DEFAULT}={name!r}: {error}") from error
+        raise SettingError(f"{DEFAULT}={name!r}: {error}") from error
 
 
 def _overriding(registry: Registry, name: str, asked: str | None, options: Any) -> ResolvedBackend:
     try:
-        resolved = _loaded(registry.load(name))
+        resolved = _loaded(registry, registry.load(name))
     except RpcBackendsError as error:
-        raise SettingError(f"{_settings.OVERRIDE}={name!r}: {error}") from error
+        raise SettingError(f"{OVERRIDE}={name!r}: {error}") from error
     if asked is None:
         asked = "none" if options is None else f"the one of its {type(options).__name__}"
     if asked.casefold() != resolved.name.casefold():
-        logger.info("%s: asked for %s, starting %s", _settings.OVERRIDE, asked, resolved.name)
+        logger.info("%s: asked for %s, starting %s", OVERRIDE, asked, resolved.name)
     return resolved
 
 
@@ -179,7 +167,7 @@ def _by_options(registry: Registry, options: Any, default: str | None) -> Record
             for record in candidates:
                 if type_of(record.name) is kind:
                     _report_inferred(record)
-                    return record
+                    return registry.load(record)
     types = ", ".join(
         f"{record.name}: {known.__name__}" for record in records if (known := _known_type(record))
     )
@@ -225,7 +213,9 @@ def _constructed_type(registry: Registry, record: Record) -> type | None:
     try:
         record = registry.load(record)
         if record.options_type is None:
-            options = construct_options(_loaded(record), DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})
+            options = construct_options(
+                _loaded(registry, record), DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {}
+            )
             return None if options is None else type(options)
     except Exception:
         return (

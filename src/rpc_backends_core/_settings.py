@@ -50,6 +50,11 @@ def autoload_enabled(environ: Mapping[str, str] = os.environ) -> bool:
     raise SettingError(f"{AUTOLOAD}={text!r} is neither a yes nor a no. Set it to 1 or 0.")
 
 
+def value(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return what a variable says, None where it is not set or empty."""
+    return environ.get(variable, "").strip() or None
+
+
 def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
     """Return how many seconds a worker waits for its group to be complete.
 
@@ -72,21 +77,25 @@ def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which backend a program gets, as ``RPC_BACKENDS_DEFAULT`` and ``_OVERRIDE`` say.
+class Settings:
+    """What the variables say for one start of RPC.
 
     :ivar default: the backend of programs that name none; None where the variable is not set.
     :ivar override: the backend that programs get whatever they name; None likewise.
+    :ivar join_timeout: seconds that a worker waits for its group to be complete.
     """
 
     default: str | None
     override: str | None
+    join_timeout: float
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Selection:
-        """Return what the variables say now."""
-        default, override = (environ.get(name, "").strip() or None for name in (DEFAULT, OVERRIDE))
-        return cls(default, override)
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Return what the variables say now.
+
+        :raises SettingError: one has a value that means nothing.
+        """
+        return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ))
 
 
 class Choice:

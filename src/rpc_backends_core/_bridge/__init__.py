@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._bridge import patches
-from rpc_backends_core._process_state import STATE, default_registry, prepare_registry
+from rpc_backends_core._default_registry import default_registry, prepare_registry
+from rpc_backends_core._process_state import STATE
 
 if TYPE_CHECKING:
     from rpc_backends_core._registry import Registry

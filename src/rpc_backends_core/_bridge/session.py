@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from rpc_backends_core import _hooks
+from rpc_backends_core import _starting
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._bridge.rendezvous import meet
 from rpc_backends_core._process_state import STATE
 
 if TYPE_CHECKING:
     from rpc_backends_core._group import Group
-    from rpc_backends_core._resolve import ResolvedBackend
+    from rpc_backends_core._record import ResolvedBackend
 
 #: What a store and an exchange get where the program says "never": torch's own "never", 24 days.
 NEVER = timedelta(milliseconds=2**31 - 1)
@@ -44,7 +44,6 @@ class Session:
         name: str,
         rank: int,
         world_size: int | None,
-        *,
         join_timeout: float,
         store: Any = None,
     ) -> None:
@@ -66,7 +65,7 @@ class Session:
         STATE.session = self
         try:
             store = self._store if self._store is not None else self._open_store()
-            agent = _hooks.init_backend(self.resolved, (), self._arguments(store))
+            agent = _starting.init_backend(self.resolved, (), self._arguments(store))
             torch_internals.init_rpc_states(agent)
         except BaseException as error:
             STATE.session = None
@@ -100,7 +99,7 @@ class Session:
             "world_size": self._asked_world_size,
             "rpc_backend_options": self.resolved.options,
         }
-        if self.resolved.backend.takes_group():
+        if self.resolved.backend.takes_group:
             arguments["group"] = self.group
         return arguments
 
@@ -188,6 +187,18 @@ class Session:
     def _let_go(self) -> None:
         self.agents.clear()
         self._store = self._rendezvous = None
+
+
+def start_session(
+    resolved: ResolvedBackend,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    join_timeout: float,
+    store: Any = None,
+) -> None:
+    """Meet the other workers and start the agent; see :class:`Session`."""
+    Session(resolved, name, rank, world_size, join_timeout, store).start()
 
 
 def _release_kept_stores(all_but: str | None = None) -> None:

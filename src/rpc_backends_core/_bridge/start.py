@@ -8,10 +8,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rpc_backends_core import _hooks, _resolve, _settings
+from rpc_backends_core import _resolve, _starting
 from rpc_backends_core._bridge import torch_internals
-from rpc_backends_core._bridge.session import Session
+from rpc_backends_core._bridge.session import start_session
+from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._process_state import STATE
+from rpc_backends_core._record import ResolvedBackend
+from rpc_backends_core._settings import Settings
 
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_RANK = 32767
@@ -32,8 +35,7 @@ def init_rpc(
             f"{type(rpc_backend_options).__name__}."
         )
     _refuse_second_start()
-    resolved = _resolve.resolve_start(backend, rpc_backend_options)
-    _start(resolved, name, rank, world_size)
+    _start(backend, rpc_backend_options, name, rank, world_size)
 
 
 def init_rpc_backend(
@@ -52,13 +54,12 @@ def init_rpc_backend(
         )
     _check_options(rpc_backend_options)
     _refuse_second_start()
-    resolved = _resolve.resolve_start(backend, rpc_backend_options)
-    _start(resolved, name, rank, world_size, store)
+    _start(backend, rpc_backend_options, name, rank, world_size, store)
 
 
 def set_and_start_agent(agent: Any) -> None:
     """Install an agent, after the hooks have seen it; every backend's agent passes here."""
-    chosen = _hooks.agent_to_install(agent)
+    chosen = _starting.agent_to_install(default_registry(), agent)
     if STATE.session is not None:
         # C++ keeps the agents alive but not their Python side, and so not their Python methods.
         STATE.session.agents.extend([agent, chosen])
@@ -66,15 +67,12 @@ def set_and_start_agent(agent: Any) -> None:
 
 
 def _start(
-    resolved: _resolve.ResolvedBackend,
-    name: Any,
-    rank: Any,
-    world_size: Any,
-    store: Any = None,
+    backend: Any, options: Any, name: Any, rank: Any, world_size: Any, store: Any = None
 ) -> None:
+    settings = Settings.from_environment()
+    resolved = _resolve.resolve_start(backend, options, settings)
     _check_arguments(resolved, name, rank, world_size)
-    join_timeout = _settings.join_timeout()
-    Session(resolved, name, rank, world_size, join_timeout=join_timeout, store=store).start()
+    start_session(resolved, name, rank, world_size, settings.join_timeout, store)
 
 
 def _refuse_second_start() -> None:
@@ -94,9 +92,7 @@ def _check_type(argument: Any, wanted: Any) -> None:
         )
 
 
-def _check_arguments(
-    resolved: _resolve.ResolvedBackend, name: Any, rank: Any, world_size: Any
-) -> None:
+def _check_arguments(resolved: ResolvedBackend, name: Any, rank: Any, world_size: Any) -> None:
     _check_type(name, str)
     _check_type(rank, numbers.Integral)
     _check_type(world_size, (numbers.Integral, type(None)))

@@ -37,8 +37,7 @@ from rpc_backends_core._errors import (
 from rpc_backends_core._group import Group, Member, get_all, join_group, wait_for
 from rpc_backends_core._hookspecs import hookimpl
 from rpc_backends_core._process_state import STATE
-from rpc_backends_core._record import Record
-from rpc_backends_core._resolve import ResolvedBackend
+from rpc_backends_core._record import Record, ResolvedBackend
 from rpc_backends_core._settings import nearest
 from rpc_backends_core._spi_version import SPI_VERSION
 
@@ -83,4 +82,5 @@ __all__ = [
 
 def current_session() -> Session | None:
     """Return the session that starts or runs in this process, None where RPC is not initialised."""
-    return STATE.session
+    session: Session | None = STATE.session
+    return session

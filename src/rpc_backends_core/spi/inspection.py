@@ -7,6 +7,7 @@ from rpc_backends_core._api import construct_rpc_backend_options, record, record
 from rpc_backends_core._bridge import is_installed
 from rpc_backends_core._builtin_backends import CAPABILITIES as BUILTIN_CAPABILITIES
 from rpc_backends_core._builtin_backends import options_type_of
+from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._discovery import (
     BACKENDS_GROUP,
     CHECKS_GROUP,
@@ -15,7 +16,6 @@ from rpc_backends_core._discovery import (
     declared,
 )
 from rpc_backends_core._hooks import Hooks, HookWarning
-from rpc_backends_core._process_state import default_registry
 from rpc_backends_core.autoload import failure as autoload_failure
 
 __all__ = [

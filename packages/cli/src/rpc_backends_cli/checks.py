@@ -100,11 +100,11 @@ def _variable(name: str, environ: Mapping[str, str]) -> Finding:
 
 
 def _default(environ: Mapping[str, str]) -> None:
-    _check_name(settings.Selection.from_environment(environ).default)
+    _check_name(settings.value(settings.DEFAULT, environ))
 
 
 def _override(environ: Mapping[str, str]) -> None:
-    _check_name(settings.Selection.from_environment(environ).override)
+    _check_name(settings.value(settings.OVERRIDE, environ))
 
 
 def _check_name(name: str | None) -> None:

@@ -75,7 +75,7 @@ def gather() -> Listing:
         state = bridge()
         if state.state != "in place":
             notes.append(f"The bridge to torch is not in place: {state.text}.")
-        elif (override := settings.Selection.from_environment().override) is not None:
+        elif (override := settings.value(settings.OVERRIDE)) is not None:
             notes.append(f"{settings.OVERRIDE}={override}: programs get it whatever they name.")
     from rpc_backends_core.spi.inspection import records
 

@@ -159,9 +159,7 @@ def _start(
         faults.enable(file=rules, seed=seed)
     else:
         faults.enable(*rules, seed=seed)
-    member = rpc.BackendType[
-        backend or settings.Selection.from_environment().default or "TENSORPIPE"
-    ]
+    member = rpc.BackendType[backend or settings.value(settings.DEFAULT) or "TENSORPIPE"]
     options = rpc.backend_registry.construct_rpc_backend_options(
         member, rpc_timeout=rpc_timeout, init_method=url
     )

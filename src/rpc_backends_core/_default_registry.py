@@ -1,0 +1,40 @@
+"""The registry of this process, made when it is first asked for.
+
+A module of its own because ``import torch`` imports it, and does not import the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rpc_backends_core._process_state import STATE
+
+if TYPE_CHECKING:
+    from rpc_backends_core._record import Record
+    from rpc_backends_core._registry import Registry
+
+
+def default_registry() -> Registry:
+    """Return the registry of this process."""
+    if STATE.registry is None:
+        from rpc_backends_core._registry import Registry
+
+        def notify(record: Record) -> None:
+            from rpc_backends_core import _hooks  # imports pluggy, and so not before it is needed
+
+            _hooks.notify(registry, record)
+
+        registry = Registry(on_loaded=notify)
+        for prepare in STATE.preparations:
+            prepare(registry)
+        STATE.registry = STATE.registry or registry  # another thread may have been faster
+    found: Registry = STATE.registry
+    return found
+
+
+def prepare_registry(preparation: Callable[[Registry], None]) -> None:
+    """Run ``preparation`` on the registry before its first use: now, or when it is made."""
+    STATE.preparations.append(preparation)
+    if STATE.registry is not None:
+        preparation(STATE.registry)
