@@ -102,9 +102,9 @@ def _wait_all_workers(timeout: float = 0) -> None:
 
 
 def _set_and_start_rpc_agent(agent: Any) -> None:
-    from rpc_backends_core._bridge import start
+    from rpc_backends_core._bridge import install_agent
 
-    start.set_and_start_agent(agent)
+    install_agent.set_and_start_agent(agent)
 
 
 def _reset_current_rpc_agent() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rpc_backends_core import _resolve, _starting
+from rpc_backends_core import _resolve
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._bridge.session import start_session
-from rpc_backends_core._default_registry import default_registry
-from rpc_backends_core._process_state import STATE
 from rpc_backends_core._record import ResolvedBackend
 from rpc_backends_core._settings import Settings
 
@@ -55,15 +53,6 @@ def init_rpc_backend(
     _check_options(rpc_backend_options)
     _refuse_second_start()
     _start(backend, rpc_backend_options, name, rank, world_size, store)
-
-
-def set_and_start_agent(agent: Any) -> None:
-    """Install an agent, after the hooks have seen it; every backend's agent passes here."""
-    chosen = _starting.agent_to_install(default_registry(), agent)
-    if STATE.session is not None:
-        # C++ keeps the agents alive but not their Python side, and so not their Python methods.
-        STATE.session.agents.extend([agent, chosen])
-    torch_internals.original_api("_set_and_start_rpc_agent")(chosen)
 
 
 def _start(

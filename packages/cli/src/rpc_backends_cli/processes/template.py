@@ -26,6 +26,7 @@ PRELOAD = (
     "importlib_metadata",
     "pluggy",
     "rpc_backends_core.spi.inspection",
+    "rpc_backends_core._bridge.install_agent",
     "rpc_backends_core._bridge.start",
     "rpc_backends_core._bridge.stop",
 )
