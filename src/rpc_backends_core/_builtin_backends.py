@@ -37,7 +37,7 @@ def options_type_of(name: str) -> type | None:
     if name == "TENSORPIPE":
         return getattr(sys.modules["torch.distributed.rpc"], "TensorPipeRpcBackendOptions", None)
     if name == "FAULTY_TENSORPIPE":
-        testing = sys.modules.get("torch._C._distributed_rpc_testing")
+        testing = sys.modules.get("torch.distributed.rpc._testing")
         return getattr(testing, "FaultyTensorPipeRpcBackendOptions", None)
     return None
 

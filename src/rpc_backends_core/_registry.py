@@ -165,8 +165,9 @@ class Registry:
         loaded = self._import(record)
         with self._lock:
             now = self._current(record)
-            news = now.backend is None and now.error is None
-            if news:  # no other thread was first
+            # No other thread was first, or it failed where this one did not.
+            news = now.backend is None and (now.error is None or loaded.error is None)
+            if news:
                 self._replace(loaded)
         record = loaded if news else now
         if news and self.on_loaded is not None:

@@ -168,8 +168,9 @@ def _by_options(registry: Registry, options: Any, default: str | None) -> Record
                 if type_of(record.name) is kind:
                     _report_inferred(record)
                     return registry.load(record)
+    now = map(registry.find, by_name)  # loading has shown types of options
     types = ", ".join(
-        f"{record.name}: {known.__name__}" for record in records if (known := _known_type(record))
+        f"{record.name}: {known.__name__}" for record in now if (known := _known_type(record))
     )
     raise TypeError(
         f"Could not infer backend for options {options!r} of type {type(options).__name__}. Pass "
@@ -208,8 +209,6 @@ def _loaded_type(registry: Registry, record: Record) -> type | None:
 
 def _constructed_type(registry: Registry, record: Record) -> type | None:
     """Return the type of an old-style backend's default options, None if it cannot be known."""
-    if record.state == "found":
-        return None
     try:
         record = registry.load(record)
         if record.options_type is None:

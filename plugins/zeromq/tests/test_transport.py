@@ -456,7 +456,7 @@ def link_local(host: Any) -> str:
     found: str = host.run(
         """
 import json
-from rpc_backends_cli.addresses import interfaces
+from rpc_backends_core.spi import interfaces
 print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80")][0]))
 """
     )

@@ -16,6 +16,7 @@ from rpc_backends_core._bridge.agents import RankMappingMixin, group_for, worker
 from rpc_backends_core._bridge.session import NEVER, Session
 from rpc_backends_core._contract import (
     COMMITMENTS,
+    CONTRACT_VERSION,
     Agent,
     ConstructOptionsHandler,
     InitBackendHandler,
@@ -36,6 +37,7 @@ from rpc_backends_core._errors import (
 )
 from rpc_backends_core._group import Group, Member, get_all, join_group, wait_for
 from rpc_backends_core._hookspecs import hookimpl
+from rpc_backends_core._interfaces import Interface, interface_of, interfaces, is_loopback
 from rpc_backends_core._process_state import STATE
 from rpc_backends_core._record import Record, ResolvedBackend
 from rpc_backends_core._settings import nearest
@@ -43,6 +45,7 @@ from rpc_backends_core._spi_version import SPI_VERSION
 
 __all__ = [
     "COMMITMENTS",
+    "CONTRACT_VERSION",
     "NEVER",
     "SPI_VERSION",
     "Agent",
@@ -57,6 +60,7 @@ __all__ = [
     "GroupTimeoutError",
     "HookError",
     "InitBackendHandler",
+    "Interface",
     "LeavingAgent",
     "Member",
     "RankMappingMixin",
@@ -72,6 +76,9 @@ __all__ = [
     "get_all",
     "group_for",
     "hookimpl",
+    "interface_of",
+    "interfaces",
+    "is_loopback",
     "join_group",
     "nearest",
     "torch_internals",

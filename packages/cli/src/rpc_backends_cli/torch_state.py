@@ -81,9 +81,9 @@ def _switched_off() -> str | None:
 
 
 def _why_not() -> str:
-    from rpc_backends_core import autoload
+    from rpc_backends_core.spi.inspection import autoload_failure
 
-    failure = autoload.failure()
+    failure = autoload_failure()
     if failure is not None:
         return f"installing it failed with {type(failure).__name__}: {failure}"
     if not _has_entry_point():

@@ -171,5 +171,7 @@ def _start(
 def _stop(me: Me, together: bool) -> None:
     from torch.distributed import rpc
 
-    if rpc.api._is_current_rpc_agent_set():
+    from rpc_backends_core.spi import torch_internals
+
+    if torch_internals.has_current_agent():
         rpc.shutdown(graceful=together, timeout=_LEAVING)
