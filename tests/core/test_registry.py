@@ -27,8 +27,7 @@ def registry_of(site: Site) -> Registry:
 
 
 def states(registry: Registry, name: str) -> list[tuple[str, str]]:
-    found = [entry.record() for entry in registry.records()]
-    return [(record.source, record.state) for record in found if record.name == name]
+    return [(one.source, one.state) for one in registry.records() if one.name == name]
 
 
 # --- order of lookup -------------------------------------------------------------------------------
@@ -102,7 +101,7 @@ def test_an_unknown_name_gets_the_nearest_the_known_ones_and_what_to_install(sit
     site.add_backend("PIGEON")
     site.add_backend("CARRIER")
     with pytest.raises(UnknownBackendError) as caught:
-        registry_of(site).entry("PIGOEN")
+        registry_of(site).find("PIGOEN")
     for part in (
         "'PIGOEN'",
         "Did you mean 'PIGEON'?",
@@ -118,7 +117,7 @@ def test_an_unknown_name_is_a_key_error_and_an_attribute_error_that_reads_as_a_t
     site: Site,
 ) -> None:
     with pytest.raises(UnknownBackendError) as caught:
-        registry_of(site).entry("NOTHING")
+        registry_of(site).find("NOTHING")
     assert isinstance(caught.value, KeyError)
     assert isinstance(caught.value, AttributeError)
     assert str(caught.value).startswith("no RPC backend 'NOTHING'. Installed and registered: none.")
@@ -128,7 +127,7 @@ def test_an_unknown_name_is_a_key_error_and_an_attribute_error_that_reads_as_a_t
 
 
 def test_a_registration_is_recorded_with_the_module_that_made_it(site: Site) -> None:
-    record = registry_of(site).register("MINE", PAIR, owner="my.module").record()
+    record = registry_of(site).register("MINE", PAIR, owner="my.module")
     assert (record.source, record.distribution, record.state) == (
         "process",
         "my.module",

@@ -28,12 +28,12 @@ def test_autoload_refuses_anything_else_with_value_and_remedy(text: str) -> None
 
 @pytest.mark.parametrize(("text", "name"), [("", None), ("  ", None), (" ZEROMQ ", "ZEROMQ")])
 def test_default_backend_is_a_name_or_nothing(text: str, name: str | None) -> None:
-    assert settings.default_backend({"RPC_BACKENDS_DEFAULT": text}) == name
+    assert settings.Settings.from_environment({"RPC_BACKENDS_DEFAULT": text}).default == name
 
 
 @pytest.mark.parametrize(("text", "name"), [("", None), ("  ", None), (" ZEROMQ ", "ZEROMQ")])
 def test_override_backend_is_a_name_or_nothing(text: str, name: str | None) -> None:
-    assert settings.override_backend({"RPC_BACKENDS_OVERRIDE": text}) == name
+    assert settings.Settings.from_environment({"RPC_BACKENDS_OVERRIDE": text}).override == name
 
 
 def test_join_timeout_is_half_an_hour_unless_it_is_set() -> None:
@@ -97,7 +97,7 @@ def test_a_denied_plugin_is_refused_with_its_package_and_the_variable(
     with pytest.raises(BackendDeniedError, match=r"rpc-backend-pigeon 1.0.*RPC_BACKENDS_DENY"):
         registry.backend("PIGEON")
     assert registry.names() == []
-    assert [entry.record().state for entry in registry.records()] == ["denied"]
+    assert [record.state for record in registry.records()] == ["denied"]
     assert calls(module) == []
 
 
