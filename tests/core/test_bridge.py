@@ -398,7 +398,7 @@ def test_a_failing_import_of_the_bridge_is_kept(children: Children) -> None:
     children.run(
         """
         import sys
-        sys.modules["rpc_backends_core._bridge"] = None  # makes importing it fail
+        sys.modules["rpc_backends_core._patches"] = None  # makes importing it fail
         from rpc_backends_core import autoload
         autoload.install()
         assert isinstance(autoload.failure(), ImportError)

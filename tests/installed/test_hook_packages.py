@@ -300,7 +300,7 @@ def test_its_variable_makes_an_unloadable_package_an_error(
     assert f"{variable} is set" in result.json["text"]
     assert "rpc-broken-hooks 0.9" in result.json["text"]
     assert f"Unset {variable} to run without it." in result.json["text"]
-    assert result.stderr == "", result
+    assert "HookWarning" not in result.stderr, result
 
 
 FAILING = {
@@ -374,7 +374,7 @@ def test_a_failing_hook_is_an_error_that_names_its_package(
     assert "pip uninstall rpc-broken-hooks" in result.json["text"]
     assert "rpc-tracing" not in result.json["text"], "another package was blamed"
     assert result.json["running"] is False
-    assert result.stderr == "", result
+    assert "HookWarning" not in result.stderr, result
 
 
 def test_what_a_backend_itself_raises_is_not_blamed_on_a_hook_package(
