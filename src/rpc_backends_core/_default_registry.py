@@ -1,11 +1,7 @@
-"""The registry of this process, made when it is first asked for.
-
-A module of its own because ``import torch`` imports it, and does not import the registry.
-"""
+"""The registry of this process, made when it is first asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rpc_backends_core._process_state import STATE
@@ -31,10 +27,3 @@ def default_registry() -> Registry:
         STATE.registry = STATE.registry or registry  # another thread may have been faster
     found: Registry = STATE.registry
     return found
-
-
-def prepare_registry(preparation: Callable[[Registry], None]) -> None:
-    """Run ``preparation`` on the registry before its first use: now, or when it is made."""
-    STATE.preparations.append(preparation)
-    if STATE.registry is not None:
-        preparation(STATE.registry)

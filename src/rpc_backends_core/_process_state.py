@@ -40,5 +40,11 @@ class ProcessState:
         self.starting: ContextVar[Any] = ContextVar("starting", default=None)
         self.leaves_gracefully = False
 
+    def prepare_registry(self, preparation: Callable[[Any], None]) -> None:
+        """Run ``preparation`` on the registry before its first use: now, or when it is made."""
+        self.preparations.append(preparation)
+        if self.registry is not None:
+            preparation(self.registry)
+
 
 STATE = ProcessState()

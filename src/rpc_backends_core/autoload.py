@@ -31,9 +31,9 @@ def install() -> None:
         )
     # An exception here would break `import torch` for everybody: any cause is kept as data.
     try:
-        from rpc_backends_core import _bridge
+        from rpc_backends_core import _patches
 
-        _bridge.install()
+        _patches.install()
     except Exception as error:
         STATE.autoload_error = error
 

@@ -69,7 +69,7 @@ def test_the_architecture_page_shows_the_path() -> None:
         for calling, called, function in path_of("TENSORPIPE")
         if stage(calling) != stage(called)
         and called not in LEAVES
-        and (calling or called in ("_bridge/patches", "_bridge/agents"))
+        and (calling or called in ("_patches", "_bridge/agents"))
         and function != "keeping_arguments.<locals>.__init__"
     ]
     assert shown == real

@@ -21,7 +21,7 @@ _MAX_RANK = 32767
 def init_rpc(
     name: str, backend: Any, rank: int, world_size: int | None, rpc_backend_options: Any
 ) -> None:
-    """Start RPC; see :func:`~.patches.init_rpc`. If it fails, nothing of it is left."""
+    """Start RPC; see :func:`~rpc_backends_core._patches.init_rpc`. If it fails, nothing of it is left."""
     torch_internals.log_api_usage()
     if rpc_backend_options is not None and not isinstance(
         rpc_backend_options, rpc.RpcBackendOptions

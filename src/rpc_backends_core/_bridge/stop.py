@@ -18,7 +18,7 @@ _IN_VAIN = timedelta(milliseconds=100)
 
 
 def shutdown(graceful: bool, timeout: float) -> None:
-    """Stop RPC; see :func:`~.patches.shutdown`.
+    """Stop RPC; see :func:`~rpc_backends_core._patches.shutdown`.
 
     Torch's own shutdown serves every static group. A dynamic one is left by the agent's own
     ``leave_group(timeout)`` if it has that: torch's way calls each member in turn while it holds a token

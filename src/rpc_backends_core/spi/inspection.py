@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rpc_backends_core import _settings as settings
 from rpc_backends_core._api import construct_rpc_backend_options, record, records, refresh
-from rpc_backends_core._bridge import is_installed
 from rpc_backends_core._builtin_backends import CAPABILITIES as BUILTIN_CAPABILITIES
 from rpc_backends_core._builtin_backends import options_type_of
 from rpc_backends_core._default_registry import default_registry
@@ -16,6 +15,7 @@ from rpc_backends_core._discovery import (
     declared,
 )
 from rpc_backends_core._hooks import Hooks, HookWarning
+from rpc_backends_core._patches import is_installed
 from rpc_backends_core.autoload import failure as autoload_failure
 
 __all__ = [
