@@ -22,6 +22,7 @@ import pluggy
 from rpc_backends_core import _hookspecs
 from rpc_backends_core._errors import HookError, RefusedError
 from rpc_backends_core._process_state import STATE
+from rpc_backends_core._settings import VARIABLES
 from rpc_backends_core._spi_version import check_spi_version
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ def notify(registry: Registry, record: Record) -> None:
 
 def _is_variable_of(package: str, variable: str) -> bool:
     """Return whether an environment variable is a hook package's, by the convention for its name."""
-    own = f"RPC_BACKENDS_{package.upper()}"
-    return variable == own or variable.startswith(f"{own}_")
+    own = f"RPC_BACKENDS_{package.upper().replace('-', '_')}"
+    return variable not in VARIABLES and (variable == own or variable.startswith(f"{own}_"))
 
 
 def _guarded(plugin: Any, package: str, manager: pluggy.PluginManager) -> Any:
