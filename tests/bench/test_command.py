@@ -112,23 +112,6 @@ def test_what_cannot_be_done_is_status_2_before_anything_is_measured(
     assert ended.stdout == ""
 
 
-def test_without_the_extra_it_says_what_to_install(command: Any, tmp_path: Path) -> None:
-    code = """
-import importlib.util, sys
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "matplotlib" else found(name, *more)
-sys.argv = ["rpc-backends", "bench", "TENSORPIPE", "--out", "out"]
-from rpc_backends_cli import main
-main()
-"""
-    ended = command.python("-c", code)
-
-    assert ended.status == 2
-    assert 'pip install "rpc-backends-core[bench]"' in ended.stderr
-    assert "matplotlib" in ended.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_help_shows_the_rows_and_examples(command: Any) -> None:
     ended = command("bench", "--help")
 

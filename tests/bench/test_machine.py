@@ -14,7 +14,7 @@ from bench.kit import made_up
 from rpc_backends_bench import awake, machine
 from rpc_backends_bench.command import command
 from rpc_backends_bench.disturbances import disturbances
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.results import BASELINE, Results
 
 
 def _results(**facts: object) -> Results:
@@ -53,7 +53,7 @@ def test_a_bare_socket_that_is_unsteady_tells_that_cores_sleep_unless_they_were_
     None
 ):
     results = _results()
-    points = results.series["latency.noop", None, f"{LIMIT}socket"].points
+    points = results.series["latency.noop", None, f"{BASELINE}socket"].points
     points[:] = [(0, turn, 5e-4 if turn % 2 else 4e-5) for turn in range(8)]
 
     (text,) = disturbances(results)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench.kit import OURS, REFERENCE, made_up
-from rpc_backends_bench import table, wording
+from rpc_backends_bench import formatting, table
 from rpc_backends_bench.compare import compare
 from rpc_backends_bench.plan import BY_ID, FULL
 from rpc_backends_bench.results import Problem
@@ -18,7 +18,6 @@ from rpc_backends_bench.writing import write
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 PLOTS = {"ratios", "latency", "throughput", "bandwidth", "processor", "groups"}
 
 
@@ -94,7 +93,7 @@ def test_what_is_worse_depends_on_the_row() -> None:
     results = made_up({"latency.noop": 0.5, "throughput.inflight": 0.5})
 
     verdicts = {
-        id_: wording.judgement(BY_ID[id_], results.ratio(id_, x, OURS))
+        id_: formatting.judgement(BY_ID[id_], results.ratio(id_, x, OURS))
         for id_, x in (("latency.noop", None), ("throughput.inflight", 2))
     }
 
@@ -106,10 +105,10 @@ def test_what_is_worse_depends_on_the_row() -> None:
     [(0.0, "0 ns"), (1.5e-7, "150 ns"), (93.91e-6, "93.9 us"), (0.0123, "12.3 ms"), (75.0, "75 s")],
 )
 def test_times_have_three_digits_and_the_unit_that_suits(value: float, shown: str) -> None:
-    assert wording.seconds(value) == shown
+    assert formatting.seconds(value) == shown
 
 
 def test_an_echo_moves_its_bytes_twice() -> None:
-    assert wording.bandwidth(BY_ID["size.echo"], 0.5, 1000) == 4000
-    assert wording.bandwidth(BY_ID["size.oneway"], 0.5, 1000) == 2000
-    assert wording.amount(FULL.sizes[-1]) == "256 MiB"
+    assert formatting.bandwidth(BY_ID["size.echo"], 0.5, 1000) == 4000
+    assert formatting.bandwidth(BY_ID["size.oneway"], 0.5, 1000) == 2000
+    assert formatting.amount(FULL.sizes[-1]) == "256 MiB"

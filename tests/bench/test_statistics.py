@@ -10,8 +10,8 @@ from rpc_backends_bench import statistics
 from rpc_backends_bench.statistics import Point
 
 
-def points(values: list[float], per_sitting: int = 5) -> list[Point]:
-    return [(n // per_sitting, n % per_sitting, value) for n, value in enumerate(values)]
+def points(values: list[float], per_set: int = 5) -> list[Point]:
+    return [(n // per_set, n % per_set, value) for n, value in enumerate(values)]
 
 
 def test_a_spread_is_the_quartiles_with_the_median_between() -> None:
@@ -43,7 +43,7 @@ def test_a_distribution_rises_and_ends_where_it_can_be_told() -> None:
     assert 99 < drawn[-1][0] < 99.6
 
 
-def test_pairs_are_of_the_same_sitting_and_round() -> None:
+def test_pairs_are_of_the_same_process_set_and_round() -> None:
     ours = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 3.0)]
     reference = [(0, 1, 20.0), (1, 0, 30.0), (1, 1, 40.0)]
 
