@@ -130,8 +130,7 @@ def command(
     processes without this package; the same NAME twice shows the method's error. Ctrl-C keeps what was
     measured.
     """
-    for name, value in _ENVIRON.items():
-        os.environ.setdefault(name, value)
+    set_environment()
     plan = _plan(quick=quick, only=only, largest=largest)
     plan = replace(plan, seed=seed, pinned=not no_pin)
     _check_out(out)
@@ -149,6 +148,12 @@ def command(
     if interrupted:
         sys.exit(_INTERRUPTED)
     sys.exit(1 if results.problems else 0)
+
+
+def set_environment() -> None:
+    """Set the variables that this process needs before it imports torch."""
+    for name, value in _ENVIRON.items():
+        os.environ.setdefault(name, value)
 
 
 def _check_out(out: Path | None) -> None:
@@ -223,18 +228,15 @@ def _check(subject: Subject) -> None:
     from torch.distributed import rpc
 
     from rpc_backends_core import _builtin_backends
-    from rpc_backends_core._default_registry import default_registry
 
     if subject.own:
         if subject.name not in _builtin_backends.CAPABILITIES:
             known = ", ".join(_builtin_backends.CAPABILITIES)
             raise SubjectError(f"torch has no backend {subject.name!r} of its own, but {known}.")
         return
-    default_registry().backend(subject.name)
+    member = rpc.BackendType[subject.name]
     try:
-        rpc.backend_registry.construct_rpc_backend_options(
-            rpc.BackendType[subject.name], **subject.options
-        )
+        rpc.backend_registry.construct_rpc_backend_options(member, **subject.options)
     except (TypeError, ValueError) as error:
         raise SubjectError(
             f"{subject.label}: the options are refused: {type(error).__name__}: {error}"

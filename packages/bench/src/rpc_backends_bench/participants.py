@@ -28,7 +28,7 @@ _LEAD = 0.01
 #: Seconds after which resumed processes run again.
 _RESUME_DELAY = 0.002
 #: The interface that torch's agents and Gloo use in workers: only this host.
-_LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 #: Times of single calls, in seconds, by the label that they are reported under.
 Times: TypeAlias = "dict[str, array[float]]"
@@ -51,7 +51,7 @@ def template(own: bool) -> Template:
 
     :param own: without any package that extends torch; else as in a program that imports torch.
     """
-    variables = {**_LOOPBACK, **environ(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables = {**LOOPBACK, **environ(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     if own:
         variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     prepare = () if own else (worker_tasks.find_backends,)
