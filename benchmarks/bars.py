@@ -8,13 +8,16 @@ Ratios are those of the bench: calls per second above 1 are more, all others bel
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
-from _report import Bar
+from _report import Bar, Comparison, Report, parser
 
-from rpc_backends_bench.command import measure_plan
-from rpc_backends_bench.plan import BY_ID, MiB, Plan
+from rpc_backends_bench import formatting
+from rpc_backends_bench.command import measure_plan, set_environment
+from rpc_backends_bench.plan import BY_ID, FULL, QUICK, MiB, Plan
 from rpc_backends_bench.subjects import parse
 
 #: A row of the bench, and what it depends on.
@@ -53,15 +56,14 @@ CONTROL = "control"
 
 def restricted(plan: Plan, places: Iterable[Place]) -> Plan:
     """Return the plan without what no bar is about."""
-    by_row: dict[str, set[int | None]] = {}
+    wanted: dict[str, set[int]] = {row: set() for row in BY_ID}
     for row, x in places:
-        by_row.setdefault(row, set()).add(x)
-    wanted = {row: by_row.get(row, set()) for row in BY_ID}
+        wanted[row].add(x or 0)
     return replace(
         plan,
-        only=tuple(by_row),
+        only=tuple(row for row in wanted if wanted[row]),
         in_flight=tuple(one for one in plan.in_flight if one in wanted["throughput.inflight"]),
-        sizes=tuple(x for x in sorted(wanted["size.echo"] | wanted["size.oneway"], key=int)),
+        sizes=tuple(sorted(wanted["size.echo"] | wanted["size.oneway"])),
         groups=tuple(one for one in plan.groups if one[0] in wanted["group.start"]),
         joins=tuple(one for one in plan.joins if one[0] in wanted["group.join"]),
     )
@@ -113,7 +115,10 @@ def main() -> int:
     installed = {record.name for record in records()}
     chosen = arguments.backends or [one for one in known if parse(one).name in installed]
     plan = replace(QUICK if arguments.quick else FULL, seed=arguments.seed)
-    report = Report("Backends beside stock torch", "ours", "stock torch")
+    report = Report(
+        *("Backends beside stock torch", "ours", "stock torch"),
+        *("rpc-backend-tensorpipe", "rpc-backend-zeromq"),
+    )
     whole, interrupted = True, False
     for reference, bars in BARS.items():
         if (some := {one: bars[one] for one in bars if one in chosen}) and not interrupted:
