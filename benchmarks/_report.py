@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rpc_backends_bench import formatting, machine
+from rpc_backends_bench.compare import ENOUGH
 from rpc_backends_bench.progress import Progress
 from rpc_backends_bench.statistics import Point, Ratio, ratio, spread
 
@@ -41,8 +42,8 @@ class Bar:
         return f"{middle:.2f} +/- {self.high - middle:.2f}"
 
     def judge(self, found: Ratio | None) -> Verdict:
-        """Judge a ratio by its interval; "open" if a limit lies within, or nothing was measured."""
-        if found is None:
+        """Judge a ratio by its interval; "open" if a limit lies within it, or too little was measured."""
+        if found is None or found.pairs < ENOUGH:
             return "open"
         if self.low <= found.low and found.high <= self.high:
             return "met"
