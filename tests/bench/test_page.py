@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_there_are_results_a_page_and_a_picture_for_each_kind(folder: Path) -> None:
+def test_results_page_and_all_plots_are_written(folder: Path) -> None:
     assert {one.name for one in folder.iterdir()} == {
         *("results.json", "index.html"),
         *(f"{name}.png" for name in PLOTS),
@@ -48,7 +48,7 @@ def test_the_page_needs_nothing_else_and_runs_nothing(folder: Path) -> None:
     assert page.count('src="data:image/svg+xml;base64,') == len(PLOTS)
 
 
-def test_the_page_tells_what_failed_what_changed_and_on_which_machine(folder: Path) -> None:
+def test_the_page_shows_problems_changes_and_machine(folder: Path) -> None:
     page = (folder / "index.html").read_text()
 
     assert "it &lt;fell&gt; over" in page
@@ -57,7 +57,7 @@ def test_the_page_tells_what_failed_what_changed_and_on_which_machine(folder: Pa
     assert f"{OURS} beside {REFERENCE}" in page
 
 
-def test_the_table_has_each_row_with_ratios_and_ends_with_what_failed() -> None:
+def test_the_table_has_all_rows_and_ends_with_problems() -> None:
     results = made_up({"latency.noop": 2.0})
     results.problems.append(Problem(OURS, "cpu", "it fell over\nand more"))
     results.complete = False
@@ -76,9 +76,7 @@ def test_the_table_has_each_row_with_ratios_and_ends_with_what_failed() -> None:
 
 
 @pytest.mark.parametrize(("width", "intervals"), [(300, True), (140, False)])
-def test_all_figures_of_five_backends_are_in_the_table_however_wide_it_may_be(
-    width: int, intervals: bool
-) -> None:
+def test_the_table_shows_five_backends_at_any_width(width: int, intervals: bool) -> None:
     results = made_up(others=("ZEROMQ", "Ray", "Monarch"))
     console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True)
 

@@ -38,7 +38,7 @@ def nothing() -> None:
     """Begin as if all went well."""
 
 
-def test_each_round_has_one_block_of_each_in_random_order() -> None:
+def test_each_round_runs_all_in_random_order() -> None:
     chance = random.Random(0)
     rounds = [tuple(shuffled(["a", "b", "c"], chance)) for _ in range(600)]
 
@@ -99,7 +99,7 @@ def test_a_participant_that_cannot_start_is_not_added() -> None:
     assert [one.at for one in problems] == ["start"]
 
 
-def test_rows_are_chosen_by_id_by_beginning_or_by_pattern() -> None:
+def test_rows_are_chosen_by_id_prefix_or_pattern() -> None:
     assert plan.choose(["latency.noop"]) == ("latency.noop",)
     assert plan.choose(["latency.loaded"]) == ("latency.loaded.noop", "latency.loaded.builtin")
     assert plan.choose(["*.noop", "cpu"])[:2] == ("latency.noop", "latency.loaded.noop")
@@ -108,7 +108,7 @@ def test_rows_are_chosen_by_id_by_beginning_or_by_pattern() -> None:
         plan.choose(["latency.nop"])
 
 
-def test_less_is_expected_of_fewer_rows_and_of_the_quick_plan() -> None:
+def test_smaller_plans_are_expected_to_be_shorter() -> None:
     whole, quick = measure.expected(plan.FULL, 2), measure.expected(plan.QUICK, 2)
     one = measure.expected(replace(plan.QUICK, only=("latency.noop",)), 2)
 

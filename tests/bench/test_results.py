@@ -24,7 +24,7 @@ def test_results_survive_the_way_through_a_file(tmp_path: Path) -> None:
     assert after.ratio("latency.noop", None, OURS) == before.ratio("latency.noop", None, OURS)
 
 
-def test_the_file_has_the_machine_the_versions_and_each_round() -> None:
+def test_the_file_has_machine_versions_and_rounds() -> None:
     data = made_up(rounds=8).to_json()
 
     assert data["format"] == 1
@@ -60,9 +60,7 @@ def test_published_results_can_still_be_read(folder: str) -> None:
         ('{"format": 1, "rows": []}', "missing"),
     ],
 )
-def test_what_is_no_result_is_refused_with_the_file_s_name(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "old.json").write_text(text)
 
     with pytest.raises(FormatError, match=said) as caught:

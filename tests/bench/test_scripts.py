@@ -50,7 +50,7 @@ def test_few_rounds_leave_a_bar_open() -> None:
     assert Bar(1.2).judge(None) == "open"
 
 
-def test_a_report_has_every_value_and_fails_on_a_missed_bar(
+def test_a_report_has_all_values_and_fails_on_missed_bars(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = Report("Made up", "ours", "theirs")
@@ -70,7 +70,7 @@ def test_a_report_has_every_value_and_fails_on_a_missed_bar(
 
 
 @pytest.mark.slow
-def test_bars_measures_a_backend_beside_stock_torch_and_a_control(tmp_path: Path) -> None:
+def test_bars_compares_with_stock_torch_and_a_control(tmp_path: Path) -> None:
     file = tmp_path / "bars.json"
 
     run("bars.py", "--quick", "FAULTY_TENSORPIPE", "--json", str(file))
