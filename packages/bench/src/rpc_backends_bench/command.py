@@ -212,7 +212,8 @@ def _subjects(
         raise UsageFailure(str(error)) from error
     import torch.distributed.rpc  # noqa: F401 - torch's own backends are known then
 
-    from rpc_backends_core import RpcBackendsError, records
+    from rpc_backends_core._api import records
+    from rpc_backends_core._errors import RpcBackendsError
 
     try:
         plugins = [one.name for one in records() if one.source == "plugin"]
@@ -227,16 +228,19 @@ def _subjects(
 def _check(subject: Subject) -> None:
     from torch.distributed import rpc
 
-    from rpc_backends_core import _builtin_backends
+    from rpc_backends_core import _builtin_backends as torchs_own
+    from rpc_backends_core._default_registry import default_registry
 
     if subject.own:
-        if subject.name not in _builtin_backends.CAPABILITIES:
-            known = ", ".join(_builtin_backends.CAPABILITIES)
+        if subject.name not in torchs_own.CAPABILITIES:
+            known = ", ".join(torchs_own.CAPABILITIES)
             raise SubjectError(f"torch has no backend {subject.name!r} of its own, but {known}.")
         return
-    member = rpc.BackendType[subject.name]
+    default_registry().backend(subject.name)
     try:
-        rpc.backend_registry.construct_rpc_backend_options(member, **subject.options)
+        rpc.backend_registry.construct_rpc_backend_options(
+            rpc.BackendType[subject.name], **subject.options
+        )
     except (TypeError, ValueError) as error:
         raise SubjectError(
             f"{subject.label}: the options are refused: {type(error).__name__}: {error}"
@@ -277,7 +281,7 @@ def measure_plan(
 
 
 def _about(subject: Subject) -> dict[str, Any]:
-    from rpc_backends_core import record
+    from rpc_backends_core._api import record
 
     if subject.own or subject.peer:
         distribution = others.KNOWN[subject.peer].distribution if subject.peer else "torch"
@@ -287,11 +291,12 @@ def _about(subject: Subject) -> dict[str, Any]:
 
 def _grows(subject: Subject) -> bool:
     """Return whether a backend has dynamic groups."""
-    from rpc_backends_core import Capability, _builtin_backends
+    from rpc_backends_core import _builtin_backends as torchs_own
+    from rpc_backends_core._backend import Capability
     from rpc_backends_core._default_registry import default_registry
 
     if subject.own:
-        return Capability.DYNAMIC_GROUPS in _builtin_backends.CAPABILITIES[subject.name]
+        return Capability.DYNAMIC_GROUPS in torchs_own.CAPABILITIES[subject.name]
     return Capability.DYNAMIC_GROUPS in default_registry().backend(subject.name).capabilities
 
 

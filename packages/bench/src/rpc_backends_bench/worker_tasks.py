@@ -42,9 +42,9 @@ _OWN_DEFAULTS = {
 
 def find_backends() -> None:
     """Look for what is installed, so that not every worker has to."""
-    from rpc_backends_core import records
+    from rpc_backends_core._default_registry import default_registry
 
-    records()
+    default_registry().names()
 
 
 # --- joining and leaving -------------------------------------------------------------------------
