@@ -1,4 +1,4 @@
-"""Figures in words: with units that suit their size, as they stand in tables and on axes."""
+"""Format figures for tables and axes, with units that suit their size."""
 
 from __future__ import annotations
 
@@ -55,13 +55,12 @@ def place(row: Row, x: int | None) -> str:
     return f"{row.title}, {amount(x)}" if row.along == "bytes" else f"{row.title}: {x}"
 
 
-def ratio(value: Ratio | None, *, interval: bool = True) -> str:
+def ratio(value: Ratio | None, *, interval: bool = True, digits: int = 2) -> str:
     """Return a ratio, with its interval or without."""
     if value is None:
         return ""
-    if not interval:
-        return f"{value.middle:.2f}"
-    return f"{value.middle:.2f} ({value.low:.2f} - {value.high:.2f})"
+    low, middle, high = (f"{one:.{digits}f}" for one in value[:3])
+    return f"{middle} ({low} - {high})" if interval else middle
 
 
 def judgement(row: Row, value: Ratio | None) -> str:

@@ -1,4 +1,4 @@
-"""What the workers of a counted group do, step by step; each step runs in a worker."""
+"""Tasks that run in the workers of a counted group."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What bounds a backend on this machine: copying memory, and a bare socket, between two processes.
+"""Baselines of this machine without RPC: copying memory, and a bare socket between two processes.
 
-Measured in the same turns. Both sides of the socket receive into memory that they have already: what
-remains is the kernel's copying, and waking each other.
+They are measured in the same rounds as the backends. Both sides of the socket receive into memory that
+is already allocated, so what remains is the kernel's copying and waking each other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 from rpc_backends_cli.processes import Me
 
+#: Bytes that are held against a no-op.
+SMALL = 64
 _HEADER = 9
 _ANSWER = b"."
 
@@ -34,13 +36,15 @@ def connect(me: Me, port: int) -> None:
     me.memory["channel"] = channel
 
 
-def block(me: Me, limit: str, kind: str, length: int, calls: int, seconds: float) -> array[float]:
+def block(
+    me: Me, baseline: str, kind: str, length: int, calls: int, seconds: float
+) -> array[float]:
     """Return the times of moving ``length`` bytes.
 
-    :param limit: ``memcpy`` or ``socket``.
+    :param baseline: ``memcpy`` or ``socket``.
     :param kind: ``oneway`` or ``echo``, there and back.
     """
-    move = _memcpy if limit == "memcpy" else _over_socket
+    move = _memcpy if baseline == "memcpy" else _over_socket
     memory = _memory(me, length)
     move(me, memory, kind)
     end = time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""Steps of the process that calls one of them."""
+"""Tasks of the process that calls a peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from rpc_backends_bench import steps
+from rpc_backends_bench import worker_tasks
 from rpc_backends_bench.peers import KNOWN
 from rpc_backends_bench.peers.callee import Callee
 from rpc_backends_cli.processes import Me
@@ -64,8 +64,8 @@ def size(me: Me, kind: str, length: int, calls: int, seconds: float) -> array[fl
         me.memory.update(length=length, tensor=torch.ones(length, dtype=torch.uint8))
     tensor = me.memory["tensor"]
     function = "echo" if kind == "echo" else "sink"
-    return steps.timed(lambda: callee.call(function, tensor), calls, seconds, 1, least=2)
+    return worker_tasks.timed(lambda: callee.call(function, tensor), calls, seconds, 1, least=2)
 
 
 def _timed(call: Callable[[], Any], calls: int, seconds: float) -> array[float]:
-    return steps.timed(call, calls, seconds, steps.WARM_UP, least=calls // 4)
+    return worker_tasks.timed(call, calls, seconds, worker_tasks.WARM_UP, least=calls // 4)

@@ -1,4 +1,4 @@
-"""What runs in the workers: joining, leaving, and blocks of calls whose times they return."""
+"""Tasks that run in the workers: joining, leaving, and blocks of calls whose times they return."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def prepare(me: Me, own_memory: bool = False) -> None:
     me.memory["before"] = accounting.inventory()
 
 
-def join(
-    me: Me, subject: Subject, url: str, rank: int, world_size: int | None, at: float = 0.0
-) -> Span:
+def join(me: Me, subject: Subject, url: str, world_size: int | None, at: float = 0.0) -> Span:
     """Call ``init_rpc`` at the time ``at``.
 
     :param world_size: None for a dynamic group.
@@ -70,7 +68,7 @@ def join(
     from torch.distributed import rpc
 
     if subject.own:
-        _check_own(rpc)
+        _check_builtin(rpc)
         if subject.name == "FAULTY_TENSORPIPE":
             importlib.import_module("torch.distributed.rpc._testing")  # registers it
     types = rpc.backend_registry.BackendType if subject.own else rpc.BackendType
@@ -79,27 +77,25 @@ def join(
     settings = rpc.backend_registry.construct_rpc_backend_options(
         member, **{"init_method": url, "rpc_timeout": CALL_TIMEOUT, **options}
     )
-    me.memory["rank"] = rank
     _sleep_until(at)
     begin = time.perf_counter()
     rpc.init_rpc(
-        f"worker{rank}",
+        me.name,
         backend=member,
-        rank=rank,
+        rank=me.index,
         world_size=world_size,
         rpc_backend_options=settings,
     )
     return begin, time.perf_counter()
 
 
-def greet(me: Me, ranks: list[int], at: float = 0.0) -> Span:
+def connect_all(me: Me, ranks: list[int], at: float = 0.0) -> Span:
     """Call a no-op once on each of ``ranks``, all at once."""
     from torch.distributed import rpc
 
     _sleep_until(at)
     begin = time.perf_counter()
-    mine = me.memory["rank"]
-    for answer in [rpc.rpc_async(f"worker{rank}", noop) for rank in ranks if rank != mine]:
+    for answer in [rpc.rpc_async(f"worker{rank}", noop) for rank in ranks if rank != me.index]:
         answer.wait()
     return begin, time.perf_counter()
 
@@ -114,8 +110,8 @@ def leave(me: Me, at: float = 0.0) -> Span:
     return begin, time.perf_counter()
 
 
-def holds(me: Me) -> dict[str, int]:
-    """Return what this process has more than before RPC: bytes, threads, descriptors."""
+def resource_usage(me: Me) -> dict[str, int]:
+    """Return what this process uses more than before RPC: bytes, threads, descriptors."""
     before = me.memory["before"]
     return {key: value - before[key] for key, value in accounting.inventory().items()}
 
@@ -281,7 +277,7 @@ def _loading() -> Iterator[None]:
             thread.join()
 
 
-def _check_own(rpc: Any) -> None:
+def _check_builtin(rpc: Any) -> None:
     """Make sure that what is measured as torch's own is."""
     where = rpc.init_rpc.__module__
     if not where.startswith("torch."):

@@ -1,4 +1,4 @@
-"""A process that calls another by what is no backend of torch; it takes turns with the others."""
+"""A participant that calls another process without torch's RPC."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from types import ModuleType
 from typing import ClassVar
 
 from rpc_backends_bench import accounting
-from rpc_backends_bench.contestants import Caller
-from rpc_backends_bench.peers import ROWS, steps
+from rpc_backends_bench.participants import Participant
+from rpc_backends_bench.peers import ROWS, worker_tasks
 from rpc_backends_bench.subjects import Subject
 
 
-class Outsider(Caller):
+class ExternalRunner(Participant):
     """A process that calls another without torch's RPC.
 
-    What it has started stands still with it.
+    The processes that it starts are suspended and ended with it.
     """
 
-    _steps: ClassVar[ModuleType] = steps
+    _tasks: ClassVar[ModuleType] = worker_tasks
 
     def __init__(self, subject: Subject, seconds: float = 300) -> None:
-        super().__init__(subject, 1, own=True, seconds=seconds)
+        super().__init__(subject.label, 1, own=True, seconds=seconds)
+        self._peer = subject.peer
 
     def has(self, row: str) -> bool:
-        """Return whether a row is measured of it."""
+        """Return whether a row applies to it."""
         return row in ROWS
 
     def start(self, pinned: bool) -> None:
         """Start what is called."""
         cores = sorted(os.sched_getaffinity(0)) if pinned else []
-        self.call(0, steps.begin, self.subject.peer, cores[len(cores) // 2 :])
+        self.call(0, worker_tasks.begin, self._peer, cores[len(cores) // 2 :])
 
     def stop(self) -> None:
         """End it."""
-        self.call(0, steps.end)
+        self.call(0, worker_tasks.end)
 
     def close(self) -> None:
         """End the process, and whatever it has started."""

@@ -1,4 +1,4 @@
-"""Who takes a turn when, what a run is expected to take, and what happens to those that fail."""
+"""The order of blocks, how long a run is expected to take, and participants that fail."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench.kit import made_up
 from rpc_backends_bench import measure, plan
-from rpc_backends_bench.contestants import Contestant, ContestantError
-from rpc_backends_bench.turns import Table, in_turns
+from rpc_backends_bench.participants import Participant, ParticipantError
+from rpc_backends_bench.process_set import ProcessSet, shuffled
+from rpc_backends_bench.results import Problem
 
 
-class Fake(Contestant):
+class Fake(Participant):
     """Writes down what is done with it."""
 
     def __init__(self, label: str, log: list[str]) -> None:
@@ -24,11 +24,11 @@ class Fake(Contestant):
     def open(self) -> None:
         self._log.append(f"open {self.label}")
 
-    def freeze(self) -> None:
-        self._log.append(f"freeze {self.label}")
+    def suspend(self) -> None:
+        self._log.append(f"suspend {self.label}")
 
-    def thaw(self) -> None:
-        self._log.append(f"thaw {self.label}")
+    def resume(self) -> None:
+        self._log.append(f"resume {self.label}")
 
     def close(self) -> None:
         self._log.append(f"close {self.label}")
@@ -38,9 +38,9 @@ def nothing() -> None:
     """Begin as if all went well."""
 
 
-def test_in_each_round_everybody_has_one_turn_in_an_order_that_is_drawn() -> None:
+def test_each_round_runs_all_in_random_order() -> None:
     chance = random.Random(0)
-    rounds = [tuple(in_turns(["a", "b", "c"], chance)) for _ in range(600)]
+    rounds = [tuple(shuffled(["a", "b", "c"], chance)) for _ in range(600)]
 
     assert {frozenset(one) for one in rounds} == {frozenset("abc")}
     assert len(set(rounds)) == 6
@@ -49,57 +49,57 @@ def test_in_each_round_everybody_has_one_turn_in_an_order_that_is_drawn() -> Non
 
 def test_the_same_seed_gives_the_same_order() -> None:
     one, other = (
-        [in_turns(["a", "b", "c"], chance) for _ in range(9)]
+        [shuffled(["a", "b", "c"], chance) for _ in range(9)]
         for chance in (random.Random(7), random.Random(7))
     )
 
     assert one == other
 
 
-def test_all_stand_still_but_the_one_whose_turn_it_is() -> None:
+def test_all_participants_but_one_are_suspended() -> None:
     log: list[str] = []
-    with Table[Contestant](made_up(rounds=1)) as table:
+    with ProcessSet[Participant]([]) as processes:
         for label in "ab":
-            assert table.enter(Fake(label, log), nothing)
-        with table.turn("a", "a block"):
+            assert processes.add(Fake(label, log), nothing)
+        with processes.block("a", "a block"):
             log.append("measured")
 
     assert log == [
-        *("open a", "freeze a", "open b", "freeze b"),
-        *("thaw a", "measured", "freeze a"),
+        *("open a", "suspend a", "open b", "suspend b"),
+        *("resume a", "measured", "suspend a"),
         *("close a", "close b"),
     ]
 
 
-def test_who_fails_is_ended_and_told_of_and_the_others_go_on() -> None:
+def test_a_failed_participant_is_reported_and_removed() -> None:
     log: list[str] = []
-    results = made_up(rounds=1)
-    with Table[Contestant](results) as table:
+    problems: list[Problem] = []
+    with ProcessSet[Participant](problems) as processes:
         for label in "ab":
-            table.enter(Fake(label, log), nothing)
-        with table.turn("a", "a block"):
-            raise ContestantError("it fell over", "where")
-        assert list(table) == ["b"]
+            processes.add(Fake(label, log), nothing)
+        with processes.block("a", "a block"):
+            raise ParticipantError("it fell over", "where")
+        assert list(processes) == ["b"]
         assert log[-1] == "close a"
 
-    assert [(one.label, one.at, one.text, one.detail) for one in results.problems] == [
+    assert [(one.label, one.at, one.text, one.detail) for one in problems] == [
         ("a", "a block", "it fell over", "where")
     ]
 
 
-def test_who_cannot_start_does_not_enter() -> None:
+def test_a_participant_that_cannot_start_is_not_added() -> None:
     def fail() -> None:
-        raise ContestantError("no")
+        raise ParticipantError("no")
 
-    results = made_up(rounds=1)
-    with Table[Contestant](results) as table:
-        assert not table.enter(Fake("a", []), fail)
-        assert not table
+    problems: list[Problem] = []
+    with ProcessSet[Participant](problems) as processes:
+        assert not processes.add(Fake("a", []), fail)
+        assert not processes
 
-    assert [one.at for one in results.problems] == ["start"]
+    assert [one.at for one in problems] == ["start"]
 
 
-def test_rows_are_chosen_by_id_by_beginning_or_by_pattern() -> None:
+def test_rows_are_chosen_by_id_prefix_or_pattern() -> None:
     assert plan.choose(["latency.noop"]) == ("latency.noop",)
     assert plan.choose(["latency.loaded"]) == ("latency.loaded.noop", "latency.loaded.builtin")
     assert plan.choose(["*.noop", "cpu"])[:2] == ("latency.noop", "latency.loaded.noop")
@@ -108,7 +108,7 @@ def test_rows_are_chosen_by_id_by_beginning_or_by_pattern() -> None:
         plan.choose(["latency.nop"])
 
 
-def test_less_is_expected_of_fewer_rows_and_of_the_quick_plan() -> None:
+def test_smaller_plans_are_expected_to_be_shorter() -> None:
     whole, quick = measure.expected(plan.FULL, 2), measure.expected(plan.QUICK, 2)
     one = measure.expected(replace(plan.QUICK, only=("latency.noop",)), 2)
 
