@@ -21,10 +21,10 @@ def construct(rpc_timeout, init_method, threads=16):
     return Options(threads=threads, rpc_timeout=rpc_timeout, init_method=init_method)
 
 
-def init(store, name, rank, world_size, rpc_backend_options):
+def init(store, name, rank, world_size, rpc_backend_options, group=None):
     if not isinstance(rpc_backend_options, Options):
         raise TypeError(f"SOCKETS needs its own Options, not {rpc_backend_options!r}.")
-    group = group_for(store, name, rank, world_size, rpc_backend_options, "SOCKETS")
+    group = group_for(store, name, rank, world_size, rpc_backend_options, "SOCKETS", group)
     settings = Settings(
         num_worker_threads=rpc_backend_options.threads,
         rpc_timeout=rpc_backend_options.rpc_timeout,
@@ -36,6 +36,7 @@ BACKEND = Backend(
     construct_rpc_backend_options_handler=construct,
     init_backend_handler=init,
     options_type=Options,
+    spi_version=(1, 0),
     capabilities={
         Capability.STATIC_GROUPS,
         Capability.DYNAMIC_GROUPS,

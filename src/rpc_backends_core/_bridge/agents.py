@@ -12,19 +12,21 @@ from rpc_backends_core._group import Group, join_group
 
 
 def group_for(
-    group: Group | None,
     store: Any,
     name: str,
     rank: int,
     world_size: int | None,
     options: Any,
     backend: str,
+    group: Group | None = None,
 ) -> Group:
     """Return ``group``, which ``init_rpc`` has formed, or join one on the caller's store.
 
     An init handler calls it with what it got. ``group`` is None where a program calls
     ``init_backend`` itself.
 
+    :param options: the backend's; their ``rpc_timeout`` limits each exchange in the group.
+    :param backend: its name; all workers of a static group must use the same.
     :raises GroupError: the group cannot be formed; each of its workers gets the same text.
     """
     if group is not None:

@@ -49,7 +49,7 @@ def init_backend(
             "faulty agent needs the size of the group. Pass world_size, or use TENSORPIPE."
         )
     group = group_for(
-        group, store, name, rank, world_size, rpc_backend_options, "FAULTY_TENSORPIPE"
+        store, name, rank, world_size, rpc_backend_options, "FAULTY_TENSORPIPE", group
     )
     # Torch's faulty agent ignores device maps, so there are none to exchange.
     return start_static_agent(FaultyAgent, RankedFaultyAgent, group, rpc_backend_options, {}, [])

@@ -79,7 +79,7 @@ def init_backend(
         from rpc_backend_tensorpipe import static_group as kind
     else:
         from rpc_backend_tensorpipe import dynamic_group as kind  # type: ignore[no-redef]
-    group = group_for(group, store, name, rank, world_size, rpc_backend_options, "TENSORPIPE")
+    group = group_for(store, name, rank, world_size, rpc_backend_options, "TENSORPIPE", group)
     return kind.start(group, rpc_backend_options)
 
 

@@ -38,7 +38,7 @@ def init_backend(
             f"rpc_backend_options is a {type(options).__name__}; {NAME} takes "
             "ZeroMQRpcBackendOptions alone."
         )
-    group = group_for(group, store, name, rank, world_size, options, NAME)
+    group = group_for(store, name, rank, world_size, options, NAME, group)
     settings = Settings(
         num_worker_threads=options.num_worker_threads,
         rpc_timeout=options.rpc_timeout,
