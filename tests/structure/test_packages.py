@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -127,3 +131,26 @@ def test_torchs_private_names_stand_in_one_module() -> None:
         if PRIVATE_NAME_OF_TORCH.search(line) and not line.strip().startswith(("#", '"torch.'))
     }
     assert not found, "\n".join(sorted(found))
+
+
+@pytest.mark.parametrize("name", ["rpc_backends_core.spi", "rpc_backends_core.spi.inspection"])
+def test_every_public_name_is_found_and_typed(name: str) -> None:
+    """The stub, which type checkers read, has the same names as the module, and all of them exist."""
+    module = importlib.import_module(name)
+    stub = ast.parse(modules()[name].with_suffix(".pyi").read_text())
+    (typed,) = [
+        ast.literal_eval(node.value)
+        for node in stub.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert sorted(module.__all__) == sorted(typed)
+    for public in module.__all__:
+        assert getattr(module, public) is not None
+
+
+def test_the_public_interface_imports_torch_only_where_it_is_needed() -> None:
+    code = (
+        "import sys; from rpc_backends_core.spi import nearest; "
+        "from rpc_backends_core.spi.inspection import declared, settings; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -201,6 +201,12 @@ def start_session(
     Session(resolved, name, rank, world_size, join_timeout, store).start()
 
 
+def current_session() -> Session | None:
+    """Return the session that starts or runs in this process, None where RPC is not initialised."""
+    session: Session | None = STATE.session
+    return session
+
+
 def _release_kept_stores(all_but: str | None = None) -> None:
     """Let go of stores that were kept for others."""
     STATE.kept_stores[:] = [kept for kept in STATE.kept_stores if kept[0] == all_but]

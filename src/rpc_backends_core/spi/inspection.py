@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from rpc_backends_core import _settings as settings
-from rpc_backends_core._api import construct_rpc_backend_options, record, records, refresh
-from rpc_backends_core._builtin_backends import CAPABILITIES as BUILTIN_CAPABILITIES
-from rpc_backends_core._builtin_backends import options_type_of
-from rpc_backends_core._default_registry import default_registry
-from rpc_backends_core._discovery import (
-    BACKENDS_GROUP,
-    CHECKS_GROUP,
-    COMMANDS_GROUP,
-    HOOKS_GROUP,
-    declared,
-)
-from rpc_backends_core._hooks import Hooks, HookWarning
-from rpc_backends_core._patches import is_installed
-from rpc_backends_core.autoload import failure as autoload_failure
+from rpc_backends_core._lazy import lazy_names
 
-__all__ = [
-    "BACKENDS_GROUP",
-    "BUILTIN_CAPABILITIES",
-    "CHECKS_GROUP",
-    "COMMANDS_GROUP",
-    "HOOKS_GROUP",
-    "HookWarning",
-    "Hooks",
-    "autoload_failure",
-    "construct_rpc_backend_options",
-    "declared",
-    "default_registry",
-    "is_installed",
-    "options_type_of",
-    "record",
-    "records",
-    "refresh",
-    "settings",
-]
+_HOMES = {
+    "construct_rpc_backend_options": "_api",
+    "record": "_api",
+    "records": "_api",
+    "refresh": "_api",
+    "options_type_of": "_builtin_backends",
+    "BUILTIN_CAPABILITIES": "_builtin_backends:CAPABILITIES",
+    "default_registry": "_default_registry",
+    "BACKENDS_GROUP": "_discovery",
+    "CHECKS_GROUP": "_discovery",
+    "COMMANDS_GROUP": "_discovery",
+    "HOOKS_GROUP": "_discovery",
+    "declared": "_discovery",
+    "HookWarning": "_hooks",
+    "Hooks": "_hooks",
+    "is_installed": "_patches",
+    "settings": "_settings:",
+    "autoload_failure": "autoload:failure",
+}
+
+__all__ = list(_HOMES)
+
+__getattr__ = lazy_names(__name__, _HOMES)

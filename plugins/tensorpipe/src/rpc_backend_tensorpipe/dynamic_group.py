@@ -19,11 +19,11 @@ from typing import Any
 from torch.distributed import rpc
 from torch.distributed.rpc import TensorPipeAgent
 
-from rpc_backend_tensorpipe import devices, telling
+from rpc_backend_tensorpipe import broadcast, devices
 from rpc_backend_tensorpipe.agent_store import AgentStore
 from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backend_tensorpipe.liveness import Pulse, is_alive
+from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import Group, RankMappingMixin, torch_internals
 
@@ -51,7 +51,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     engine: AgentStore
     membership: Membership
     me: Peer
-    pulse: Pulse | None = None
+    listener: LivenessListener | None = None
 
     def begin(self, engine: AgentStore, membership: Membership, me: Peer) -> None:
         """Set what this agent knows before it is started."""
@@ -89,14 +89,14 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         """
         self.apply(state)
         others = [one for one in state.peers.values() if one.worker_id != self.me.worker_id]
-        message = telling.sealed(dumps(state.to_json()).encode(), self.membership.key)
-        taken = telling.tell_all([peer.pulse for peer in others], message, timeout)
+        message = broadcast.sealed(dumps(state.to_json()).encode(), self.membership.key)
+        taken = broadcast.send_to_all([peer.listener for peer in others], message, timeout)
         return [peer for peer, answered in zip(others, taken, strict=True) if not answered]
 
     def listen(self, connection: socket.socket) -> None:
-        """Take in what another member tells by a connection to this one's pulse."""
+        """Take in a broadcast that another member sends to this one's listener."""
         try:
-            telling.take(connection, self.membership.key, self._learn)
+            broadcast.receive(connection, self.membership.key, self._learn)
         except Exception:
             logger.exception("RPC worker %r could not take in a change of its group", self.me.name)
 
@@ -115,8 +115,8 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
 
     def shutdown(self) -> None:
         """Stop the agent."""
-        if self.pulse is not None:
-            self.pulse.close()
+        if self.listener is not None:
+            self.listener.close()
         TensorPipeAgent.shutdown(self)
 
     def _learn(self, text: bytes) -> None:
@@ -146,7 +146,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
                 return False
             if now >= look:
                 look = now + _LOOKING_SECONDS
-                if not any(is_alive(peer.pulse) for peer in others.peers.values()):
+                if not any(is_alive(peer.listener) for peer in others.peers.values()):
                     # No answer can come any more, and the errors of broken pipes come at once.
                     end, look = now + _ERRORS_SECONDS, end
             time.sleep(0.02)
@@ -186,8 +186,8 @@ def start(group: Group, options: Any) -> Any:
     agent.begin(engine, membership, me)
     try:
         torch_internals.init_rpc_states(agent)
-        agent.pulse = Pulse(engine.own_address, agent.listen)
-        agent.me = me = me.at(engine.own_address, agent.pulse.address)
+        agent.listener = LivenessListener(engine.own_address, agent.listen)
+        agent.me = me = me.at(engine.own_address, agent.listener.address)
         state = membership.add(me)
         _introduce(agent, state, options)
     except BaseException:
@@ -199,7 +199,7 @@ def start(group: Group, options: Any) -> Any:
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
     """Tell every member of the new one; take members off the list that are no longer there."""
     silent = agent.tell(state, timeout=options.rpc_timeout)
-    gone = [peer for peer in silent if not is_alive(peer.pulse)]
+    gone = [peer for peer in silent if not is_alive(peer.listener)]
     _warn_of([peer for peer in silent if peer not in gone], agent.me)
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)

@@ -1,4 +1,4 @@
-"""Telling members of a change, and what a member believes of what comes to the socket of its pulse."""
+"""Broadcasts of a change, and which of them a member believes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc_backend_tensorpipe import telling
-from rpc_backend_tensorpipe.liveness import Pulse, is_alive
+from rpc_backend_tensorpipe import broadcast
+from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 TEXT = b'{"version": 7}'
 
 
 class Member:
-    """A pulse, and what came to it."""
+    """A listener, and what came to it."""
 
     def __init__(self, key: bytes = KEY, host: str = "127.0.0.1") -> None:
         self.key = key
         self.taken: list[bytes] = []
         self.read = threading.Semaphore(0)
-        self.pulse = Pulse(f"uv://{host}:1", self._read)
-        self.address = self.pulse.address
+        self.listener = LivenessListener(f"uv://{host}:1", self._read)
+        self.address = self.listener.address
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            telling.take(connection, self.key, self.taken.append)
+            broadcast.receive(connection, self.key, self.taken.append)
         finally:
             self.read.release()
 
@@ -40,7 +40,7 @@ class Member:
 def member() -> Iterator[Member]:
     made = Member()
     yield made
-    made.pulse.close()
+    made.listener.close()
 
 
 @contextlib.contextmanager
@@ -65,10 +65,10 @@ def test_all_are_told_at_once_and_each_answers_for_itself(member: Member) -> Non
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gone = listener.getsockname()
     other = Member()
-    with contextlib.closing(other.pulse), socket.create_server(("127.0.0.1", 0)) as silent:
+    with contextlib.closing(other.listener), socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [member.address, gone, silent.getsockname(), other.address]
 
-        taken = telling.tell_all(addresses, telling.sealed(TEXT, KEY), 1.0)
+        taken = broadcast.send_to_all(addresses, broadcast.sealed(TEXT, KEY), 1.0)
 
     assert taken == [True, False, False, True]
     assert member.taken == other.taken == [TEXT]
@@ -77,24 +77,24 @@ def test_all_are_told_at_once_and_each_answers_for_itself(member: Member) -> Non
 def test_a_list_that_does_not_fit_in_the_sockets_buffers_arrives_whole(member: Member) -> None:
     text = bytes(range(256)) * (1 << 14)
 
-    assert telling.tell_all([member.address], telling.sealed(text, KEY), 30) == [True]
+    assert broadcast.send_to_all([member.address], broadcast.sealed(text, KEY), 30) == [True]
     assert member.taken == [text]
 
 
 def test_nobody_to_tell_is_told_at_once() -> None:
-    assert telling.tell_all([], telling.sealed(TEXT, KEY), 0) == []
+    assert broadcast.send_to_all([], broadcast.sealed(TEXT, KEY), 0) == []
 
 
 def test_who_does_not_have_the_key_of_the_group_is_not_believed(member: Member) -> None:
-    assert telling.tell_all([member.address], telling.sealed(TEXT, OTHER_KEY), 10) == [False]
+    assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, OTHER_KEY), 10) == [False]
     assert member.taken == []
 
 
 def test_who_changes_one_bit_on_the_way_is_not_believed(member: Member) -> None:
-    message = bytearray(telling.sealed(TEXT, KEY))
+    message = bytearray(broadcast.sealed(TEXT, KEY))
     message[-1] ^= 1
 
-    assert telling.tell_all([member.address], bytes(message), 10) == [False]
+    assert broadcast.send_to_all([member.address], bytes(message), 10) == [False]
     assert member.taken == []
 
 
@@ -103,7 +103,7 @@ def test_who_changes_one_bit_on_the_way_is_not_believed(member: Member) -> None:
     [
         pytest.param(b"", id="nothing"),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="another protocol"),
-        pytest.param(telling.sealed(TEXT, KEY)[:-1], id="all but the last byte"),
+        pytest.param(broadcast.sealed(TEXT, KEY)[:-1], id="all but the last byte"),
         pytest.param(struct.pack("!I", 0xFFFFFFFF) + b"x" * 64, id="a length of 4 GiB"),
     ],
 )
@@ -111,7 +111,7 @@ def test_what_is_no_message_costs_its_connection_and_no_other(member: Member, se
     with somebody(member.address, sent) as connection:
         assert hung_up(connection)
 
-    assert telling.tell_all([member.address], telling.sealed(TEXT, KEY), 10) == [True]
+    assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, KEY), 10) == [True]
     assert member.taken == [TEXT]
 
 
@@ -120,7 +120,7 @@ def test_who_is_slow_keeps_nobody_else_waiting(member: Member) -> None:
         for _ in range(4):
             stack.enter_context(somebody(member.address, b"\0"))
 
-        assert telling.tell_all([member.address], telling.sealed(TEXT, KEY), 3) == [True]
+        assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, KEY), 3) == [True]
 
 
 def test_looking_whether_a_member_lives_is_no_message(member: Member) -> None:
@@ -130,11 +130,11 @@ def test_looking_whether_a_member_lives_is_no_message(member: Member) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_a_closed_pulse_leaves_no_thread_and_is_not_alive(host: str) -> None:
+def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
     before = set(threading.enumerate())
     one = Member(host=host)
     with somebody(one.address, b"\0"):  # it is being read
-        one.pulse.close()
+        one.listener.close()
         deadline = time.monotonic() + 10
         while set(threading.enumerate()) - before and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -1,9 +1,9 @@
-"""Telling the members of a dynamic group its new list: a message to each, all at once, and an answer.
+"""Broadcasting the new list of a dynamic group to its members: a message to each, all at once.
 
-By no RPC: a call would have TensorPipe connect two agents, with the memory and the work that this
-takes, for each member that the worker may never call. The message goes to the socket of the member's
-pulse (:mod:`.liveness`) and is: its length (4 bytes), an HMAC-SHA256 under the group's key, the list. The
-key is in the store beside the list, so who reaches a member's port and not the store is not believed.
+Not by RPC: a call would have TensorPipe connect two agents, with the memory and the work that this
+takes, for each member that the worker may never call. The message goes to the member's listener
+(:mod:`.liveness`) and is: its length (4 bytes), an HMAC-SHA256 under the group's key, the list. The key is
+in the store beside the list, so a process that reaches a member's port but not the store is not believed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _READING_SECONDS = 5.0
 
 
 def sealed(text: bytes, key: bytes) -> bytes:
-    """Return the message that tells ``text``."""
+    """Return the message with ``text`` and its seal."""
     return _LENGTH.pack(len(text)) + hmac.digest(key, text, "sha256") + text
 
 
-def tell_all(addresses: Sequence[Address], message: bytes, timeout: float) -> list[bool]:
+def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) -> list[bool]:
     """Send a message to all at once; return for each whether it was taken in.
 
     :param timeout: seconds that all have together; 0: without end.
@@ -48,7 +48,7 @@ def tell_all(addresses: Sequence[Address], message: bytes, timeout: float) -> li
             stack.enter_context(connection)
             connection.setblocking(False)
             if connection.connect_ex((host, port)) in (0, errno.EINPROGRESS):
-                one = _Telling(place, connection, memoryview(message))
+                one = _Delivery(place, connection, memoryview(message))
                 selector.register(connection, selectors.EVENT_WRITE, one)
         while selector.get_map():
             left = end - time.monotonic()
@@ -65,8 +65,8 @@ def tell_all(addresses: Sequence[Address], message: bytes, timeout: float) -> li
     return taken
 
 
-def take(connection: socket.socket, key: bytes, take_in: Callable[[bytes], None]) -> None:
-    """Read what somebody who has connected tells, have it taken in if it is of the group, and say so."""
+def receive(connection: socket.socket, key: bytes, take_in: Callable[[bytes], None]) -> None:
+    """Read a broadcast from a connection, take it in if its seal is right, and acknowledge it."""
     end = time.monotonic() + _READING_SECONDS
     head = _read(connection, _LENGTH.size + _SEAL_BYTES, end)
     if head is None:
@@ -84,7 +84,7 @@ def take(connection: socket.socket, key: bytes, take_in: Callable[[bytes], None]
 
 
 @dataclass
-class _Telling:
+class _Delivery:
     """One message on its way.
 
     :ivar rest: what is still to be sent.
