@@ -11,7 +11,7 @@ from support.samples import MakeEnvironment, backend_package
 
 CHOOSE = """
     import json, sys
-    from demo.origin import choose
+    from demo.backends import choose
     choice = choose(sys.argv[1:])
     parts = {origin.backend: faults.by for origin, faults in choice.parts if faults}
     print(json.dumps([[origin.backend for origin, _ in choice.parts], parts, choice.notes]))

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from rpc_backend_zeromq.check import check
-from rpc_backends_cli.report import Finding
+from rpc_backends_cli import Finding
 
 P = "RPC_BACKENDS_ZEROMQ_"
 

@@ -94,8 +94,10 @@ def run(
             step
             for step in steps
             if step.ending is None
-            or isinstance(step.ending, Done)
-            and not step.worker.wait_for_end(end - time.monotonic())
+            or (
+                isinstance(step.ending, Done)
+                and not step.worker.wait_for_end(end - time.monotonic())
+            )
         }
         if late:
             workers.print_stacks()
