@@ -9,11 +9,13 @@ import pytest
 from support.environments import ChildFailedError, Environment
 from support.samples import MakeEnvironment, backend_package
 
-CHOOSE = """
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
+CHOOSE = f"""
     import json, sys
+    sys.path.append({EXAMPLES!r})
     from demo.backends import choose
     choice = choose(sys.argv[1:])
-    parts = {origin.backend: faults.by for origin, faults in choice.parts if faults}
+    parts = dict((origin.backend, faults.by) for origin, faults in choice.parts if faults)
     print(json.dumps([[origin.backend for origin, _ in choice.parts], parts, choice.notes]))
 """
 
