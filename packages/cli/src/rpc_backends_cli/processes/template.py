@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 
 from rpc_backends_cli.processes.protocol import Reference
-from rpc_backends_core._settings import OVERRIDE
 
 #: What every template imports: what starting and stopping RPC would import otherwise, in each worker.
 PRELOAD = (
@@ -33,8 +32,10 @@ PRELOAD = (
 )
 #: What is imported besides where it is installed: not everybody who needs workers has tests.
 _IF_INSTALLED = ("pytest",)
-#: Variables by which a worker of a test would take itself for one of a job, or meet another's store.
+#: Variables by which a worker would take itself for one of a job, or meet another's store.
 _OF_A_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+#: The core's, without importing it: that may import torch, and every worker imports this module.
+_OVERRIDE = "RPC_BACKENDS_OVERRIDE"
 
 #: A process's id, and what waits for its end and returns its exit status.
 Started = tuple[int, Callable[[], int]]
@@ -48,7 +49,7 @@ def environ() -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if key not in (*_OF_A_JOB, OVERRIDE) and not key.startswith("TORCHELASTIC_")
+        if key not in (*_OF_A_JOB, _OVERRIDE) and not key.startswith("TORCHELASTIC_")
     }
     kept.setdefault("OMP_NUM_THREADS", "1")
     return kept
