@@ -42,7 +42,7 @@ def demo(
     from demo.training import WorkerFailedError, play
     from demo.view import View
     from rpc_backends_cli.processes import exit_on_signals
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
 
     epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
     try:

@@ -49,7 +49,7 @@ def choose(names: Sequence[str] = ()) -> Choice:
 
     :raises RpcBackendsError: one that was named, or each of the demo's own, is unknown or cannot be used.
     """
-    from rpc_backends_core._errors import RpcBackendsError, UnknownBackendError
+    from rpc_backends_core.spi import RpcBackendsError, UnknownBackendError
 
     choice = Choice()
     last: RpcBackendsError | None = None
@@ -74,7 +74,7 @@ def origin_of(name: str) -> Origin:
 
     :raises RpcBackendsError: nobody has a backend of that name, or it cannot be used.
     """
-    from rpc_backends_core._api import record
+    from rpc_backends_core.spi.inspection import record
 
     found = record(name)
     if found.error is not None:
@@ -84,7 +84,7 @@ def origin_of(name: str) -> Origin:
 
 def _version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution with hooks, None if it is not there."""
-    from rpc_backends_core import _discovery as discovery
+    from rpc_backends_core.spi import inspection as discovery
 
     for found in discovery.declared(discovery.HOOKS_GROUP):
         if found.distribution == distribution:

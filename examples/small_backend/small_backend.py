@@ -4,12 +4,12 @@ import torch.distributed as dist
 from torch.distributed.rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
 
 from rpc_backend_tensorpipe.agents import (
-    Ranked,
+    RankMappingMixin,
     StaticGroupAgent,
     group_for,
     start_static_agent,
 )
-from rpc_backends_core._contract import Backend, Capability
+from rpc_backends_core.spi import Backend, Capability
 
 
 class Options(TensorPipeRpcBackendOptions):
@@ -20,7 +20,7 @@ class Agent(StaticGroupAgent, TensorPipeAgent):
     """The agent where every worker id is the rank."""
 
 
-class RankedAgent(Ranked, Agent):
+class RankedAgent(RankMappingMixin, Agent):
     """The agent where a process has an id of an earlier group."""
 
 

@@ -4,8 +4,7 @@ from torch.distributed.rpc import RpcBackendOptions
 
 from rpc_backends_agents import Settings, start_agent
 from rpc_backends_agents.transports.sockets import SocketTransport
-from rpc_backends_core._bridge.agents import group_for
-from rpc_backends_core._contract import Backend, Capability
+from rpc_backends_core.spi import Backend, Capability, group_for
 
 
 class Options(RpcBackendOptions):

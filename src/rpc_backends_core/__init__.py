@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from rpc_backends_core._api import unregister_backend as unregister_backend
     from rpc_backends_core._backend import Backend as Backend
     from rpc_backends_core._backend import Capability as Capability
-    from rpc_backends_core._backend_record import Record as Record
     from rpc_backends_core._backend_type import BackendType as BackendType
-    from rpc_backends_core._bridge import install as install
-    from rpc_backends_core._bridge import is_installed as is_installed
-    from rpc_backends_core._bridge import uninstall as uninstall
     from rpc_backends_core._errors import BackendConflictError as BackendConflictError
     from rpc_backends_core._errors import BackendDeniedError as BackendDeniedError
     from rpc_backends_core._errors import BackendLoadError as BackendLoadError
@@ -36,6 +32,10 @@ if TYPE_CHECKING:
     from rpc_backends_core._errors import SettingError as SettingError
     from rpc_backends_core._errors import UnknownBackendError as UnknownBackendError
     from rpc_backends_core._hookspecs import hookimpl as hookimpl
+    from rpc_backends_core._patches import install as install
+    from rpc_backends_core._patches import is_installed as is_installed
+    from rpc_backends_core._patches import uninstall as uninstall
+    from rpc_backends_core._record import Record as Record
 
 __version__ = "0.1.0"
 
@@ -60,10 +60,10 @@ _HOMES = {
     "register_backend": "_api",
     "unregister_backend": "_api",
     "hookimpl": "_hookspecs",
-    "Record": "_backend_record",
-    "install": "_bridge",
-    "is_installed": "_bridge",
-    "uninstall": "_bridge",
+    "Record": "_record",
+    "install": "_patches",
+    "is_installed": "_patches",
+    "uninstall": "_patches",
 }
 
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - they are strings

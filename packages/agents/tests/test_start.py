@@ -13,8 +13,7 @@ from agents_kit import PATIENCE, Wire, in_worker
 from rpc_backends_agents import _C, Settings, start_agent
 from rpc_backends_agents.addressing import Addressing, addressing
 from rpc_backends_agents.transports.sockets import SocketTransport
-from rpc_backends_core._errors import GroupTimeoutError
-from rpc_backends_core._group.group import Group, Member
+from rpc_backends_core.spi import Group, GroupTimeoutError, Member
 
 
 def a_group(size: int | None = 2, timeout: float = PATIENCE) -> Any:

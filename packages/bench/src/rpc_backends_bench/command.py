@@ -215,8 +215,8 @@ def _subjects(
         raise UsageFailure(str(error)) from error
     import torch.distributed.rpc  # noqa: F401 - torch's own backends are known then
 
-    from rpc_backends_core._api import records
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import records
 
     try:
         plugins = [one.name for one in records() if one.source == "plugin"]
@@ -231,12 +231,12 @@ def _subjects(
 def _check(subject: Subject) -> None:
     from torch.distributed import rpc
 
-    from rpc_backends_core import _builtin_backends as torchs_own
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi import inspection
+    from rpc_backends_core.spi.inspection import default_registry
 
     if subject.own:
-        if subject.name not in torchs_own.CAPABILITIES:
-            known = ", ".join(torchs_own.CAPABILITIES)
+        if subject.name not in inspection.BUILTIN_CAPABILITIES:
+            known = ", ".join(inspection.BUILTIN_CAPABILITIES)
             raise SubjectError(f"torch has no backend {subject.name!r} of its own, but {known}.")
         return
     default_registry().backend(subject.name)
@@ -284,7 +284,7 @@ def _measure(
 
 
 def _about(subject: Subject) -> dict[str, Any]:
-    from rpc_backends_core._api import record
+    from rpc_backends_core.spi.inspection import record
 
     if subject.own or subject.peer:
         distribution = others.KNOWN[subject.peer].distribution if subject.peer else "torch"
@@ -294,12 +294,11 @@ def _about(subject: Subject) -> dict[str, Any]:
 
 def _grows(subject: Subject) -> bool:
     """Return whether a backend has dynamic groups."""
-    from rpc_backends_core import _builtin_backends as torchs_own
-    from rpc_backends_core._backend import Capability
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi import Capability, inspection
+    from rpc_backends_core.spi.inspection import default_registry
 
     if subject.own:
-        return Capability.DYNAMIC_GROUPS in torchs_own.CAPABILITIES[subject.name]
+        return Capability.DYNAMIC_GROUPS in inspection.BUILTIN_CAPABILITIES[subject.name]
     return Capability.DYNAMIC_GROUPS in default_registry().backend(subject.name).capabilities
 
 

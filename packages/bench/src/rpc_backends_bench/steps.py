@@ -42,7 +42,7 @@ _OWN_DEFAULTS = {
 
 def find_backends() -> None:
     """Look for what is installed, so that not every worker has to."""
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
     default_registry().names()
 

@@ -14,7 +14,7 @@ from rpc_backends_cli.output import DEBUG, Failure, debug_option, unexpected
 from rpc_backends_core import __version__
 
 if TYPE_CHECKING:
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 _COMMANDS = {
     "list": "rpc_backends_cli.listing:command",
@@ -42,7 +42,7 @@ class Application(click.Group):
         return [*_COMMANDS, *self._installed]
 
     @functools.cached_property
-    def _installed(self) -> dict[str, list[Found]]:
+    def _installed(self) -> dict[str, list[Record]]:
         return installed.commands(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -83,7 +83,7 @@ class Application(click.Group):
 
 
 def _message(error: Exception) -> str:
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
 
     if isinstance(error, RpcBackendsError):
         return str(error)

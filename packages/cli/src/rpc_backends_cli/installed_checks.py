@@ -11,10 +11,10 @@ from rpc_backends_cli import isolation
 from rpc_backends_cli.installed import UnusableError, remedy, run_check
 from rpc_backends_cli.processes import Me
 from rpc_backends_cli.report import Finding, Section
-from rpc_backends_core import _discovery as discovery
+from rpc_backends_core.spi import inspection as discovery
 
 if TYPE_CHECKING:
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 
 def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -> Iterator[Section]:
@@ -31,7 +31,7 @@ def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -
         yield _section(key, number, found, limit)
 
 
-def _section(key: str, number: int, found: Found, limit: float) -> Section:
+def _section(key: str, number: int, found: Record, limit: float) -> Section:
     (outcome,) = isolation.run(_look, [(number,)], limit)
     text, section = outcome.result or (None, None)
     if section is not None and outcome.error is None:

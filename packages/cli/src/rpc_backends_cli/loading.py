@@ -14,8 +14,7 @@ from rpc_backends_cli.processes import Me
 from rpc_backends_cli.report import Finding, Section, seconds
 
 if TYPE_CHECKING:
-    from rpc_backends_core import Record
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 Item = tuple[str, str]  # ("backend" or "hook", name)
 
@@ -54,9 +53,9 @@ def _load(me: Me, items: Sequence[Item]) -> None:
     me.doing("importing torch")
     import torch  # noqa: F401  # as in every program, and not to be counted as the first plugin's time
 
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
-    default_registry().on_outcome = None  # hook packages are tried on their own
+    default_registry().on_loaded = None  # hook packages are tried on their own
     for kind, name in items:
         me.doing(f"loading {name}")
         started = time.perf_counter()
@@ -66,8 +65,8 @@ def _load(me: Me, items: Sequence[Item]) -> None:
 
 def _load_backend(name: str) -> str | None:
     """Return why a backend cannot be loaded, None if it can."""
-    from rpc_backends_core._default_registry import default_registry
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import default_registry
 
     try:
         default_registry().backend(name)
@@ -78,23 +77,21 @@ def _load_backend(name: str) -> str | None:
 
 def _load_hooks(name: str) -> str | None:
     """Return why the hook package that :func:`hook_id` calls ``name`` cannot be loaded, or None."""
-    from rpc_backends_core._default_registry import default_registry
-    from rpc_backends_core._hook_packages import HookPackages
+    from rpc_backends_core.spi.inspection import Hooks, default_registry
 
     found = [one for one in default_registry().hook_packages() if hook_id(one) == name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the same is in the state
-        states = HookPackages(found).states.values()
-    errors = [state.error for state in states if state.error is not None]
+        warnings.simplefilter("ignore")  # the same is in the record
+        errors = [record.error for record in Hooks(found).records if record.error is not None]
     return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
 
 
-def hook_id(found: Found) -> str:
+def hook_id(found: Record) -> str:
     """Return what tells a hook package from others: several may choose one name."""
     return f"{found.name} of {found.origin}"
 
 
-def check(records: list[Record], found_hooks: list[Found], limit: float) -> list[Section]:
+def check(records: list[Record], found_hooks: list[Record], limit: float) -> list[Section]:
     """Return every backend and every hook package, and how loading it went."""
     tried = [record for record in records if record.state == "found"]
     items = [("backend", record.name) for record in tried]
@@ -141,7 +138,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     return Finding("problem", record.name, text, data)
 
 
-def _hook(found: Found, loaded: Loaded) -> Finding:
+def _hook(found: Record, loaded: Loaded) -> Finding:
     data = {
         "distribution": found.distribution,
         "version": found.version,

@@ -78,9 +78,7 @@ def _call_each_other(
 
     import rpc_backends_core
     from rpc_backends_cli.options import options_of
-    from rpc_backends_core import _settings as settings
-    from rpc_backends_core._default_registry import default_registry
-    from rpc_backends_core._hooks import HookWarning
+    from rpc_backends_core.spi.inspection import HookWarning, default_registry, settings
 
     warnings.simplefilter("ignore", HookWarning)  # doctor looks at hook packages by themselves
     # It may have been switched off, or another backend put in its place, for programs; what is tried

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from rpc_backends_core._bridge import session
-from rpc_backends_core._settings import nearest
+from rpc_backends_core.spi import current_session, nearest
 from rpc_backends_faults import live, replay
 from rpc_backends_faults.agent import FaultInjectingAgent
 from rpc_backends_faults.engine import Engine, logger
@@ -68,7 +67,7 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultInjectingAgent:
 
 def _static_names(agent: Any) -> list[str] | None:
     """Return the names of all workers that there will ever be; None where that is not known."""
-    current = session.current()
+    current = current_session()
     if current is None or current.world_size is None:
         return None
     names = [worker.name for worker in agent.get_worker_infos()]

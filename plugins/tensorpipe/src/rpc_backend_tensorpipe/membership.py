@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch._C._distributed_rpc import WorkerInfo
+from torch.distributed.rpc import WorkerInfo
 
 from rpc_backend_tensorpipe import devices
-from rpc_backend_tensorpipe.agents import dumps, worker_info
+from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import is_alive
+from rpc_backends_core.spi import worker_info
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
 

@@ -24,11 +24,10 @@ PRELOAD = (
     "torch.distributed.rpc.rref_proxy",
     "importlib_metadata",
     "pluggy",
-    "rpc_backends_core._registry",
-    "rpc_backends_core._bridge.agents",
+    "rpc_backends_core.spi.inspection",
+    "rpc_backends_core._bridge.install_agent",
     "rpc_backends_core._bridge.start",
     "rpc_backends_core._bridge.stop",
-    "rpc_backends_core._builtin_backends",
 )
 #: What is imported besides where it is installed: not everybody who needs workers has tests.
 _IF_INSTALLED = ("pytest",)

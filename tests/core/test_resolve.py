@@ -11,11 +11,23 @@ from torch.distributed import rpc
 from core.kit import BACKEND, Site, calls
 from rpc_backends_core import _api as functions
 from rpc_backends_core._backend_type import BackendType
-from rpc_backends_core._bridge.resolve import choose
 from rpc_backends_core._errors import BackendConflictError, SettingError
+from rpc_backends_core._record import ResolvedBackend
 from rpc_backends_core._registry import Registry
+from rpc_backends_core._resolve import resolve_start
+from rpc_backends_core._settings import Settings
 
 B: Any = BackendType
+
+
+def resolve(backend: Any, options: Any) -> ResolvedBackend:
+    """Return what a start with these arguments means, with the variables as they are set."""
+    return resolve_start(backend, options, Settings.from_environment())
+
+
+def choose(backend: Any, options: Any) -> Any:
+    """Return the member of the backend that a start with these arguments uses."""
+    return B[resolve(backend, options).name]
 
 
 def construct(rpc_timeout: float, init_method: str, **options: Any) -> Any:
@@ -65,8 +77,10 @@ def test_the_variable_decides_for_a_program_that_names_none(
 ) -> None:
     module = site.add_backend("PIGEON")
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", name)
-    assert choose(None, None) is B.PIGEON
-    assert calls(module) == []
+    resolved = resolve(None, None)
+    assert B[resolved.name] is B.PIGEON
+    assert calls(module) == ["construct"]  # its own options, and nothing is started yet
+    assert type(resolved.options) is sys.modules[module].Options
 
 
 def test_a_typo_in_the_variable_is_an_error_with_the_nearest_name(
@@ -100,10 +114,19 @@ def test_a_default_that_two_packages_claim_names_both(
 # --- by the type of the options --------------------------------------------------------------------
 
 
-def test_torchs_options_find_tensorpipe_and_load_nothing(site: Site, with_torchs: Registry) -> None:
-    modules = [site.add_backend("PIGEON"), site.add_backend("TENSORPIPE")]
-    assert choose(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
-    assert not set(modules) & set(sys.modules)
+def test_torchs_options_load_tensorpipe_alone(site: Site, with_torchs: Registry) -> None:
+    other, own = site.add_backend("PIGEON"), site.add_backend("TENSORPIPE")
+    resolved = resolve(None, rpc.TensorPipeRpcBackendOptions())
+    assert (resolved.name, resolved.record.source) == ("TENSORPIPE", "plugin")
+    assert own in sys.modules
+    assert other not in sys.modules
+
+
+def test_options_that_are_given_are_passed_on(site: Site, with_torchs: Registry) -> None:
+    functions.register_backend("MINE", construct, init)
+    given = rpc.TensorPipeRpcBackendOptions()
+    for backend in (None, "TENSORPIPE", "MINE"):
+        assert resolve(backend, given).options is given
 
 
 def test_the_options_of_a_plugin_find_it_and_construct_nothing_of_any_other(
@@ -270,6 +293,24 @@ def test_an_old_style_backend_whose_options_the_program_has_made_is_not_asked_ag
     options = functions.construct_rpc_backend_options("OLD", needed=1)
     assert choose(None, options) is B.OLD
     assert made == [1]
+
+
+class DerivedOptions(rpc.TensorPipeRpcBackendOptions):
+    """The options of an old-style backend that is built on torch's TENSORPIPE; torch_npu's are."""
+
+
+def test_options_of_an_old_style_backend_outrank_their_base(with_torchs: Registry) -> None:
+    """A backend whose options are exactly of that class goes before one that has a base of it."""
+
+    def construct_derived(rpc_timeout: float, init_method: str, **options: Any) -> Any:
+        return DerivedOptions(rpc_timeout=rpc_timeout, init_method=init_method, **options)
+
+    functions.register_backend("OLD", construct_derived, init)
+    given = DerivedOptions(num_worker_threads=3)
+    resolved = resolve(None, given)
+    assert resolved.name == "OLD"
+    assert resolved.options is given
+    assert choose(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
 
 
 def test_an_old_style_pair_of_a_package_is_found_by_its_default_options(
