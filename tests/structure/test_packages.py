@@ -151,6 +151,7 @@ def test_every_public_name_is_found_and_typed(name: str) -> None:
 def test_the_public_interface_imports_torch_only_where_it_is_needed() -> None:
     code = (
         "import sys; from rpc_backends_core.spi import nearest; "
-        "from rpc_backends_core.spi.inspection import declared, settings; sys.exit('torch' in sys.modules)"
+        "from rpc_backends_core.spi.inspection import declared, settings; "
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from rpc_backends_core import _settings as settings
 from rpc_backends_core._api import construct_rpc_backend_options as construct_rpc_backend_options
 from rpc_backends_core._api import record as record
 from rpc_backends_core._api import records as records
 from rpc_backends_core._api import refresh as refresh
+from rpc_backends_core._builtin_backends import CAPABILITIES as BUILTIN_CAPABILITIES
 from rpc_backends_core._builtin_backends import options_type_of as options_type_of
 from rpc_backends_core._default_registry import default_registry as default_registry
 from rpc_backends_core._discovery import BACKENDS_GROUP as BACKENDS_GROUP
@@ -14,6 +16,7 @@ from rpc_backends_core._discovery import declared as declared
 from rpc_backends_core._hooks import Hooks as Hooks
 from rpc_backends_core._hooks import HookWarning as HookWarning
 from rpc_backends_core._patches import is_installed as is_installed
+from rpc_backends_core.autoload import failure as autoload_failure
 
 __all__ = [
     "BACKENDS_GROUP",

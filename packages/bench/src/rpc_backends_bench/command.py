@@ -262,7 +262,7 @@ def measure_plan(
     """Measure; return the results, and whether it was interrupted."""
     from rpc_backends_bench import machine, measure
     from rpc_backends_bench.progress import Progress
-    from rpc_backends_cli.children import ended_by_signals
+    from rpc_backends_cli.processes import exit_on_signals
 
     about = [_about(subject) for subject in subjects]
     packages = tuple(dict.fromkeys(one["distribution"] for one in about if one["distribution"]))
@@ -271,7 +271,7 @@ def measure_plan(
     expected = measure.expected(plan, len(subjects))
     interrupted = False
     showing = Progress(expected, quiet=quiet)
-    with ended_by_signals(), kept_awake(awake), showing as progress:
+    with exit_on_signals(), kept_awake(awake), showing as progress:
         try:
             measure.run(plan, subjects, results, progress, _grows)
         except KeyboardInterrupt:

@@ -61,7 +61,7 @@ def run_check(found: Record) -> Section:
     if not isinstance(section, Section):
         raise UnusableError(
             f"{found.value} of {found.origin} returned {type(section).__name__} and no "
-            f"rpc_backends_cli.report.Section. {remedy(found)}"
+            f"rpc_backends_cli.Section. {remedy(found)}"
         )
     return section
 

@@ -2,8 +2,9 @@
 
 Not by RPC: a call would have TensorPipe connect two agents, with the memory and the work that this
 takes, for each member that the worker may never call. The message goes to the member's listener
-(:mod:`.liveness`) and is: its length (4 bytes), an HMAC-SHA256 under the group's key, the list. The key is
-in the store beside the list, so a process that reaches a member's port but not the store is not believed.
+(:mod:`.liveness`) and is: its length (4 bytes), an HMAC-SHA256 under the group's key, the list. The
+key is in the store beside the list, so a process that reaches a member's port but not the store is
+not believed.
 """
 
 from __future__ import annotations

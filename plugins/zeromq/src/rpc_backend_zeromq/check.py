@@ -10,7 +10,7 @@ from rpc_backend_zeromq import addresses, environment, identity, policy, setting
 from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import Settings
-from rpc_backends_cli.report import Finding, Section
+from rpc_backends_cli import Finding, Section
 from rpc_backends_core.spi import RpcBackendsError
 
 _INIT_METHOD = "env://"

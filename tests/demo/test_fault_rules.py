@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
+from demo.fault_rules import Fired, text
 from demo.plan import FAULTS, Plan
-from demo.rules import Fired, text
 
 
 def test_each_type_of_message_that_fails_or_is_delayed_has_a_rule() -> None:

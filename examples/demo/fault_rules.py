@@ -19,7 +19,7 @@ FILE = "rules.toml"
 # Unlike the options of FAULTY_TENSORPIPE, rules see calls within a distributed autograd context too. Of
 # those the trainer repeats meetings, but not calls of layers: a context that has lost one of these
 # cannot go backward.
-_REPEATED = {CALL: ("*.demo.server.meet", "*.demo.server.parameter_rrefs")}
+_REPEATED = {CALL: ("demo.parameter_server.meet", "demo.parameter_server.parameter_rrefs")}
 
 
 def write(plan: Plan) -> Path:

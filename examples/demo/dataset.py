@@ -35,13 +35,11 @@ def prepare(folder: Path, seed: int) -> tuple[int, int]:
     try:
         import numpy as np
         from sklearn.datasets import load_digits
-        from sklearn.model_selection import (
-            train_test_split,
-        )
+        from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise MissingDependencyError(
             f"the demo's data set comes with scikit-learn, which cannot be imported ({error}); "
-            'install it with: pip install "rpc-backends-core[demo]"'
+            "install it with: pip install -r examples/demo/requirements.txt"
         ) from error
     digits = load_digits()
     pictures = (digits.data / 16.0).astype(np.float32)
