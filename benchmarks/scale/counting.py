@@ -17,8 +17,7 @@ from store_relay import StoreRelay
 
 from rpc_backends_bench.participants import LOOPBACK
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import Template, WorkerError, Workers
-from rpc_backends_cli.processes.template import environ
+from rpc_backends_cli.processes import Template, WorkerError, Workers, environ
 
 HERE = Path(__file__).resolve().parent
 #: What the workers of a static group do, one after the other, and what it is called in the results.

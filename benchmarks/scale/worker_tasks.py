@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes.protocol import Me
+from rpc_backends_cli.processes import Me
 
 #: Seconds that a wait in the store may take before it is begun anew: never, so that the number of
 #: requests does not depend on how long workers wait for each other.

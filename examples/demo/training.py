@@ -16,8 +16,16 @@ from demo.dataset import prepare
 from demo.plan import SERVER, WORKERS, Plan
 from demo.results import EpochDone, Run, StepDone
 from demo.view import View
-from rpc_backends_cli.processes import Ended, Failure, News, Step, Template, Worker, Workers
-from rpc_backends_cli.processes.template import environ
+from rpc_backends_cli.processes import (
+    Ended,
+    Failure,
+    News,
+    Step,
+    Template,
+    Worker,
+    Workers,
+    environ,
+)
 
 SILENCE = 180.0  # seconds without a report after which the run is given up
 GRACE_PERIOD = 1.0  # seconds that the other workers have to report after the first failure

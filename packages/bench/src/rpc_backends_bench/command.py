@@ -19,7 +19,7 @@ from rpc_backends_bench.compare import Comparison, compare
 from rpc_backends_bench.plan import Plan
 from rpc_backends_bench.results import FormatError, Results
 from rpc_backends_bench.subjects import Subject, SubjectError
-from rpc_backends_cli.output import Failure, console, debug_option, json_option, print_json
+from rpc_backends_cli import Failure, console, debug_option, json_option, print_json
 
 _USAGE, _INTERRUPTED = 2, 130
 #: What this process, which hosts the groups' stores, needs before it imports torch. The store looks up

@@ -16,8 +16,7 @@ from rpc_backends_bench import baselines, worker_tasks
 from rpc_backends_bench.plan import BY_ID
 from rpc_backends_bench.results import BASELINE
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import Done, Failure, Step, Template, WorkerError, Workers
-from rpc_backends_cli.processes.template import environ
+from rpc_backends_cli.processes import Done, Failure, Step, Template, WorkerError, Workers, environ
 
 #: Seconds that a task may take, and how many more for each worker: on few cores they wait for each other.
 GRACE_PERIOD, GRACE_PERIOD_A_WORKER = 90.0, 3.0

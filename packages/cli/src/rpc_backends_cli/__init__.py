@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rpc_backends_cli.output import Failure as Failure
+    from rpc_backends_cli.output import console as console
     from rpc_backends_cli.output import debug_option as debug_option
+    from rpc_backends_cli.output import grid as grid
     from rpc_backends_cli.output import json_option as json_option
     from rpc_backends_cli.output import print_json as print_json
     from rpc_backends_cli.report import Finding as Finding
@@ -23,7 +25,9 @@ _MODULES = {
     "Failure": "output",
     "Finding": "report",
     "Section": "report",
+    "console": "output",
     "debug_option": "output",
+    "grid": "output",
     "json_option": "output",
     "print_json": "output",
 }

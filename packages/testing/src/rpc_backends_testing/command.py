@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rpc_backends_testing as testing
-from rpc_backends_cli import Failure, debug_option, json_option
-from rpc_backends_cli.output import console
+from rpc_backends_cli import Failure, console, debug_option, json_option
 from rpc_backends_cli.processes import Done, News, Template, WorkerError, Workers, exit_on_signals
 from rpc_backends_cli.processes import Failure as StepFailed
 from rpc_backends_testing.chapters import CHAPTERS

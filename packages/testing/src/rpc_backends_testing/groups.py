@@ -85,7 +85,7 @@ class _Step:
     """A step on its way to a worker: by reference, because pickle would find the test made of it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        from rpc_backends_cli.processes.protocol import Reference
+        from rpc_backends_cli.processes import Reference
 
         self.reference = Reference.to(function)
 

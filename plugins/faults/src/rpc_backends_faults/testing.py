@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import Done, Failure, Me, Template, WorkerError, Workers
-from rpc_backends_cli.processes.protocol import Reference
+from rpc_backends_cli.processes import Done, Failure, Me, Reference, Template, WorkerError, Workers
 from rpc_backends_faults import replay
 
 #: Seconds that workers have to shut RPC down together when all went well.

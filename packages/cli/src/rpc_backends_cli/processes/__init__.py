@@ -7,9 +7,9 @@ process that started it, nor does what a worker has started.
 
 from __future__ import annotations
 
-from rpc_backends_cli.processes.protocol import Done, Ended, Failure, Me, News
+from rpc_backends_cli.processes.protocol import Done, Ended, Failure, Me, News, Reference
 from rpc_backends_cli.processes.signals import exit_on_signals
-from rpc_backends_cli.processes.template import Template
+from rpc_backends_cli.processes.template import Template, environ
 from rpc_backends_cli.processes.workers import Step, Worker, WorkerError, Workers
 
 __all__ = [
@@ -18,10 +18,12 @@ __all__ = [
     "Failure",
     "Me",
     "News",
+    "Reference",
     "Step",
     "Template",
     "Worker",
     "WorkerError",
     "Workers",
+    "environ",
     "exit_on_signals",
 ]
