@@ -228,7 +228,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void pass() override {
     const Deciding deciding(*this);
-    if (!call_->is_over()) {
+    if (!call_->chain_->is_stopped()) {
       call_->advance(step_ + 1, message_, shared_from_this());
     }
   }
@@ -246,7 +246,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
     }
     all.push_back(message_);
     for (const auto& message : all) {
-      if (call_->is_over()) {
+      if (call_->chain_->is_stopped()) {
         return;
       }
       call_->advance(step_ + 1, message, shared_from_this());

@@ -35,6 +35,7 @@ class InterceptorChain {
   void settle();
   // Ends what is held or was dropped.
   void stop();
+  bool is_stopped() const { return stopped_; }
 
   // The interceptors, the nearest to the program first.
   const std::vector<Installed>& installed() const { return installed_; }

@@ -180,14 +180,16 @@ class Observer {
 
 // A request on its way. An interceptor decides it once, by one of pass() to fail(), in on_request() or later, on
 // any thread: until then it holds it. A second decision is a std::logic_error. If all let go of a request that is
-// not decided, it fails. Deciding a request whose call is over (the time has run out, say) does nothing.
+// not decided, it fails. When the time of a call has run out, its request can still be passed on, and arrives late;
+// all else does nothing then.
 class Request {
  public:
   virtual ~Request() = default;
 
   virtual const RequestHead& head() const = 0;
 
-  // Has an observer see the answer and the end; before the decision, and once.
+  // Has an observer see the answer and the end; before the decision, and once. It must not keep the request, and is
+  // told nothing if the call is over already.
   virtual void observe(std::shared_ptr<Observer> observer) = 0;
 
   // Whether what is attached here arrives at the peer: between TransportAgents, but not over TensorPipe.
