@@ -214,7 +214,9 @@ class PassingRequest final : public Request, public Decision, public std::enable
                               " bytes, and there is room for " + std::to_string(kMaxContextBytes) + " of one, and " +
                               std::to_string(kMaxAllContextBytes) + " of all");
     }
-    context_ = context;
+    if (carries_context()) {
+      context_ = context;
+    }
   }
 
   std::string_view context() const override {

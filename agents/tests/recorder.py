@@ -27,8 +27,8 @@ def build(folder: Path) -> Path:
 class Recorder:
     """An interceptor that does as it is told, and writes down what it sees.
 
-    :param orders: verbs for ``outgoing`` and ``incoming`` requests and for each ``answer``; ``observe`` to
-        see answers; ``context``: bytes to attach.
+    :param orders: verbs for ``outgoing`` and ``incoming`` requests and for each ``answer``; ``observe``
+        to see answers; ``context``: bytes to attach.
     """
 
     def __init__(self, library: Path, **orders: str | bytes) -> None:

@@ -102,7 +102,7 @@ def test_an_outgoing_request_is_seen_with_its_head(me: Me, library: Path) -> Non
         "outgoing SCRIPT_CALL torch.ops.aten.add a b '' 1 12",
         f"outgoing {CALL} agents_kit.identity a b '' 1 16",
     ]
-    assert (recorder.events()[0][-1]) == ("start a", "stop")
+    assert (recorder.events()[0], recorder.events()[-1]) == ("start a", "stop")
 
 
 @in_worker

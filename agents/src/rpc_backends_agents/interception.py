@@ -1,4 +1,4 @@
-"""Interceptors in front of an agent: see ``rpc_backends_agents/interceptor.h`` and docs/interceptors.md."""
+"""Interceptors in front of an agent; ``rpc_backends_agents/interceptor.h`` is their interface."""
 
 from __future__ import annotations
 
