@@ -15,7 +15,7 @@ setup(
                 rpc_backends_agents.include_dir(),
                 str(Path(torch.__file__).parent / "include"),
             ],
-            extra_compile_args=["-std=c++17"],
+            extra_compile_args=["-std=c++17", "-g0"],
         )
     ]
 )
