@@ -33,7 +33,15 @@ def metrics(me: Me) -> dict[str, str]:
 def test_the_example_refuses_functions_not_listed(sockets_package: Path, tmp_path: Path) -> None:
     source = shutil.copytree(EXAMPLE, tmp_path / "source")
     target = tmp_path / "installed"
-    pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*pip, "--target", str(target), str(source)], check=True)
     env = {"RPC_ALLOWLIST": "_operator.add,torch.ops.aten.add"}
     with Workers(2, env=env, seconds=120) as workers:

@@ -46,7 +46,7 @@ def intercept(
     front.add_interceptor(interceptor, name, order)
     if at_shutdown is not None:
         front.closing.append(at_shutdown)
-    return front  # type: ignore[no-any-return]
+    return front
 
 
 class InterceptingAgent(_C.InterceptingAgent):
