@@ -1,5 +1,4 @@
 // What Python sees of the agents.
-#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
