@@ -32,7 +32,7 @@ PURE := . $(filter-out $(NATIVE) $(LATE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(LATE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
-    $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
+    $(wildcard agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h) $(shell find agents/csrc/narrow -name '*.h')
 EDITABLE := -e '.[dev,demo]' $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 SOURCES := src agents/src $(wildcard plugins/*/src)
 
@@ -156,7 +156,7 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	    echo "==> $$distribution: C++ (minutes)"; \
 	    $(BIN)/python -m pip install --no-build-isolation -e "./$$distribution"; \
 	done
-	$(BIN)/python -m pip install $(patsubst %,-e ./%,$(LATE))
+	$(if $(LATE),$(BIN)/python -m pip install $(patsubst %,-e ./%,$(LATE)))
 	$(BIN)/python -m pip check
 	@touch $@
 

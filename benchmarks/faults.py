@@ -45,7 +45,7 @@ class Pair:
         for worker in workers:
             os.sched_setaffinity(worker.pid, {cores[worker.index % len(cores)]})
         front = workers.run(act.join, f"file://{folder}/{side}", backend)
-        if (front[0] == "FaultInjectingAgent") != (side == "ready"):
+        if (front[0] == "InterceptingAgent") != (side == "ready"):
             raise AssertionError(f"{side!r} has {front[0]} in front")
         for kind, (calls, _) in BLOCKS.items():
             workers[0].call(act.block, kind, calls, 0)

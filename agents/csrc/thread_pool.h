@@ -19,19 +19,19 @@
 
 namespace rpc_backends {
 
-class Crew : public std::enable_shared_from_this<Crew> {
+class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
  public:
   using Job = std::function<void()>;
 
   using Handle = std::function<void(Event&)>;
 
   // `requests`: how many requests may run at once; further ones wait their turn.
-  Crew(std::shared_ptr<Transport> transport, size_t requests);
+  ThreadPool(std::shared_ptr<Transport> transport, size_t requests);
 
   // `handle` is kept by the threads, and may keep what it uses.
   void start(const Handle& handle);
 
-  // Runs a request now, or when there is room for it. On a thread of the crew.
+  // Runs a request now, or when there is room for it. On a thread of the pool.
   void run_request(Job job);
 
   // Runs a job on a thread that is free, or on a new one. From any thread.
@@ -41,7 +41,7 @@ class Crew : public std::enable_shared_from_this<Crew> {
   // that go on beyond that are left alone.
   void stop(double seconds);
 
-  // Whether this thread is one of a crew.
+  // Whether this thread is one of a pool.
   static bool is_member();
 
   size_t threads() const;

@@ -1,4 +1,4 @@
-// An agent that stands in front of any other, and lets messages meet faults on their way.
+// An agent that stands in front of any other, and shows its messages to interceptors.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -8,23 +8,22 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fault_log.h"
-#include "fault_rules.h"
+#include "interceptor_chain.h"
 
 namespace rpc_backends {
 
-class FaultWay;
+class TransportAgent;
 
-class FaultInjectingAgent : public torch::distributed::rpc::RpcAgent {
+class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
  public:
   using WorkerInfo = torch::distributed::rpc::WorkerInfo;
   using Message = torch::distributed::rpc::Message;
   using JitFuture = torch::distributed::rpc::JitFuture;
   using DeviceMap = torch::distributed::rpc::DeviceMap;
 
-  // `inner` does everything that is no fault; nobody else starts or stops it.
-  explicit FaultInjectingAgent(std::shared_ptr<RpcAgent> inner);
-  ~FaultInjectingAgent() override;
+  // `inner` does everything else; nobody else starts or stops it.
+  explicit InterceptingAgent(std::shared_ptr<RpcAgent> inner);
+  ~InterceptingAgent() override;
 
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map) override;
@@ -43,21 +42,14 @@ class FaultInjectingAgent : public torch::distributed::rpc::RpcAgent {
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;
 
-  // From here on no message meets a fault; returns when none is held any more.
-  void settle();
-  // What this agent itself has to say, without the inner one's.
-  std::unordered_map<std::string, std::string> own_metrics();
-  // Has the inner agent measure what this one is told to.
-  void pass_on_profiling();
-
-  FaultRules& rules();
-  FaultLog& log();
+  InterceptorChain& interceptors() { return *interceptors_; }
 
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
 
   const std::shared_ptr<RpcAgent> inner_;
-  const std::shared_ptr<FaultWay> way_;
+  const std::shared_ptr<TransportAgent> transport_agent_;  // the same, if it is one of ours
+  const std::shared_ptr<InterceptorChain> interceptors_;
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };
 

@@ -5,8 +5,6 @@
 // `every`, `first`, `budget`) go by the order in which messages are sent.
 #pragma once
 
-#include <torch/csrc/distributed/rpc/message.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -22,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "envelope.h"
+#include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
 
@@ -137,15 +135,14 @@ class FaultRules {
   // Has every message described, for the log.
   void watch(bool on) { watched_ = on; }
 
-  // What `message` to `receiver` meets on its way. Empty and none where no rule is for such a message, and
+  // What a request meets on its way. Empty and none where no rule is for such a message, and
   // nobody watches. `answers` tells whether its answer has to be shown to decide_answer().
-  std::optional<FaultMessage> decide(const torch::distributed::rpc::Message& message, int receiver_id,
-                                     const std::string& receiver, Faults& faults, bool& answers);
+  std::optional<FaultMessage> decide(const RequestHead& request, Faults& faults, bool& answers);
   // What the answer meets, `bytes` long.
   Faults decide_answer(const FaultMessage& message, uint64_t bytes);
 
   std::vector<FaultCount> counts() const;
-  std::unordered_map<std::string, std::string> metrics() const;
+  std::map<std::string, std::string> metrics() const;
   // Of a replay: how many messages were not in the log, what the first was, and what of the log never came.
   uint64_t strangers() const;
   std::string first_stranger() const;

@@ -1,4 +1,4 @@
-#include "crew.h"
+#include "thread_pool.h"
 
 #include <pthread.h>
 
@@ -23,26 +23,26 @@ thread_local bool is_member_ = false;
 
 }  // namespace
 
-Crew::Crew(std::shared_ptr<Transport> transport, size_t requests)
+ThreadPool::ThreadPool(std::shared_ptr<Transport> transport, size_t requests)
     : transport_(std::move(transport)), requests_(requests) {}
 
-bool Crew::is_member() {
+bool ThreadPool::is_member() {
   return is_member_;
 }
 
-void Crew::start(const Handle& handle) {
+void ThreadPool::start(const Handle& handle) {
   for (size_t i = 0; i < kFirst; ++i) {
     add_receiver(handle);
   }
 }
 
-void Crew::add_receiver(const Handle& handle) {
+void ThreadPool::add_receiver(const Handle& handle) {
   // Counted before it runs, so that two threads do not both take themselves for the last.
   ++waiting_;
   add_thread([this, handle] { live(handle); });
 }
 
-void Crew::add_thread(Job life) {
+void ThreadPool::add_thread(Job life) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (std::thread& thread : dead_) {
     thread.join();
@@ -61,7 +61,7 @@ void Crew::add_thread(Job life) {
   alive_.emplace(id, std::move(thread));
 }
 
-void Crew::bury() {
+void ThreadPool::bury() {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto self = alive_.find(std::this_thread::get_id());
   if (self->second.joinable()) {  // stop() has detached those that it left alone
@@ -71,7 +71,7 @@ void Crew::bury() {
   ended_.notify_all();
 }
 
-void Crew::live(const Handle& handle) {
+void ThreadPool::live(const Handle& handle) {
   Event event;
   while (transport_->receive(event)) {
     if (waiting_.fetch_sub(1) == 1) {
@@ -86,7 +86,7 @@ void Crew::live(const Handle& handle) {
   --waiting_;
 }
 
-void Crew::run_request(Job job) {
+void ThreadPool::run_request(Job job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) {
@@ -111,7 +111,7 @@ void Crew::run_request(Job job) {
   }
 }
 
-void Crew::post(Job job) {
+void ThreadPool::post(Job job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) {
@@ -127,7 +127,7 @@ void Crew::post(Job job) {
   add_thread([this] { do_jobs(); });
 }
 
-void Crew::do_jobs() {
+void ThreadPool::do_jobs() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!posts_.empty()) {
     Job job = std::move(posts_.front());
@@ -146,12 +146,12 @@ void Crew::do_jobs() {
   }
 }
 
-size_t Crew::threads() const {
+size_t ThreadPool::threads() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return alive_.size();
 }
 
-void Crew::stop(double seconds) {
+void ThreadPool::stop(double seconds) {
   std::deque<Job> dropped[2];  // without the lock: what they hold may need another
   std::unique_lock<std::mutex> lock(mutex_);
   stopped_ = true;

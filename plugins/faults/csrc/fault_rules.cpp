@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "siphash.h"
+#include "rpc_backends_agents/siphash.h"
 
 namespace rpc_backends {
-
-using torch::distributed::rpc::MessageType;
 
 namespace {
 
@@ -27,11 +25,6 @@ bool any_matches(const std::vector<std::string>& patterns, const std::string& te
 
 bool is_of_answers(FaultKind kind) {
   return kind == FaultKind::kPartition || kind == FaultKind::kBandwidth || kind == FaultKind::kPause;
-}
-
-bool may_have_function(int32_t type) {
-  return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
-      type == MessageType::SCRIPT_CALL || type == MessageType::SCRIPT_REMOTE_CALL;
 }
 
 bool same(const FaultRule& one, const FaultRule& other) {
@@ -151,25 +144,24 @@ void FaultRules::set_mark(const std::string& mark, bool on) {
   }
 }
 
-std::optional<FaultMessage> FaultRules::decide(const torch::distributed::rpc::Message& message, int receiver_id,
-                                               const std::string& receiver, Faults& faults, bool& answers) {
+std::optional<FaultMessage> FaultRules::decide(const RequestHead& request, Faults& faults, bool& answers) {
   answers = false;
   if (closed_ && !watched_) {
     return std::nullopt;
   }
+  const std::string& receiver = request.peer();
   FaultMessage seen;
-  const Envelope envelope = unwrap(message);
-  seen.type = envelope.type;
-  seen.wrappers = envelope.wrappers;
+  seen.type = request.type();
+  seen.wrappers = request.wrappers();
   std::lock_guard<std::mutex> lock(mutex_);
-  Route& route = route_to(receiver_id, receiver, seen.type);
+  Route& route = route_to(request.peer_id(), receiver, seen.type);
   const bool describe = watched_ || replaying_;
   if (!describe && route.requests.empty() && route.answers.empty()) {
     return std::nullopt;
   }
   const std::vector<StatePtr>* rules = &route.requests;
   if (describe || route.ask_function) {
-    seen.function = function_of(envelope);
+    seen.function = request.function();
   }
   if (route.ask_function) {
     rules = &for_function(route, seen.function);
@@ -182,10 +174,10 @@ std::optional<FaultMessage> FaultRules::decide(const torch::distributed::rpc::Me
     return std::nullopt;
   }
   seen.receiver = receiver;
-  seen.bytes = bytes_of(message);
-  seen.digest = digest_of(envelope);
+  seen.bytes = request.payload_bytes() + request.tensor_bytes();
+  seen.digest = request.digest();
   if (route.ask_payload) {
-    seen.payload = full_digest_of(envelope);
+    seen.payload = request.full_digest();
   }
   uint64_t like = Like{receiver, seen.type, seen.digest}.hash();
   if (seen_.size() >= kMostLikes && seen_.find(like) == seen_.end()) {
@@ -284,7 +276,7 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
       route.answers.push_back(state);
     }
   }
-  if (may_have_function(type)) {
+  if (calls_function(type)) {
     const auto asks = [&](const StatePtr& state) {
       return !state->rule->functions.empty() || !state->rule->housekeeping;
     };
@@ -466,11 +458,11 @@ std::vector<FaultCount> FaultRules::counts() const {
   return counts;
 }
 
-std::unordered_map<std::string, std::string> FaultRules::metrics() const {
+std::map<std::string, std::string> FaultRules::metrics() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::unordered_map<std::string, std::string> found;
+  std::map<std::string, std::string> found;
   for (const StatePtr& state : rules_) {
-    const std::string prefix = "faults." + state->rule->name;
+    const std::string& prefix = state->rule->name;
     found[prefix] = std::to_string(state->fired);
     for (const auto& [where, times] : state->fired_by) {
       found[prefix + "." + where.first + "." + where.second] = std::to_string(times);

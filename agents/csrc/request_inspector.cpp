@@ -1,4 +1,4 @@
-#include "envelope.h"
+#include "request_inspector.h"
 
 #include <algorithm>
 #include <array>
@@ -6,13 +6,43 @@
 #include <unordered_map>
 #include <utility>
 
-#include "siphash.h"
+#include "rpc_backends_agents/interceptor.h"
+#include "rpc_backends_agents/siphash.h"
 
 namespace rpc_backends {
 
 namespace {
 
 using torch::distributed::rpc::MessageType;
+
+// The header of interceptors has torch's numbers without torch.
+constexpr int32_t kNumbers[][2] = {
+    {kScriptCall, MessageType::SCRIPT_CALL},
+    {kPythonCall, MessageType::PYTHON_CALL},
+    {kScriptRemoteCall, MessageType::SCRIPT_REMOTE_CALL},
+    {kPythonRemoteCall, MessageType::PYTHON_REMOTE_CALL},
+    {kScriptRRefFetchCall, MessageType::SCRIPT_RREF_FETCH_CALL},
+    {kPythonRRefFetchCall, MessageType::PYTHON_RREF_FETCH_CALL},
+    {kRRefUserDelete, MessageType::RREF_USER_DELETE},
+    {kRRefForkRequest, MessageType::RREF_FORK_REQUEST},
+    {kRRefChildAccept, MessageType::RREF_CHILD_ACCEPT},
+    {kForwardAutogradRequest, MessageType::FORWARD_AUTOGRAD_REQ},
+    {kBackwardAutogradRequest, MessageType::BACKWARD_AUTOGRAD_REQ},
+    {kCleanupAutogradContextRequest, MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ},
+    {kRunWithProfilingRequest, MessageType::RUN_WITH_PROFILING_REQ},
+    {kRRefBackwardRequest, MessageType::RREF_BACKWARD_REQ},
+};
+constexpr bool are_the_same() {
+  for (const auto& [ours, torchs] : kNumbers) {
+    if (ours != torchs) {
+      return false;
+    }
+  }
+  return true;
+}
+static_assert(are_the_same());
+static_assert(static_cast<int>(ErrorKind::kTimeout) == torch::distributed::rpc::RPCErrorType::TIMEOUT &&
+              static_cast<int>(ErrorKind::kIntentional) == torch::distributed::rpc::RPCErrorType::INTENTIONAL_FAILURE);
 
 // Keys of digests: any, but the same in every process and release.
 constexpr uint64_t kDigestKey0 = 0x7270632d6661756cULL;
@@ -273,8 +303,8 @@ std::optional<int32_t> first_number(std::string_view pickle) {
 }
 
 // Takes off what torch has put around a payload: a pickle at its end, and after that the pickle's length.
-bool take_wrapper(Envelope& envelope) {
-  std::string_view all = envelope.payload;
+bool take_wrapper(InspectedRequest& request) {
+  std::string_view all = request.payload;
   if (all.size() < 8) {
     return false;
   }
@@ -291,19 +321,19 @@ bool take_wrapper(Envelope& envelope) {
     return false;
   }
   all.remove_suffix(size);
-  envelope.wrappers.push_back(envelope.type);
-  envelope.type = *type;
-  envelope.payload = all;
+  request.wrappers.push_back(request.type);
+  request.type = *type;
+  request.payload = all;
   return true;
 }
 
 // The pickle of a Python function with its arguments, inside a request.
-std::string_view python_part(const Envelope& envelope) {
-  if (envelope.type == MessageType::PYTHON_CALL) {
-    return envelope.payload.empty() ? envelope.payload : envelope.payload.substr(1);
+std::string_view python_part(const InspectedRequest& request) {
+  if (request.type == MessageType::PYTHON_CALL) {
+    return request.payload.empty() ? request.payload : request.payload.substr(1);
   }
   // PYTHON_REMOTE_CALL: a pickle of torch, and in it, after the tensors, the pickle of Python as a text.
-  PickleScan scan(envelope.payload);
+  PickleScan scan(request.payload);
   for (int i = 0; i < kMostOpcodes; ++i) {
     const auto found = scan.next();
     if (found == PickleScan::Found::kEnd) {
@@ -360,93 +390,58 @@ uint64_t digest(std::string_view bytes) {
 
 }  // namespace
 
-Envelope unwrap(const torch::distributed::rpc::Message& message) {
-  Envelope envelope;
-  envelope.type = message.type();
-  envelope.payload = std::string_view(message.payload().data(), message.payload().size());
-  while (is_wrapper(envelope.type) && take_wrapper(envelope)) {
+InspectedRequest inspect(const torch::distributed::rpc::Message& message) {
+  InspectedRequest request;
+  request.type = message.type();
+  request.payload = std::string_view(message.payload().data(), message.payload().size());
+  while (is_wrapper(request.type) && take_wrapper(request)) {
   }
-  return envelope;
+  return request;
 }
 
-std::string function_of(const Envelope& envelope) {
+std::string function_of(const InspectedRequest& request) {
   size_t end = 0;
-  switch (envelope.type) {
+  switch (request.type) {
     case MessageType::PYTHON_CALL:
     case MessageType::PYTHON_REMOTE_CALL:
-      return python_function(python_part(envelope));
+      return python_function(python_part(request));
     case MessageType::SCRIPT_CALL:
     case MessageType::SCRIPT_REMOTE_CALL:
-      return script_function(envelope.payload, end);
+      return script_function(request.payload, end);
     default:
       return {};
   }
 }
 
-uint64_t digest_of(const Envelope& envelope) {
-  switch (envelope.type) {
+uint64_t digest_of(const InspectedRequest& request) {
+  switch (request.type) {
     case MessageType::PYTHON_CALL:
     case MessageType::SCRIPT_CALL:
-      return digest(envelope.payload);
+      return digest(request.payload);
     case MessageType::PYTHON_REMOTE_CALL:
-      return digest(python_part(envelope));
+      return digest(python_part(request));
     case MessageType::SCRIPT_REMOTE_CALL: {
       size_t end = 0;
-      script_function(envelope.payload, end);
-      return digest(envelope.payload.substr(0, end));
+      script_function(request.payload, end);
+      return digest(request.payload.substr(0, end));
     }
     default:
       return 0;
   }
 }
 
-uint64_t full_digest_of(const Envelope& envelope) {
-  return digest(envelope.payload);
+uint64_t full_digest_of(const InspectedRequest& request) {
+  return digest(request.payload);
 }
 
-uint64_t bytes_of(const torch::distributed::rpc::Message& message) {
-  uint64_t bytes = message.payload().size();
+uint64_t tensor_bytes_of(const torch::distributed::rpc::Message& message) {
+  uint64_t bytes = 0;
   for (const auto& tensor : message.tensors()) {
     if (tensor.defined() && tensor.layout() == c10::kStrided) {
       bytes += static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
     }
   }
   return bytes;
-}
-
-const char* type_name(int32_t type) {
-  switch (type) {
-    case MessageType::SCRIPT_CALL:
-      return "SCRIPT_CALL";
-    case MessageType::PYTHON_CALL:
-      return "PYTHON_CALL";
-    case MessageType::SCRIPT_REMOTE_CALL:
-      return "SCRIPT_REMOTE_CALL";
-    case MessageType::PYTHON_REMOTE_CALL:
-      return "PYTHON_REMOTE_CALL";
-    case MessageType::SCRIPT_RREF_FETCH_CALL:
-      return "SCRIPT_RREF_FETCH_CALL";
-    case MessageType::PYTHON_RREF_FETCH_CALL:
-      return "PYTHON_RREF_FETCH_CALL";
-    case MessageType::RREF_USER_DELETE:
-      return "RREF_USER_DELETE";
-    case MessageType::RREF_FORK_REQUEST:
-      return "RREF_FORK_REQUEST";
-    case MessageType::RREF_CHILD_ACCEPT:
-      return "RREF_CHILD_ACCEPT";
-    case MessageType::FORWARD_AUTOGRAD_REQ:
-      return "FORWARD_AUTOGRAD_REQ";
-    case MessageType::BACKWARD_AUTOGRAD_REQ:
-      return "BACKWARD_AUTOGRAD_REQ";
-    case MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ:
-      return "CLEANUP_AUTOGRAD_CONTEXT_REQ";
-    case MessageType::RUN_WITH_PROFILING_REQ:
-      return "RUN_WITH_PROFILING_REQ";
-    case MessageType::RREF_BACKWARD_REQ:
-      return "RREF_BACKWARD_REQ";
-    default:
-      return "UNKNOWN";
-  }
 }
 
 }  // namespace rpc_backends

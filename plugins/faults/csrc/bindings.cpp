@@ -1,17 +1,14 @@
-// What Python sees of the fault-injecting agent.
+// What Python sees of fault injection.
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "bindings.h"
-#include "fault_agent.h"
+#include "fault_pipeline.h"
 
 namespace py = pybind11;
 
 namespace rpc_backends {
 
 namespace {
-
-using torch::distributed::rpc::RpcAgent;
-using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 template <typename Value>
 void take(const py::dict& settings, const char* key, Value& value) {
@@ -81,9 +78,9 @@ FaultRule rule_from(const py::dict& settings) {
   return rule;
 }
 
-std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts_of(FaultInjectingAgent& agent) {
+std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts_of(FaultPipeline& pipeline) {
   std::vector<std::tuple<std::string, uint64_t, uint64_t>> found;
-  for (const FaultCount& count : agent.rules().counts()) {
+  for (const FaultCount& count : pipeline.rules.counts()) {
     found.emplace_back(count.rule, count.matched, count.fired);
   }
   return found;
@@ -91,21 +88,28 @@ std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts_of(FaultInjectin
 
 }  // namespace
 
-void bind_faults(py::module_& module) {
-  py::class_<FaultInjectingAgent, RpcAgent, std::shared_ptr<FaultInjectingAgent>>(module, "FaultInjectingAgent")
-      .def(py::init<std::shared_ptr<RpcAgent>>(), py::arg("inner"))
+PYBIND11_MODULE(_native, module) {
+  py::class_<FaultPipeline, std::shared_ptr<FaultPipeline>>(module, "FaultPipeline")
+      .def(py::init<const std::string&>(), py::arg("worker"))
+      .def("__rpc_interceptor__",
+           [](const std::shared_ptr<FaultPipeline>& self) {
+             auto* held = new std::shared_ptr<Interceptor>(self);
+             return py::capsule(held, kInterceptorCapsule, [](PyObject* capsule) {
+               delete static_cast<std::shared_ptr<Interceptor>*>(PyCapsule_GetPointer(capsule, kInterceptorCapsule));
+             });
+           })
       .def("set_rules",
-           [](FaultInjectingAgent& self, const std::vector<py::dict>& rules, uint64_t seed,
+           [](FaultPipeline& self, const std::vector<py::dict>& rules, uint64_t seed,
               std::vector<std::string> housekeeping) {
              std::vector<FaultRule> parsed;
              for (const py::dict& rule : rules) {
                parsed.push_back(rule_from(rule));
              }
-             self.rules().set(std::move(parsed), seed, std::move(housekeeping));
+             self.rules.set(std::move(parsed), seed, std::move(housekeeping));
            },
            py::arg("rules"), py::arg("seed"), py::arg("housekeeping"))
       .def("set_replay",
-           [](FaultInjectingAgent& self,
+           [](FaultPipeline& self,
               const std::vector<std::tuple<std::string, std::string, uint64_t, uint64_t,
                                            std::vector<std::pair<std::string, double>>,
                                            std::vector<std::pair<std::string, double>>>>& entries) {
@@ -113,36 +117,31 @@ void bind_faults(py::module_& module) {
              for (const auto& [receiver, type, digest, nth, faults, answer_faults] : entries) {
                parsed.push_back({receiver, type, digest, nth, faults, answer_faults});
              }
-             self.rules().set_replay(std::move(parsed));
+             self.rules.set_replay(std::move(parsed));
            },
            py::arg("entries"))
       .def("set_mark",
-           [](FaultInjectingAgent& self, const std::string& mark, bool on) { self.rules().set_mark(mark, on); },
+           [](FaultPipeline& self, const std::string& mark, bool on) { self.rules.set_mark(mark, on); },
            py::arg("mark"), py::arg("on"))
       .def("open_log",
-           [](FaultInjectingAgent& self, const std::string& path) {
-             self.log().open(path);
-             self.rules().watch(true);
+           [](FaultPipeline& self, const std::string& path) {
+             self.log.open(path);
+             self.rules.watch(true);
            },
            py::arg("path"))
       .def("close_log",
-           [](FaultInjectingAgent& self) {
-             self.rules().watch(false);
-             self.log().close();
+           [](FaultPipeline& self) {
+             self.rules.watch(false);
+             self.log.close();
            })
-      .def("log_line", [](FaultInjectingAgent& self, const std::string& members) { self.log().add(members); },
+      .def("log_line", [](FaultPipeline& self, const std::string& members) { self.log.add(members); },
            py::arg("members"))
       .def("fault_counts", &counts_of)
       .def("divergence",
-           [](FaultInjectingAgent& self) {
-             FaultRules& rules = self.rules();
+           [](FaultPipeline& self) {
+             FaultRules& rules = self.rules;
              return std::make_tuple(rules.strangers(), rules.first_stranger(), rules.missing(), rules.first_missing());
-           })
-      .def("settle", &FaultInjectingAgent::settle, Unlocked())
-      .def("own_metrics", [](FaultInjectingAgent& self) {
-        self.pass_on_profiling();
-        return self.own_metrics();
-      });
+           });
 }
 
 }  // namespace rpc_backends

@@ -91,6 +91,9 @@ void FaultLog::add(std::string_view members) {
 }
 
 void FaultLog::add_request(uint64_t id, const FaultMessage& message, const Faults& faults) {
+  if (!is_open()) {
+    return;
+  }
   char digest[20];
   std::snprintf(digest, sizeof(digest), "%016llx", static_cast<unsigned long long>(message.digest));
   std::string line = "\"event\":\"request\",\"id\":" + std::to_string(id) + ",\"to\":";
@@ -122,6 +125,9 @@ void FaultLog::add_sent(uint64_t id) {
 }
 
 void FaultLog::add_end(uint64_t id, std::string_view outcome, std::string_view text, const Faults& answer_faults) {
+  if (!is_open()) {
+    return;
+  }
   std::string line = "\"event\":\"end\",\"id\":" + std::to_string(id) + ",\"outcome\":";
   add_text(line, outcome);
   if (!text.empty()) {
