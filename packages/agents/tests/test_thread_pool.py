@@ -65,7 +65,7 @@ def test_handlers_that_wait_for_answers_one_within_the_other_get_them(me: Any) -
 @in_worker
 def test_a_burst_leaves_no_more_threads_than_the_requests_that_may_run_and_a_few(me: Any) -> None:
     may_run, burst = 8, 400
-    # The crew keeps as many that wait as requests may run and four, beside those that run.
+    # The pool keeps as many that wait as requests may run and four, beside those that run.
     most = 2 * may_run + 4
     released.clear()
     with two_agents(num_worker_threads=may_run) as (_, other):
