@@ -25,7 +25,7 @@ class View:
 
     def opening(self, torch_version: str, choice: Choice, learn: int, test: int) -> None:
         """Say what is going to happen, on what, and which packages the backends are from."""
-        self._say(f"[bold]rpc-backends demo[/] on torch {torch_version}")
+        self._say(f"[bold]demo of rpc-backends[/] on torch {torch_version}")
         self._say(
             f"A parameter server and two trainers learn {learn} handwritten digits by RPC, RRefs "
             f"and distributed autograd, and are tested on {test} others."
