@@ -16,13 +16,13 @@ import pytest
 
 from support.environments import (
     Environment,
-    base_requirements,
     build_wheels,
     distributions,
+    third_party,
     wheels_in,
 )
 from support.once import made_once
-from support.samples import CORE, MakeEnvironment
+from support.samples import CORE, NEED_AGENTS, MakeEnvironment
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,8 +44,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Make an environment with torch and what the core depends on, and nothing of ours."""
-    requirements = base_requirements(ROOT)
+    """Make an environment with all that our distributions need of others, and nothing of ours."""
+    requirements = third_party(distributions(ROOT))
     return Environment(
         made_once(tmp_path_factory, "base", lambda root: Environment.of_links(root, requirements))
     )
@@ -63,8 +63,9 @@ def core_only(
 def installed(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    """Make an environment with every distribution of the repository. Not to be changed."""
-    return _environment(tmp_path_factory, "installed", base, wheels.values())
+    """Make an environment with every distribution that needs no C++. Not to be changed."""
+    chosen = [wheel for name, wheel in wheels.items() if name not in NEED_AGENTS]
+    return _environment(tmp_path_factory, "installed", base, chosen)
 
 
 def _environment(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from support.environments import Environment, build_wheels
-from support.samples import CORE
 
 pytestmark = pytest.mark.slow
 
@@ -30,24 +29,23 @@ CALL = """
 
 
 @pytest.fixture(scope="module")
-def package(core_only: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a package with the command that the core's wheel installs."""
+def package(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a package with the command."""
     folder = tmp_path_factory.mktemp("new") / "pigeon"
-    core_only.command("rpc-backends", "new", NAME, "--path", str(folder))
+    installed.command("rpc-backends", "new", NAME, "--path", str(folder))
     return folder
 
 
 @pytest.fixture(scope="module")
 def environment(
-    base: Environment,
-    wheels: dict[str, Path],
+    installed: Environment,
     package: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Environment]:
-    """Make an environment with the wheels of the core and of the new package, and no other backend."""
+    """Make an environment with the new package beside all others."""
     built = build_wheels([package], tmp_path_factory.mktemp("dist"))
-    made = Environment.on(base, tmp_path_factory.mktemp("environment"))
-    made.install(wheels[CORE], *built.values())
+    made = Environment.like(installed, tmp_path_factory.mktemp("environment"))
+    made.install(*built.values())
     yield made
     shutil.rmtree(made.root, ignore_errors=True)
 
