@@ -64,7 +64,7 @@ def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
 def reports_of_broken(
     broken_backends: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, dict[str, Any]]:
-    """Run two chapters on every broken backend that a test of this session asks for: see `_run_broken`."""
+    """Run two chapters on every broken backend that a test of this session asks for (`_run_broken`)."""
     from rpc_broken_backends import all_broken
 
     chapters = {name: (broken.chapter, broken.sound) for name, broken in all_broken().items()}

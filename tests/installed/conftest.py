@@ -22,7 +22,7 @@ from support.environments import (
     wheels_in,
 )
 from support.once import made_once
-from support.samples import CORE, NEED_AGENTS, MakeEnvironment
+from support.samples import CORE, FAULTY_TENSORPIPE, NEED_AGENTS, TENSORPIPE, MakeEnvironment
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +90,10 @@ def make_environment(
     def make(*packages: Path | str) -> Environment:
         environment = Environment.like(core_only, tmp_path / f"environment-{len(made)}")
         made.append(environment)
-        chosen = [wheels[item] if isinstance(item, str) else item for item in packages]
+        names = list(packages)
+        if FAULTY_TENSORPIPE in names and TENSORPIPE not in names:
+            names.insert(0, TENSORPIPE)  # it stands on it
+        chosen = [wheels[item] if isinstance(item, str) else item for item in names]
         if chosen:
             environment.install(*chosen)
         return environment

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.environments import Environment
-from support.samples import FAULTY_TENSORPIPE, MakeEnvironment, backend_package
+from support.samples import MakeEnvironment, backend_package
 
 # How a package is broken, and what of the cause has to reach whoever asks for the backend.
 BROKEN = {
@@ -141,12 +141,13 @@ def test_a_broken_replacement_of_tensorpipe_does_not_fall_back_in_silence(
 ) -> None:
     """A program that gets torch's own where somebody installed another would never be told."""
     broken = backend_package(tmp_path, "import a_module_nobody_has", name="TENSORPIPE")
-    environment = make_environment(broken, FAULTY_TENSORPIPE)
+    sound = backend_package(tmp_path, name="SOUND", distribution="rpc-backend-sound")
+    environment = make_environment(broken, sound)
 
     result = environment.run(
         """
         import torch.distributed.rpc as rpc, rpc_backends_core
-        rpc.BackendType.FAULTY_TENSORPIPE.value
+        rpc.BackendType.SOUND.value
         try:
             rpc.init_rpc("worker", rank=0, world_size=1)
         except rpc_backends_core.BackendLoadError as error:

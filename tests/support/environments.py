@@ -322,7 +322,8 @@ def build_wheels(folders: Sequence[Path], into: Path) -> dict[str, Path]:
 def wheels_in(folder: Path) -> dict[str, Path]:
     """Return the wheels that :func:`build_wheels` has built there."""
     return {
-        wheel.name.partition("-")[0].replace("_", "-"): wheel for wheel in sorted(folder.glob("*.whl"))
+        wheel.name.partition("-")[0].replace("_", "-"): wheel
+        for wheel in sorted(folder.glob("*.whl"))
     }
 
 

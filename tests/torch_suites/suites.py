@@ -78,9 +78,7 @@ def generate(suites: Suites, module_name: str) -> dict[str, type[Any]]:
     module = importlib.import_module(name)
     if OVER_TCP in os.environ and hasattr(module, "tp_transports"):
         module.tp_transports = lambda: ["uv"]  # type: ignore[attr-defined]
-    return generation.generate(
-        suites.prefix, getattr(module, class_), suites.runnable, module_name
-    )
+    return generation.generate(suites.prefix, getattr(module, class_), suites.runnable, module_name)
 
 
 def torch_release() -> str:
