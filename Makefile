@@ -59,7 +59,6 @@ demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults 
 	PYTHONPATH=examples $(BIN)/python -m demo
 
 test: LESS := and not thorough
-test: TRANSPORT := --torch-suites-tcp
 test: lint typecheck  ## lint, types, torch's suites and our tests (20 min on two cores)
 	$(run_tests)
 
@@ -70,7 +69,7 @@ test-all: lint typecheck  ## the same and what takes long: whole suites, the soa
 define run_tests
 	@failed=; \
 	echo "==> pytest: torch's own RPC suites on our handlers"; \
-	$(BIN)/python -m pytest tests/torch_suites $(TRANSPORT) -n 3 -m "torch_suites $(LESS)" $(PYTEST_ARGS) \
+	$(BIN)/python -m pytest tests/torch_suites -n 3 -m "torch_suites $(LESS)" $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="torch's suites"; \
 	echo "==> pytest: ZEROMQ keeps the contract, and passes torch's own backend-neutral tests"; \
 	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend ZEROMQ --rpc-tier torch \

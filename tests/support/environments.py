@@ -25,7 +25,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from support.native import prebuilt
+from support import native
 
 # What would let the environment that runs the tests, or the shell it was started from, leak.
 _PREFIXES_TO_DROP = (
@@ -309,14 +309,22 @@ def build_wheels(folders: Sequence[Path], into: Path) -> dict[str, Path]:
     """
     build = [sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps"]
     build += ["--no-build-isolation", "--wheel-dir", str(into)]
-    pure = [folder for folder in folders if not (folder / "setup.py").exists()]
-    if pure:
-        _run([*build, *map(str, pure)])
+    others = [str(folder) for folder in folders if folder not in native.distributions()]
+    if others:
+        _run([*build, *others])
     for folder in folders:
-        if folder not in pure:
-            with prebuilt(folder) as variables:
+        if folder in native.distributions():
+            with native.prebuilt(folder) as variables:
                 _run([*build, str(folder)], env=variables)
     return wheels_in(into)
+
+
+def build_sdist(folder: Path, into: Path) -> Path:
+    """Build an sdist of the distribution in a folder; return it."""
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(into)]
+    _run([*build, str(folder)])
+    (sdist,) = into.glob("*.tar.gz")
+    return sdist
 
 
 def wheels_in(folder: Path) -> dict[str, Path]:

@@ -16,31 +16,22 @@ if _IMPORT_ROOT not in sys.path:
     sys.path.insert(0, _IMPORT_ROOT)
 
 _STOCK = "--torch-suites-stock"
-_TCP = "--torch-suites-tcp"
-_OVER_TCP = "_TORCH_SUITES_OVER_TCP"  # `OVER_TCP` of suites.py, which imports torch
 _BACKEND = "torch_suites_backend"
 _ADAPTED = "torch_suites_adapted"
 _SERVED = "torch_suites_served"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options, known to pytest when this folder is on its command line."""
+    """Add the option for stock torch, known to pytest when this folder is on its command line."""
     parser.addoption(
         _STOCK,
         action="store_true",
         help="run torch's RPC suites against stock torch, with no installed backend in place",
     )
-    parser.addoption(
-        _TCP,
-        action="store_true",
-        help="run those for TENSORPIPE over TCP: it polls shared memory, a third of the processor time",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Switch what the options say before torch is imported, here and in the tests' processes."""
-    if config.getoption(_TCP, default=False):
-        os.environ[_OVER_TCP] = "1"
+    """Switch installed backends off before torch is imported, here and in the tests' processes."""
     if not _is_stock(config):
         return
     if "torch" in sys.modules:
@@ -135,8 +126,6 @@ class _Results:
         total = self._count(None)
         lines.append(_row("total", total))
         lines += self._served_lines()
-        if _OVER_TCP in os.environ:
-            lines.append(f"TENSORPIPE over TCP alone ({_TCP})")
         lines += [f"skipped: {test}: {reason}" for test, reason in sorted(self.skips.items())]
         lines += _not_run_lines()
         lines.append(self._verdict(total["passed"]))

@@ -6,7 +6,6 @@ The test modules build their classes here, and so do the processes that their te
 from __future__ import annotations
 
 import importlib
-import os
 import unittest
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,9 +15,6 @@ import torch
 
 from rpc_backends_testing.torch_tier import generation
 from rpc_backends_testing.torch_tier.generation import rpc_utils
-
-#: The variable by which a test's processes know that TENSORPIPE is to run over TCP alone.
-OVER_TCP = "_TORCH_SUITES_OVER_TCP"
 
 _FIXTURES = "torch.testing._internal.distributed.rpc"
 
@@ -74,11 +70,9 @@ def generate(suites: Suites, module_name: str) -> dict[str, type[Any]]:
 
     :param module_name: the module that will hold the classes, for processes to import them from
     """
-    name, _, class_ = suites.fixture.partition(":")
-    module = importlib.import_module(name)
-    if OVER_TCP in os.environ and hasattr(module, "tp_transports"):
-        module.tp_transports = lambda: ["uv"]  # type: ignore[attr-defined]
-    return generation.generate(suites.prefix, getattr(module, class_), suites.runnable, module_name)
+    module, _, name = suites.fixture.partition(":")
+    fixture = getattr(importlib.import_module(module), name)
+    return generation.generate(suites.prefix, fixture, suites.runnable, module_name)
 
 
 def torch_release() -> str:
