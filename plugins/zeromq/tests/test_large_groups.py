@@ -12,8 +12,8 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import meeting
-from support.workers import Me
-from support.zeromq import Workers, join, metric
+from support.workers import Me, Workers
+from support.zeromq import join, metric
 
 pytestmark = pytest.mark.slow
 
