@@ -78,12 +78,12 @@ def join(
 
     :param only: arguments for some workers alone, by their index.
     """
-    if backend == "TENSORPIPE":
-        options = {"_transports": ["uv"], **options}
     given = {"name": name, "rank": rank, "world_size": world_size, "backend": backend, **options}
     if only is not None:
         join(me, url, **{**given, **only.get(me.index, {})})
         return
+    if backend == "TENSORPIPE":
+        options = {"_transports": ["uv"], **options}
     member = rpc.BackendType[backend]
     rpc.init_rpc(
         me.name if name is None else name,
