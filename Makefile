@@ -22,17 +22,15 @@ BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*' 'simpy==4.1.*'
 
-# The core first: the others depend on it. Those with C++ are built against the torch of the environment,
-# so not in isolation, and each after those before it: a plugin needs the agents' header. LATE are those without
-# C++ that need the agents.
+# The core first: the others depend on it. NATIVE are those with C++, LATE those without C++ that need the agents.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
 NATIVE := $(patsubst %/setup.py,%,$(wildcard $(ALL:%=%/setup.py)))
 LATE := $(patsubst %/pyproject.toml,%,$(shell grep -l '"rpc-backends-agents' $(patsubst %,%/pyproject.toml,$(filter-out $(NATIVE),$(ALL)))))
 PURE := . $(filter-out $(NATIVE) $(LATE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(LATE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
-    $(wildcard packages/agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h)
+NATIVE_FILES := $(NATIVE:%=%/setup.py) \
+    $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 # What builds our distributions. It is installed with torch, so that no build needs an environment of its own.
 BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5'
@@ -111,8 +109,7 @@ format: setup  ## rewrite the sources as ruff wants them
 wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	rm -rf dist
 	for distribution in $(DISTRIBUTIONS); do \
-	    case " $(NATIVE) " in *" $$distribution "*) how=--no-isolation;; *) how=;; esac; \
-	    $(BIN)/python -m build $$how --outdir dist "$$distribution"; \
+	    $(BIN)/python -m build --no-isolation --outdir dist "$$distribution"; \
 	done
 
 soak: setup  ## ZEROMQ, an hour of calls of all kinds: does anything grow? (MINUTES=60)
