@@ -22,18 +22,18 @@ BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*' 'simpy==4.1.*'
 
-# The core first: the others depend on it. Those with C++ are built against the torch of the environment,
-# so not in isolation, and each after those before it: a plugin needs the agents' header. LATE are those without
-# C++ that need the agents.
+# The core first: the others depend on it. NATIVE are those with C++, LATE those without C++ that need the agents.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
 NATIVE := $(patsubst %/setup.py,%,$(wildcard $(ALL:%=%/setup.py)))
 LATE := $(patsubst %/pyproject.toml,%,$(shell grep -l '"rpc-backends-agents' $(patsubst %,%/pyproject.toml,$(filter-out $(NATIVE),$(ALL)))))
 PURE := . $(filter-out $(NATIVE) $(LATE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(LATE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-NATIVE_FILES := $(foreach one,$(NATIVE),$(wildcard $(one)/setup.py $(one)/csrc/*.cc $(one)/csrc/*.cpp $(one)/csrc/*.h)) \
-    $(wildcard packages/agents/src/rpc_backends_agents/include/rpc_backends_agents/*.h) $(shell find packages/agents/csrc/narrow -name '*.h')
+NATIVE_FILES := $(NATIVE:%=%/setup.py) \
+    $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
+# What builds our distributions. It is installed with torch, so that no build needs an environment of its own.
+BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5'
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
 # pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.
@@ -41,12 +41,12 @@ NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
 
 # Two files at a time, in the order in which they are collected: slow ones first (conftest.py).
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
-QUICK := "not slow and not installed and not torch_suites and not whole_suite"
+QUICK := not slow and not thorough and not installed and not torch_suites and not whole_suite
 
 # The name holds what was installed, so that another TORCH is another file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo test test-quick test-lowest lint typecheck format wheels soak bench clean
+.PHONY: help setup demo test test-all test-quick test-lowest lint typecheck format wheels soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -56,15 +56,19 @@ setup: $(VENV)/.installed  ## the virtual environment; every other target does t
 demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
 	PYTHONPATH=examples $(BIN)/python -m demo
 
-test: lint typecheck  ## everything: lint, types, all tests of all distributions
+test: LESS := and not thorough
+test: lint typecheck  ## lint, types, torch's suites and our tests (20 min on two cores)
+	$(run_tests)
+
+test-all: lint typecheck  ## the same and what takes long: whole suites, the soak, large groups (75 min)
+	$(run_tests)
+
+# Each stage runs, whether or not the one before has failed. Three at a time where tests mostly wait.
+define run_tests
 	@failed=; \
-	echo "==> pytest: torch's own RPC suites on our handlers (they mostly wait: three at a time)"; \
-	$(BIN)/python -m pytest tests/torch_suites -n 3 $(PYTEST_ARGS) \
+	echo "==> pytest: torch's own RPC suites on our handlers"; \
+	$(BIN)/python -m pytest tests/torch_suites -n 3 -m "torch_suites $(LESS)" $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="torch's suites"; \
-	echo "==> pytest: this project's tests (two files at a time)"; \
-	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite" $(BY_FILE) \
-	    --durations=10 $(PYTEST_ARGS) \
-	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
 	echo "==> pytest: ZEROMQ keeps the contract, and passes torch's own backend-neutral tests"; \
 	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend ZEROMQ --rpc-tier torch \
 	    -n 3 -q $(PYTEST_ARGS) \
@@ -73,16 +77,21 @@ test: lint typecheck  ## everything: lint, types, all tests of all distributions
 	$(BIN)/python -m pytest --pyargs rpc_backends_testing.chapters.test_security \
 	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
-	echo "==> pytest: the conformance suite on sound backends, and (but for its 256 MiB) on broken ones"; \
-	$(BIN)/python -m pytest -m whole_suite -v --durations=5 $(PYTEST_ARGS) \
+	echo "==> pytest: this project's tests (two files at a time)"; \
+	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite $(LESS)" $(BY_FILE) \
+	    --durations=10 $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
+	echo "==> pytest: the conformance suite on sound backends and on broken ones"; \
+	$(BIN)/python -m pytest -m "whole_suite $(LESS)" -v --durations=5 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
+endef
 
-test-quick: setup  ## the tests that take no more than a few seconds each
-	$(BIN)/python -m pytest -m $(QUICK) $(BY_FILE) $(PYTEST_ARGS)
+test-quick: setup  ## the tests that take no more than a few seconds each (3 min)
+	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest dependencies it allows
-	$(LOWEST_VENV)/bin/python -m pytest tests -m $(QUICK) $(BY_FILE) $(PYTEST_ARGS)
+	$(LOWEST_VENV)/bin/python -m pytest tests -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
 lint: setup  ## ruff: rules and format
 	@echo "==> ruff"
@@ -100,8 +109,7 @@ format: setup  ## rewrite the sources as ruff wants them
 wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	rm -rf dist
 	for distribution in $(DISTRIBUTIONS); do \
-	    case " $(NATIVE) " in *" $$distribution "*) how=--no-isolation;; *) how=;; esac; \
-	    $(BIN)/python -m build $$how --outdir dist "$$distribution"; \
+	    $(BIN)/python -m build --no-isolation --outdir dist "$$distribution"; \
 	done
 
 soak: setup  ## ZEROMQ, an hour of calls of all kinds: does anything grow? (MINUTES=60)
@@ -137,7 +145,7 @@ define make_environment
 	mkdir -p $(@D)
 	touch $(@D)/.made-by-make
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install $(foreach word,$(TORCH),'$(word)')
+	$(@D)/bin/python -m pip install $(foreach word,$(TORCH),'$(word)') $(BUILD_TOOLS)
 	@touch $@
 endef
 
@@ -151,17 +159,16 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	@echo "==> $(VENV): $(DISTRIBUTIONS)"
 	@command -v c++ >/dev/null || { \
 	    echo "error: no C++ compiler here. On Debian and Ubuntu: apt install g++" >&2; exit 1; }
-	$(BIN)/python -m pip install $(EDITABLE) 'setuptools>=77' ninja
-	for distribution in $(NATIVE); do \
-	    echo "==> $$distribution: C++ (minutes)"; \
-	    $(BIN)/python -m pip install --no-build-isolation -e "./$$distribution"; \
-	done
-	$(if $(LATE),$(BIN)/python -m pip install $(patsubst %,-e ./%,$(LATE)))
+	@# C++ is compiled while pip installs the rest; tests/support/native.py keeps what it has compiled.
+	$(BIN)/python tests/support/native.py & native=$$!; \
+	    $(BIN)/python -m pip install --no-build-isolation $(EDITABLE); wait $$native
+	$(BIN)/python tests/support/native.py \
+	    $(BIN)/python -m pip install --no-build-isolation $(patsubst %,-e ./%,$(NATIVE) $(LATE))
 	$(BIN)/python -m pip check
 	@touch $@
 
 $(LOWEST_VENV)/.installed: $(LOWEST_VENV)/.$(TORCH_ID) $(PYPROJECTS)
 	@echo "==> $(LOWEST_VENV): $(LOWEST)"
-	$(LOWEST_VENV)/bin/python -m pip install $(LOWEST) $(EDITABLE)
+	$(LOWEST_VENV)/bin/python -m pip install --no-build-isolation $(LOWEST) $(EDITABLE)
 	$(LOWEST_VENV)/bin/python -m pip check
 	@touch $@

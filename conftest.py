@@ -20,6 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sizes: dict[Path, int] = {}
     for item in items:
         sizes[item.path] = sizes.get(item.path, 0) + 1
-        slow[item.path] = slow.get(item.path, 0) + bool(item.get_closest_marker("slow"))
+        marked = any(item.get_closest_marker(name) for name in ("slow", "thorough"))
+        slow[item.path] = slow.get(item.path, 0) + marked
     # Those that are slow throughout before those with a slow test or two.
     items.sort(key=lambda item: -slow[item.path] / sizes[item.path])

@@ -224,7 +224,7 @@ def test_ended_from_outside_it_leaves_no_process(
 def test_a_bridge_switched_off_is_a_note_that_names_the_variable(
     command: Any, variable: str, value: str
 ) -> None:
-    ended = command("doctor", "--no-calls", "--json", env={variable: value})
+    ended = command("doctor", "TENSORPIPE", "--no-calls", "--json", env={variable: value})
 
     assert ended.status == 0
     bridge = _finding(ended, "bridge", "off")
@@ -236,7 +236,7 @@ def test_a_bridge_that_failed_is_a_problem_with_its_cause(command: Any) -> None:
     site = "import rpc_backends_core._patches as b\ndef install(): raise OSError('no')\n"
     (command.packages / "sitecustomize.py").write_text(site + "b.install = install\n")
 
-    ended = command("doctor", "--no-calls", "--json")
+    ended = command("doctor", "TENSORPIPE", "--no-calls", "--json")
 
     assert ended.status == 1
     assert "OSError: no" in _finding(ended, "bridge", "failed")["text"]
@@ -251,7 +251,7 @@ def test_variables_are_shown_and_mistakes_in_them_found(command: Any) -> None:
         "RPC_BACKENDS_DEFALT": "x",
     }
 
-    ended = command("doctor", "--no-calls", "--json", env=env)
+    ended = command("doctor", "TENSORPIPE", "--no-calls", "--json", env=env)
 
     assert ended.status == 1
     assert _levels(ended, "variables") == [
@@ -311,7 +311,8 @@ def test_an_unknown_name_is_a_problem_with_the_nearest_one(command: Any) -> None
 
 
 def test_the_text_has_what_the_json_has(command: Any) -> None:
-    text, report = command("doctor", "--no-calls"), command("doctor", "--no-calls", "--json")
+    arguments = ("doctor", "TENSORPIPE", "--no-calls")
+    text, report = command(*arguments), command(*arguments, "--json")
 
     assert text.status == report.status == 0
     assert "\x1b" not in text.stdout

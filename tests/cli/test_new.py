@@ -182,7 +182,7 @@ def test_what_is_written_is_formatted_and_without_lint(tmp_path: Path, name: str
     tool(folder, "ruff", "format", "--no-cache", "--check")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_written_is_typed(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     scaffold.write(folder, scaffold.files(scaffold.Names.of("MY_BACKEND")))

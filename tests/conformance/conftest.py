@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,32 +64,59 @@ def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
 def reports_of_broken(
     broken_backends: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, dict[str, Any]]:
-    """Run the suite on every broken backend that a test of this session asks for, all but one in one run.
+    """Run two chapters on every broken backend that a test of this session asks for (`_run_broken`)."""
+    from rpc_broken_backends import all_broken
+
+    chapters = {name: (broken.chapter, broken.sound) for name, broken in all_broken().items()}
+    return _run_broken(request, chapters, tmp_path_factory.mktemp("suite"), broken_backends)
+
+
+@pytest.fixture(scope="session")
+def whole_reports_of_broken(
+    broken_backends: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, dict[str, Any]]:
+    """Run the whole suite on every broken backend that a test of this session asks for."""
+    return _run_broken(request, {}, tmp_path_factory.mktemp("suite"), broken_backends)
+
+
+def _run_broken(
+    request: pytest.FixtureRequest,
+    chapters: Mapping[str, Sequence[str]],
+    folder: Path,
+    packages: Path,
+) -> dict[str, dict[str, Any]]:
+    """Run the suite on the broken backends that tests with this fixture ask for, all but one in one run.
 
     One run, because what hangs in one of them then costs the others nothing.
+
+    :param chapters: the chapters to run, by backend; all of them where there are none.
     """
     items = (item for item in request.session.items if isinstance(item, pytest.Function))
     names = sorted(
         item.callspec.params["broken_name"]
         for item in items
-        if "broken_name" in getattr(getattr(item, "callspec", None), "params", {})
+        if request.fixturename in item.fixturenames
     )
     found = {}
-    for part in (
-        [name for name in names if name != _LITTERS],
-        [_LITTERS] if _LITTERS in names else [],
-    ):
-        found.update(
-            _reports(part, tmp_path_factory.mktemp("suite"), broken_backends) if part else {}
-        )
+    for part in ([name for name in names if name != _LITTERS], [_LITTERS]):
+        if set(part) & set(names):
+            found.update(_reports(part, chapters, folder / part[0], packages))
     return found
 
 
-def _reports(names: list[str], folder: Path, packages: Path) -> dict[str, dict[str, Any]]:
+def _reports(
+    names: list[str], chapters: Mapping[str, Sequence[str]], folder: Path, packages: Path
+) -> dict[str, dict[str, Any]]:
+    folder.mkdir()
     lines = [f"Test{name} = conformance({name!r})" for name in names]
     tests = "\n".join(["from rpc_backends_testing import conformance", *lines, ""])
     (folder / "test_broken.py").write_text(tests)
-    arguments = [*_NOT_OF_BROKEN, "--rpc-report", "report.json", "test_broken.py"]
+    chosen = [
+        f"test_broken.py::Test{name}::Test{chapter.capitalize()}"
+        for name in names
+        for chapter in chapters.get(name, ())
+    ]
+    arguments = [*_NOT_OF_BROKEN, "--rpc-report", "report.json", *(chosen or ["test_broken.py"])]
     done = _pytest(arguments, folder, packages)
     files = {name: f"report-{name}.json" if len(names) > 1 else "report.json" for name in names}
     return {name: _report(folder / file, done) for name, file in files.items()}

@@ -39,12 +39,14 @@ def test_tensorpipe_conforms_and_the_list_of_requirements_is_what_ran(run_suite:
     assert max(ran.values()) <= SUITE_VERSION
 
 
+@pytest.mark.thorough
 def test_torchs_own_tensorpipe_conforms(run_suite: Run) -> None:
     report = run_suite("TENSORPIPE", env=TORCHS_OWN)
     _assert_conforms(report)
     assert report["backend"]["distribution"] == "torch"
 
 
+@pytest.mark.thorough
 def test_faulty_tensorpipe_without_faults_conforms(run_suite: Run) -> None:
     report = run_suite("FAULTY_TENSORPIPE")
     _assert_conforms(report)

@@ -67,7 +67,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
     return True
 
 
-@pytest.mark.parametrize("backend", list(PACKAGES))
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "ZEROMQ",
+        pytest.param("TENSORPIPE", marks=pytest.mark.thorough),
+        pytest.param("FAULTY_TENSORPIPE", marks=pytest.mark.thorough),
+    ],
+)
 def test_training_reaches_the_goal(backend: str, processes: Callable[[], list[int]]) -> None:
     ended = subprocess.run(
         [*DEMO, "--quick", "--json", "--backend", backend],
@@ -120,6 +127,7 @@ def test_each_meeting_and_each_fetch_fails_as_often_as_asked(tmp_path: Path, bac
         }
 
 
+@pytest.mark.thorough
 def test_the_same_seed_takes_the_same_course(tmp_path: Path) -> None:
     losses = []
     for name in ("first", "second"):

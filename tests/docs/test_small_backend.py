@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "examples" / "small_backend"
 
 
-def test_the_small_backend_conforms(tmp_path: Path) -> None:
+def report(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """Run the conformance suite on it, all of which must pass; return the report."""
     wheel = write_package(
         tmp_path,
         "rpc-backend-small",
@@ -26,7 +28,7 @@ def test_the_small_backend_conforms(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "rpc_backends_cli", "conformance", "SMALL", "--json"]
     done = subprocess.run(
-        command,
+        [*command, *arguments],
         cwd=tmp_path,
         env=clean_environ({"PYTHONPATH": str(wheel)}),
         capture_output=True,
@@ -34,8 +36,19 @@ def test_the_small_backend_conforms(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    report = json.loads(done.stdout)
-    failed = [result["id"] for result in report["results"] if result["outcome"] == "failed"]
-    assert not failed
-    declared = report["declared"]
-    assert {report["capabilities"][name] for name in declared} == {"kept"}
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert "failed" not in {result["outcome"] for result in found["results"]}
+    return found
+
+
+def test_the_small_backend_keeps_the_first_chapter(tmp_path: Path) -> None:
+    found = report(tmp_path, "--chapter", "calls")
+    assert found["verdict"] == "partial"
+    assert {result["chapter"] for result in found["results"]} == {"calls"}
+
+
+@pytest.mark.thorough
+def test_the_small_backend_conforms(tmp_path: Path) -> None:
+    found = report(tmp_path, "--jobs", "2")
+    assert found["verdict"] == "conforms"
+    assert {found["capabilities"][name] for name in found["declared"]} == {"kept"}

@@ -16,13 +16,13 @@ import pytest
 
 from support.environments import (
     Environment,
-    base_requirements,
     build_wheels,
     distributions,
+    third_party,
     wheels_in,
 )
 from support.once import made_once
-from support.samples import CORE, MakeEnvironment
+from support.samples import CORE, FAULTY_TENSORPIPE, NEED_AGENTS, TENSORPIPE, MakeEnvironment
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,8 +44,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Make an environment with torch and what the core depends on, and nothing of ours."""
-    requirements = base_requirements(ROOT)
+    """Make an environment with all that our distributions need of others, and nothing of ours."""
+    requirements = third_party(distributions(ROOT))
     return Environment(
         made_once(tmp_path_factory, "base", lambda root: Environment.of_links(root, requirements))
     )
@@ -63,8 +63,9 @@ def core_only(
 def installed(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    """Make an environment with every distribution of the repository. Not to be changed."""
-    return _environment(tmp_path_factory, "installed", base, wheels.values())
+    """Make an environment with every distribution that needs no C++. Not to be changed."""
+    chosen = [wheel for name, wheel in wheels.items() if name not in NEED_AGENTS]
+    return _environment(tmp_path_factory, "installed", base, chosen)
 
 
 def _environment(
@@ -89,7 +90,10 @@ def make_environment(
     def make(*packages: Path | str) -> Environment:
         environment = Environment.like(core_only, tmp_path / f"environment-{len(made)}")
         made.append(environment)
-        chosen = [wheels[item] if isinstance(item, str) else item for item in packages]
+        names = list(packages)
+        if FAULTY_TENSORPIPE in names and TENSORPIPE not in names:
+            names.insert(0, TENSORPIPE)  # it stands on it
+        chosen = [wheels[item] if isinstance(item, str) else item for item in names]
         if chosen:
             environment.install(*chosen)
         return environment

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.samples import FAULTY_TENSORPIPE, MakeEnvironment, backend_package
+from support.environments import Environment
+from support.samples import MakeEnvironment, backend_package
 
 # How a package is broken, and what of the cause has to reach whoever asks for the backend.
 BROKEN = {
@@ -42,49 +43,73 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_plugin_is_recorded_and_its_cause_given_to_who_asks(
-    make_environment: MakeEnvironment, tmp_path: Path, kind: str
-) -> None:
-    source, cause = BROKEN[kind]
-    broken = backend_package(
-        tmp_path, source, name="BROKEN", distribution="rpc-backend-broken", version="0.3"
-    )
-    environment = make_environment(broken, backend_package(tmp_path))
-
+@pytest.fixture(scope="module")
+def asked(
+    core_only: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, str]]:
+    """Install every broken backend and a sound one, ask for each, and return what came of it."""
+    folder = tmp_path_factory.mktemp("broken")
+    environment = Environment.like(core_only, folder / "environment")
+    packages = [
+        backend_package(
+            folder, source, name=_name(kind), distribution=_distribution(kind), version="0.3"
+        )
+        for kind, (source, _) in BROKEN.items()
+    ]
+    environment.install(backend_package(folder), *packages)
     result = environment.run(
         """
-        import json, traceback
+        import json, sys, traceback
         import torch.distributed.rpc as rpc
         import rpc_backends_core
 
         # Nobody who did not ask is harmed.
         assert rpc.BackendType.PIGEON.value
-        assert rpc_backends_core.record("BROKEN").state == "found"
         rpc.backend_registry.construct_rpc_backend_options(rpc.BackendType.PIGEON)
 
-        try:
-            rpc.init_rpc("worker", backend="BROKEN", rank=0, world_size=1)
-        except rpc_backends_core.BackendLoadError as error:
-            text = str(error)
-            report = "".join(traceback.format_exception(error))
-        record = rpc_backends_core.record("BROKEN")
-        assert rpc.BackendType.PIGEON.value, "asking for it broke others"
-        print(json.dumps({
-            "text": text,
-            "report": report,
-            "state": record.state,
-            "distribution": record.distribution,
-            "error": str(record.error),
-        }))
-        """
+        found = {}
+        for name in sys.argv[1:]:
+            assert rpc_backends_core.record(name).state == "found"
+            try:
+                rpc.init_rpc("worker", backend=name, rank=0, world_size=1)
+            except rpc_backends_core.BackendLoadError as error:
+                text = str(error)
+                report = "".join(traceback.format_exception(error))
+            record = rpc_backends_core.record(name)
+            assert rpc.BackendType.PIGEON.value, "asking for it broke others"
+            found[name] = {
+                "text": text,
+                "report": report,
+                "state": record.state,
+                "distribution": record.distribution,
+                "error": str(record.error),
+            }
+        print(json.dumps(found))
+        """,
+        *map(_name, BROKEN),
     )
+    found: dict[str, dict[str, str]] = result.json
+    return found
 
-    found = result.json
-    assert (found["state"], found["distribution"]) == ("failed", "rpc-backend-broken")
+
+def _name(kind: str) -> str:
+    return kind.replace(" ", "_").upper()
+
+
+def _distribution(kind: str) -> str:
+    return f"rpc-backend-{kind.replace(' ', '-')}"
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_plugin_is_recorded_and_its_cause_given_to_who_asks(
+    asked: dict[str, dict[str, str]], kind: str
+) -> None:
+    cause = BROKEN[kind][1]
+    found = asked[_name(kind)]
+    assert (found["state"], found["distribution"]) == ("failed", _distribution(kind))
     assert found["error"] == found["text"]
-    assert "BROKEN" in found["text"]
-    assert "rpc-backend-broken 0.3" in found["text"]
+    assert _name(kind) in found["text"]
+    assert f"{_distribution(kind)} 0.3" in found["text"]
     assert cause in found["text"], "the message does not say why"
     assert "direct cause of the following exception" in found["report"], found["report"]
 
@@ -116,12 +141,13 @@ def test_a_broken_replacement_of_tensorpipe_does_not_fall_back_in_silence(
 ) -> None:
     """A program that gets torch's own where somebody installed another would never be told."""
     broken = backend_package(tmp_path, "import a_module_nobody_has", name="TENSORPIPE")
-    environment = make_environment(broken, FAULTY_TENSORPIPE)
+    sound = backend_package(tmp_path, name="SOUND", distribution="rpc-backend-sound")
+    environment = make_environment(broken, sound)
 
     result = environment.run(
         """
         import torch.distributed.rpc as rpc, rpc_backends_core
-        rpc.BackendType.FAULTY_TENSORPIPE.value
+        rpc.BackendType.SOUND.value
         try:
             rpc.init_rpc("worker", rank=0, world_size=1)
         except rpc_backends_core.BackendLoadError as error:

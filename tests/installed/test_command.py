@@ -1,4 +1,4 @@
-"""The command that the core's wheel installs, in environments that are well and that are not."""
+"""The command, in environments that are well and that are not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from support.environments import Environment
-from support.samples import MakeEnvironment, backend_package, hooks_package
+from support.samples import COMMAND, MakeEnvironment, backend_package, hooks_package
 
 
 def test_the_command_and_the_module_are_the_same(installed: Environment) -> None:
@@ -20,7 +20,7 @@ def test_the_command_and_the_module_are_the_same(installed: Environment) -> None
 def test_list_does_not_import_what_it_lists(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
-    environment = make_environment(backend_package(tmp_path, "print('imported')"))
+    environment = make_environment(*COMMAND, backend_package(tmp_path, "print('imported')"))
 
     result = environment.command("rpc-backends", "list")
 
@@ -32,6 +32,7 @@ def test_doctor_names_everything_that_is_wrong_and_its_package(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(
+        *COMMAND,
         backend_package(
             tmp_path,
             "import a_module_nobody_has",
@@ -67,3 +68,18 @@ def test_doctor_finds_nothing_wrong_where_nothing_is(installed: Environment) -> 
     result = installed.command("rpc-backends", "doctor", "--json", check=False)
 
     assert result.returncode == 0, result
+
+
+def test_the_commands_of_the_test_suite_and_the_bench_come_with_their_packages(
+    installed: Environment, make_environment: MakeEnvironment
+) -> None:
+    alone = make_environment(*COMMAND)
+
+    def commands(environment: Environment) -> set[str]:
+        shown = environment.command("rpc-backends", "--help").stdout
+        _, _, below = shown.partition("Commands:\n")
+        lines = below.partition("\n\n")[0].splitlines()
+        return {line.split()[0] for line in lines if line[2] != " "}
+
+    assert commands(alone) == {"list", "show", "doctor", "new"}
+    assert commands(installed) - commands(alone) == {"conformance", "bench"}

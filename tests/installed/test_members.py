@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from support.environments import Environment
-from support.samples import MakeEnvironment, backend_package
+from support.samples import backend_package
 
 PICKLE = """
     import base64, pickle, sys, torch.distributed.rpc as rpc
@@ -17,9 +15,13 @@ PICKLE = """
 """
 
 
-@pytest.fixture
-def environment(make_environment: MakeEnvironment, tmp_path: Path) -> Environment:
-    return make_environment(backend_package(tmp_path))
+@pytest.fixture(scope="module")
+def environment(core_only: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Make an environment with one backend. Not to be changed."""
+    folder = tmp_path_factory.mktemp("members")
+    environment = Environment.like(core_only, folder / "environment")
+    environment.install(backend_package(folder))
+    return environment
 
 
 @pytest.mark.parametrize(("imports", "protocol"), [("pass", "2"), ("import torch", "5")])

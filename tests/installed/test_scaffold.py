@@ -6,11 +6,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.environments import Environment, build_wheels
-from support.samples import CORE
 
 pytestmark = pytest.mark.slow
 
@@ -30,24 +30,23 @@ CALL = """
 
 
 @pytest.fixture(scope="module")
-def package(core_only: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a package with the command that the core's wheel installs."""
+def package(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a package with the command."""
     folder = tmp_path_factory.mktemp("new") / "pigeon"
-    core_only.command("rpc-backends", "new", NAME, "--path", str(folder))
+    installed.command("rpc-backends", "new", NAME, "--path", str(folder))
     return folder
 
 
 @pytest.fixture(scope="module")
 def environment(
-    base: Environment,
-    wheels: dict[str, Path],
+    installed: Environment,
     package: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Environment]:
-    """Make an environment with the wheels of the core and of the new package, and no other backend."""
+    """Make an environment with the new package beside all others."""
     built = build_wheels([package], tmp_path_factory.mktemp("dist"))
-    made = Environment.on(base, tmp_path_factory.mktemp("environment"))
-    made.install(wheels[CORE], *built.values())
+    made = Environment.like(installed, tmp_path_factory.mktemp("environment"))
+    made.install(*built.values())
     yield made
     shutil.rmtree(made.root, ignore_errors=True)
 
@@ -75,18 +74,33 @@ def test_two_workers_call_each_other(environment: Environment) -> None:
     assert answers == [["[1.0, 1.0]", agent], ["[2.0, 2.0]", agent]]
 
 
-def test_its_tests_pass_untouched(environment: Environment, package: Path) -> None:
-    report = environment.root / "conformance"
-
-    done = environment.command(
+def run_its_tests(
+    environment: Environment, package: Path, report: Path, *arguments: str
+) -> dict[str, Any]:
+    """Run the tests that came with the package, which must pass; return the report."""
+    environment.command(
         *("python", "-m", "pytest", str(package), "-p", "no:cacheprovider"),
-        *("--rpc-report", str(report)),
+        *("--rpc-report", str(report), *arguments),
         timeout=900,
     )
-
-    found = json.loads(report.with_suffix(".json").read_text())
-    assert found["verdict"] == "conforms", str(done)
+    found: dict[str, Any] = json.loads(report.with_suffix(".json").read_text())
     assert found["backend"]["name"] == NAME
+    return found
+
+
+def test_its_tests_run_untouched(environment: Environment, package: Path, tmp_path: Path) -> None:
+    """Its own tests of its options, and the suite's."""
+    found = run_its_tests(
+        environment, package, tmp_path / "some", "-k", "TestOptions or test_options"
+    )
+    assert {result["chapter"] for result in found["results"]} == {"options"}
+
+
+@pytest.mark.thorough
+def test_its_tests_pass_untouched(environment: Environment, package: Path, tmp_path: Path) -> None:
+    found = run_its_tests(environment, package, tmp_path / "all")
+
+    assert found["verdict"] == "conforms"
     assert "broken" not in found["capabilities"].values()
     # What works is declared: an author starts from what is true.
     assert "works, not declared" not in found["capabilities"].values(), found["capabilities"]

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from support.environments import Environment
+from support.environments import (
+    Environment,
+    build_sdist,
+    build_wheels,
+    distributions,
+    read_project,
+)
+from support.samples import COMMAND, CORE
 
-DISTRIBUTIONS = ["rpc-backends-core", "rpc-backend-tensorpipe", "rpc-backend-faulty-tensorpipe"]
+ROOT = Path(__file__).parents[2]
+FOLDERS = {read_project(folder)["name"]: folder for folder in distributions(ROOT)}
+DISTRIBUTIONS = list(FOLDERS)
+NATIVE = [name for name, folder in FOLDERS.items() if (folder / "setup.py").exists()]
 
 
 def names_in(wheel: Path) -> list[str]:
@@ -44,6 +56,38 @@ def test_a_wheel_has_a_long_description(wheels: dict[str, Path], distribution: s
 
     assert "Requires-Python: >=3.11" in headers
     assert len(description) > 200, description
+
+
+@pytest.mark.parametrize("distribution", NATIVE)
+def test_an_sdist_holds_all_that_is_compiled(distribution: str, tmp_path: Path) -> None:
+    folder = FOLDERS[distribution]
+    sources = [*folder.glob("csrc/**/*.c*"), *folder.glob("csrc/*.h"), *folder.glob("src/**/*.h")]
+    with tarfile.open(build_sdist(folder, tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {str(path.relative_to(folder)) for path in sources} <= names
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_wheel_built_from_an_sdist_holds_the_same(
+    wheels: dict[str, Path], distribution: str, tmp_path: Path
+) -> None:
+    """An index gets both; C++ is compiled here as it is for a user."""
+    sdist = build_sdist(FOLDERS[distribution], tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (built,) = build_wheels([tmp_path / sdist.name.removesuffix(".tar.gz")], tmp_path).values()
+    assert sorted(names_in(built)) == sorted(names_in(wheels[distribution]))
+
+
+def test_what_is_installed_with_the_command_is_no_test_and_no_bench() -> None:
+    needed, waiting = set(), ["rpc-backends"]
+    while waiting:
+        name = waiting.pop()
+        needed.add(name)
+        requirements = map(Requirement, read_project(FOLDERS[name])["dependencies"])
+        waiting += [one.name for one in requirements if one.name in FOLDERS]
+    assert needed == {CORE, *COMMAND}
 
 
 def test_the_distributions_satisfy_each_others_dependencies(installed: Environment) -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from support.environments import Environment, build_wheels
+from support.environments import Environment
 from support.samples import CORE
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 DEFAULT = """
     import os
@@ -62,12 +60,8 @@ def environment(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
     """Make an environment with ZEROMQ and what it stands on, and no other backend."""
-    native = build_wheels(
-        [ROOT / "agents", ROOT / "plugins/zeromq"], tmp_path_factory.mktemp("dist")
-    )
     made = Environment.on(base, tmp_path_factory.mktemp("zeromq"))
-    made.link("pyzmq")
-    made.install(wheels[CORE], *native.values())
+    made.install(*(wheels[name] for name in (CORE, "rpc-backends-agents", "rpc-backend-zeromq")))
     yield made
     shutil.rmtree(made.root, ignore_errors=True)
 

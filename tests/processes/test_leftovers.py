@@ -30,7 +30,7 @@ def run_group(
     workers: Workers, where: Meeting, join: Callable[..., None], *, graceful: bool
 ) -> list[Open]:
     """Have one group, and return what its workers have open when all have left."""
-    workers.run(join, where.url, num_worker_threads=THREADS)
+    workers.run(join, where.url, num_worker_threads=THREADS, _transports=None)
     workers.run(steps.call_all)
     if join is steps.join and graceful:
         workers.run(steps.leave)  # all together: each waits for the others

@@ -25,6 +25,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from support import native
+
 # What would let the environment that runs the tests, or the shell it was started from, leak.
 _PREFIXES_TO_DROP = (
     "RPC_BACKENDS_",
@@ -300,21 +302,37 @@ class Environment:
         return _run([str(self.python), "-m", "pip", *arguments], cwd=self.root)
 
 
-def build_wheels(folders: Iterable[Path], into: Path) -> dict[str, Path]:
+def build_wheels(folders: Sequence[Path], into: Path) -> dict[str, Path]:
     """Build a wheel of the distribution in each folder; return them by the distribution's name.
 
-    Each is built from an sdist, as an index would get it, by the build backend of the running
-    environment.
+    They are built by the build backends of the running environment, and nothing is compiled twice.
     """
+    build = [sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps"]
+    build += ["--no-build-isolation", "--wheel-dir", str(into)]
+    others = [str(folder) for folder in folders if folder not in native.distributions()]
+    if others:
+        _run([*build, *others])
     for folder in folders:
-        out = str(into / read_project(folder)["name"])
-        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, str(folder)])
+        if folder in native.distributions():
+            with native.prebuilt(folder) as variables:
+                _run([*build, str(folder)], env=variables)
     return wheels_in(into)
+
+
+def build_sdist(folder: Path, into: Path) -> Path:
+    """Build an sdist of the distribution in a folder; return it."""
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(into)]
+    _run([*build, str(folder)])
+    (sdist,) = into.glob("*.tar.gz")
+    return sdist
 
 
 def wheels_in(folder: Path) -> dict[str, Path]:
     """Return the wheels that :func:`build_wheels` has built there."""
-    return {wheel.parent.name: wheel for wheel in sorted(folder.glob("*/*.whl"))}
+    return {
+        wheel.name.partition("-")[0].replace("_", "-"): wheel
+        for wheel in sorted(folder.glob("*.whl"))
+    }
 
 
 def closure(requirements: Iterable[str]) -> list[str]:
@@ -350,27 +368,20 @@ def read_project(folder: Path) -> dict[str, Any]:
 
 
 def distributions(root: Path) -> list[Path]:
-    """Return the folders of the distributions that need no C++, the core's first."""
-    plugins = sorted(path.parent for path in root.glob("plugins/*/pyproject.toml"))
-    return [root, *(folder for folder in plugins if not _needs_cpp(folder))]
+    """Return the folders of this repository's distributions, the core's first."""
+    return [root, *sorted(path.parent for path in root.glob("p*/*/pyproject.toml"))]
 
 
-def _needs_cpp(folder: Path) -> bool:
-    needs = " ".join(read_project(folder)["dependencies"])
-    return (folder / "setup.py").exists() or "rpc-backends-agents" in needs
+def third_party(folders: Iterable[Path]) -> list[str]:
+    """Return what distributions of this repository need of others."""
+    needed = [text for folder in folders for text in read_project(folder)["dependencies"]]
+    return [text for text in needed if not Requirement(text).name.startswith("rpc-backend")]
 
 
-def base_requirements(root: Path) -> list[str]:
-    """Return what a base has: torch, and all else that the core depends on.
-
-    That is with its extra ``testing``, and so with numpy: torch warns at import where it is not.
-    """
-    project = read_project(root)
-    return [*project["dependencies"], *project["optional-dependencies"]["testing"]]
-
-
-def _run(command: Sequence[str], cwd: Path | None = None) -> Result:
+def _run(
+    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Result:
     done = subprocess.run(
-        command, cwd=cwd, env=clean_environ(), capture_output=True, text=True, check=False
+        command, cwd=cwd, env=clean_environ(env), capture_output=True, text=True, check=False
     )
     return Result(command, done.returncode, done.stdout, done.stderr).check()

@@ -12,6 +12,10 @@ from support.packages import write_package
 CORE = "rpc-backends-core"
 TENSORPIPE = "rpc-backend-tensorpipe"
 FAULTY_TENSORPIPE = "rpc-backend-faulty-tensorpipe"
+# What `pip install rpc-backends` gives, beside the core.
+COMMAND = (TENSORPIPE, FAULTY_TENSORPIPE, "rpc-backends")
+# What needs C++.
+NEED_AGENTS = ("rpc-backends-agents", "rpc-backend-zeromq", "rpc-backends-faults")
 
 GROUP = "rpc.backends"
 HOOKS_GROUP = "rpc.backends.hooks"

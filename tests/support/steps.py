@@ -73,12 +73,17 @@ def join(
 ) -> None:
     """Join a static group of all workers, or what the arguments say; ``world_size=None`` is dynamic.
 
+    TENSORPIPE uses TCP alone unless ``_transports`` is given: the memory that each pair of workers
+    shares costs more than most of the tests. ``_transports=None`` leaves the choice to it.
+
     :param only: arguments for some workers alone, by their index.
     """
     given = {"name": name, "rank": rank, "world_size": world_size, "backend": backend, **options}
     if only is not None:
         join(me, url, **{**given, **only.get(me.index, {})})
         return
+    if backend == "TENSORPIPE":
+        options = {"_transports": ["uv"], **options}
     member = rpc.BackendType[backend]
     rpc.init_rpc(
         me.name if name is None else name,

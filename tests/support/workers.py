@@ -6,6 +6,7 @@ See `rpc_backends_cli.processes.workers`.
 from __future__ import annotations
 
 import functools
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,17 @@ from support.environments import clean_environ
 __all__ = ["Done", "Failure", "Me", "Step", "Worker", "WorkerError", "Workers"]
 
 ROOT = Path(__file__).parents[2]
+PLUGINS = ("rpc_backend_tensorpipe", "rpc_backend_zeromq.handlers")
 
 
 @functools.cache
-def template(preload: str = "rpc_backend_tensorpipe") -> Template:
-    """Return how the workers of this repository's tests start: with one plugin imported.
+def template() -> Template:
+    """Return how the workers of all tests start: forked from one server that has the plugins imported.
 
-    Not the faulty one, whose import makes torch register a backend.
+    Not FAULTY_TENSORPIPE, whose import makes torch register a backend.
     """
     return Template(
-        preload=[preload],
+        preload=[module for module in PLUGINS if find_spec(module.partition(".")[0])],
         variables=clean_environ(),
         path=[str(ROOT / "tests")],
         # pytest's names for test modules, from this repository alone

@@ -11,18 +11,10 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Workers as _Workers
 from support import steps
-from support.workers import Me, Worker, template
+from support.workers import Me, Worker
 
 NAME = "ZEROMQ"
-
-
-class Workers(_Workers):
-    """Workers with the backend imported, in a clean environment."""
-
-    def __init__(self, size: int, **settings: Any) -> None:
-        super().__init__(size, **{"template": template("rpc_backend_zeromq.handlers"), **settings})
 
 
 def eventually(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 30) -> Any:

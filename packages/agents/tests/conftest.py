@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests are imported by thei
 from support.packages import write_package
 from support.workers import Worker, Workers
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "sockets_backend" / "sockets_backend.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sockets_backend" / "sockets_backend.py"
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def first_digest(output: str) -> str:
     return found[2]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_each_command_of_the_readme_prints_what_the_readme_shows(tmp_path: Path) -> None:
     for pattern in FILES:
         for file in FOLDER.glob(pattern):

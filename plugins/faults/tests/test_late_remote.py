@@ -14,7 +14,12 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "late_remote"
 
 pytestmark = pytest.mark.slow
 
-BACKENDS = ["TENSORPIPE", "torch's TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ"]
+BACKENDS = [
+    "TENSORPIPE",
+    pytest.param("torch's TENSORPIPE", marks=pytest.mark.thorough),
+    pytest.param("FAULTY_TENSORPIPE", marks=pytest.mark.thorough),
+    "ZEROMQ",
+]
 
 
 def run(backend: str, to: str, rules: str | None = "late.toml") -> subprocess.CompletedProcess[str]:

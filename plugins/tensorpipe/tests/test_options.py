@@ -50,7 +50,7 @@ def test_threads_timeout_and_init_method_arrive(url: str) -> None:
 
 def test_transports_arrive(url: str) -> None:
     with Workers(2) as workers:
-        workers.run(steps.join, url, only={0: {"_transports": ["uv"]}})
+        workers.run(steps.join, url, _transports=None, only={0: {"_transports": ["uv"]}})
 
         # Shared memory is a transport: who does not use it has none.
         assert [any("tensorpipe_shm" in file for file in one.files) for one in opened(workers)] == [

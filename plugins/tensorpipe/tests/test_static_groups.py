@@ -276,7 +276,7 @@ def test_tensors_and_scripts_and_errors_travel(url: str) -> None:
         workers.run(steps.leave)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_64_workers_of_one_host_start_and_stop(url: str) -> None:
     """More than can connect to one of them at the same time, so nobody has to at the start or the end."""
     with Workers(64, seconds=300) as workers:

@@ -12,8 +12,8 @@ import torch
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me
-from support.zeromq import Workers, eventually, join, run_counted, runs
+from support.workers import Me, Workers
+from support.zeromq import eventually, join, run_counted, runs
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from torch.distributed import rpc
 
 from support import steps
 from support.networks import Capture, Host, enter, lonely_host
-from support.workers import Me
-from support.zeromq import Workers, join
+from support.workers import Me, Workers
+from support.zeromq import join
 
 pytestmark = pytest.mark.slow
 

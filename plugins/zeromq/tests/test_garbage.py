@@ -12,8 +12,8 @@ import pytest
 
 from support import steps
 from support.steps import Meeting, meeting
-from support.workers import Me
-from support.zeromq import Workers, eventually, exercise, join, metric, said
+from support.workers import Me, Workers
+from support.zeromq import eventually, exercise, join, metric, said
 
 pytestmark = pytest.mark.slow
 

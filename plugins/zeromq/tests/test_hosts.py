@@ -20,8 +20,8 @@ from torch.distributed import rpc
 from support import steps
 from support.networks import Host, enter, hosts
 from support.steps import AT_ONCE
-from support.workers import Me
-from support.zeromq import Workers, endpoints, eventually, exercise, join, run_counted, runs
+from support.workers import Me, Workers
+from support.zeromq import endpoints, eventually, exercise, join, run_counted, runs
 
 pytestmark = pytest.mark.slow
 

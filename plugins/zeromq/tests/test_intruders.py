@@ -23,9 +23,9 @@ from torch.distributed import rpc
 from rpc_backend_zeromq import endpoints, identity, publication, secret
 from rpc_backend_zeromq.host import this_host
 from support import steps
-from support.workers import Me
-from support.zeromq import Workers, eventually, exercise, join, metric, run_counted, runs, said
+from support.workers import Me, Workers
 from support.zeromq import endpoints as tcp_endpoints
+from support.zeromq import eventually, exercise, join, metric, run_counted, runs, said
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import meeting
-from support.workers import Me
-from support.zeromq import Workers, join, metric
+from support.workers import Me, Workers
+from support.zeromq import join, metric
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def memory(pid: int) -> int:
     raise AssertionError(pid)
 
 
-@pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_large_group_forms_talks_and_ends(size: int, dynamic: bool, tmp_path: Path) -> None:
     """All start at once, and those of a dynamic group join at once."""

@@ -29,7 +29,7 @@ def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_nothing_grows_and_every_call_gives_what_it_should(tmp_path: Path) -> None:
     report = tmp_path / "soak.json"
     done = soak("--minutes", "0.5", "--json", str(report))
@@ -45,7 +45,7 @@ def test_nothing_grows_and_every_call_gives_what_it_should(tmp_path: Path) -> No
     assert len(found["samples"]["worker0"]["rss_mib"]) >= 100
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_leaks_is_found_and_what_does_not_is_not() -> None:
     done = soak("--minutes", "0.15", "--leak", "memory", "--leak", "threads")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -11,8 +11,8 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from support import steps
 from support.stores import CountingStore
-from support.workers import Me
-from support.zeromq import Workers, join
+from support.workers import Me, Workers
+from support.zeromq import join
 
 pytestmark = pytest.mark.slow
 
