@@ -22,12 +22,11 @@ BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*' 'simpy==4.1.*'
 
-# The core first: the others depend on it. NATIVE are those with C++, LATE those without C++ that need the agents.
+# The core first: the others depend on it. NATIVE are those with C++.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
 NATIVE := $(patsubst %/setup.py,%,$(wildcard $(ALL:%=%/setup.py)))
-LATE := $(patsubst %/pyproject.toml,%,$(shell grep -l '"rpc-backends-agents' $(patsubst %,%/pyproject.toml,$(filter-out $(NATIVE),$(ALL)))))
-PURE := . $(filter-out $(NATIVE) $(LATE),$(ALL))
-DISTRIBUTIONS := $(PURE) $(NATIVE) $(LATE)
+PURE := . $(filter-out $(NATIVE),$(ALL))
+DISTRIBUTIONS := $(PURE) $(NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(NATIVE:%=%/setup.py) \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
@@ -163,7 +162,7 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	$(BIN)/python tests/support/native.py & native=$$!; \
 	    $(BIN)/python -m pip install --no-build-isolation $(EDITABLE); wait $$native
 	$(BIN)/python tests/support/native.py \
-	    $(BIN)/python -m pip install --no-build-isolation $(patsubst %,-e ./%,$(NATIVE) $(LATE))
+	    $(BIN)/python -m pip install --no-build-isolation $(patsubst %,-e ./%,$(NATIVE))
 	$(BIN)/python -m pip check
 	@touch $@
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import rpc_backends_faults as faults
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 
-def can_have_rules(me: Me) -> bool:
+def can_have_rules(me: WorkerContext) -> bool:
     """Return whether fault injection is in front of this worker's agent."""
     try:
         faults.counts()
@@ -15,7 +15,7 @@ def can_have_rules(me: Me) -> bool:
     return True
 
 
-def set_rules(me: Me, count: int) -> None:
+def set_rules(me: WorkerContext, count: int) -> None:
     """Have so many rules, none of which applies to any message of the benchmark."""
     names: list[str] = me.memory.setdefault("rules", [])
     while names:

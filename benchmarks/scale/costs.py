@@ -19,7 +19,7 @@ from torch.distributed import rpc
 from rpc_backends_bench.accounting import processor_times
 from rpc_backends_bench.participants import Group
 from rpc_backends_bench.subjects import parse
-from rpc_backends_cli.processes import Me, Template, Workers
+from rpc_backends_cli.processes import Template, WorkerContext, Workers
 
 _REQUESTS = 3000
 _CONNECTIONS = 40
@@ -30,7 +30,7 @@ _VALUE, _READS = 1 << 20, 60
 _ROUNDS = 3
 
 
-def host(me: Me) -> int:
+def host(me: WorkerContext) -> int:
     """Host a store, and return its port."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("value", "x" * _VALUE)
@@ -38,7 +38,7 @@ def host(me: Me) -> int:
     return int(store.port)
 
 
-def connect(me: Me, port: int, times: int = 1) -> None:
+def connect(me: WorkerContext, port: int, times: int = 1) -> None:
     """Connect to the store, anew each time."""
     for _ in range(times):
         me.memory["store"] = dist.TCPStore(
@@ -46,19 +46,19 @@ def connect(me: Me, port: int, times: int = 1) -> None:
         )
 
 
-def add(me: Me, times: int) -> None:
+def add(me: WorkerContext, times: int) -> None:
     """Add to a counter."""
     for _ in range(times):
         me.memory["store"].add(me.name, 1)
 
 
-def read(me: Me, times: int) -> None:
+def read(me: WorkerContext, times: int) -> None:
     """Read a large value."""
     for _ in range(times):
         me.memory["store"].get("value")
 
 
-def call(me: Me, times: int) -> None:
+def call(me: WorkerContext, times: int) -> None:
     """Call worker 0, some at once."""
     under_way: list[Any] = []
     for _ in range(times):

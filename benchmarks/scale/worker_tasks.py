@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 #: Seconds that a wait in the store may take before it is begun anew: never, so that the number of
 #: requests does not depend on how long workers wait for each other.
@@ -18,7 +18,7 @@ _WITHOUT_END = 10_000.0
 _SENDING = ("_invoke_rpc_builtin", "_invoke_rpc_python_udf", "_invoke_rpc_torchscript")
 
 
-def prepare(me: Me) -> None:
+def prepare(me: WorkerContext) -> None:
     """Count the calls of this worker from here on, and wait in the store without a break."""
     from rpc_backends_core._group import waiting
 
@@ -40,7 +40,11 @@ def _counting(send: Any, counts: collections.Counter[str]) -> Any:
 
 
 def join(
-    me: Me, urls: list[str], backend: str, options: dict[str, Any], world_size: int | None
+    me: WorkerContext,
+    urls: list[str],
+    backend: str,
+    options: dict[str, Any],
+    world_size: int | None,
 ) -> None:
     """Join the group."""
     member = rpc.BackendType[backend]
@@ -55,18 +59,18 @@ def join(
     )
 
 
-def call_next(me: Me) -> None:
+def call_next(me: WorkerContext) -> None:
     """Call the worker of the next rank: a ring."""
     rpc.rpc_sync(f"worker{(me.index + 1) % me.size}", nothing)
 
 
-def call_first(me: Me) -> None:
+def call_first(me: WorkerContext) -> None:
     """Call worker 0, as workers do with their parameter server."""
     if me.index:
         rpc.rpc_sync("worker0", nothing)
 
 
-def call_all(me: Me) -> None:
+def call_all(me: WorkerContext) -> None:
     """Call all others, at once."""
     futures = [
         rpc.rpc_async(f"worker{other}", nothing) for other in range(me.size) if other != me.index
@@ -75,12 +79,12 @@ def call_all(me: Me) -> None:
         future.wait()
 
 
-def calls(me: Me) -> dict[str, int]:
+def calls(me: WorkerContext) -> dict[str, int]:
     """Return how many calls this worker has sent, and how many bytes what they carry takes."""
     return dict(me.memory["calls"])
 
 
-def leave(me: Me) -> None:
+def leave(me: WorkerContext) -> None:
     """Shut RPC down."""
     rpc.shutdown()
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 #: Wrong results that are kept in full; more are counted.
 _KEPT = 20
@@ -139,7 +139,7 @@ class Traffic:
     :ivar wrong: what was not as expected.
     """
 
-    me: Me
+    me: WorkerContext
     stop: threading.Event = field(default_factory=threading.Event)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)
@@ -188,7 +188,7 @@ class Traffic:
 
 
 def work(
-    me: Me, seconds: float, interval: float, threads: int, seed: int, leak: list[str]
+    me: WorkerContext, seconds: float, interval: float, threads: int, seed: int, leak: list[str]
 ) -> dict[str, Any]:
     """Make calls for so long, and tell every ``interval`` how many there have been, then None.
 

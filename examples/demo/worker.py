@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from demo.plan import SERVER, WORKERS, Plan
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 
-def join(me: Me, plan: Plan) -> None:
+def join(me: WorkerContext, plan: Plan) -> None:
     """Join the group over the plan's backend, with the faults that are options of it."""
     from torch.distributed import rpc
 
@@ -43,14 +43,14 @@ def join(me: Me, plan: Plan) -> None:
     )
 
 
-def train(me: Me, plan: Plan) -> None:
+def train(me: WorkerContext, plan: Plan) -> None:
     """Be a trainer."""
     from demo.trainer import Trainer
 
     Trainer(plan, WORKERS[me.index], me.tell).run()
 
 
-def leave(_me: Me, plan: Plan) -> None:
+def leave(_me: WorkerContext, plan: Plan) -> None:
     """Leave the group.
 
     A graceful shutdown gathers all workers by calls of its own, which it does not repeat: where

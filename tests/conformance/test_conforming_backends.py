@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_testing import SUITE_VERSION, census
+from rpc_backends_testing import SUITE_VERSION, manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole_suite]
 
@@ -32,9 +32,9 @@ def test_tensorpipe_conforms_and_the_list_of_requirements_is_what_ran(run_suite:
     _assert_conforms(report)
     assert report["backend"]["distribution"] == "rpc-backend-tensorpipe"
     ran = {result["id"]: result["since"] for result in report["results"]}
-    assert ran == census.requirements(), (
+    assert ran == manifest.requirements(), (
         "the suite and its published list differ; for new requirements run `python -m "
-        "rpc_backends_testing.census REPORT`"
+        "rpc_backends_testing.manifest REPORT`"
     )
     assert max(ran.values()) <= SUITE_VERSION
 

@@ -245,9 +245,9 @@ def test_the_report_is_written_as_json_and_as_a_page(run: Any) -> None:
 
 
 CENSUS = """
-    from rpc_backends_testing import census
+    from rpc_backends_testing import manifest
 
-    census.requirements = lambda: {"calls.good": 1, "time.declared": 1}
+    manifest.requirements = lambda: {"calls.good": 1, "time.declared": 1}
 """
 
 

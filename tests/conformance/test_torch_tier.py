@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backends_testing.torch_tier.races import run_without_races
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 
-def make_and_drop(me: Me, folder: Path) -> bool:
+def make_and_drop(me: WorkerContext, folder: Path) -> bool:
     import torch
     import torch.distributed as dist
 
@@ -34,7 +34,7 @@ def test_a_data_parallel_module_of_a_test_is_kept_since_dropping_it_can_hang(
         assert not workers[0].call(make_and_drop, tmp_path)
 
 
-def start_group(me: Me, folder: Path) -> bool:
+def start_group(me: WorkerContext, folder: Path) -> bool:
     import torch.distributed as dist
 
     ready, seen = folder / "ready", []

@@ -16,7 +16,7 @@ from rpc_backends_testing.chapters import CHAPTERS
 from rpc_backends_testing.marks import REQUIREMENT
 from rpc_backends_testing.suite import modules
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "writing-a-backend.md"
@@ -87,7 +87,7 @@ def test_the_backend_in_the_document_is_the_example_and_has_60_lines_at_most() -
     assert len(code.splitlines()) <= 60
 
 
-def become_small(me: Me, line: int, code: str) -> None:
+def become_small(me: WorkerContext, line: int, code: str) -> None:
     from torch.distributed import rpc
 
     backend = execute(line, code)["BACKEND"]

@@ -10,10 +10,10 @@ import pytest
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 
-def start(me: Me, url: str, **arguments: Any) -> list[str]:
+def start(me: WorkerContext, url: str, **arguments: Any) -> list[str]:
     """Start RPC in a group of one with the arguments given; return what has been started.
 
     The address comes from the environment, so that a start without options finds it.
@@ -54,7 +54,7 @@ def test_it_works_after_a_registration(url: str) -> None:
         assert workers[0].call(register_and_start, url) == before
 
 
-def register_and_start(me: Me, url: str) -> list[str]:
+def register_and_start(me: WorkerContext, url: str) -> list[str]:
     held = rpc.BackendType.TENSORPIPE
     rpc.backend_registry.register_backend("MINE", refuse, refuse)
     assert rpc.BackendType.TENSORPIPE is held
@@ -127,7 +127,7 @@ def test_options_without_a_backend_find_theirs_and_construct_no_others(
         assert "backend='FAULTY_TENSORPIPE'" in said[0]
 
 
-def start_by_options(me: Me, url: str) -> tuple[list[str], list[str], list[str]]:
+def start_by_options(me: WorkerContext, url: str) -> tuple[list[str], list[str], list[str]]:
     from torch.distributed.rpc._testing import FaultyTensorPipeRpcBackendOptions
 
     rpc.backend_registry.register_backend("FIRST", refuse, refuse)
@@ -166,7 +166,7 @@ def test_options_of_the_wrong_backend_are_refused(url: str) -> None:
         assert workers.run(steps.is_running) == [False]
 
 
-def start_faulty_with_plain_options(me: Me, url: str) -> None:
+def start_faulty_with_plain_options(me: WorkerContext, url: str) -> None:
     options = rpc.TensorPipeRpcBackendOptions(init_method=url)
     start(me, url, backend="FAULTY_TENSORPIPE", rpc_backend_options=options)
 
@@ -212,7 +212,7 @@ def test_torchs_testing_module_neither_raises_nor_takes_the_name_from_the_plugin
         assert is_faulty(workers[0].call(start, url, backend="FAULTY_TENSORPIPE"))
 
 
-def import_testing(me: Me) -> tuple[str, list[str]]:
+def import_testing(me: WorkerContext) -> tuple[str, list[str]]:
     import torch.distributed.rpc._testing
 
     import rpc_backends_core
@@ -235,7 +235,7 @@ def test_a_member_of_torchs_own_enum_taken_before_the_install_is_understood(url:
         assert workers[0].call(uninstall_and_start, url) == "TensorPipeAgent"
 
 
-def take_member_and_install(me: Me, url: str) -> tuple[str, str]:
+def take_member_and_install(me: WorkerContext, url: str) -> tuple[str, str]:
     import rpc_backends_core
 
     assert not rpc_backends_core.is_installed()
@@ -246,7 +246,7 @@ def take_member_and_install(me: Me, url: str) -> tuple[str, str]:
     return before[0], start(me, url, backend=held)[0]
 
 
-def uninstall_and_start(me: Me, url: str) -> str:
+def uninstall_and_start(me: WorkerContext, url: str) -> str:
     import rpc_backends_core
 
     rpc_backends_core.uninstall()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_testing.leftovers import opened
+from rpc_backends_testing.resource_leaks import opened
 from support import steps
 from support.packages import write_package
 from support.steps import AT_ONCE, Meeting
-from support.workers import Failure, Me, Step, Workers
+from support.workers import Failure, Step, WorkerContext, Workers
 
 
 def assert_same_error_at_once(failures: list[Failure], kind: str) -> str:
@@ -30,7 +30,7 @@ def assert_a_group_can_be_formed(workers: Workers, where: Meeting) -> None:
     workers.run(steps.leave)
 
 
-def join_and_tell(me: Me, url: str, **arguments: Any) -> None:
+def join_and_tell(me: WorkerContext, url: str, **arguments: Any) -> None:
     """Join, telling the test when this worker has arrived and waits for the others."""
     from rpc_backends_core._group import formation
 

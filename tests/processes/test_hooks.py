@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.packages import write_package
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 OBSERVER = """
     from rpc_backends_core import hookimpl
@@ -77,7 +77,7 @@ def package(folder: Path, source: str) -> Path:
     )
 
 
-def seen(me: Me) -> list[tuple[Any, ...]]:
+def seen(me: WorkerContext) -> list[tuple[Any, ...]]:
     """Return what the observer has seen since this was asked last."""
     import rpc_hooks_sample
 
@@ -86,7 +86,7 @@ def seen(me: Me) -> list[tuple[Any, ...]]:
     return news
 
 
-def register_old_style(me: Me) -> None:
+def register_old_style(me: WorkerContext) -> None:
     handlers = rpc.BackendType.TENSORPIPE.value
     rpc.backend_registry.register_backend("OLD", *handlers)
 
@@ -129,7 +129,7 @@ def test_they_may_put_another_agent_in_place(url: str, tmp_path: Path, own: bool
         assert workers[0].end() == 0
 
 
-def agent_type(me: Me) -> str:
+def agent_type(me: WorkerContext) -> str:
     return type(rpc.api._get_current_rpc_agent()).__name__
 
 
@@ -152,7 +152,7 @@ def test_one_that_fails_is_an_error_and_rpc_can_start(url: str, tmp_path: Path) 
         workers.run(steps.leave)
 
 
-def take_off_path(me: Me, folder: Path) -> None:
+def take_off_path(me: WorkerContext, folder: Path) -> None:
     """Do as if a package that `put_on_path` has installed were uninstalled."""
     import sys
 

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import AT_ONCE, Meeting
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def assert_a_group_works(
     workers.run(steps.leave, on=indices)
 
 
-def my_rank(me: Me) -> int:
+def my_rank(me: WorkerContext) -> int:
     return int(rpc.get_worker_info().id)
 
 
@@ -144,7 +144,7 @@ def test_other_names_and_options_in_a_later_group(anywhere: Meeting) -> None:
         workers.run(steps.leave)
 
 
-def threads_and_timeout(me: Me) -> tuple[str, float]:
+def threads_and_timeout(me: WorkerContext) -> tuple[str, float]:
     agent = rpc.api._get_current_rpc_agent()
     return agent.get_metrics()["agent.thread_pool_size"], rpc.get_rpc_timeout()
 
@@ -193,7 +193,7 @@ def test_leaving_a_later_group_in_which_rrefs_were_used_takes_no_time(
             assert step.outcome().seconds < AT_ONCE
 
 
-def keep_rref(me: Me, to: str) -> None:
+def keep_rref(me: WorkerContext, to: str) -> None:
     import torch
 
     me.memory["rref"] = rpc.remote(to, torch.full, args=((3,), 1.0))

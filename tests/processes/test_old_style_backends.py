@@ -9,7 +9,7 @@ from torch._C._distributed_rpc import _TensorPipeRpcBackendOptionsBase
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 registry: Any = rpc.backend_registry
 
@@ -44,7 +44,7 @@ def start_agent(store: Any, name: str, rank: int, world_size: int, rpc_backend_o
     return agent
 
 
-def register(me: Me, *names: str) -> list[str]:
+def register(me: WorkerContext, *names: str) -> list[str]:
     """Register backends, and rebind torch's enum as packages do that know torch's way."""
     for name in names:
         registry.register_backend(name, construct, start_agent)
@@ -66,7 +66,7 @@ def test_it_carries_calls_rrefs_and_autograd(url: str) -> None:
         assert workers.run(steps.is_running) == [False, False]
 
 
-def agent_type(me: Me) -> str:
+def agent_type(me: WorkerContext) -> str:
     return type(rpc.api._get_current_rpc_agent()).__name__
 
 
@@ -88,7 +88,7 @@ def test_backends_with_the_same_handlers_are_two_members() -> None:
         assert workers[0].call(are_two) == (True, True)
 
 
-def are_two(me: Me) -> tuple[bool, bool]:
+def are_two(me: WorkerContext) -> tuple[bool, bool]:
     one, two = rpc.BackendType.ONE, rpc.BackendType.TWO
     return one is not two and one != two, one.value == two.value
 
@@ -103,7 +103,7 @@ def test_options_with_no_backend_find_it_once_it_has_made_them(url: str) -> None
         workers.run(steps.leave)
 
 
-def start_by_options(me: Me, url: str) -> None:
+def start_by_options(me: WorkerContext, url: str) -> None:
     options = registry.construct_rpc_backend_options(
         rpc.BackendType.OLD, init_method=url, num_worker_threads=2
     )
@@ -126,14 +126,14 @@ def test_options_derived_from_torchs_start_their_own_backend(url: str) -> None:
         workers.run(steps.leave)
 
 
-def register_derived(me: Me) -> None:
+def register_derived(me: WorkerContext) -> None:
     def construct_derived(rpc_timeout: float, init_method: str, **options: Any) -> Derived:
         return Derived(rpc_timeout=rpc_timeout, init_method=init_method, **options)
 
     registry.register_backend("OLD", construct_derived, start_agent)
 
 
-def start_by_derived_options(me: Me, url: str) -> None:
+def start_by_derived_options(me: WorkerContext, url: str) -> None:
     options = Derived(init_method=url, num_worker_threads=2)
     rpc.init_rpc(me.name, rank=0, world_size=1, rpc_backend_options=options)
 
@@ -148,7 +148,7 @@ def test_required_options_that_are_missing_are_the_handlers_own_error(url: str) 
         assert "num_worker_threads" in failure.text
 
 
-def start_without_options(me: Me) -> None:
+def start_without_options(me: WorkerContext) -> None:
     rpc.init_rpc(me.name, backend=rpc.BackendType.OLD, rank=0, world_size=1)
 
 
@@ -173,7 +173,7 @@ def test_when_its_start_fails_nothing_is_left_and_another_start_works(url: str) 
         workers.run(steps.leave)
 
 
-def register_broken(me: Me) -> None:
+def register_broken(me: WorkerContext) -> None:
     registry.register_backend("BROKEN", construct, start_agent_and_fail)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 FAULTY = {"RPC_BACKENDS_OVERRIDE": "FAULTY_TENSORPIPE"}
 LINE = "RPC_BACKENDS_OVERRIDE: asked for {}, starting FAULTY_TENSORPIPE"
@@ -26,7 +26,9 @@ class Seen(NamedTuple):
     said: list[tuple[str, str]]
 
 
-def start(me: Me, arguments: dict[str, Any], options: dict[str, Any] | None = None) -> Seen:
+def start(
+    me: WorkerContext, arguments: dict[str, Any], options: dict[str, Any] | None = None
+) -> Seen:
     """Start RPC as a program does that hard-codes its backend, call all, and stop.
 
     The address comes from the environment, so that a start without options finds it.
@@ -75,7 +77,7 @@ def test_a_program_that_passes_the_member_gets_the_other() -> None:
         assert seen.said == [("INFO", LINE.format("TENSORPIPE"))]
 
 
-def start_by_member(me: Me) -> Seen:
+def start_by_member(me: WorkerContext) -> Seen:
     return start(me, {"backend": rpc.BackendType.TENSORPIPE})
 
 
@@ -101,7 +103,7 @@ def test_a_program_that_starts_torchs_internal_way_gets_the_other() -> None:
         assert workers[0].call(start_on_own_store).faulty
 
 
-def start_on_own_store(me: Me) -> Seen:
+def start_on_own_store(me: WorkerContext) -> Seen:
     rpc._init_rpc_backend(
         backend=rpc.BackendType.TENSORPIPE,
         store=dist.HashStore(),
@@ -154,7 +156,7 @@ def test_options_that_the_registry_has_constructed_arrive_too() -> None:
         assert (seen.faulty, seen.timeout, seen.threads) == (True, 7.5, "3")
 
 
-def start_by_constructed_options(me: Me) -> Seen:
+def start_by_constructed_options(me: WorkerContext) -> Seen:
     member = rpc.BackendType.TENSORPIPE
     options = rpc.backend_registry.construct_rpc_backend_options(
         member, rpc_timeout=7.5, num_worker_threads=3
@@ -197,7 +199,7 @@ def test_devices_are_refused_and_without_the_variable_the_process_can_start(
         assert not workers[0].call(start_without).faulty
 
 
-def start_without(me: Me) -> Seen:
+def start_without(me: WorkerContext) -> Seen:
     del os.environ["RPC_BACKENDS_OVERRIDE"]
     return start(me, {"backend": "TENSORPIPE"}, {})
 
@@ -212,7 +214,7 @@ def test_faults_are_named_in_a_warning_and_left_out() -> None:
         assert "TENSORPIPE runs without messages_to_fail, num_fail_sends," in text
 
 
-def start_with_faults(me: Me) -> Seen:
+def start_with_faults(me: WorkerContext) -> Seen:
     options = rpc.backend_registry.construct_rpc_backend_options(
         rpc.BackendType.FAULTY_TENSORPIPE,
         rpc_timeout=7.5,

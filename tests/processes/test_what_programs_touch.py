@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import Meeting
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 
 def test_require_initialized_guards_functions_of_programs(url: str) -> None:
@@ -29,7 +29,7 @@ def test_require_initialized_guards_functions_of_programs(url: str) -> None:
         workers.errors(guarded)
 
 
-def guarded(me: Me) -> str:
+def guarded(me: WorkerContext) -> str:
     return str(rpc.api._require_initialized(lambda: "through")())
 
 
@@ -42,7 +42,7 @@ def test_whether_an_agent_is_set_can_be_asked(url: str) -> None:
         assert workers.run(agent_is_set) == [False]
 
 
-def agent_is_set(me: Me) -> bool:
+def agent_is_set(me: WorkerContext) -> bool:
     from torch._C._distributed_rpc import _is_current_rpc_agent_set
 
     return bool(_is_current_rpc_agent_set())
@@ -70,7 +70,7 @@ def test_the_barrier_of_named_workers_works(url: str) -> None:
         workers.run(steps.leave)
 
 
-def barrier(me: Me) -> None:
+def barrier(me: WorkerContext) -> None:
     rpc.api._barrier({"worker0", "worker2"})
 
 
@@ -85,7 +85,7 @@ def test_remote_modules_work(url: str, world_size: int | None) -> None:
         workers.run(steps.leave)
 
 
-def use_remote_module(me: Me) -> Any:
+def use_remote_module(me: WorkerContext) -> Any:
     from torch.distributed.nn import RemoteModule
 
     module = RemoteModule("worker1/cpu", nn.Linear, args=(2, 1))
@@ -120,18 +120,18 @@ def test_a_process_group_on_the_same_master_port_before_and_beside_rpc(
             workers.run(end_process_group)
 
 
-def begin_process_group(me: Me) -> None:
+def begin_process_group(me: WorkerContext) -> None:
     os.environ["RANK"] = str(me.index)
     dist.init_process_group("gloo")
 
 
-def all_reduce(me: Me) -> float:
+def all_reduce(me: WorkerContext) -> float:
     ones = torch.ones(1)
     dist.all_reduce(ones)
     return float(ones)
 
 
-def end_process_group(me: Me) -> None:
+def end_process_group(me: WorkerContext) -> None:
     dist.destroy_process_group()
 
 
@@ -153,7 +153,7 @@ def test_rank_and_address_come_from_the_environment(
             workers.run(steps.leave)
 
 
-def start_as_torchrun_does(me: Me, says_rank: bool, world_size: int | None) -> None:
+def start_as_torchrun_does(me: WorkerContext, says_rank: bool, world_size: int | None) -> None:
     os.environ["RANK"] = str(me.index)
     rpc.init_rpc(me.name, world_size=world_size, **{"rank": me.index} if says_rank else {})
 
@@ -168,7 +168,7 @@ def test_debug_info_can_be_asked_for(url: str) -> None:
         workers.run(steps.leave)
 
 
-def debug_info(me: Me) -> dict[str, str]:
+def debug_info(me: WorkerContext) -> dict[str, str]:
     return dict(rpc._get_debug_info())
 
 
@@ -182,7 +182,7 @@ def test_a_store_that_the_program_brings_is_used() -> None:
             workers.run(steps.leave)
 
 
-def start_on_own_store(me: Me, port: int) -> None:
+def start_on_own_store(me: WorkerContext, port: int) -> None:
     me.memory["store"] = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     # What init_rpc does before it calls this.
     dist.autograd._init(me.index)

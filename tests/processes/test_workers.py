@@ -15,50 +15,50 @@ from typing import Any
 import pytest
 
 from rpc_backends_cli.processes import Done, Ended, Failure, News
-from support.workers import Me, WorkerError, Workers, template
+from support.workers import WorkerContext, WorkerError, Workers, template
 
 
-def identity(me: Me) -> tuple[int, str, int, int]:
+def identity(me: WorkerContext) -> tuple[int, str, int, int]:
     return me.index, me.name, me.size, os.getpid()
 
 
-def fail_on_the_second(me: Me) -> str:
+def fail_on_the_second(me: WorkerContext) -> str:
     if me.index == 1:
         raise KeyError("the second fails")
     return "fine"
 
 
-def sleep(me: Me) -> None:
+def sleep(me: WorkerContext) -> None:
     me.tell("sleeping")
     time.sleep(1000)
 
 
-def add_up(me: Me, value: int) -> int:
+def add_up(me: WorkerContext, value: int) -> int:
     me.memory["sum"] = me.memory.get("sum", 0) + value
     return int(me.memory["sum"])
 
 
-def variable(me: Me) -> str | None:
+def variable(me: WorkerContext) -> str | None:
     return os.environ.get("SOME_VARIABLE")
 
 
-def threads(me: Me) -> int:
+def threads(me: WorkerContext) -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def end_abruptly(me: Me) -> None:
+def end_abruptly(me: WorkerContext) -> None:
     print("last words")
     os._exit(3)
 
 
-def count(me: Me, *pauses: float) -> int:
+def count(me: WorkerContext, *pauses: float) -> int:
     for pause in pauses:
         time.sleep(pause)
         me.tell(me.index)
     return me.index
 
 
-def start_something(me: Me) -> int:
+def start_something(me: WorkerContext) -> int:
     return subprocess.Popen(["sleep", "600"]).pid
 
 

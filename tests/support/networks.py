@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from support.workers import Me
+from support.workers import WorkerContext
 
 _CLONE_NEWNET = 0x40000000
 _ETH_P_ALL = 0x0003
@@ -54,7 +54,7 @@ class Host:
         _ip("-n", switch, "link", "set", port, state).check_returncode()
 
 
-def enter(me: Me, host: Host) -> None:
+def enter(me: WorkerContext, host: Host) -> None:
     """Move this worker to a host; the first step it makes, since threads that are there stay behind."""
     _enter(host.name)
 

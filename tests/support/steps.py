@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from support.workers import Me
+from support.workers import WorkerContext
 
 #: Seconds in which what must happen "at once" has happened, also on a machine that is busy; well below
 #: the time limits that a hang would run into (60 s for a call, half an hour for a group).
@@ -61,7 +61,7 @@ def meeting(kind: str, folder: Path) -> Iterator[Meeting]:
 
 
 def join(
-    me: Me,
+    me: WorkerContext,
     url: str,
     *,
     name: str | None = None,
@@ -96,17 +96,17 @@ def join(
     )
 
 
-def join_dynamic(me: Me, url: str, **arguments: Any) -> None:
+def join_dynamic(me: WorkerContext, url: str, **arguments: Any) -> None:
     """Join a dynamic group."""
     join(me, url, world_size=None, **arguments)
 
 
-def leave(me: Me, graceful: bool = True, timeout: float = 0) -> None:
+def leave(me: WorkerContext, graceful: bool = True, timeout: float = 0) -> None:
     """Shut RPC down."""
     rpc.shutdown(graceful, timeout)
 
 
-def put_on_path(me: Me, wheel: Path) -> None:
+def put_on_path(me: WorkerContext, wheel: Path) -> None:
     """Make a package (`support.packages`) an installed one; before anything has asked for packages."""
     sys.path.append(str(wheel))
 
@@ -119,29 +119,31 @@ def who() -> str:
     return f"{rpc.get_worker_info().name} {os.getpid()}"
 
 
-def members(me: Me) -> dict[str, int]:
+def members(me: WorkerContext) -> dict[str, int]:
     """Return the ranks of the members, by name."""
     return {info.name: info.id for info in rpc.api._get_current_rpc_agent().get_worker_infos()}
 
 
-def call_all(me: Me) -> dict[str, str]:
+def call_all(me: WorkerContext) -> dict[str, str]:
     """Call all members, this one too; return the name that each answers with."""
     names = sorted(members(me))
     futures = [rpc.rpc_async(name, who) for name in names]
     return {name: future.wait().split()[0] for name, future in zip(names, futures, strict=True)}
 
 
-def call(me: Me, to: Any, function: Callable[..., Any] = who, *args: Any, **more: Any) -> Any:
+def call(
+    me: WorkerContext, to: Any, function: Callable[..., Any] = who, *args: Any, **more: Any
+) -> Any:
     """Call one worker."""
     return rpc.rpc_sync(to, function, args=args, **more)
 
 
-def gather(me: Me, value: Any, timeout: float = 30) -> Any:
+def gather(me: WorkerContext, value: Any, timeout: float = 30) -> Any:
     """Give ``value`` to all members, who must do the same, and return theirs by name."""
     return rpc.api._all_gather(value, timeout=timeout)
 
 
-def use_rref(me: Me, to: str) -> list[float]:
+def use_rref(me: WorkerContext, to: str) -> list[float]:
     """Keep a value on another worker, change it there and fetch it."""
     rref = rpc.remote(to, torch.full, args=((3,), 1.0))
     rref.rpc_sync().add_(1)
@@ -149,7 +151,7 @@ def use_rref(me: Me, to: str) -> list[float]:
     return value
 
 
-def differentiate(me: Me, to: str) -> list[float]:
+def differentiate(me: WorkerContext, to: str) -> list[float]:
     """Run a backward pass through another worker; return the gradient, threes."""
     with dist_autograd.context() as context:
         x = torch.ones(2, requires_grad=True)
@@ -159,7 +161,7 @@ def differentiate(me: Me, to: str) -> list[float]:
         return gradient
 
 
-def is_running(me: Me) -> bool:
+def is_running(me: WorkerContext) -> bool:
     """Return whether RPC is started in this process."""
     return bool(rpc.api._is_current_rpc_agent_set())
 
@@ -167,7 +169,7 @@ def is_running(me: Me) -> bool:
 # --- what a process has open ---------------------------------------------------------------------
 
 
-def warm_up(me: Me) -> None:
+def warm_up(me: WorkerContext) -> None:
     """Open what a process opens once and keeps: libuv, in the first TCP store, has a pair of pipes."""
     assert rpc.BackendType["TENSORPIPE"].value
     dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

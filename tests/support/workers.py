@@ -13,16 +13,16 @@ from typing import Any
 from rpc_backends_cli.processes import (
     Done,
     Failure,
-    Me,
     Step,
     Template,
     Worker,
+    WorkerContext,
     WorkerError,
 )
 from rpc_backends_cli.processes import Workers as _Workers
 from support.environments import clean_environ
 
-__all__ = ["Done", "Failure", "Me", "Step", "Worker", "WorkerError", "Workers"]
+__all__ = ["Done", "Failure", "Step", "Worker", "WorkerContext", "WorkerError", "Workers"]
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ("rpc_backend_tensorpipe", "rpc_backend_zeromq.handlers")

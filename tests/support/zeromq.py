@@ -12,7 +12,7 @@ import torch
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Worker
+from support.workers import Worker, WorkerContext
 
 NAME = "ZEROMQ"
 
@@ -54,29 +54,29 @@ def run_counted(token: str, payload: Any = None) -> str:
 # --- steps -----------------------------------------------------------------------------------------
 
 
-def join(me: Me, url: str, *, dynamic: bool = False, **options: Any) -> None:
+def join(me: WorkerContext, url: str, *, dynamic: bool = False, **options: Any) -> None:
     """Join a group, with the options of the backend."""
     steps.join(me, url, backend=NAME, world_size=None if dynamic else 0, **options)
 
 
-def runs(me: Me) -> dict[str, int]:
+def runs(me: WorkerContext) -> dict[str, int]:
     """Return what has run in this worker by `run_counted`, and how often."""
     with _runs_lock:
         return dict(_runs)
 
 
-def endpoints(me: Me) -> list[str]:
+def endpoints(me: WorkerContext) -> list[str]:
     """Return the TCP endpoints that this worker listens on."""
     found: str = rpc.api._get_current_rpc_agent().get_debug_info()["transport.zeromq.listens_on"]
     return found.split()
 
 
-def metric(me: Me, name: str) -> int:
+def metric(me: WorkerContext, name: str) -> int:
     """Return a figure of this worker's agent."""
     return int(rpc.api._get_current_rpc_agent().get_metrics()[name])
 
 
-def exercise(me: Me, to: str) -> None:
+def exercise(me: WorkerContext, to: str) -> None:
     """Make one call of each kind to a worker, and check what it gives."""
     small, large = torch.arange(10.0), torch.rand(300_000)
     assert torch.equal(rpc.rpc_sync(to, torch.add, args=(small, 1)), small + 1)

@@ -37,7 +37,7 @@ FIELDS = (
 
 
 def in_worker(body: Callable[..., None]) -> Callable[..., None]:
-    """Have a test run in the worker process of its module; its first argument is that worker's `Me`."""
+    """Run a test in the worker process of its module; its first argument is that `WorkerContext`."""
 
     @functools.wraps(body)
     def test(worker: Any, **parameters: Any) -> None:

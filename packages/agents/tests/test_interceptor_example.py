@@ -13,19 +13,19 @@ import torch
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "interceptor"
 
 
-def call(me: Me, function: Any, *arguments: Any) -> str:
+def call(me: WorkerContext, function: Any, *arguments: Any) -> str:
     try:
         return str(rpc.rpc_sync("worker1", function, args=arguments))
     except RuntimeError as error:
         return str(error)
 
 
-def metrics(me: Me) -> dict[str, str]:
+def metrics(me: WorkerContext) -> dict[str, str]:
     found: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
     return found
 

@@ -32,7 +32,7 @@ from torch.distributed import rpc
 from rpc_backends_agents import _C, intercept
 from support import steps
 from support.packages import write_package
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 DONE: list[Any] = []
 TIMEOUT = "RPC ran for more than set timeout"
@@ -90,7 +90,7 @@ def seen(recorder: Recorder, begin: str) -> list[str]:
 
 
 @in_worker
-def test_an_outgoing_request_is_seen_with_its_head(me: Me, library: Path) -> None:
+def test_an_outgoing_request_is_seen_with_its_head(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library)
     with two_agents(alone(recorder)):
         assert rpc.rpc_sync("b", do, args=(1,)) == 1
@@ -106,7 +106,7 @@ def test_an_outgoing_request_is_seen_with_its_head(me: Me, library: Path) -> Non
 
 
 @in_worker
-def test_an_incoming_request_is_seen_with_its_sender(me: Me, library: Path) -> None:
+def test_an_incoming_request_is_seen_with_its_sender(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, observe="")
     with two_agents({}, alone(recorder)):
         assert rpc.rpc_sync("b", do, args=(1,)) == 1
@@ -116,7 +116,7 @@ def test_an_incoming_request_is_seen_with_its_sender(me: Me, library: Path) -> N
 
 
 @in_worker
-def test_answers_and_errors_are_observed(me: Me, library: Path) -> None:
+def test_answers_and_errors_are_observed(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, observe="")
     with two_agents(alone(recorder)):
         rpc.rpc_sync("b", do, args=(1,))
@@ -128,7 +128,7 @@ def test_answers_and_errors_are_observed(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_metrics_have_the_interceptors_name(me: Me, library: Path) -> None:
+def test_metrics_have_the_interceptors_name(me: WorkerContext, library: Path) -> None:
     with two_agents(alone(Recorder(library))) as (agent, _):
         assert agent.get_metrics()["recorder.events"] == "many"
         assert "agent.requests_sent" in agent.get_debug_info()
@@ -138,7 +138,7 @@ def test_metrics_have_the_interceptors_name(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_an_interceptor_answers_in_place_of_the_peer(me: Me, library: Path) -> None:
+def test_an_interceptor_answers_in_place_of_the_peer(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, observe="")
     with two_agents(alone(recorder)):
         rpc.rpc_sync("b", do, args=("first",))
@@ -149,7 +149,9 @@ def test_an_interceptor_answers_in_place_of_the_peer(me: Me, library: Path) -> N
 
 @in_worker
 @pytest.mark.parametrize("direction", ["outgoing", "incoming"])
-def test_a_request_is_held_until_it_is_passed(me: Me, library: Path, direction: str) -> None:
+def test_a_request_is_held_until_it_is_passed(
+    me: WorkerContext, library: Path, direction: str
+) -> None:
     recorder = Recorder(library, **{direction: "hold"})
     sides = ({}, alone(recorder)) if direction == "incoming" else (alone(recorder), {})
     with two_agents(*sides):
@@ -163,7 +165,9 @@ def test_a_request_is_held_until_it_is_passed(me: Me, library: Path, direction: 
 
 @in_worker
 @pytest.mark.parametrize("direction", ["outgoing", "incoming"])
-def test_a_repeated_request_runs_several_times(me: Me, library: Path, direction: str) -> None:
+def test_a_repeated_request_runs_several_times(
+    me: WorkerContext, library: Path, direction: str
+) -> None:
     recorder = Recorder(library, **{direction: "repeat"})
     sides = ({}, alone(recorder)) if direction == "incoming" else (alone(recorder), {})
     with two_agents(*sides):
@@ -173,7 +177,9 @@ def test_a_repeated_request_runs_several_times(me: Me, library: Path, direction:
 
 @in_worker
 @pytest.mark.parametrize("direction", ["outgoing", "incoming"])
-def test_a_dropped_request_runs_into_its_timeout(me: Me, library: Path, direction: str) -> None:
+def test_a_dropped_request_runs_into_its_timeout(
+    me: WorkerContext, library: Path, direction: str
+) -> None:
     recorder = Recorder(library, observe="", **{direction: "drop"})
     sides = ({}, alone(recorder)) if direction == "incoming" else (alone(recorder), {})
     with two_agents(*sides):
@@ -186,7 +192,7 @@ def test_a_dropped_request_runs_into_its_timeout(me: Me, library: Path, directio
 
 @in_worker
 @pytest.mark.parametrize("direction", ["outgoing", "incoming"])
-def test_a_failed_request_raises_its_text(me: Me, library: Path, direction: str) -> None:
+def test_a_failed_request_raises_its_text(me: WorkerContext, library: Path, direction: str) -> None:
     recorder = Recorder(library, **{direction: "fail"})
     sides = ({}, alone(recorder)) if direction == "incoming" else (alone(recorder), {})
     with two_agents(*sides):
@@ -195,7 +201,7 @@ def test_a_failed_request_raises_its_text(me: Me, library: Path, direction: str)
 
 
 @in_worker
-def test_an_answer_is_held_dropped_or_replaced(me: Me, library: Path) -> None:
+def test_an_answer_is_held_dropped_or_replaced(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, observe="", answer="hold")
     with two_agents(alone(recorder)):
         held = rpc.rpc_async("b", do, args=("held",))
@@ -211,7 +217,7 @@ def test_an_answer_is_held_dropped_or_replaced(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_a_held_request_ends_by_its_timeout(me: Me, library: Path) -> None:
+def test_a_held_request_ends_by_its_timeout(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, observe="", outgoing="hold")
     with two_agents(alone(recorder)):
         future = rpc.rpc_async("b", do, args=("late",), timeout=0.05)
@@ -222,7 +228,7 @@ def test_a_held_request_ends_by_its_timeout(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_shutdown_fails_what_is_held(me: Me, library: Path) -> None:
+def test_shutdown_fails_what_is_held(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, observe="", outgoing="hold")
     with two_agents(alone(recorder)):
         future = rpc.rpc_async("b", do, args=(1,), timeout=0)
@@ -232,7 +238,7 @@ def test_shutdown_fails_what_is_held(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_join_waits_for_what_is_held(me: Me, library: Path) -> None:
+def test_join_waits_for_what_is_held(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, outgoing="hold")
     with two_agents(alone(recorder)) as (agent, _):
         future = rpc.rpc_async("b", do, args=(1,))
@@ -251,7 +257,7 @@ def test_join_waits_for_what_is_held(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_a_second_decision_is_an_error_without_effect(me: Me, library: Path) -> None:
+def test_a_second_decision_is_an_error_without_effect(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, outgoing="pass twice")
     with two_agents(alone(recorder)):
         assert rpc.rpc_sync("b", do, args=(1,)) == 1
@@ -268,7 +274,7 @@ def test_a_second_decision_is_an_error_without_effect(me: Me, library: Path) -> 
     [("throw", "failed: the recorder has thrown"), ("let go", "has let go of it undecided")],
 )
 def test_a_defect_of_an_interceptor_fails_the_request(
-    me: Me, library: Path, verb: str, text: str
+    me: WorkerContext, library: Path, verb: str, text: str
 ) -> None:
     with two_agents(alone(Recorder(library, outgoing=verb))):
         error = error_of(rpc.rpc_async("b", do, args=(1,)))
@@ -277,7 +283,7 @@ def test_a_defect_of_an_interceptor_fails_the_request(
 
 
 @in_worker
-def test_names_are_taken_once_and_before_the_start(me: Me, library: Path) -> None:
+def test_names_are_taken_once_and_before_the_start(me: WorkerContext, library: Path) -> None:
     agent = make(_C.MemoryTransport())
     front = intercept(agent, Recorder(library), name="x")
     assert intercept(front, Recorder(library), name="y") is front
@@ -299,7 +305,7 @@ def test_names_are_taken_once_and_before_the_start(me: Me, library: Path) -> Non
 
 
 @in_worker
-def test_several_see_a_request_in_their_order(me: Me, library: Path) -> None:
+def test_several_see_a_request_in_their_order(me: WorkerContext, library: Path) -> None:
     first, second, third = (Recorder(library, observe="") for _ in range(3))
     second.order(outgoing="fail")
     chain = {"c": (third, 5), "b": (second, 1), "a": (first, 1)}
@@ -312,7 +318,7 @@ def test_several_see_a_request_in_their_order(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_incoming_requests_come_from_the_other_end(me: Me, library: Path) -> None:
+def test_incoming_requests_come_from_the_other_end(me: WorkerContext, library: Path) -> None:
     near, far = Recorder(library), Recorder(library, incoming="fail")
     with two_agents({}, {"near": (near, 1), "far": (far, 2)}):
         assert "refused" in error_of(rpc.rpc_async("b", do, args=(1,)))
@@ -320,7 +326,7 @@ def test_incoming_requests_come_from_the_other_end(me: Me, library: Path) -> Non
 
 
 @in_worker
-def test_answers_pass_several_on_their_way_back(me: Me, library: Path) -> None:
+def test_answers_pass_several_on_their_way_back(me: WorkerContext, library: Path) -> None:
     near, far = Recorder(library, observe=""), Recorder(library, observe="", answer="fail")
     with two_agents({"near": (near, 1), "far": (far, 2)}):
         assert "replaced" in error_of(rpc.rpc_async("b", do, args=(1,)))
@@ -329,7 +335,7 @@ def test_answers_pass_several_on_their_way_back(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_without_interceptors_the_agent_is_not_wrapped(me: Me) -> None:
+def test_without_interceptors_the_agent_is_not_wrapped(me: WorkerContext) -> None:
     with two_agents({}) as (agent, _):
         assert type(agent) is _C.TransportAgent
 
@@ -338,7 +344,7 @@ def test_without_interceptors_the_agent_is_not_wrapped(me: Me) -> None:
 
 
 @in_worker
-def test_context_arrives_at_the_interceptor_of_its_name(me: Me, library: Path) -> None:
+def test_context_arrives_at_the_interceptor_of_its_name(me: WorkerContext, library: Path) -> None:
     sender, other, receiver, bystander = (Recorder(library) for _ in range(4))
     sender.order(context="abc")
     other.order(context="x" * 255)
@@ -354,7 +360,7 @@ def test_context_arrives_at_the_interceptor_of_its_name(me: Me, library: Path) -
 
 
 @in_worker
-def test_too_much_context_is_refused(me: Me, library: Path) -> None:
+def test_too_much_context_is_refused(me: WorkerContext, library: Path) -> None:
     recorders = {f"r{number}": (Recorder(library, context="x" * 255), 0) for number in range(4)}
     recorders |= {"last": (Recorder(library, context="y"), 1), "big": (Recorder(library), 2)}
     recorders["big"][0].order(context="z" * 256)
@@ -369,7 +375,7 @@ def test_too_much_context_is_refused(me: Me, library: Path) -> None:
 
 
 @in_worker
-def test_a_request_without_context_is_not_longer(me: Me, library: Path) -> None:
+def test_a_request_without_context_is_not_longer(me: WorkerContext, library: Path) -> None:
     with on_wire() as (_, wire):
         _, frame = a_request(wire, "x")
     assert HEAD.unpack_from(frame[0])[7] == 0
@@ -389,7 +395,7 @@ def test_a_request_without_context_is_not_longer(me: Me, library: Path) -> None:
     ],
 )
 def test_a_frame_with_a_false_context_is_refused(
-    me: Me, context: bytes, size: int | None, reason: str
+    me: WorkerContext, context: bytes, size: int | None, reason: str
 ) -> None:
     with on_wire() as (agent, wire):
         _, frame = a_request(wire, "x")
@@ -402,7 +408,7 @@ def test_a_frame_with_a_false_context_is_refused(
 
 
 @in_worker
-def test_an_answer_with_context_is_refused(me: Me) -> None:
+def test_an_answer_with_context_is_refused(me: WorkerContext) -> None:
     with on_wire() as (_, wire):
         future, frame = a_request(wire, "x")
         wire.inbox.deliver(1, change(frame, kind=2, type=515, context=4))
@@ -426,7 +432,7 @@ HOOK = """
 """
 
 
-def prepare(me: Me, library: Path, wheel: Path) -> None:
+def prepare(me: WorkerContext, library: Path, wheel: Path) -> None:
     steps.put_on_path(me, wheel)
     recorders().append(Recorder(library))
 
@@ -437,7 +443,7 @@ def recorders() -> list[Recorder]:
     return found
 
 
-def call(me: Me, verb: str) -> tuple[str, list[str]]:
+def call(me: WorkerContext, verb: str) -> tuple[str, list[str]]:
     (recorder,) = recorders()
     recorder.order(outgoing=verb, observe="", context="not carried")
     try:

@@ -13,20 +13,20 @@ from torch.distributed import rpc
 import rpc_backends_core
 import rpc_backends_faults as faults
 from support import steps
-from support.workers import Me
+from support.workers import WorkerContext
 
 #: What was done in this process, in order.
 DONE: list[Any] = []
 _changed = threading.Condition()
 
 
-def join(me: Me, url: str, backend: str, **settings: Any) -> None:
+def join(me: WorkerContext, url: str, backend: str, **settings: Any) -> None:
     """Join a group of all workers, ready for rules."""
     faults.enable()
     steps.join(me, url, backend=backend, **settings)
 
 
-def find_package(me: Me, path: str) -> None:
+def find_package(me: WorkerContext, path: str) -> None:
     """Have a package among those that are installed."""
     sys.path.insert(0, path)
     rpc_backends_core.refresh()
@@ -59,7 +59,11 @@ def wait_until_done(what: Any, times: int = 1) -> list[Any]:
 
 
 def attempt(
-    me: Me, to: str, what: Any, timeout: float = 30, rules: tuple[dict[str, Any], ...] = ()
+    me: WorkerContext,
+    to: str,
+    what: Any,
+    timeout: float = 30,
+    rules: tuple[dict[str, Any], ...] = (),
 ) -> tuple[str, float]:
     """Call :func:`do` on a worker; return the answer or the error, and after how many seconds."""
     names = [faults.add(**rule) for rule in rules]
@@ -74,7 +78,9 @@ def attempt(
     return found, seconds
 
 
-def several(me: Me, to: str, whats: list[Any], rules: tuple[dict[str, Any], ...]) -> list[str]:
+def several(
+    me: WorkerContext, to: str, whats: list[Any], rules: tuple[dict[str, Any], ...]
+) -> list[str]:
     """Call :func:`do` one after the other; return the answers, or the first words of the errors."""
     names = [faults.add(**rule) for rule in rules]
     found = []
@@ -88,38 +94,38 @@ def several(me: Me, to: str, whats: list[Any], rules: tuple[dict[str, Any], ...]
     return found
 
 
-def add(me: Me, rule: dict[str, Any]) -> str:
+def add(me: WorkerContext, rule: dict[str, Any]) -> str:
     """Add a rule."""
     return faults.add(**rule)
 
 
-def remove(me: Me, name: str) -> None:
+def remove(me: WorkerContext, name: str) -> None:
     """Remove it."""
     faults.remove(name)
 
 
-def counts(me: Me) -> dict[str, int]:
+def counts(me: WorkerContext) -> dict[str, int]:
     """Return how often each rule has fired."""
     return faults.counts()
 
 
-def seen(me: Me) -> list[Any]:
+def seen(me: WorkerContext) -> list[Any]:
     """Return what was done in this worker."""
     return done()
 
 
-def wait_for(me: Me, what: Any, times: int = 1) -> list[Any]:
+def wait_for(me: WorkerContext, what: Any, times: int = 1) -> list[Any]:
     """Wait until something has been done here."""
     return wait_until_done(what, times)
 
 
-def metrics(me: Me) -> dict[str, str]:
+def metrics(me: WorkerContext) -> dict[str, str]:
     """Return those of faults."""
     found: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
     return {key: value for key, value in found.items() if key.startswith("faults.")}
 
 
-def tensors(me: Me, to: str) -> list[float]:
+def tensors(me: WorkerContext, to: str) -> list[float]:
     """Use an RRef, and a call with tensors."""
     held = rpc.remote(to, torch.add, args=(torch.ones(2), 1))
     summed: torch.Tensor = held.to_here() + rpc.rpc_sync(to, torch.neg, args=(-torch.ones(2),))

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 from . import acts
 
@@ -65,7 +65,7 @@ def run(
 run.number = 0  # type: ignore[attr-defined]
 
 
-def call_from_threads(me: Me, threads: int, load: int) -> dict[str, list[str]]:
+def call_from_threads(me: WorkerContext, threads: int, load: int) -> dict[str, list[str]]:
     """Make each call twice, from so many threads, beside so many that keep the processor busy."""
     end = threading.Event()
 
@@ -142,7 +142,7 @@ def test_another_rule_changes_no_decision(tmp_path: Path, rules: Path) -> None:
 # --- replays --------------------------------------------------------------------------------------
 
 
-def train(me: Me, begin: int = 0) -> tuple[int, str]:
+def train(me: WorkerContext, begin: int = 0) -> tuple[int, str]:
     """Make calls until one fails; return which did, and why."""
     for number in range(begin, 1000):
         try:

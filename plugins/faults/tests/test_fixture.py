@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_faults import RuleError
 from rpc_backends_faults.testing import Runner
 
@@ -23,7 +23,7 @@ def update(by: torch.Tensor) -> float:
         return float(_total.add_(by))
 
 
-def train(me: Me, steps: int) -> float:
+def train(me: WorkerContext, steps: int) -> float:
     """Have worker0 add up ones, and return what it says in the end."""
     if me.index == 0:
         return 0.0

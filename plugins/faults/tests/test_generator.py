@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 from . import acts
 
@@ -67,7 +67,7 @@ def test_the_hash_of_these_tests_is_the_one_of_the_paper() -> None:
     assert siphash(key, bytes(range(15))) == 0xA129CA6149BE45E5
 
 
-def call_many(me: Me, many: int) -> None:
+def call_many(me: WorkerContext, many: int) -> None:
     """Make calls of which some fail, each of ten several times."""
     for count in range(many):
         with contextlib.suppress(RuntimeError):

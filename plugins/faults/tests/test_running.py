@@ -15,7 +15,7 @@ from torch.distributed import rpc
 import rpc_backends_faults as faults
 from rpc_backends_faults import watching
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 from . import acts
 
@@ -35,12 +35,12 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def agent_class(me: Me) -> str:
+def agent_class(me: WorkerContext) -> str:
     """Return what stands in front."""
     return type(rpc.api._get_current_rpc_agent()).__name__
 
 
-def imported(me: Me) -> list[str]:
+def imported(me: WorkerContext) -> list[str]:
     """Return what was imported of us."""
     import sys
 
@@ -114,7 +114,7 @@ def test_torchs_own_dynamic_groups_work_behind_it(url: str) -> None:
         assert [step.result() for step in leaving] == [None, None]
 
 
-def join_torchs_own(me: Me, url: str) -> None:
+def join_torchs_own(me: WorkerContext, url: str) -> None:
     """Join a dynamic group with torch's handlers, and not the plugin's."""
     from torch.distributed.rpc import backend_registry
 
@@ -140,7 +140,7 @@ def test_a_rule_acts_for_as_long_as_its_block_runs(url: str) -> None:
         workers.run(steps.leave)
 
 
-def in_and_out(me: Me) -> list[str]:
+def in_and_out(me: WorkerContext) -> list[str]:
     """Call before a rule, under it and after it."""
     found = []
 
@@ -166,7 +166,7 @@ def test_a_rule_can_be_given_to_another_worker_by_its_name(url: str) -> None:
         workers.run(steps.leave)
 
 
-def rule_another(me: Me) -> list[Any]:
+def rule_another(me: WorkerContext) -> list[Any]:
     """Have worker1 fail when it calls worker2."""
     there = faults.Worker("worker1")
     with there.rule(what="fail", name="there", function="*.acts.do"):
@@ -233,7 +233,7 @@ def replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def wait_for_event(me: Me, log: str, event: str, times: int = 1) -> None:
+def wait_for_event(me: WorkerContext, log: str, event: str, times: int = 1) -> None:
     """Wait until there is such an event in a log."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
@@ -298,7 +298,7 @@ probability = 0
     assert "'idle'" not in other
 
 
-def call_also(me: Me, to: str) -> None:
+def call_also(me: WorkerContext, to: str) -> None:
     """Make a call."""
     rpc.rpc_sync(to, acts.also_do, args=(1,))
 
@@ -326,7 +326,7 @@ def test_the_log_has_each_message_and_each_fault_up_to_a_crash(
     assert [fault["what"] for fault in calls[2]["faults"]] == ["crash"]
 
 
-def call_several(me: Me, to: str, many: int) -> None:
+def call_several(me: WorkerContext, to: str, many: int) -> None:
     """Make the same call several times."""
     for _ in range(many):
         rpc.rpc_sync(to, acts.do, args=("x",))
@@ -345,7 +345,7 @@ def test_what_is_held_goes_out_before_a_worker_leaves(url: str, backend: str) ->
         assert workers[1].call(acts.seen) == ["forgotten"]
 
 
-def start_and_forget(me: Me, rule: dict[str, Any]) -> None:
+def start_and_forget(me: WorkerContext, rule: dict[str, Any]) -> None:
     """Begin a call and do not wait for it."""
     faults.add(**rule)
     rpc.rpc_async("worker1", acts.do, args=("forgotten",))
@@ -361,7 +361,7 @@ def test_a_call_that_is_lost_for_ever_fails_when_its_worker_ends(url: str, backe
     assert "the RPC agent of this worker has been shut down" in error
 
 
-def lose_and_leave(me: Me) -> str:
+def lose_and_leave(me: WorkerContext) -> str:
     """Lose a call that has no timeout, and leave."""
     faults.add(what="drop", function="*.acts.do")
     lost = rpc.rpc_async("worker1", acts.do, args=("lost",), timeout=0)
@@ -384,13 +384,13 @@ def test_no_thread_and_no_file_is_left_after_the_end(url: str, rules: Path, tmp_
     assert left == {"threads": ["MainThread"], "log": False}
 
 
-def hold_some(me: Me) -> None:
+def hold_some(me: WorkerContext) -> None:
     """Have the threads of the agent started."""
     with faults.rule(what="delay", seconds=0.01, function="torch.ops.aten.add"):
         rpc.rpc_sync(me.name, torch.add, args=(torch.ones(1), 1))
 
 
-def look_around(me: Me, log: str) -> dict[str, Any]:
+def look_around(me: WorkerContext, log: str) -> dict[str, Any]:
     """Return the threads of Python, and whether the log is open."""
     files = [
         str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()

@@ -14,7 +14,7 @@ from torch.distributed import rpc
 
 import rpc_backends_faults as faults
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 from . import acts
 
@@ -112,7 +112,9 @@ def backward(to: str) -> Any:
         dist_autograd.backward(context, [rpc.rpc_sync(to, torch.mul, args=(x, x)).sum()])
 
 
-def outcome(me: Me, act: Callable[[str], Any], rule: dict[str, Any], to: str = "worker1") -> str:
+def outcome(
+    me: WorkerContext, act: Callable[[str], Any], rule: dict[str, Any], to: str = "worker1"
+) -> str:
     """Do something while a rule acts; say whether that failed by it."""
     with faults.rule(**rule):
         try:
@@ -210,7 +212,7 @@ def test_the_calls_by_which_groups_start_and_stop_are_left_alone_unless_a_rule_w
     assert any(FAILED in failure.text for failure in failures)
 
 
-def gather(me: Me) -> Any:
+def gather(me: WorkerContext) -> Any:
     """Do what torch does at shutdown."""
     return rpc.api._all_gather(me.index, timeout=5)
 
@@ -255,7 +257,7 @@ def test_counts_can_be_for_each_receiver(workers: Workers) -> None:
     assert workers[0].call(to_all, {**rule, "per": "all"}) == ["failed", "done", "done", "done"]
 
 
-def to_all(me: Me, rule: dict[str, Any]) -> list[str]:
+def to_all(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
     """Call two workers in turn, twice."""
     found = []
     with faults.rule(**rule):
@@ -288,7 +290,7 @@ def test_a_rule_can_act_while_the_program_is_in_a_mark(workers: Workers) -> None
     assert workers[0].call(through_marks, rule) == ["done", "failed", "failed", "failed", "done"]
 
 
-def through_marks(me: Me, rule: dict[str, Any]) -> list[str]:
+def through_marks(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
     """Call outside of marks, in others, in one that fits, in one within it, and outside again."""
     found = []
 
@@ -314,7 +316,7 @@ def test_messages_that_are_held_do_not_hold_up_each_other(workers: Workers) -> N
     assert workers[0].call(start_many, 20) < 1.0 * 20
 
 
-def start_many(me: Me, many: int) -> float:
+def start_many(me: WorkerContext, many: int) -> float:
     """Start calls that are held for a second each; return how long it took until all were known."""
     with faults.rule(what="delay", seconds=1.0, function="*.acts.do"):
         begin = time.monotonic()

@@ -11,12 +11,12 @@ import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 INTENDED = "RPCErr:2:Send attempt failed intentionally for "
 
 
-def join(me: Me, url: str, **options: Any) -> None:
+def join(me: WorkerContext, url: str, **options: Any) -> None:
     steps.join(me, url, backend="FAULTY_TENSORPIPE", **options)
 
 
@@ -25,7 +25,7 @@ def answer(value: int) -> int:
     return value
 
 
-def attempt(me: Me, *values: int) -> list[str]:
+def attempt(me: WorkerContext, *values: int) -> list[str]:
     """Call `answer` on the other worker with each value; return what became of each call."""
     outcomes = []
     for value in values:
@@ -78,7 +78,7 @@ def test_a_failed_send_is_an_error_on_the_future_and_nothing_is_sent(url: str) -
         workers.run(steps.leave, False)
 
 
-def call_and_count(me: Me) -> tuple[bool, str]:
+def call_and_count(me: WorkerContext) -> tuple[bool, str]:
     future = rpc.rpc_async("worker1", answer, args=(1,))
     with pytest.raises((RuntimeError, UnicodeDecodeError)):
         future.wait()
@@ -117,7 +117,7 @@ def test_a_delay_is_slept_on_the_calling_thread(url: str) -> None:
         workers.run(steps.leave, False)
 
 
-def time_async_calls(me: Me, count: int) -> tuple[float, float]:
+def time_async_calls(me: WorkerContext, count: int) -> tuple[float, float]:
     begin = time.monotonic()
     futures = [rpc.rpc_async("worker1", answer, args=(number,)) for number in range(count)]
     started = time.monotonic() - begin
@@ -125,7 +125,7 @@ def time_async_calls(me: Me, count: int) -> tuple[float, float]:
     return started, time.monotonic() - begin
 
 
-def time_builtin(me: Me) -> float:
+def time_builtin(me: WorkerContext) -> float:
     """Make a call of another type (SCRIPT_CALL): the quickest of several, as the machine is busy."""
     times = []
     for _ in range(5):
@@ -148,7 +148,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def call_in_context(me: Me) -> float:
+def call_in_context(me: WorkerContext) -> float:
     with dist_autograd.context():
         x = torch.full((1,), 1.5, requires_grad=True)
         return float(rpc.rpc_sync("worker1", double, args=(x,)))

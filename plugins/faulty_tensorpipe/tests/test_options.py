@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 MESSAGE_TYPES = (
     "RREF_FORK_REQUEST",
@@ -24,7 +24,7 @@ MESSAGE_TYPES = (
 )
 
 
-def construct(me: Me, **options: Any) -> dict[str, Any]:
+def construct(me: WorkerContext, **options: Any) -> dict[str, Any]:
     made = rpc.backend_registry.construct_rpc_backend_options(
         rpc.BackendType.FAULTY_TENSORPIPE, **options
     )

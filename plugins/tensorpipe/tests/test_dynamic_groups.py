@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import AT_ONCE, Meeting, join_dynamic
-from support.workers import Done, Failure, Me, Workers
+from support.workers import Done, Failure, WorkerContext, Workers
 
 
 def everybody(*names: str) -> dict[str, str]:
@@ -130,7 +130,7 @@ def test_what_a_program_knows_of_a_worker_can_be_handed_on(url: str) -> None:
         workers.run(steps.leave)
 
 
-def call_through(me: Me, relay: str, to: str) -> str:
+def call_through(me: WorkerContext, relay: str, to: str) -> str:
     return str(rpc.rpc_sync(relay, pass_on, args=(rpc.get_worker_info(to),)))
 
 
@@ -150,7 +150,7 @@ def test_a_worker_that_leaves_finishes_what_it_serves(url: str) -> None:
         workers[0].call(steps.leave)
 
 
-def call_and_tell(me: Me, to: str) -> str:
+def call_and_tell(me: WorkerContext, to: str) -> str:
     future = rpc.rpc_async(to, serve_slowly, args=(me.name,))
     assert SERVING.wait(30)
     me.tell("serving")
@@ -179,7 +179,7 @@ def test_a_worker_that_leaves_gets_the_answers_it_waits_for(url: str) -> None:
         workers[0].call(steps.leave)
 
 
-def ask_and_leave(me: Me, to: str) -> str:
+def ask_and_leave(me: WorkerContext, to: str) -> str:
     future = rpc.rpc_async(to, answer_slowly)
     result = future.then(lambda done: done.value())
     rpc.shutdown()
@@ -343,7 +343,7 @@ def test_workers_that_come_and_go_all_the_time_end_up_as_one_group(where: Meetin
         workers.run(steps.leave)
 
 
-def come_and_go(me: Me, url: str, times: int) -> None:
+def come_and_go(me: WorkerContext, url: str, times: int) -> None:
     for number in range(times):
         join_dynamic(me, url)
         assert rpc.rpc_sync("worker0", steps.who).split()[0] == "worker0"
@@ -380,7 +380,7 @@ def test_a_worker_that_is_killed_while_it_joins_stops_nobody(url: str) -> None:
         workers.run(steps.leave)
 
 
-def join_and_stop_before_telling(me: Me, url: str) -> None:
+def join_and_stop_before_telling(me: WorkerContext, url: str) -> None:
     from rpc_backend_tensorpipe import dynamic_group
 
     def stop(*args: Any) -> None:
@@ -403,7 +403,7 @@ def test_a_worker_that_fails_while_it_joins_is_no_member_afterwards(url: str) ->
         workers.run(steps.leave, on=[0, 2])
 
 
-def join_and_fail_after_telling(me: Me, url: str) -> None:
+def join_and_fail_after_telling(me: WorkerContext, url: str) -> None:
     from rpc_backend_tensorpipe import dynamic_group
 
     introduce = dynamic_group._introduce
@@ -478,7 +478,7 @@ def test_a_worker_may_leave_while_others_hold_rrefs_to_its_values(url: str) -> N
         assert [worker.end() for worker in workers] == [0, 0]
 
 
-def keep_rref(me: Me, to: str) -> None:
+def keep_rref(me: WorkerContext, to: str) -> None:
     me.memory["rref"] = rpc.remote(to, torch.full, args=((3,), 1.0))
     me.memory["rref"].to_here()
 

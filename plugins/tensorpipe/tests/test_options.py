@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_testing import leftovers
+from rpc_backends_testing import resource_leaks
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 KNOWN = (
     "rpc_timeout",
@@ -23,7 +23,7 @@ KNOWN = (
 )
 
 
-def agent_options(me: Me) -> dict[str, Any]:
+def agent_options(me: WorkerContext) -> dict[str, Any]:
     agent = rpc.api._get_current_rpc_agent()
     options = agent._get_backend_options()
     return {
@@ -62,8 +62,8 @@ def test_transports_arrive(url: str) -> None:
         workers.run(steps.leave)
 
 
-def opened(workers: Workers) -> list[leftovers.Open]:
-    return workers.run(leftovers.opened)
+def opened(workers: Workers) -> list[resource_leaks.Open]:
+    return workers.run(resource_leaks.opened)
 
 
 @pytest.mark.parametrize("option", ["_transports", "_channels"])
@@ -121,7 +121,7 @@ def test_options_of_torchs_class_are_used_as_they_are(url: str) -> None:
         workers.run(steps.leave)
 
 
-def join_with_torchs_options(me: Me, url: str) -> None:
+def join_with_torchs_options(me: WorkerContext, url: str) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=url, num_worker_threads=2, _transports=["uv"], _channels=["basic"]
     )

@@ -14,7 +14,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import AT_ONCE, Meeting
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 
 # All that torch documents for a name, at the length it allows.
 LONGEST_NAME = (string.ascii_letters + string.digits + "_:-" * 30)[:127]
@@ -45,7 +45,7 @@ def test_calls_may_be_made_at_once_when_init_returns(where: Meeting) -> None:
             workers.run(steps.leave)
 
 
-def join_and_call(me: Me, url: str) -> tuple[dict[str, str], list[str]]:
+def join_and_call(me: WorkerContext, url: str) -> tuple[dict[str, str], list[str]]:
     steps.join(me, url)
     return steps.call_all(me), sorted(steps.gather(me, None))
 
@@ -70,7 +70,7 @@ def test_starting_warns_of_nothing_and_makes_no_gloo_process_group(url: str) -> 
         assert [worker.output for worker in workers] == ["", ""]
 
 
-def start_strictly(me: Me, url: str) -> None:
+def start_strictly(me: WorkerContext, url: str) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("a Gloo process group was made")
 
@@ -112,7 +112,7 @@ def test_a_timeout_of_zero_means_that_calls_never_time_out(where: Meeting) -> No
         workers.run(steps.leave)
 
 
-def default_timeout(me: Me) -> float:
+def default_timeout(me: WorkerContext) -> float:
     return float(rpc.get_rpc_timeout())
 
 
@@ -126,7 +126,7 @@ def wait_for_release() -> str:
     return "released"
 
 
-def release(me: Me) -> bool:
+def release(me: WorkerContext) -> bool:
     arrived = WAITING.wait(60)
     RELEASED.set()
     return arrived
@@ -146,7 +146,7 @@ def test_workers_are_known_by_name_by_rank_and_as_oneself(url: str) -> None:
         workers.run(steps.leave)
 
 
-def known_workers(me: Me) -> list[tuple[str, int]]:
+def known_workers(me: WorkerContext) -> list[tuple[str, int]]:
     infos = [rpc.get_worker_info(), rpc.get_worker_info("worker0"), rpc.get_worker_info("worker1")]
     return [(info.name, info.id) for info in infos]
 
@@ -160,7 +160,7 @@ def test_rank_and_world_size_may_be_any_integer(url: str) -> None:
         workers.run(steps.leave)
 
 
-def join_with_numpy(me: Me, url: str) -> None:
+def join_with_numpy(me: WorkerContext, url: str) -> None:
     import numpy as np
 
     steps.join(me, url, rank=np.int64(me.index), world_size=np.int32(2))
@@ -181,7 +181,7 @@ def test_an_absent_worker_is_a_runtime_error(url: str, absent: str | int) -> Non
         workers.run(steps.leave)
 
 
-def look_up(me: Me, who: Any) -> None:
+def look_up(me: WorkerContext, who: Any) -> None:
     rpc.api._get_current_rpc_agent().get_worker_info(who)
 
 
@@ -252,13 +252,13 @@ def test_a_graceful_shutdown_waits_for_all_workers_and_their_work(url: str) -> N
         assert workers[0].call(result_of_begun_call) == "released"
 
 
-def begin_call(me: Me, to: str) -> None:
+def begin_call(me: WorkerContext, to: str) -> None:
     me.memory["call"] = rpc.rpc_async(to, wait_for_release)
     # Python results cannot be unpickled after a shutdown, so it is fetched as it comes.
     me.memory["result"] = me.memory["call"].then(lambda done: done.value())
 
 
-def result_of_begun_call(me: Me) -> Any:
+def result_of_begun_call(me: WorkerContext) -> Any:
     return me.memory["result"].wait()
 
 

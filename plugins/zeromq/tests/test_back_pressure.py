@@ -12,7 +12,7 @@ import torch
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 from support.zeromq import eventually, join, run_counted, runs
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ CALLS = 160
 SLACK = 48 * MIB
 
 
-def send_all(me: Me, to: str, folder: str) -> None:
+def send_all(me: WorkerContext, to: str, folder: str) -> None:
     """Make all calls, each with a tensor of its own, and wait for their answers."""
     progress = Path(folder) / "sent"
     futures = []

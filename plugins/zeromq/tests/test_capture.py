@@ -11,7 +11,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.networks import Capture, Host, enter, lonely_host
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 from support.zeromq import join
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def fail_in_a_worker() -> None:
     raise ValueError(ERROR)
 
 
-def whisper(me: Me, to: str) -> None:
+def whisper(me: WorkerContext, to: str) -> None:
     """Make the calls that are looked for."""
     tensor = torch.frombuffer(bytearray(TENSOR * 1000), dtype=torch.uint8)
     answer, text = rpc.rpc_sync(to, whisper_to_a_worker, args=(tensor, TEXT))

@@ -12,7 +12,7 @@ import pytest
 
 from support import steps
 from support.steps import Meeting, meeting
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 from support.zeromq import eventually, exercise, join, metric, said
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def throw(address: tuple[str, int], garbage: bytes) -> socket.socket:
     return guest
 
 
-def pace_calls(me: Me, to: str) -> int:
+def pace_calls(me: WorkerContext, to: str) -> int:
     """Call a worker until told to stop, and return how often; each call is answered."""
     me.tell("calling")
     calls = 0
@@ -77,16 +77,16 @@ def pace_calls(me: Me, to: str) -> int:
     return calls
 
 
-def stop_when(me: Me, path: str) -> None:
+def stop_when(me: WorkerContext, path: str) -> None:
     me.memory["stop"] = path
 
 
-def limit_files(me: Me, number: int) -> None:
+def limit_files(me: WorkerContext, number: int) -> None:
     """Have this process open no more files than so many."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
 
 
-def warn(me: Me) -> None:
+def warn(me: WorkerContext) -> None:
     import logging
 
     logging.basicConfig(level=logging.WARNING)
@@ -167,7 +167,7 @@ def can_call(workers: Workers) -> bool:
     return bool(workers[1].call(try_call, "worker0"))
 
 
-def try_call(me: Me, to: str) -> bool:
+def try_call(me: WorkerContext, to: str) -> bool:
     """Return whether a call gets through."""
     try:
         steps.call(me, to, timeout=5)

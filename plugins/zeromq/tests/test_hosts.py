@@ -20,7 +20,7 @@ from torch.distributed import rpc
 from support import steps
 from support.networks import Host, enter, hosts
 from support.steps import AT_ONCE
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 from support.zeromq import endpoints, eventually, exercise, join, run_counted, runs
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def sum_of(rref: Any) -> float:
     return float(rref.to_here().sum())
 
 
-def share_an_rref(me: Me, owner: str, user: str) -> float:
+def share_an_rref(me: WorkerContext, owner: str, user: str) -> float:
     """Have one worker keep a tensor, and another one use it."""
     rref = rpc.remote(owner, torch.full, args=((1000,), 2.0))
     found: float = rpc.rpc_sync(user, sum_of, args=(rref,))
@@ -91,7 +91,7 @@ class Caller:
     :ivar outcomes: "" or an error, by the token of the call.
     """
 
-    me: Me
+    me: WorkerContext
     to: str
     stop: Path
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Caller:
                 self.stage += 1
 
 
-def keep_calling(me: Me, to: str, stop: str) -> dict[str, str]:
+def keep_calling(me: WorkerContext, to: str, stop: str) -> dict[str, str]:
     """Call a worker until a file is there; return what became of each call."""
     caller = Caller(me, to, Path(stop))
     threads = [threading.Thread(target=caller.run, args=(n,)) for n in range(3)]
@@ -137,7 +137,7 @@ def keep_calling(me: Me, to: str, stop: str) -> dict[str, str]:
     return caller.outcomes
 
 
-def time_an_error(me: Me, to: str) -> tuple[str, float]:
+def time_an_error(me: WorkerContext, to: str) -> tuple[str, float]:
     """Call a worker that cannot be reached; return the error, and how many seconds it took."""
     begin = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
@@ -145,7 +145,7 @@ def time_an_error(me: Me, to: str) -> tuple[str, float]:
     return str(caught.value), time.monotonic() - begin
 
 
-def send_long_messages_to(me: Me, to: str) -> list[str]:
+def send_long_messages_to(me: WorkerContext, to: str) -> list[str]:
     """Call a worker with more than leaves at once until calls fail; return their errors."""
     payload = torch.rand(LONG)
     errors: list[str] = []
@@ -161,7 +161,7 @@ def send_long_messages_to(me: Me, to: str) -> list[str]:
     return errors
 
 
-def user_timeouts(me: Me, port: int) -> list[int]:
+def user_timeouts(me: WorkerContext, port: int) -> list[int]:
     """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections that have a port."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
@@ -180,7 +180,7 @@ def user_timeouts(me: Me, port: int) -> list[int]:
     return found
 
 
-def works(me: Me, to: str) -> bool:
+def works(me: WorkerContext, to: str) -> bool:
     """Return whether a call gets through."""
     try:
         return steps.call(me, to).split()[0] == to
@@ -321,7 +321,7 @@ def begin_and_wait(token: str) -> None:
     threading.Event().wait()
 
 
-def wait_for_ever_on(me: Me, to: str) -> str:
+def wait_for_ever_on(me: WorkerContext, to: str) -> str:
     """Call what does not return, and say so once it runs; return the error."""
     future = rpc.rpc_async(to, begin_and_wait, args=(me.name,), timeout=0)
     while me.name not in rpc.rpc_sync(to, runs, args=(me_of(to),)):

@@ -23,7 +23,7 @@ from torch.distributed import rpc
 from rpc_backend_zeromq import endpoints, identity, publication, secret
 from rpc_backend_zeromq.host import this_host
 from support import steps
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 from support.zeromq import endpoints as tcp_endpoints
 from support.zeromq import eventually, exercise, join, metric, run_counted, runs, said
 
@@ -68,7 +68,7 @@ def address_of(url: str, rank: int, dynamic: bool) -> str:
     raise AssertionError(f"rank {rank} is not in the store")
 
 
-def call_from_outside(me: Me, address: str, folder: str, **options: Any) -> str:
+def call_from_outside(me: WorkerContext, address: str, folder: str, **options: Any) -> str:
     """Say to be worker1 and call worker0, whose address this is; return the error."""
     believe_everything()
     join(me, f"file://{folder}/other", name="worker1", rank=1, dynamic=True, **options)
@@ -82,7 +82,9 @@ def call_from_outside(me: Me, address: str, folder: str, **options: Any) -> str:
     return ""
 
 
-def join_from_outside(me: Me, url: str, name: str, folder: str, **options: Any) -> list[str]:
+def join_from_outside(
+    me: WorkerContext, url: str, name: str, folder: str, **options: Any
+) -> list[str]:
     """Join somebody else's dynamic group, and call its members; return the errors."""
     believe_everything()
     join(me, url, name=name, rank=5 + me.index, dynamic=True, **options)
@@ -95,7 +97,9 @@ def join_from_outside(me: Me, url: str, name: str, folder: str, **options: Any) 
     return errors
 
 
-def announce(me: Me, url: str, name: str, rank: int, worker_id: int, address: str) -> None:
+def announce(
+    me: WorkerContext, url: str, name: str, rank: int, worker_id: int, address: str
+) -> None:
     """Write a worker into the list of a dynamic group."""
     store = group_store(url)
     number = store.add("records", 1)
@@ -104,14 +108,14 @@ def announce(me: Me, url: str, name: str, rank: int, worker_id: int, address: st
     store.set(f"record/{store.add('records', 1)}", json.dumps({"kind": "in", "number": number}))
 
 
-def write_records(me: Me, url: str, texts: list[str]) -> None:
+def write_records(me: WorkerContext, url: str, texts: list[str]) -> None:
     """Write any text into the list of a dynamic group."""
     store = group_store(url)
     for text in texts:
         store.set(f"record/{store.add('records', 1)}", text)
 
 
-def overwrite(me: Me, url: str, keys: dict[str, str]) -> None:
+def overwrite(me: WorkerContext, url: str, keys: dict[str, str]) -> None:
     """Write into the store of a group."""
     store = group_store(url)
     for key, value in keys.items():
@@ -121,12 +125,12 @@ def overwrite(me: Me, url: str, keys: dict[str, str]) -> None:
 # --- what members do -------------------------------------------------------------------------------
 
 
-def names(me: Me) -> list[str]:
+def names(me: WorkerContext) -> list[str]:
     """Return the members, as the list in the store has them now."""
     return sorted(info.name for info in rpc.api._get_current_rpc_agent().get_worker_infos())
 
 
-def is_warned(me: Me) -> None:
+def is_warned(me: WorkerContext) -> None:
     """Have the log written where the test sees it."""
     logging.basicConfig(level=logging.WARNING)
 
@@ -153,7 +157,7 @@ def group(url: str, text: str | None, dynamic: bool, size: int = 2, **more: Any)
         yield workers
 
 
-def join_static_of_two(me: Me, url: str, **options: Any) -> None:
+def join_static_of_two(me: WorkerContext, url: str, **options: Any) -> None:
     steps.join(me, url, backend="ZEROMQ", world_size=2, **options)
 
 
@@ -300,7 +304,7 @@ def test_who_writes_addresses_before_the_start_keeps_a_group_from_starting_and_n
 FAILED = {"none": "has no secret", "another": "has another secret"}
 
 
-def be_there_first(me: Me, url: str, other: str | None) -> str:
+def be_there_first(me: WorkerContext, url: str, other: str | None) -> str:
     """Write the addresses of worker0 and worker1 into a store before they come; return the port."""
     store = group_store(url)
     store.set("zeromq/nonce", "mine")
@@ -359,7 +363,7 @@ class Recorder:
             target.shutdown(socket.SHUT_WR)
 
 
-def connect_by(me: Me, port: int) -> None:
+def connect_by(me: WorkerContext, port: int) -> None:
     """Have this worker connect to a port, whatever address its peer has."""
     endpoints.choose = lambda *_: f"tcp://127.0.0.1:{port}"  # type: ignore[assignment]
 

@@ -12,7 +12,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import meeting
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 from support.zeromq import join, metric
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ FURTHER = (1, 7, 13)
 PATIENCE = 180
 
 
-def call_some(me: Me) -> None:
+def call_some(me: WorkerContext) -> None:
     """Call a few other workers, all at the same time, and check what they answer."""
     others = [f"worker{(me.index + n) % me.size}" for n in FURTHER]
     tensor = torch.full((1000,), float(me.index))

@@ -11,7 +11,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from support import steps
 from support.stores import CountingStore
-from support.workers import Me, Workers
+from support.workers import WorkerContext, Workers
 from support.zeromq import join
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ SIZES = (2, 8, 16)
 URL = "counted://127.0.0.1"
 
 
-def meet_at_a_counting_store(me: Me, port: int) -> None:
+def meet_at_a_counting_store(me: WorkerContext, port: int) -> None:
     """Have ``counted://`` mean a store that counts this worker's requests, on the one of the test."""
 
     def handler(url: str, timeout: timedelta = timedelta(seconds=60), **_: Any) -> Any:
@@ -31,7 +31,7 @@ def meet_at_a_counting_store(me: Me, port: int) -> None:
     register_rendezvous_handler("counted", handler)
 
 
-def requests(me: Me) -> int:
+def requests(me: WorkerContext) -> int:
     """Return how many requests this worker has made."""
     return int(me.memory["store"].kinds.total())
 

@@ -13,7 +13,7 @@ import time
 from array import array
 from typing import Any
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 #: Bytes that are held against a no-op.
 SMALL = 64
@@ -21,7 +21,7 @@ _HEADER = 9
 _ANSWER = b"."
 
 
-def serve(me: Me) -> int:
+def serve(me: WorkerContext) -> int:
     """Answer one client on the loopback interface from now on; return the port."""
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_serve, args=(listener,), daemon=True).start()
@@ -29,7 +29,7 @@ def serve(me: Me) -> int:
     return port
 
 
-def connect(me: Me, port: int) -> None:
+def connect(me: WorkerContext, port: int) -> None:
     """Be the client."""
     channel = socket.create_connection(("127.0.0.1", port))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -37,7 +37,7 @@ def connect(me: Me, port: int) -> None:
 
 
 def block(
-    me: Me, baseline: str, kind: str, length: int, calls: int, seconds: float
+    me: WorkerContext, baseline: str, kind: str, length: int, calls: int, seconds: float
 ) -> array[float]:
     """Return the times of moving ``length`` bytes.
 
@@ -59,7 +59,7 @@ def block(
     return times
 
 
-def _memory(me: Me, length: int) -> tuple[Any, Any]:
+def _memory(me: WorkerContext, length: int) -> tuple[Any, Any]:
     import torch
 
     if me.memory.get("length") != length:
@@ -68,14 +68,14 @@ def _memory(me: Me, length: int) -> tuple[Any, Any]:
     return me.memory["here"], me.memory["there"]
 
 
-def _memcpy(me: Me, memory: tuple[Any, Any], kind: str) -> None:
+def _memcpy(me: WorkerContext, memory: tuple[Any, Any], kind: str) -> None:
     here, there = memory
     there.copy_(here)
     if kind == "echo":
         here.copy_(there)
 
 
-def _over_socket(me: Me, memory: tuple[Any, Any], kind: str) -> None:
+def _over_socket(me: WorkerContext, memory: tuple[Any, Any], kind: str) -> None:
     channel: socket.socket = me.memory["channel"]
     here, there = (memoryview(one.numpy()) for one in memory)
     header = len(here).to_bytes(8, "big") + (b"e" if kind == "echo" else b"o")

@@ -14,7 +14,7 @@ from typing import Any
 
 from rpc_backends_bench import accounting
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 #: Begin and end of something, by the clock that all processes share.
 Span = tuple[float, float]
@@ -50,7 +50,7 @@ def find_backends() -> None:
 # --- joining and leaving -------------------------------------------------------------------------
 
 
-def prepare(me: Me, own_memory: bool = False) -> None:
+def prepare(me: WorkerContext, own_memory: bool = False) -> None:
     """Make this process what a program's is before it starts RPC.
 
     :param own_memory: copy the pages that a fork shares, so that no copying is measured.
@@ -60,7 +60,9 @@ def prepare(me: Me, own_memory: bool = False) -> None:
     me.memory["before"] = accounting.inventory()
 
 
-def join(me: Me, subject: Subject, url: str, world_size: int | None, at: float = 0.0) -> Span:
+def join(
+    me: WorkerContext, subject: Subject, url: str, world_size: int | None, at: float = 0.0
+) -> Span:
     """Call ``init_rpc`` at the time ``at``.
 
     :param world_size: None for a dynamic group.
@@ -89,7 +91,7 @@ def join(me: Me, subject: Subject, url: str, world_size: int | None, at: float =
     return begin, time.perf_counter()
 
 
-def connect_all(me: Me, ranks: list[int], at: float = 0.0) -> Span:
+def connect_all(me: WorkerContext, ranks: list[int], at: float = 0.0) -> Span:
     """Call a no-op once on each of ``ranks``, all at once."""
     from torch.distributed import rpc
 
@@ -100,7 +102,7 @@ def connect_all(me: Me, ranks: list[int], at: float = 0.0) -> Span:
     return begin, time.perf_counter()
 
 
-def leave(me: Me, at: float = 0.0) -> Span:
+def leave(me: WorkerContext, at: float = 0.0) -> Span:
     """Call ``shutdown``."""
     from torch.distributed import rpc
 
@@ -110,7 +112,7 @@ def leave(me: Me, at: float = 0.0) -> Span:
     return begin, time.perf_counter()
 
 
-def resource_usage(me: Me) -> dict[str, int]:
+def resource_usage(me: WorkerContext) -> dict[str, int]:
     """Return what this process uses more than before RPC: bytes, threads, descriptors."""
     before = me.memory["before"]
     return {key: value - before[key] for key, value in accounting.inventory().items()}
@@ -119,7 +121,9 @@ def resource_usage(me: Me) -> dict[str, int]:
 # --- calls ---------------------------------------------------------------------------------------
 
 
-def latency(me: Me, kind: str, calls: int, seconds: float, loaded: bool = False) -> array[float]:
+def latency(
+    me: WorkerContext, kind: str, calls: int, seconds: float, loaded: bool = False
+) -> array[float]:
     """Return the times, in seconds, of calls to worker 1 that are made one after the other.
 
     :param seconds: after which it ends, with fewer ``calls``, but not before a quarter of them.
@@ -130,7 +134,9 @@ def latency(me: Me, kind: str, calls: int, seconds: float, loaded: bool = False)
         return timed(call, calls, seconds, WARM_UP, least=calls // 4)
 
 
-def throughput(me: Me, in_flight: int, seconds: float, at: float = 0.0, to: int = 1) -> float:
+def throughput(
+    me: WorkerContext, in_flight: int, seconds: float, at: float = 0.0, to: int = 1
+) -> float:
     """Return how many no-ops a second end, with so many ``in_flight`` until the last ones.
 
     :param seconds: how long new ones begin; longer if these are less than a few for each in flight.
@@ -152,7 +158,7 @@ def throughput(me: Me, in_flight: int, seconds: float, at: float = 0.0, to: int 
     return made / (time.perf_counter() - begin)
 
 
-def size(me: Me, kind: str, length: int, calls: int, seconds: float) -> array[float]:
+def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) -> array[float]:
     """Return the times of sending ``length`` bytes to worker 1: ``oneway``, or ``echo`` and back."""
     import torch
     from torch.distributed.rpc import rpc_sync
@@ -164,7 +170,7 @@ def size(me: Me, kind: str, length: int, calls: int, seconds: float) -> array[fl
     return timed(lambda: rpc_sync("worker1", function, args=(tensor,)), calls, seconds, 1, least=2)
 
 
-def processor(me: Me, callee: int, calls: int, seconds: float) -> dict[str, float]:
+def processor(me: WorkerContext, callee: int, calls: int, seconds: float) -> dict[str, float]:
     """Return the processor time of a call in the caller and in the callee, and of waiting.
 
     :param callee: the process of worker 1.
@@ -233,7 +239,7 @@ def timed(
     return times
 
 
-def _call(me: Me, kind: str) -> Callable[[], Any]:
+def _call(me: WorkerContext, kind: str) -> Callable[[], Any]:
     import torch
     from torch.distributed.rpc import rpc_sync
 

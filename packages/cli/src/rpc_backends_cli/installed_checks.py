@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpc_backends_cli import isolation
 from rpc_backends_cli.installed import UnusableError, remedy, run_check
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_cli.report import Finding, Section
 from rpc_backends_core.spi import inspection as discovery
 
@@ -45,7 +45,7 @@ def _section(key: str, number: int, found: Record, limit: float) -> Section:
     return Section(key, found.name, [Finding("problem", "not looked at", text)])
 
 
-def _look(_me: Me, number: int) -> tuple[str | None, dict[str, Any] | None]:
+def _look(_me: WorkerContext, number: int) -> tuple[str | None, dict[str, Any] | None]:
     """Run check ``number`` of all packages; return why it cannot be used, or its section as data."""
     found = discovery.declared(discovery.CHECKS_GROUP)[number]
     try:

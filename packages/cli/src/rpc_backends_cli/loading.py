@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rpc_backends_cli import isolation
 from rpc_backends_cli.output import origin
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_cli.report import Finding, Section, seconds
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
     return results
 
 
-def _load(me: Me, items: Sequence[Item]) -> None:
+def _load(me: WorkerContext, items: Sequence[Item]) -> None:
     """Load ``items`` one after the other and report how each went."""
     me.doing("importing torch")
     import torch  # noqa: F401  # as in every program, and not to be counted as the first plugin's time

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backends_cli import isolation
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_cli.report import Finding, seconds
 
 CALLS = 100
@@ -67,7 +67,7 @@ def _first_failed(outcomes: list[isolation.Outcome]) -> isolation.Outcome | None
 
 
 def _call_each_other(
-    me: Me, backend: str, url: str, rank: int, rpc_timeout: float
+    me: WorkerContext, backend: str, url: str, rank: int, rpc_timeout: float
 ) -> dict[str, Any]:
     """Join a group of two, in which rank 0 calls rank 1; return how long it all took in seconds.
 

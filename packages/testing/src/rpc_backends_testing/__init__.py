@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rpc_backends_cli.processes import Me as Me
+    from rpc_backends_cli.processes import WorkerContext as WorkerContext
     from rpc_backends_cli.processes import Workers as Workers
     from rpc_backends_testing.checks import expect as expect
     from rpc_backends_testing.marks import in_group as in_group
@@ -24,7 +24,7 @@ _HOMES = {
     "expect": "rpc_backends_testing.checks",
     "in_group": "rpc_backends_testing.marks",
     "requirement": "rpc_backends_testing.marks",
-    "Me": "rpc_backends_cli.processes",
+    "WorkerContext": "rpc_backends_cli.processes",
     "Subject": "rpc_backends_testing.subject",
     "Workers": "rpc_backends_cli.processes",
 }

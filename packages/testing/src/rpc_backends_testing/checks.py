@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rpc_backends_testing.comparison import describe, difference
 
 if TYPE_CHECKING:
-    from rpc_backends_cli.processes import Me
+    from rpc_backends_cli.processes import WorkerContext
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ def expect(call: Call) -> Expectation:
     return Expectation(call)
 
 
-_step: list[Me] = []
+_step: list[WorkerContext] = []
 
 
-def run_step(me: Me, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_step(me: WorkerContext, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a step in a worker; its checks say what they do, in case one never comes back."""
     _step[:] = [me]
     try:
@@ -177,7 +177,7 @@ def run_step(me: Me, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 def checking(step: Callable[..., Any]) -> Callable[..., Any]:
     """Make a step of a function with checks, for `Workers.run`: they say what they do."""
 
-    def run(me: Me, *args: Any, **kwargs: Any) -> Any:
+    def run(me: WorkerContext, *args: Any, **kwargs: Any) -> Any:
         return run_step(me, step, *args, **kwargs)
 
     # Not functools.wraps: a reference to a step goes through what that leaves behind.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rpc_backends_testing.chapters import CHAPTERS
-from rpc_backends_testing.judging import subject_of
 from rpc_backends_testing.marks import REQUIREMENT
+from rpc_backends_testing.outcomes import subject_of
 
 
 def check(items: list[pytest.Item]) -> None:

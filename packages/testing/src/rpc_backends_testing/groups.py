@@ -11,7 +11,7 @@ from typing import Any
 
 from rpc_backends_cli.processes import Template, Workers
 from rpc_backends_core.spi.inspection import default_registry
-from rpc_backends_testing import steps
+from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import run_step
 from rpc_backends_testing.subject import Subject
 
@@ -69,9 +69,9 @@ class Groups:
         :param options: for the backend, besides those of the subject.
         """
         with self.workers(size, seconds) as workers:
-            workers.run(steps.join, self.subject, self.place(), **options)
+            workers.run(worker_tasks.join, self.subject, self.place(), **options)
             yield workers
-            workers.run(steps.leave)
+            workers.run(worker_tasks.leave)
 
     def run_in_first(
         self, size: int, step: Callable[..., Any], seconds: float, options: Any, arguments: Any

@@ -129,7 +129,7 @@ def pytest_runtest_makereport(
     """Give a requirement's report the outcome that its capability and version make of it."""
     report = yield
     if item.get_closest_marker(_REQUIREMENT):
-        from rpc_backends_testing.judging import judge
+        from rpc_backends_testing.outcomes import judge
 
         judge(item, call, report)
     return report
@@ -168,7 +168,7 @@ class _Recorder:
 @pytest.fixture
 def rpc_subject(request: pytest.FixtureRequest) -> Subject:
     """Give the backend under test."""
-    from rpc_backends_testing.judging import subject_of
+    from rpc_backends_testing.outcomes import subject_of
 
     found = subject_of(request.node)
     if found is None:

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 _REQUIREMENT = "rpc_requirement"
 
 
-def run_pytest(me: Me, arguments: Sequence[str]) -> int:
+def run_pytest(me: WorkerContext, arguments: Sequence[str]) -> int:
     """Run pytest, report what it does, and return its exit status."""
     return int(pytest.main([*arguments], plugins=[_Reporter(me.tell)]))
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_core import __version__
-from rpc_backends_testing import census
+from rpc_backends_testing import manifest
 from rpc_backends_testing.chapters import CHAPTERS
 from rpc_backends_testing.results import Outcome, Report, Result
 from rpc_backends_testing.suite import SUITE_VERSION
@@ -26,7 +26,7 @@ def reports(
 ) -> Iterator[Report]:
     """Yield a report for each backend that was tested.
 
-    :param results: what `judging` has written onto pytest's reports.
+    :param results: what `outcomes` has written onto pytest's reports.
     :param started: when, in seconds since the epoch.
     """
     # With xdist this process has run no test, and torch's own backends are known once torch is imported.
@@ -171,4 +171,4 @@ def _machine() -> dict[str, Any]:
 
 
 def _is_complete(found: dict[str, Result]) -> bool:
-    return census.requirements().keys() <= found.keys()
+    return manifest.requirements().keys() <= found.keys()

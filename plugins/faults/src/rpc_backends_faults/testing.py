@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import Done, Failure, Me, Reference, Template, WorkerError, Workers
+from rpc_backends_cli.processes import (
+    Done,
+    Failure,
+    Reference,
+    Template,
+    WorkerContext,
+    WorkerError,
+    Workers,
+)
 from rpc_backends_faults import replay
 
 #: Seconds that workers have to shut RPC down together when all went well.
@@ -141,7 +149,7 @@ def _checked(
 
 
 def _start(
-    me: Me,
+    me: WorkerContext,
     function: Reference,
     rules: str | list[dict[str, Any]],
     seed: int,
@@ -167,7 +175,7 @@ def _start(
     )
 
 
-def _stop(me: Me, together: bool) -> None:
+def _stop(me: WorkerContext, together: bool) -> None:
     from torch.distributed import rpc
 
     from rpc_backends_core.spi import torch_internals

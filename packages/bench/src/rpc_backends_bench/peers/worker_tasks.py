@@ -12,10 +12,10 @@ from typing import Any
 from rpc_backends_bench import worker_tasks
 from rpc_backends_bench.peers import KNOWN
 from rpc_backends_bench.peers.callee import Callee
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 
 
-def begin(me: Me, name: str, cores: list[int]) -> None:
+def begin(me: WorkerContext, name: str, cores: list[int]) -> None:
     """Start a callee.
 
     :param cores: on which it is to stay; any if empty.
@@ -23,12 +23,12 @@ def begin(me: Me, name: str, cores: list[int]) -> None:
     me.memory["callee"] = import_module(KNOWN[name].callee).open_callee(cores)
 
 
-def end(me: Me) -> None:
+def end(me: WorkerContext) -> None:
     """End it."""
     me.memory.pop("callee").close()
 
 
-def latency(me: Me, kind: str, calls: int, seconds: float) -> array[float]:
+def latency(me: WorkerContext, kind: str, calls: int, seconds: float) -> array[float]:
     """Return the times of calls that are made one after the other: ``noop`` or ``tensor``."""
     callee: Callee = me.memory["callee"]
     if kind == "noop":
@@ -39,7 +39,7 @@ def latency(me: Me, kind: str, calls: int, seconds: float) -> array[float]:
     return _timed(lambda: callee.call("echo", few), calls, seconds)
 
 
-def throughput(me: Me, in_flight: int, seconds: float) -> float:
+def throughput(me: WorkerContext, in_flight: int, seconds: float) -> float:
     """Return how many no-ops a second end, with so many in flight."""
     callee: Callee = me.memory["callee"]
     begin = time.perf_counter()
@@ -55,7 +55,7 @@ def throughput(me: Me, in_flight: int, seconds: float) -> float:
     return made / (time.perf_counter() - begin)
 
 
-def size(me: Me, kind: str, length: int, calls: int, seconds: float) -> array[float]:
+def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) -> array[float]:
     """Return the times of sending ``length`` bytes: ``oneway``, or ``echo`` and back."""
     import torch
 

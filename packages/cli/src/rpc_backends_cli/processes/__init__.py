@@ -7,7 +7,7 @@ process that started it, nor does what a worker has started.
 
 from __future__ import annotations
 
-from rpc_backends_cli.processes.protocol import Done, Ended, Failure, Me, News, Reference
+from rpc_backends_cli.processes.protocol import Done, Ended, Failure, News, Reference, WorkerContext
 from rpc_backends_cli.processes.signals import exit_on_signals
 from rpc_backends_cli.processes.template import Template, environ
 from rpc_backends_cli.processes.workers import Step, Worker, WorkerError, Workers
@@ -16,12 +16,12 @@ __all__ = [
     "Done",
     "Ended",
     "Failure",
-    "Me",
     "News",
     "Reference",
     "Step",
     "Template",
     "Worker",
+    "WorkerContext",
     "WorkerError",
     "Workers",
     "environ",

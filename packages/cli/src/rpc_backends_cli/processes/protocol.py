@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 @dataclass
-class Me:
+class WorkerContext:
     """What a step knows of the worker it runs in; ``memory`` keeps what a later step needs."""
 
     index: int

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rpc_backends_cli.processes.protocol import Done, Failure, Me, Reference
+from rpc_backends_cli.processes.protocol import Done, Failure, Reference, WorkerContext
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,7 +96,7 @@ def work(fd: int) -> None:
             connection.send_bytes(_run(me, connection.recv_bytes()))
 
 
-def _run(me: Me, request: bytes) -> bytes:
+def _run(me: WorkerContext, request: bytes) -> bytes:
     begin = time.monotonic()
     try:
         reference, rest = pickle.loads(request)

@@ -10,7 +10,7 @@ results and not for time to pass::
         workers[2].kill()
         assert "eof" in waiting.error().text         # the end of a step that was started before
 
-A step is a function of a module; its first argument is the `Me` of the worker that runs it.
+A step is a function of a module; its first argument is the `WorkerContext` of the worker that runs it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rpc_backends_cli.processes.protocol import (
     Done,
     Ended,
     Failure,
-    Me,
     News,
     Reference,
+    WorkerContext,
 )
 from rpc_backends_cli.processes.template import Template, default_template
 
@@ -130,7 +130,7 @@ class Step:
         return _failures([self.worker], [self.outcome(seconds)])[0]
 
     def news(self) -> Any:
-        """Wait for what the step reports by `Me.tell` and return it."""
+        """Wait for what the step reports by `WorkerContext.tell` and return it."""
         __tracebackhide__ = True
         report = self._receive(None)
         if isinstance(report, News):
@@ -178,7 +178,7 @@ class Worker:
             self.pid, self._reap = start(theirs.fileno(), self._log.fileno(), env)
         self._pidfd = os.pidfd_open(self.pid)
         self.connection = Connection(ours.detach())
-        self.connection.send(Me(index, self.name, workers.size))
+        self.connection.send(WorkerContext(index, self.name, workers.size))
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Step:
         """Begin a step; the one before must have ended."""

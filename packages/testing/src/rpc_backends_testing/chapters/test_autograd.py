@@ -16,9 +16,9 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
-from rpc_backends_testing import steps
+from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import (
     Call,
     asynchronous,
@@ -159,7 +159,7 @@ def backward(context: int, loss: torch.Tensor, **more: Any) -> None:
 
 @every_way
 @in_group(2)
-def test_two_workers(me: Me, way: Any) -> None:
+def test_two_workers(me: WorkerContext, way: Any) -> None:
     """Gradients of the arguments of a call come back from the callee.
 
     A call whose tensors require gradients is wrapped (FORWARD_AUTOGRAD_REQ); backward sends
@@ -179,7 +179,7 @@ def test_two_workers(me: Me, way: Any) -> None:
 
 @every_way
 @in_group(2)
-def test_builtin(me: Me, way: Any) -> None:
+def test_builtin(me: WorkerContext, way: Any) -> None:
     """Gradients go through a builtin of torch that was called on another worker."""
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
@@ -189,7 +189,7 @@ def test_builtin(me: Me, way: Any) -> None:
 
 
 @in_group(1)
-def test_to_self(me: Me) -> None:
+def test_to_self(me: WorkerContext) -> None:
     """Gradients go through a call of a worker to itself."""
     x, y = start(1, 2), start(3, 4)
     with dist_autograd.context() as context:
@@ -200,7 +200,7 @@ def test_to_self(me: Me) -> None:
 
 
 @in_group(3)
-def test_three_workers(me: Me) -> None:
+def test_three_workers(me: WorkerContext) -> None:
     """Gradients go through a call that made a call to a third worker.
 
     Every worker on the way passes the backward pass on to those that it called.
@@ -217,7 +217,7 @@ def test_three_workers(me: Me) -> None:
 
 
 @in_group(3)
-def test_used_on_two_workers(me: Me) -> None:
+def test_used_on_two_workers(me: WorkerContext) -> None:
     """A tensor that went to two workers gets the sum of the gradients from both.
 
     The backward pass is over when all workers have answered, not the first.
@@ -234,7 +234,7 @@ def test_used_on_two_workers(me: Me) -> None:
 
 
 @in_group(2)
-def test_used_twice_in_a_call(me: Me) -> None:
+def test_used_twice_in_a_call(me: WorkerContext) -> None:
     """A tensor given twice in one call, and once more here, gets the sum of all its gradients."""
     x = start(1, 2, 3)
     (x * x + x).sum().backward()
@@ -247,7 +247,7 @@ def test_used_twice_in_a_call(me: Me) -> None:
 
 
 @in_group(2)
-def test_only_what_requires_it(me: Me) -> None:
+def test_only_what_requires_it(me: WorkerContext) -> None:
     """A tensor that does not require a gradient has none, and travels beside one that does."""
     x, y = start(1, 2), torch.tensor([3.0, 4.0])
     with dist_autograd.context() as context:
@@ -259,7 +259,7 @@ def test_only_what_requires_it(me: Me) -> None:
 
 
 @in_group(2)
-def test_several_roots(me: Me) -> None:
+def test_several_roots(me: WorkerContext) -> None:
     """The backward pass starts from several losses at once."""
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
@@ -276,7 +276,7 @@ def _backward_all(context: int, roots: list[torch.Tensor]) -> None:
 
 
 @in_group(2)
-def test_retain_graph(me: Me) -> None:
+def test_retain_graph(me: WorkerContext) -> None:
     """With `retain_graph=True` a second backward pass adds the same gradients once more."""
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
@@ -288,7 +288,7 @@ def test_retain_graph(me: Me) -> None:
 
 
 @in_group(2)
-def test_through_rref(me: Me) -> None:
+def test_through_rref(me: WorkerContext) -> None:
     """Gradients go through the value of an RRef, here by `to_here` and on its owner."""
     x, y = start(1, 2, 3), start(4, 5, 6)
     (x * 3 * y).sum().backward()
@@ -303,7 +303,7 @@ def test_through_rref(me: Me) -> None:
 
 
 @in_group(3)
-def test_rref_of_third_worker(me: Me) -> None:
+def test_rref_of_third_worker(me: WorkerContext) -> None:
     """Gradients go through an RRef that a third worker fetches from its owner."""
     x, y = start(1, 2, 3), start(4, 5, 6)
     with dist_autograd.context() as context:
@@ -315,7 +315,7 @@ def test_rref_of_third_worker(me: Me) -> None:
 
 
 @in_group(2)
-def test_rref_backward(me: Me) -> None:
+def test_rref_backward(me: WorkerContext) -> None:
     """`rref.backward(context)` starts the backward pass on the worker that owns the loss.
 
     It sends RREF_BACKWARD_REQ to the owner.
@@ -332,7 +332,7 @@ def product_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @in_group(2)
-def test_remote_module(me: Me) -> None:
+def test_remote_module(me: WorkerContext) -> None:
     """A module on another worker gets the gradients of its parameters there, and the input's here."""
     x = torch.tensor(INPUT, requires_grad=True)
     loss_here, wanted = linear_here(x)
@@ -353,7 +353,7 @@ def test_remote_module(me: Me) -> None:
 
 
 @in_group(3)
-def test_parameters_on_each_worker(me: Me) -> None:
+def test_parameters_on_each_worker(me: WorkerContext) -> None:
     """Parameters on every worker get their gradients, each on its own worker."""
     x = torch.tensor(INPUT)
     scale = start(1, -2)
@@ -383,7 +383,7 @@ def _gradients(rref: Any, context: int) -> Any:
 
 
 @in_group(2)
-def test_not_in_grad(me: Me) -> None:
+def test_not_in_grad(me: WorkerContext) -> None:
     """Gradients stay in the context and do not go into `.grad`, on any worker."""
     x = torch.tensor(INPUT, requires_grad=True)
     rref = rpc.remote("worker1", Linear)
@@ -398,7 +398,7 @@ def test_not_in_grad(me: Me) -> None:
 
 
 @in_group(2)
-def test_contexts_one_after_the_other(me: Me) -> None:
+def test_contexts_one_after_the_other(me: WorkerContext) -> None:
     """A context knows nothing of the one before it."""
     x = start(1, 2, 3)
     for factor in (2.0, 3.0):
@@ -409,7 +409,7 @@ def test_contexts_one_after_the_other(me: Me) -> None:
 
 
 @in_group(2)
-def test_two_contexts_at_once(me: Me) -> None:
+def test_two_contexts_at_once(me: WorkerContext) -> None:
     """Two contexts that two threads have at the same time stay apart.
 
     The context's id travels with each message; a callee must not take it from anything else.
@@ -443,7 +443,7 @@ def test_two_contexts_at_once(me: Me) -> None:
 
 
 @in_group(3)
-def test_contexts_are_gone(me: Me) -> None:
+def test_contexts_are_gone(me: WorkerContext) -> None:
     """When a context ends, all workers that took part forget it.
 
     The worker that made it tells those it called (CLEANUP_AUTOGRAD_CONTEXT_REQ), and they tell theirs.
@@ -523,7 +523,7 @@ def _compare(wanted: list[torch.Tensor], got: list[torch.Tensor], rtol: float) -
             raise deviate(text, f"{left.tolist()}, to {rtol:g}", str(right.tolist()))
 
 
-def train(me: Me, kind: str, scripted: bool) -> None:
+def train(me: WorkerContext, kind: str, scripted: bool) -> None:
     """Train here and there, and see that the parameters are the same."""
     plain, usual, options = OPTIMIZERS[kind]
     optimizer_class = usual if scripted else plain
@@ -539,9 +539,9 @@ def in_trained_group(groups: Groups, kind: str, scripted: bool) -> None:
     # What optimizers import takes seconds, so it is imported once, and not by every other test's workers.
     ready = template((*modules(), "torch.distributed.optim", "torch._dynamo"))
     with groups.workers(3, 60, template=ready) as workers:
-        workers.run(steps.join, groups.subject, groups.place())
+        workers.run(worker_tasks.join, groups.subject, groups.place())
         workers[0].call(train, kind, scripted)
-        workers.run(steps.leave)
+        workers.run(worker_tasks.leave)
 
 
 @every_optimizer

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
 from rpc_backends_testing.checks import (
     WAYS,
@@ -127,7 +127,7 @@ def meet(who: int) -> bool:
 
 @every_way
 @in_group(2)
-def test_builtin(me: Me, way: Way) -> None:
+def test_builtin(me: WorkerContext, way: Way) -> None:
     """A builtin of torch runs on the callee and its result comes back.
 
     Builtins travel as SCRIPT_CALL and SCRIPT_REMOTE_CALL and need no Python on the callee.
@@ -139,7 +139,7 @@ def test_builtin(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(2)
-def test_python_function(me: Me, way: Way) -> None:
+def test_python_function(me: WorkerContext, way: Way) -> None:
     """A Python function runs on the callee and its result comes back.
 
     Python functions travel as PYTHON_CALL and PYTHON_REMOTE_CALL, pickled.
@@ -151,7 +151,7 @@ def test_python_function(me: Me, way: Way) -> None:
 
 
 @in_group(2)
-def test_keyword_arguments(me: Me) -> None:
+def test_keyword_arguments(me: WorkerContext) -> None:
     """Arguments by position and by name reach a Python function as they were given."""
     for way in WAYS:
         call = way("worker1", keywords, args=(1, 2, 3), kwargs={"named": 4, "other": 5})
@@ -160,7 +160,7 @@ def test_keyword_arguments(me: Me) -> None:
 
 
 @in_group(2)
-def test_methods(me: Me) -> None:
+def test_methods(me: WorkerContext) -> None:
     """Methods of objects and of classes, static methods and callable objects can be called."""
     for way in WAYS:
         expect(way("worker1", Calculator(1).add, args=(2,))).gives(3)
@@ -174,7 +174,7 @@ def test_methods(me: Me) -> None:
 
 @every_way
 @in_group(2)
-def test_self(me: Me, way: Way) -> None:
+def test_self(me: WorkerContext, way: Way) -> None:
     """A worker can call itself.
 
     Torch hands such calls to the agent like all others.
@@ -185,7 +185,7 @@ def test_self(me: Me, way: Way) -> None:
 
 
 @in_group(3)
-def test_callee(me: Me) -> None:
+def test_callee(me: WorkerContext) -> None:
     """The callee can be given by its name, its rank and its WorkerInfo."""
     for way in WAYS:
         for callee in ("worker2", 2, rpc.get_worker_info("worker2")):
@@ -193,7 +193,7 @@ def test_callee(me: Me) -> None:
 
 
 @in_group(2)
-def test_large_text(me: Me) -> None:
+def test_large_text(me: WorkerContext) -> None:
     """A text of a MiB is an argument and a result."""
     for way in WAYS:
         text = "0123456789abcdef" * (1 << 16)
@@ -233,7 +233,7 @@ def script_refuse(number: int) -> int:
 @every_way
 @torchscript
 @in_group(2)
-def test_torchscript_function(me: Me, way: Way) -> None:
+def test_torchscript_function(me: WorkerContext, way: Way) -> None:
     """A TorchScript function runs on the callee and its result comes back.
 
     They travel as SCRIPT_CALL and SCRIPT_REMOTE_CALL, by qualified name; the callee has them compiled.
@@ -250,7 +250,7 @@ def test_torchscript_function(me: Me, way: Way) -> None:
 @every_way
 @torchscript
 @in_group(2)
-def test_torchscript_error(me: Me, way: Way) -> None:
+def test_torchscript_error(me: WorkerContext, way: Way) -> None:
     """An error in a TorchScript function comes back with its text."""
     expect(way("worker1", script_refuse, args=(1,))).raises(Exception, "too large for a script")
     expect(way("worker1", script_refuse, args=(0,))).gives(0)
@@ -261,7 +261,7 @@ def test_torchscript_error(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(3)
-def test_nested_through_a_third(me: Me, way: Way) -> None:
+def test_nested_through_a_third(me: WorkerContext, way: Way) -> None:
     """A function that was called can call a third worker."""
     expect(way("worker1", name_through, args=(["worker2"],))).gives(["worker1", "worker2"])
     names = ["worker2", "worker0"]
@@ -270,7 +270,7 @@ def test_nested_through_a_third(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(2)
-def test_nested_back_and_forth(me: Me, way: Way) -> None:
+def test_nested_back_and_forth(me: WorkerContext, way: Way) -> None:
     """A function that was called can call its caller, which calls back, and so on.
 
     A worker that is executing a request must go on serving others: requests need threads of their own,
@@ -281,7 +281,7 @@ def test_nested_back_and_forth(me: Me, way: Way) -> None:
 
 
 @in_group(2)
-def test_nested_deep(me: Me) -> None:
+def test_nested_deep(me: WorkerContext) -> None:
     """Calls can be nested 16 deep between two workers.
 
     Eight requests then wait in each; torch's backends have 16 threads for them by default.
@@ -291,7 +291,7 @@ def test_nested_deep(me: Me) -> None:
 
 
 @in_group(2)
-def test_nested_in_itself(me: Me) -> None:
+def test_nested_in_itself(me: WorkerContext) -> None:
     """A function that was called can call the worker that it runs in."""
     path = ["worker1", "worker1", "worker1"]
     expect(sync("worker1", name_through, args=(path,))).gives(["worker1", *path])
@@ -307,7 +307,7 @@ def _add_in_turn(thread: int, count: int, to: str) -> list[int]:
 
 
 @in_group(2)
-def test_many_threads(me: Me) -> None:
+def test_many_threads(me: WorkerContext) -> None:
     """Several threads of a process can call at once, and each gets its own answers."""
 
     def call() -> list[list[int]]:
@@ -328,7 +328,7 @@ def _in_flight(count: int, to: list[str], func: Callable[..., Any], right: Any) 
 
 @pytest.mark.parametrize("callees", [1, 2])
 @in_group(3)
-def test_thousands_in_flight(me: Me, callees: int) -> None:
+def test_thousands_in_flight(me: WorkerContext, callees: int) -> None:
     """Two thousand calls can be in flight from one process, and each gets its own answer.
 
     Answers come in any order; what finds the future of one is the id of its message.
@@ -340,7 +340,7 @@ def test_thousands_in_flight(me: Me, callees: int) -> None:
 
 
 @in_group(2)
-def test_thousands_of_tensors_in_flight(me: Me) -> None:
+def test_thousands_of_tensors_in_flight(me: WorkerContext) -> None:
     """A thousand calls with tensors can be in flight from one process."""
     ones = torch.ones(3)
 
@@ -357,7 +357,7 @@ def test_thousands_of_tensors_in_flight(me: Me) -> None:
 
 @every_way
 @in_group(2)
-def test_run_once(me: Me, way: Way) -> None:
+def test_run_once(me: WorkerContext, way: Way) -> None:
     """Every function that is called is run exactly once."""
     for number in range(300):
         expect(way("worker1", run, args=(number,), timeout=LOST)).gives(number)
@@ -367,7 +367,7 @@ def test_run_once(me: Me, way: Way) -> None:
 
 
 @in_group(2)
-def test_two_at_once(me: Me) -> None:
+def test_two_at_once(me: WorkerContext) -> None:
     """A worker executes two calls at the same time."""
     waiting = [rpc.rpc_async("worker1", meet, args=(who,)) for who in (0, 1)]
     text = "two calls of which each waits for the other to have begun"
@@ -375,7 +375,7 @@ def test_two_at_once(me: Me) -> None:
 
 
 @in_group(2)
-def test_executes_while_it_waits(me: Me) -> None:
+def test_executes_while_it_waits(me: WorkerContext) -> None:
     """A worker that waits for an answer in its main thread executes the calls of others."""
     text = "a call of which the callee calls back while the caller waits"
     call = sync("worker1", name_through, args=(["worker0"],))
@@ -432,7 +432,7 @@ def _works(way: Way, to: str = "worker1") -> None:
 
 @every_way
 @in_group(2)
-def test_value_error(me: Me, way: Way) -> None:
+def test_value_error(me: WorkerContext, way: Way) -> None:
     """A ValueError on the callee is a ValueError at the caller with its text, and later calls work.
 
     Torch packs it into an answer: a Python function's as a result (PYTHON_RET), which the caller's side
@@ -444,7 +444,7 @@ def test_value_error(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(2)
-def test_exception(me: Me, way: Way) -> None:
+def test_exception(me: WorkerContext, way: Way) -> None:
     """An exception of any class comes back with the name of its class and its text.
 
     From a call that is waited for torch raises it as RuntimeError with the class's name in its text, and
@@ -461,7 +461,7 @@ def test_exception(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(2)
-def test_exception_says_where(me: Me, way: Way) -> None:
+def test_exception_says_where(me: WorkerContext, way: Way) -> None:
     """The text of an exception names the worker that it was raised in, and has its traceback."""
     got = expect(way("worker1", fail, args=("ValueError", "x"))).raises(ValueError, "worker1")
     expect(fact("the text of an exception", str(got))).satisfies(
@@ -470,7 +470,7 @@ def test_exception_says_where(me: Me, way: Way) -> None:
 
 
 @in_group(2)
-def test_multi_line_exception(me: Me) -> None:
+def test_multi_line_exception(me: WorkerContext) -> None:
     """An exception's text of several lines comes back whole."""
     for way in WAYS:
         # ASCII: torch's own unpacking of a RemoteException turns other characters into several.
@@ -482,7 +482,7 @@ def test_multi_line_exception(me: Me) -> None:
 
 @every_way
 @in_group(2)
-def test_builtin_error(me: Me, way: Way) -> None:
+def test_builtin_error(me: WorkerContext, way: Way) -> None:
     """An error in a builtin comes back as RuntimeError with its text, and later calls work.
 
     The answer is a message of type EXCEPTION, which must become the error of the call's future.
@@ -493,7 +493,7 @@ def test_builtin_error(me: Me, way: Way) -> None:
 
 
 @in_group(2)
-def test_exception_that_cannot_be_made_again(me: Me) -> None:
+def test_exception_that_cannot_be_made_again(me: WorkerContext) -> None:
     """An exception whose class cannot be made from a text comes back as some error with its text."""
     for way in WAYS:
         expect(way("worker1", fail_with_two)).raises(Exception, "this one and that one")
@@ -502,7 +502,7 @@ def test_exception_that_cannot_be_made_again(me: Me) -> None:
 
 @every_way
 @in_group(3)
-def test_nested_exception(me: Me, way: Way) -> None:
+def test_nested_exception(me: WorkerContext, way: Way) -> None:
     """An exception comes back through the workers in between, with its text and its class's name."""
     call = way("worker1", fail_through, args=(["worker2", "worker0"],))
     expect(call).raises(Exception, "(?s)CalculatorError.*from far away")
@@ -511,7 +511,7 @@ def test_nested_exception(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(2)
-def test_result_that_cannot_be_pickled(me: Me, way: Way) -> None:
+def test_result_that_cannot_be_pickled(me: WorkerContext, way: Way) -> None:
     """A result that cannot be pickled is an error and not a hang, and later calls work."""
     expect(way("worker1", not_to_be_pickled)).raises(Exception, "pickle")
     _works(way)
@@ -520,7 +520,7 @@ def test_result_that_cannot_be_pickled(me: Me, way: Way) -> None:
 # Not for `remote`: torch's own `to_here` then waits until its timeout, with any backend.
 @pytest.mark.parametrize("way", [sync, asynchronous], ids=lambda way: way.__name__)
 @in_group(2)
-def test_function_that_the_callee_lacks(me: Me, way: Way) -> None:
+def test_function_that_the_callee_lacks(me: WorkerContext, way: Way) -> None:
     """A function that the callee cannot find is an error that names it, and later calls work."""
     module = types.ModuleType("only_at_the_caller")
     exec("def found_here_only():\n    return 1\n", vars(module))
@@ -533,14 +533,14 @@ def test_function_that_the_callee_lacks(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(2)
-def test_unknown_worker(me: Me, way: Way) -> None:
+def test_unknown_worker(me: WorkerContext, way: Way) -> None:
     """A call to a worker that there is not is an error that names it, and later calls work."""
     expect(way("nobody", add, args=(1, 2))).raises(Exception, "nobody")
     _works(way)
 
 
 @in_group(2)
-def test_many_errors(me: Me) -> None:
+def test_many_errors(me: WorkerContext) -> None:
     """Errors of calls in flight reach the calls that they are of, and no other."""
     waiting = [(n, rpc.rpc_async("worker1", *_good_or_bad(n), timeout=LOST)) for n in range(90)]
     for n, future in waiting:
@@ -559,7 +559,7 @@ def _good_or_bad(n: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 @in_group(2)
-def test_then(me: Me) -> None:
+def test_then(me: WorkerContext) -> None:
     """Callbacks that are chained to a call's future run one after the other."""
     future = rpc.rpc_async("worker1", add, args=(1, 2))
     chained = future.then(lambda f: f.wait() + 10).then(lambda f: [f.wait()])
@@ -568,7 +568,7 @@ def test_then(me: Me) -> None:
 
 
 @in_group(2)
-def test_done_callback(me: Me) -> None:
+def test_done_callback(me: WorkerContext) -> None:
     """Every callback that is added to a call's future runs once, with the future.
 
     The future that `RpcAgent::send` returns is the one to complete: not a copy of it.
@@ -590,7 +590,7 @@ def test_done_callback(me: Me) -> None:
 
 
 @in_group(2)
-def test_callbacks_of_a_done_future(me: Me) -> None:
+def test_callbacks_of_a_done_future(me: WorkerContext) -> None:
     """Callbacks that are added to a future that is done run as well."""
     future = rpc.rpc_async("worker1", add, args=(1, 2))
     expect(doing("rpc_async(...).wait()", future.wait)).gives(3)
@@ -610,7 +610,7 @@ def _type_of_error(future: torch.futures.Future[Any]) -> str:
 
 
 @in_group(2)
-def test_callbacks_on_error(me: Me) -> None:
+def test_callbacks_on_error(me: WorkerContext) -> None:
     """Callbacks run also when the call has failed, and see the error."""
     future = rpc.rpc_async("worker1", fail, args=("ValueError", "gone"))
     seen = future.then(_type_of_error)
@@ -625,7 +625,7 @@ def test_callbacks_on_error(me: Me) -> None:
 
 
 @in_group(2)
-def test_callback_that_calls(me: Me) -> None:
+def test_callback_that_calls(me: WorkerContext) -> None:
     """A callback can make calls of its own."""
     first = rpc.rpc_async("worker1", add, args=(1, 2))
     second = first.then(lambda f: rpc.rpc_async("worker1", add, args=(f.wait(), 4)))
@@ -635,7 +635,7 @@ def test_callback_that_calls(me: Me) -> None:
 
 
 @in_group(2)
-def test_many_callbacks(me: Me) -> None:
+def test_many_callbacks(me: WorkerContext) -> None:
     """Callbacks of a thousand calls in flight run all, once each."""
     futures = [rpc.rpc_async("worker1", add, args=(n, 0), timeout=LOST) for n in range(1000)]
     chained = [future.then(lambda f: 2 * f.wait()) for future in futures]
@@ -721,7 +721,7 @@ class AsyncCalculator:
 
 @every_way
 @in_group(3)
-def test_async_execution(me: Me, way: Way) -> None:
+def test_async_execution(me: WorkerContext, way: Way) -> None:
     """An async execution function answers when the future that it returns is done, with its value."""
     expect(way("worker1", add_async, args=("worker2", 1, 2))).gives(13)
     expect(way("worker1", add_async, args=("worker1", 1, 2))).gives(13)
@@ -730,7 +730,7 @@ def test_async_execution(me: Me, way: Way) -> None:
 
 
 @in_group(3)
-def test_async_execution_methods(me: Me) -> None:
+def test_async_execution_methods(me: WorkerContext) -> None:
     """Static methods and class methods can be async execution functions."""
     for way in WAYS:
         expect(way("worker1", AsyncCalculator.static_add, args=("worker2", 1, 2))).gives(3)
@@ -739,7 +739,7 @@ def test_async_execution_methods(me: Me) -> None:
 
 @every_way
 @in_group(3)
-def test_async_execution_chained(me: Me, way: Way) -> None:
+def test_async_execution_chained(me: WorkerContext, way: Way) -> None:
     """Async execution functions can call each other on several workers, and the caller too."""
     path = ["worker2", "worker0", "worker1"]
     expect(way("worker1", add_async_through, args=(path, 1, 2))).gives(23)
@@ -747,7 +747,7 @@ def test_async_execution_chained(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(3)
-def test_async_execution_error(me: Me, way: Way) -> None:
+def test_async_execution_error(me: WorkerContext, way: Way) -> None:
     """An error in an async execution function, or in the future that it returns, comes back."""
     expect(way("worker1", fail_at_once)).raises(Exception, "before there is a future")
     expect(way("worker1", fail_later, args=("worker2",))).raises(Exception, "in the future")
@@ -756,14 +756,14 @@ def test_async_execution_error(me: Me, way: Way) -> None:
 
 @every_way
 @in_group(2)
-def test_async_execution_without_a_future(me: Me, way: Way) -> None:
+def test_async_execution_without_a_future(me: WorkerContext, way: Way) -> None:
     """An async execution function that returns no future is an error that says so."""
     expect(way("worker1", no_future)).raises(Exception, "[Ff]uture")
     _works(way)
 
 
 @in_group(2)
-def test_async_execution_holds_no_thread(me: Me) -> None:
+def test_async_execution_holds_no_thread(me: WorkerContext) -> None:
     """More async execution functions can wait than a worker has threads, and it executes others.
 
     A function whose future is not done must not hold a thread: its answer is sent by a callback.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
 from rpc_backends_testing.checks import (
     Call,
@@ -226,7 +226,7 @@ def scalars() -> list[Any]:
 
 @every_dtype
 @in_group(2)
-def test_dtype(me: Me, dtype: str) -> None:
+def test_dtype(me: WorkerContext, dtype: str) -> None:
     """Tensors of every dtype and of every kind of strides arrive with all their bits.
 
     The parts of a message are the bytes of storages; which of them a tensor has is in its dtype, sizes,
@@ -239,7 +239,7 @@ def test_dtype(me: Me, dtype: str) -> None:
 
 
 @in_group(2)
-def test_channels_last(me: Me) -> None:
+def test_channels_last(me: WorkerContext) -> None:
     """A tensor keeps its memory format."""
     image = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     expect(sync("worker1", echo, args=(image,))).gives(image)
@@ -261,7 +261,7 @@ def _lazy_views() -> dict[str, torch.Tensor]:
 
 
 @in_group(2)
-def test_conjugated_and_negated_views(me: Me) -> None:
+def test_conjugated_and_negated_views(me: WorkerContext) -> None:
     """Views that conjugate or negate when they are read keep their values."""
     expect_to_arrive(_lazy_views)
     for tensor in _lazy_views().values():
@@ -273,7 +273,7 @@ def _coo(values: list[float]) -> torch.Tensor:
 
 
 @in_group(2)
-def test_sparse_coo(me: Me) -> None:
+def test_sparse_coo(me: WorkerContext) -> None:
     """A sparse COO tensor keeps its indices and values, also those that come twice."""
     expect_to_arrive(_coo, [1.5, -0.0, 2.5])
     expect(sync("worker1", torch.clone, args=(_coo([1, 2, 3]),))).gives(_coo([1, 2, 3]))
@@ -286,7 +286,7 @@ def _coalesced() -> torch.Tensor:
 
 @requirement("data", capability=Capability.SPARSE_LAYOUTS)
 @in_group(2)
-def test_sparse_coo_coalesced(me: Me) -> None:
+def test_sparse_coo_coalesced(me: WorkerContext) -> None:
     """A coalesced sparse COO tensor is known to be coalesced where it arrives."""
     expect_to_arrive(_coalesced)
 
@@ -301,13 +301,13 @@ def _compressed(layout: str) -> torch.Tensor:
 @requirement("data", capability=Capability.SPARSE_LAYOUTS)
 @pytest.mark.parametrize("layout", ["sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"])
 @in_group(2)
-def test_sparse_compressed(me: Me, layout: str) -> None:
+def test_sparse_compressed(me: WorkerContext, layout: str) -> None:
     """A sparse tensor with compressed rows or columns keeps its layout, indices and values."""
     expect_to_arrive(_compressed, layout)
 
 
 @in_group(2)
-def test_requires_grad(me: Me) -> None:
+def test_requires_grad(me: WorkerContext) -> None:
     """A tensor that requires a gradient does so where it arrives, and one that does not does not."""
     for required in (True, False):
         leaf = torch.arange(3.0).requires_grad_(required)
@@ -320,7 +320,7 @@ def _parameters() -> list[torch.nn.Parameter]:
 
 
 @in_group(2)
-def test_parameter(me: Me) -> None:
+def test_parameter(me: WorkerContext) -> None:
     """A parameter of a module arrives as one."""
     expect_to_arrive(_parameters)
 
@@ -333,7 +333,7 @@ def _write_there(tensors: list[torch.Tensor]) -> Call:
 
 
 @in_group(2)
-def test_shared_storage(me: Me) -> None:
+def test_shared_storage(me: WorkerContext) -> None:
     """Views of one storage that are sent in one message share it where they arrive, and back here.
 
     Send each storage once, and let all tensors that point to it do so again on the other side.
@@ -353,7 +353,7 @@ def test_shared_storage(me: Me) -> None:
 
 
 @in_group(2)
-def test_one_tensor_twice(me: Me) -> None:
+def test_one_tensor_twice(me: WorkerContext) -> None:
     """A tensor that is twice in one message is the same memory where it arrives."""
     tensor = torch.zeros(3)
     sevens = torch.full((3,), 7.0)
@@ -361,7 +361,7 @@ def test_one_tensor_twice(me: Me) -> None:
 
 
 @in_group(2)
-def test_separate_storages(me: Me) -> None:
+def test_separate_storages(me: WorkerContext) -> None:
     """Equal tensors with storages of their own keep them apart."""
     tensors = [torch.zeros(3) for _ in range(3)]
     want = [torch.full((3,), 7.0), torch.zeros(3), torch.zeros(3)]
@@ -369,7 +369,7 @@ def test_separate_storages(me: Me) -> None:
 
 
 @in_group(2)
-def test_written_to_by_the_receiver(me: Me) -> None:
+def test_written_to_by_the_receiver(me: WorkerContext) -> None:
     """Who receives a tensor may write to it, and that changes nothing at the sender.
 
     Received memory must belong to the tensor: not to a buffer that is used again, nor be read-only.
@@ -387,7 +387,7 @@ def test_written_to_by_the_receiver(me: Me) -> None:
 
 @pytest.mark.parametrize("size", [64, 4 * MIB], ids=["small", "large"])
 @in_group(2)
-def test_changed_by_the_sender(me: Me, size: int) -> None:
+def test_changed_by_the_sender(me: WorkerContext, size: int) -> None:
     """What the sender does to its tensor after the call does not change what has arrived.
 
     It may be kept by the callee for long: it is a copy, not a window on the sender's memory.
@@ -399,7 +399,7 @@ def test_changed_by_the_sender(me: Me, size: int) -> None:
 
 
 @in_group(2)
-def test_freed_by_the_sender(me: Me) -> None:
+def test_freed_by_the_sender(me: WorkerContext) -> None:
     """A sender may let go of a tensor while it is on its way."""
     size = 4 * MIB
     futures = [rpc.rpc_async("worker1", echo, args=(pattern(size),)) for _ in range(4)]
@@ -417,7 +417,7 @@ def _small_view() -> torch.Tensor:
 
 
 @in_group(2)
-def test_small_view_of_a_huge_storage(me: Me) -> None:
+def test_small_view_of_a_huge_storage(me: WorkerContext) -> None:
     """A small view of a huge storage arrives as it was.
 
     Best without the rest of the storage: that is 64 MiB here.
@@ -426,7 +426,7 @@ def test_small_view_of_a_huge_storage(me: Me) -> None:
 
 
 @in_group(2)
-def test_several_messages_keep_apart(me: Me) -> None:
+def test_several_messages_keep_apart(me: WorkerContext) -> None:
     """Results of calls that are in flight together do not mix."""
     sizes = [1000 * (1 + index % 7) for index in range(40)]
     futures = [rpc.rpc_async("worker1", echo, args=(torch.full((n,), n),)) for n in sizes]
@@ -449,7 +449,7 @@ def _expect_size(size: int) -> None:
 
 
 @in_group(2)
-def test_small_sizes(me: Me) -> None:
+def test_small_sizes(me: WorkerContext) -> None:
     """Tensors of 0 bytes to 64 KiB are arguments and results of Python functions and of builtins."""
     for size in SMALL:
         _expect_size(size)
@@ -457,13 +457,13 @@ def test_small_sizes(me: Me) -> None:
 
 @pytest.mark.parametrize("size", LARGE)
 @in_group(2)
-def test_large_size(me: Me, size: str) -> None:
+def test_large_size(me: WorkerContext, size: str) -> None:
     """Large tensors are arguments and results of Python functions and of builtins."""
     _expect_size(LARGE[size])
 
 
 @in_group(2, seconds=120)
-def test_256_mib(me: Me) -> None:
+def test_256_mib(me: WorkerContext) -> None:
     """A tensor of 256 MiB arrives, and comes back.
 
     Lengths are 64 bits wide, and one write need not take all.
@@ -473,7 +473,7 @@ def test_256_mib(me: Me) -> None:
 
 
 @in_group(2)
-def test_bytes(me: Me) -> None:
+def test_bytes(me: WorkerContext) -> None:
     """Bytes that are not a tensor's, in the pickled part of a message, can be as many."""
     for size in (*SMALL, *LARGE.values()):
         data = pattern(size).numpy().tobytes()
@@ -487,13 +487,13 @@ def numbered(count: int) -> list[torch.Tensor]:
 
 
 @in_group(2)
-def test_many_tensors(me: Me) -> None:
+def test_many_tensors(me: WorkerContext) -> None:
     """One message can have 500 tensors."""
     expect_to_arrive(numbered, 500)
 
 
 @in_group(2)
-def test_builtin_with_lists(me: Me) -> None:
+def test_builtin_with_lists(me: WorkerContext) -> None:
     """Builtins take lists of tensors and return them."""
     parts = [torch.arange(4.0), torch.arange(3.0), torch.empty(0)]
     expect(sync("worker1", torch.cat, args=(parts,))).gives(torch.cat(parts))
@@ -502,7 +502,7 @@ def test_builtin_with_lists(me: Me) -> None:
 
 
 @checking
-def exchange(me: Me, rounds: int, size: int) -> None:
+def exchange(me: WorkerContext, rounds: int, size: int) -> None:
     """Send large tensors to the other worker, which does the same."""
     other = f"worker{1 - me.index}"
     tensors = [pattern(size).add_(turn) for turn in range(rounds)]
@@ -525,13 +525,13 @@ def test_large_both_ways(rpc_groups: Groups) -> None:
 
 
 @in_group(2)
-def test_scalars(me: Me) -> None:
+def test_scalars(me: WorkerContext) -> None:
     """Python's numbers, texts, bytes and constants arrive as they were."""
     expect_to_arrive(scalars)
 
 
 @in_group(2)
-def test_scalars_of_builtin(me: Me) -> None:
+def test_scalars_of_builtin(me: WorkerContext) -> None:
     """Numbers and texts are arguments and results of builtins."""
     ones = torch.ones(2)
     for number in (2**53 + 1, -3, 2.5, math.inf, True):
@@ -544,12 +544,12 @@ def test_scalars_of_builtin(me: Me) -> None:
 
 
 @in_group(2)
-def test_containers(me: Me) -> None:
+def test_containers(me: WorkerContext) -> None:
     """Containers arrive with their types, their order and the tensors in them."""
     expect_to_arrive(containers)
 
 
 @in_group(2)
-def test_deeply_nested(me: Me) -> None:
+def test_deeply_nested(me: WorkerContext) -> None:
     """A tensor a hundred containers deep arrives."""
     expect_to_arrive(deep, 100)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me, Workers
+from rpc_backends_cli.processes import WorkerContext, Workers
 from rpc_backends_core import Capability
-from rpc_backends_testing import steps
+from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import requirement
@@ -29,12 +29,12 @@ NO_INDEX = 100
 # --- what workers do -----------------------------------------------------------------------------
 
 
-def join_with(me: Me, subject: Subject, url: str, given: dict[str, Any]) -> None:
+def join_with(me: WorkerContext, subject: Subject, url: str, given: dict[str, Any]) -> None:
     """Start RPC with the options ``given`` in worker 0, and none in the others."""
-    steps.join(me, subject, url, **(given if me.index == 0 else {}))
+    worker_tasks.join(me, subject, url, **(given if me.index == 0 else {}))
 
 
-def expect_options(me: Me, subject: Subject, given: dict[str, Any]) -> None:
+def expect_options(me: WorkerContext, subject: Subject, given: dict[str, Any]) -> None:
     """See that the backend has the options, before others wait for a worker that could not start."""
     member = rpc.BackendType[subject.name]
     construct: Any = rpc.backend_registry.construct_rpc_backend_options
@@ -46,7 +46,9 @@ def expect_options(me: Me, subject: Subject, given: dict[str, Any]) -> None:
     ).returns()
 
 
-def expect_refusal(me: Me, subject: Subject, url: str, given: dict[str, Any], text: str) -> None:
+def expect_refusal(
+    me: WorkerContext, subject: Subject, url: str, given: dict[str, Any], text: str
+) -> None:
     """See that the start fails here, with ``text``, as worker 0 has the options ``given``."""
     expect(
         doing(f"init_rpc where worker0 has {given}", lambda: join_with(me, subject, url, given))
@@ -59,7 +61,7 @@ def refused(groups: Groups, given: dict[str, Any], text: str) -> None:
         workers.run(expect_refusal, groups.subject, groups.place(), given, text)
 
 
-def accelerators(me: Me) -> tuple[str, int]:
+def accelerators(me: WorkerContext) -> tuple[str, int]:
     """Return the type of this machine's accelerators, and how many there are."""
     kind = torch.accelerator.current_accelerator()
     return ("", 0) if kind is None else (kind.type, torch.accelerator.device_count())
@@ -79,7 +81,7 @@ def device_and_double(x: torch.Tensor) -> tuple[str, torch.Tensor]:
     return str(x.device), x + x
 
 
-def there_and_back(me: Me, to: str, mine: str, theirs: str) -> None:
+def there_and_back(me: WorkerContext, to: str, mine: str, theirs: str) -> None:
     """Send a tensor to another device, and get its double back on the device it was on."""
     x = torch.arange(1000, dtype=torch.float32, device=mine)
     device, double = expect(sync(to, device_and_double, args=(x,))).returns()
@@ -88,7 +90,7 @@ def there_and_back(me: Me, to: str, mine: str, theirs: str) -> None:
     expect(fact("the result", double.cpu())).gives(2 * torch.arange(1000, dtype=torch.float32))
 
 
-def send_unfinished(me: Me, mine: str) -> None:
+def send_unfinished(me: WorkerContext, mine: str) -> None:
     """Send a tensor that the device is still computing, and use the result at once."""
     x = torch.zeros(1 << 22, device=mine)
     for _ in range(500):
@@ -122,7 +124,7 @@ def test_no_such_target(rpc_groups: Groups) -> None:
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
 
-def use_map(me: Me) -> None:
+def use_map(me: WorkerContext) -> None:
     there_and_back(me, "worker1", "cpu", "cpu")
     info = rpc.get_worker_info("worker1")
     found = rpc.api._get_current_rpc_agent()._get_device_map(info)
@@ -138,7 +140,7 @@ def test_cpu_to_cpu(rpc_groups: Groups) -> None:
         workers[0].call(expect_options, rpc_groups.subject, {"device_maps": None})
         workers.run(join_with, rpc_groups.subject, rpc_groups.place(), given)
         workers[0].call(use_map)
-        workers.run(steps.leave)
+        workers.run(worker_tasks.leave)
 
 
 @requirement("devices", capability=Capability.DEVICES)
@@ -159,10 +161,10 @@ def run_with_map(groups: Groups, count: int, target: int, step: Any) -> None:
         workers[0].call(expect_options, groups.subject, {"device_maps": None})
         workers.run(join_with, groups.subject, groups.place(), given)
         workers[0].call(step, mine=mine, **({"theirs": theirs} if step is _to_worker1 else {}))
-        workers.run(steps.leave)
+        workers.run(worker_tasks.leave)
 
 
-def _to_worker1(me: Me, mine: str, theirs: str) -> None:
+def _to_worker1(me: WorkerContext, mine: str, theirs: str) -> None:
     there_and_back(me, "worker1", mine, theirs)
 
 
@@ -184,7 +186,7 @@ def test_streams_are_synchronised(rpc_groups: Groups) -> None:
     run_with_map(rpc_groups, 1, 0, send_unfinished)
 
 
-def send_unmapped(me: Me, mine: str) -> None:
+def send_unmapped(me: WorkerContext, mine: str) -> None:
     x = torch.ones(3, device=mine)
     expect(sync("worker1", device_and_double, args=(x,))).raises(Exception, "(?i)device|cuda|cpu")
     expect(sync("worker1", device_and_double, args=(x.cpu(),))).gives(("cpu", x.cpu() * 2))
@@ -194,6 +196,6 @@ def test_not_mapped(rpc_groups: Groups) -> None:
     """Without a device map a tensor on an accelerator is refused with an error, and calls go on."""
     with rpc_groups.workers(2, 60) as workers:
         kind = need_accelerators(workers, 1)
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers[0].call(send_unmapped, mine=f"{kind}:0")
-        workers.run(steps.leave)
+        workers.run(worker_tasks.leave)

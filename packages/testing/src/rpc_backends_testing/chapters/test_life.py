@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me, Worker, WorkerError, Workers
+from rpc_backends_cli.processes import Worker, WorkerContext, WorkerError, Workers
 from rpc_backends_core import Capability
-from rpc_backends_testing import leftovers, steps
+from rpc_backends_testing import resource_leaks, worker_tasks
 from rpc_backends_testing.checks import checking, deviate, doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
-from rpc_backends_testing.leftovers import Open
 from rpc_backends_testing.marks import in_group, requirement
+from rpc_backends_testing.resource_leaks import Open
 from rpc_backends_testing.subject import Subject
 
 pytestmark = requirement("life")
@@ -65,9 +65,11 @@ def call(to: str, **more: Any) -> Any:
 
 
 @checking
-def know(me: Me, ranks: dict[str, int]) -> None:
+def know(me: WorkerContext, ranks: dict[str, int]) -> None:
     """Check that the group is ``ranks``, for the agent and for calls."""
-    found = doing("get_worker_infos(), as {name: id}, sorted", lambda: in_order(steps.members(me)))
+    found = doing(
+        "get_worker_infos(), as {name: id}, sorted", lambda: in_order(worker_tasks.members(me))
+    )
     expect(found).gives(in_order(ranks))
     expect(doing("get_worker_info().name", name_here)).gives(
         me.name if me.name in ranks else name_here()
@@ -77,19 +79,19 @@ def know(me: Me, ranks: dict[str, int]) -> None:
 
 
 @checking
-def call_each(me: Me, names: list[str]) -> None:
+def call_each(me: WorkerContext, names: list[str]) -> None:
     for name in names:
         expect(call(name)).gives(name)
 
 
 @checking
-def fail_to_call(me: Me, names: list[str]) -> None:
+def fail_to_call(me: WorkerContext, names: list[str]) -> None:
     for name in names:
         expect(call(name, timeout=TIMEOUT)).raises(RuntimeError)
 
 
 @checking
-def call_many(me: Me, to: str, times: int) -> None:
+def call_many(me: WorkerContext, to: str, times: int) -> None:
     me.tell("begins")
     for _ in range(times):
         expect(call(to)).gives(to)
@@ -97,14 +99,19 @@ def call_many(me: Me, to: str, times: int) -> None:
 
 @checking
 def fail_to_join(
-    me: Me, subject: Subject, url: str, text: str = "", within: float = SOON, **arguments: Any
+    me: WorkerContext,
+    subject: Subject,
+    url: str,
+    text: str = "",
+    within: float = SOON,
+    **arguments: Any,
 ) -> None:
     """Check that ``init_rpc`` raises, soon, and leaves RPC as it was."""
     given = {"name": me.name, "rank": me.index, "world_size": me.size, **arguments}
     written = f"init_rpc({', '.join(f'{key}={value!r}' for key, value in given.items())})"
     began = time.monotonic()
     before = is_running()
-    expect(doing(written, lambda: steps.join(me, subject, url, **arguments))).raises(
+    expect(doing(written, lambda: worker_tasks.join(me, subject, url, **arguments))).raises(
         Exception, text
     )
     _check_time(written + " raises", time.monotonic() - began, within)
@@ -112,7 +119,7 @@ def fail_to_join(
 
 
 @checking
-def leave(me: Me, graceful: bool = True, news: bool = False, **note: str) -> None:
+def leave(me: WorkerContext, graceful: bool = True, news: bool = False, **note: str) -> None:
     """Shut down.
 
     :param news: tell the test that the shutdown begins.
@@ -121,39 +128,39 @@ def leave(me: Me, graceful: bool = True, news: bool = False, **note: str) -> Non
     if news:
         me.tell("begins")
     written = f"shutdown(graceful={graceful})"
-    expect(doing(written, lambda: steps.leave(me, graceful))).gives(None)
+    expect(doing(written, lambda: worker_tasks.leave(me, graceful))).gives(None)
     if note:
         there = Path(note["there"]).exists()
         expect(fact(f"{note['means']} when {written} returns", there)).gives(True)
 
 
 @checking
-def leave_last(me: Me, note: str, names: list[str]) -> None:
+def leave_last(me: WorkerContext, note: str, names: list[str]) -> None:
     """Call workers that are shutting down, then shut down too."""
     for _ in range(3):
         for name in names:
             expect(call(name)).gives(name)
     Path(note).touch()
-    steps.leave(me)
+    worker_tasks.leave(me)
 
 
 @checking
-def leave_alone(me: Me) -> None:
+def leave_alone(me: WorkerContext) -> None:
     """Shut down without the others, which must not wait for them."""
     began = time.monotonic()
-    steps.leave(me, graceful=False)
+    worker_tasks.leave(me, graceful=False)
     _check_time("shutdown(graceful=False)", time.monotonic() - began, SOON)
 
 
 @checking
-def call_one_that_dies(me: Me, to: str, timeout: float, within: float) -> None:
+def call_one_that_dies(me: WorkerContext, to: str, timeout: float, within: float) -> None:
     began = time.monotonic()
     expect(sync(to, die, timeout=timeout)).raises(RuntimeError)
     _check_time("the error of a call whose callee dies", time.monotonic() - began, within)
 
 
 @checking
-def gather(me: Me) -> None:
+def gather(me: WorkerContext) -> None:
     for turn in range(2):
         gathering = doing(
             f"rpc.api._all_gather({me.index + turn})",
@@ -167,7 +174,7 @@ def gathered(value: int) -> dict[str, int]:
 
 
 @checking
-def wait_for_all(me: Me, note: str) -> None:
+def wait_for_all(me: WorkerContext, note: str) -> None:
     me.tell("begins")
     expect(doing("rpc.api._wait_all_workers()", rpc.api._wait_all_workers)).gives(None)
     came = Path(note).exists()
@@ -175,27 +182,27 @@ def wait_for_all(me: Me, note: str) -> None:
 
 
 @checking
-def come_last(me: Me, note: str) -> None:
+def come_last(me: WorkerContext, note: str) -> None:
     call_each(me, ["worker0", "worker1"])
     Path(note).touch()
     rpc.api._wait_all_workers()
 
 
-def start_a_call(me: Me, to: str, pipe: str) -> None:
+def start_a_call(me: WorkerContext, to: str, pipe: str) -> None:
     me.memory["call"] = rpc.rpc_async(to, wait_for, args=(pipe,))
 
 
-def use_own_temp_folder(me: Me, folder: str) -> None:
+def use_own_temp_folder(me: WorkerContext, folder: str) -> None:
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None
 
 
-def warm_up(me: Me, subject: Subject) -> Open:
+def warm_up(me: WorkerContext, subject: Subject) -> Open:
     """Load the backend, use torch a little, and return what is open before RPC is started."""
     member = rpc.BackendType[subject.name]
     rpc.backend_registry.construct_rpc_backend_options(member, **subject.options)
     torch.ones(2).add(1)
-    return leftovers.opened()
+    return resource_leaks.opened()
 
 
 def in_order(values: dict[str, int]) -> dict[str, int]:
@@ -227,7 +234,7 @@ def test_static_group(rpc_groups: Groups, size: int) -> None:
 
 
 @in_group(2)
-def test_worker_info(me: Me) -> None:
+def test_worker_info(me: WorkerContext) -> None:
     """A worker is found by its name and by its rank, and finds itself.
 
     `get_worker_info()`, `get_worker_info(name)` and `get_worker_info(rank)` of the agent.
@@ -246,7 +253,7 @@ def test_worker_info(me: Me) -> None:
 
 
 @in_group(2)
-def test_unknown_worker(me: Me) -> None:
+def test_unknown_worker(me: WorkerContext) -> None:
     """To ask for a worker that is not there, or to call it, is an error.
 
     Programs look for a RuntimeError; torch's own suites look for "could not find destination".
@@ -311,7 +318,7 @@ def test_start_again(rpc_groups: Groups) -> None:
     """After a shutdown the same processes can be a group again, twice, with the same ranks."""
     with rpc_groups.workers(2) as workers:
         for _ in range(3):
-            workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+            workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
             workers.run(know, {"worker0": 0, "worker1": 1})
             workers.run(leave)
 
@@ -327,7 +334,7 @@ def test_shutdown_serves_until_the_last_comes(rpc_groups: Groups, tmp_path: Path
     note = str(tmp_path / "last")
     means = {"there": note, "means": "the last worker has come"}
     with rpc_groups.workers(3) as workers:
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         leaving = [workers[index].start(leave, news=True, **means) for index in (0, 1)]
         for step in leaving:
             step.news()
@@ -345,7 +352,7 @@ def test_shutdown_waits_for_calls(rpc_groups: Groups, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     means = {"there": pipe + ".over", "means": "a call that was under way is over"}
     with rpc_groups.workers(2) as workers:
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers[0].call(start_a_call, "worker1", pipe)
         leaving = [worker.start(leave, news=True, **means) for worker in workers]
         for step in leaving:
@@ -364,7 +371,7 @@ def test_ungraceful_shutdown(rpc_groups: Groups) -> None:
     Those who call it get an error at once or at the call's timeout, and go on calling one another.
     """
     with rpc_groups.workers(3, LONG) as workers:
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers.run(know, {f"worker{index}": index for index in range(3)})
         workers[2].call(leave_alone)
         workers.run(fail_to_call, ["worker2"], on=[0, 1])
@@ -379,7 +386,7 @@ def test_process_ends(rpc_groups: Groups, graceful: bool) -> None:
     No thread that Python waits for may be left, and nothing that crashes when the interpreter goes.
     """
     with rpc_groups.workers(2, SHORT) as workers:
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers.run(call_each, ["worker0", "worker1"])
         workers.run(leave if graceful else leave_alone)
         _let_end(workers)
@@ -395,7 +402,7 @@ def test_killed_peer(rpc_groups: Groups) -> None:
     another, and can shut down without it.
     """
     with rpc_groups.workers(3, LONG) as workers:
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers.run(call_each, ["worker0", "worker1"])
         workers[1].call(call_one_that_dies, "worker2", timeout=TIMEOUT, within=TIMEOUT + SOON)
         workers[2].kill()
@@ -409,7 +416,7 @@ def test_killed_peer(rpc_groups: Groups) -> None:
 def test_killed_peer_is_noticed(rpc_groups: Groups) -> None:
     """A call that waits for a worker that is killed fails soon, and not only at its timeout."""
     with rpc_groups.workers(2, LONG) as workers:
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers[0].call(call_one_that_dies, "worker1", timeout=60, within=SOON)
 
 
@@ -423,7 +430,9 @@ def test_missing_worker(rpc_groups: Groups) -> None:
     with rpc_groups.workers(3, SHORT, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
         limit = {"rpc_timeout": 2, "within": 2 + SOON}
         workers.run(fail_to_join, rpc_groups.subject, rpc_groups.place(), on=[0, 1], **limit)
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place(), on=[0, 1], world_size=2)
+        workers.run(
+            worker_tasks.join, rpc_groups.subject, rpc_groups.place(), on=[0, 1], world_size=2
+        )
         workers.run(know, {"worker0": 0, "worker1": 1}, on=[0, 1])
         workers.run(leave, on=[0, 1])
 
@@ -444,7 +453,7 @@ def test_rejoin_with_other_ranks(rpc_groups: Groups) -> None:
             url = rpc_groups.place()
             joining = [
                 workers[index].start(
-                    steps.join,
+                    worker_tasks.join,
                     rpc_groups.subject,
                     url,
                     name=names[rank],
@@ -466,7 +475,9 @@ def test_rejoin_at_the_same_place(rpc_groups: Groups) -> None:
     with rpc_groups.workers(3, SHORT) as workers:
         for pair in ((0, 1), (1, 2), (0, 2)):
             joining = [
-                workers[index].start(steps.join, rpc_groups.subject, url, rank=rank, world_size=2)
+                workers[index].start(
+                    worker_tasks.join, rpc_groups.subject, url, rank=rank, world_size=2
+                )
                 for rank, index in enumerate(pair)
             ]
             for step in joining:
@@ -507,13 +518,13 @@ def test_nothing_stays_on_the_machine(rpc_groups: Groups, tmp_path: Path) -> Non
     """When processes have ended, nothing of them is in shared memory or in the temporary folder."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    before = leftovers.shared_memory()
+    before = resource_leaks.shared_memory()
     with rpc_groups.workers(2, SHORT, env={"TMPDIR": str(folder)}) as workers:
         workers.run(use_own_temp_folder, str(folder))
         _one_group(rpc_groups, workers)
         _let_end(workers)
-    new = leftovers.abandoned(leftovers.shared_memory() - before)
-    _expect_none(f"new in {leftovers.SHARED_MEMORY}", new)
+    new = resource_leaks.abandoned(resource_leaks.shared_memory() - before)
+    _expect_none(f"new in {resource_leaks.SHARED_MEMORY}", new)
     _expect_none("in the temporary folder", [path.name for path in folder.iterdir()])
 
 
@@ -524,10 +535,10 @@ def _expect_none(where: str, names: list[str]) -> None:
 
 def _one_group(groups: Groups, workers: Workers) -> list[Open]:
     """Have one group, and return what its workers have open when all have left."""
-    workers.run(steps.join, groups.subject, groups.place())
+    workers.run(worker_tasks.join, groups.subject, groups.place())
     workers.run(call_each, [worker.name for worker in workers])
     workers.run(leave)
-    return workers.run(leftovers.opened)
+    return workers.run(resource_leaks.opened)
 
 
 def _compare(workers: Workers, after: list[Open], before: list[Open], when: str) -> None:
@@ -551,7 +562,7 @@ def _end(worker: Worker) -> int | str:
 
 
 def _join_dynamic(groups: Groups, worker: Worker, url: str, **arguments: Any) -> None:
-    worker.call(steps.join, groups.subject, url, world_size=None, **arguments)
+    worker.call(worker_tasks.join, groups.subject, url, world_size=None, **arguments)
 
 
 @dynamic

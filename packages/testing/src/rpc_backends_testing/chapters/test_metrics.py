@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_testing.checks import doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import in_group, requirement
@@ -67,7 +67,7 @@ def is_numeric(found: Any) -> bool:
 
 
 @in_group(2)
-def test_metrics(me: Me) -> None:
+def test_metrics(me: WorkerContext) -> None:
     """`agent.get_metrics()` is a dict of text to numbers as text.
 
     The agent's `getMetrics` gives a map of strings; it is called at any time and must not block.
@@ -80,13 +80,13 @@ def test_metrics(me: Me) -> None:
 
 
 @in_group(2)
-def test_metrics_on_callee(me: Me) -> None:
+def test_metrics_on_callee(me: WorkerContext) -> None:
     """A worker that executes a request can look at its own metrics."""
     expect(sync("worker1", metrics)).satisfies("a dict of str to str", is_text)
 
 
 @in_group(2)
-def test_gil_wait(me: Me) -> None:
+def test_gil_wait(me: WorkerContext) -> None:
     """With GIL profiling on, the metrics say how long Python functions waited for the GIL.
 
     Torch measures it where a Python function is run and tells the agent (`addGilWaitTime`), which gives
@@ -104,7 +104,7 @@ def test_gil_wait(me: Me) -> None:
 
 
 @in_group(2)
-def test_debug_info(me: Me) -> None:
+def test_debug_info(me: WorkerContext) -> None:
     """`agent.get_debug_info()` is a dict of text to text and has what the metrics have."""
     found = expect(doing("agent.get_debug_info()", agents_debug_info)).satisfies(
         "a dict of str to str", is_text
@@ -116,14 +116,14 @@ def test_debug_info(me: Me) -> None:
 
 
 @in_group(2)
-def test_debug_info_counts_rrefs(me: Me) -> None:
+def test_debug_info_counts_rrefs(me: WorkerContext) -> None:
     """The debug information of a worker counts the RRefs that it owns."""
     rrefs = [rpc.remote("worker1", add, args=(number, 0)) for number in range(3)]
     expect(doing("to_here() of 3 RRefs", lambda: [one.to_here() for one in rrefs])).gives([0, 1, 2])
     expect(sync("worker1", owned_rrefs)).gives(3)
 
 
-def call_and_wait(me: Me) -> None:
+def call_and_wait(me: WorkerContext) -> None:
     """Call `hold` on worker 1, look at this worker's information, and wait for the answer."""
     future = rpc.rpc_async("worker1", hold)
     me.tell("called")
@@ -136,7 +136,7 @@ def call_and_wait(me: Me) -> None:
     expect(doing("rpc_async('worker1', hold).wait()", future.wait)).gives("let go")
 
 
-def look_and_let_go(me: Me) -> None:
+def look_and_let_go(me: WorkerContext) -> None:
     """Look at this worker's information while it executes `hold`, and end that."""
     try:
         expect(doing("the request arrives at worker1", lambda: HOLDING.wait(10))).gives(True)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
-from rpc_backends_testing import steps
+from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import deviate, doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import requirement
@@ -65,7 +65,7 @@ def name_here() -> str:
     return str(rpc.get_worker_info().name)
 
 
-def start_and_call(me: Me, subject: Subject, url: str | None, **arguments: Any) -> None:
+def start_and_call(me: WorkerContext, subject: Subject, url: str | None, **arguments: Any) -> None:
     """Start RPC with ``arguments``, see that ``subject`` started it and that it works, and stop it."""
     if url is not None:
         arguments["rpc_backend_options"] = construct(subject, init_method=url)
@@ -80,20 +80,20 @@ def start_and_call(me: Me, subject: Subject, url: str | None, **arguments: Any) 
         raise deviate(text, f"{subject.name} is started", "another backend is")
     other = f"worker{(me.index + 1) % me.size}"
     expect(sync(other, name_here)).gives(other)
-    steps.leave(me)
+    worker_tasks.leave(me)
 
 
 def _show(value: Any) -> str:
     return repr(value) if isinstance(value, str) else f"{type(value).__name__}(...)"
 
 
-def start_alone(me: Me, subject: Subject, url: str) -> None:
+def start_alone(me: WorkerContext, subject: Subject, url: str) -> None:
     """Start RPC rightly in a group of one, call, and stop."""
     expect(
-        doing("init_rpc after one that was refused", lambda: steps.join(me, subject, url))
+        doing("init_rpc after one that was refused", lambda: worker_tasks.join(me, subject, url))
     ).gives(None)
     expect(sync(me.name, name_here)).gives(me.name)
-    steps.leave(me)
+    worker_tasks.leave(me)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def needs_no_options(subject: Subject) -> None:
 # --- what they are -------------------------------------------------------------------------------
 
 
-def see_defaults(me: Me, subject: Subject) -> None:
+def see_defaults(me: WorkerContext, subject: Subject) -> None:
     options = expect(
         doing(
             f"construct_rpc_backend_options(BackendType.{subject.name})", lambda: construct(subject)
@@ -136,7 +136,7 @@ def test_defaults(rpc_groups: Groups) -> None:
         workers.run(see_defaults, rpc_groups.subject)
 
 
-def see_given(me: Me, subject: Subject) -> None:
+def see_given(me: WorkerContext, subject: Subject) -> None:
     given = {"rpc_timeout": 7.5, "init_method": "file:///somewhere"}
     options = expect(
         doing(
@@ -154,7 +154,7 @@ def test_given_values(rpc_groups: Groups) -> None:
         workers.run(see_given, rpc_groups.subject)
 
 
-def see_independent(me: Me, subject: Subject) -> None:
+def see_independent(me: WorkerContext, subject: Subject) -> None:
     first, second = (construct(subject, rpc_timeout=11) for _ in range(2))
     expect(fact("constructing twice gives the same object", first is second)).gives(False)
     first.rpc_timeout = 22
@@ -168,12 +168,12 @@ def test_independent(rpc_groups: Groups) -> None:
         workers.run(see_independent, rpc_groups.subject)
 
 
-def see_timeout_in_force(me: Me, subject: Subject, url: str) -> None:
-    steps.join(me, subject, url, rpc_timeout=45)
+def see_timeout_in_force(me: WorkerContext, subject: Subject, url: str) -> None:
+    worker_tasks.join(me, subject, url, rpc_timeout=45)
     expect(
         doing("rpc.get_rpc_timeout() after options with rpc_timeout=45", rpc.get_rpc_timeout)
     ).gives(45.0)
-    steps.leave(me)
+    worker_tasks.leave(me)
 
 
 def test_timeout_in_force(rpc_groups: Groups) -> None:
@@ -205,7 +205,7 @@ def test_by_environment(rpc_groups: Groups, environment: dict[str, str]) -> None
         workers.run(start_and_call, subject, None)
 
 
-def shared_with(me: Me, subject: Subject) -> str | None:
+def shared_with(me: WorkerContext, subject: Subject) -> str | None:
     """Return the backend that has options of the very same type and was there first, if any."""
     from rpc_backends_core import records
     from rpc_backends_core.spi.inspection import default_registry, options_type_of
@@ -241,7 +241,7 @@ def test_by_type(rpc_groups: Groups) -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def refuse_other_type(me: Me, subject: Subject, url: str) -> str | None:
+def refuse_other_type(me: WorkerContext, subject: Subject, url: str) -> str | None:
     """See that options of another type are refused; return the expected type's name, None for any."""
     expected = options_type(subject)
     if expected is rpc.RpcBackendOptions:
@@ -274,12 +274,12 @@ def test_start_after_a_refusal(rpc_groups: Groups) -> None:
         workers.run(start_alone, subject, rpc_groups.place())
 
 
-def see_not_running(me: Me) -> None:
+def see_not_running(me: WorkerContext) -> None:
     running = torch._C._distributed_rpc._is_current_rpc_agent_set()
     expect(fact("whether an agent is current after the refusal", running)).gives(False)
 
 
-def refuse_unknown(me: Me, subject: Subject) -> None:
+def refuse_unknown(me: WorkerContext, subject: Subject) -> None:
     from rpc_backends_core.spi.inspection import default_registry
 
     handler = default_registry().backend(subject.name).construct_rpc_backend_options_handler
@@ -302,11 +302,11 @@ def test_unknown_keyword(rpc_groups: Groups) -> None:
         workers.run(refuse_unknown, rpc_groups.subject)
 
 
-def refuse_negative(me: Me, subject: Subject, url: str) -> None:
+def refuse_negative(me: WorkerContext, subject: Subject, url: str) -> None:
     expect(
         doing(
             "init_rpc with options of rpc_timeout=-1",
-            lambda: steps.join(me, subject, url, rpc_timeout=-1),
+            lambda: worker_tasks.join(me, subject, url, rpc_timeout=-1),
         )
     ).raises(Exception, "(?i)timeout")
 
@@ -319,12 +319,14 @@ def test_negative_timeout(rpc_groups: Groups) -> None:
         workers.run(start_alone, rpc_groups.subject, rpc_groups.place())
 
 
-def refuse_wrong_values(me: Me, subject: Subject, url: str, wrong: dict[str, Any]) -> None:
+def refuse_wrong_values(
+    me: WorkerContext, subject: Subject, url: str, wrong: dict[str, Any]
+) -> None:
     key, value = next(iter(wrong.items()))
     expect(
         doing(
             f"init_rpc with options of {key}={value!r}",
-            lambda: steps.join(me, subject, **{"url": url, **wrong}),
+            lambda: worker_tasks.join(me, subject, **{"url": url, **wrong}),
         )
     ).raises(TypeError)
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
-from rpc_backends_testing import steps
+from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import doing, expect, fact, remote, sync
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import in_group, requirement
@@ -188,7 +188,7 @@ def _fetch(rref: rpc.RRef[torch.Tensor]) -> torch.Tensor:
 
 
 @in_group(2)
-def test_remote_builtin(me: Me) -> None:
+def test_remote_builtin(me: WorkerContext) -> None:
     """`remote` with a builtin of torch gives an RRef whose value `to_here` fetches.
 
     The call is a SCRIPT_REMOTE_CALL and the value is fetched by SCRIPT_RREF_FETCH_CALL.
@@ -198,7 +198,7 @@ def test_remote_builtin(me: Me) -> None:
 
 
 @in_group(2)
-def test_remote_python(me: Me) -> None:
+def test_remote_python(me: WorkerContext) -> None:
     """`remote` with a Python function gives an RRef whose value `to_here` fetches, any number of times.
 
     The call is a PYTHON_REMOTE_CALL and the value is fetched by PYTHON_RREF_FETCH_CALL.
@@ -210,7 +210,7 @@ def test_remote_python(me: Me) -> None:
 
 @requirement("rrefs", capability=Capability.TORCHSCRIPT)
 @in_group(2)
-def test_remote_torchscript(me: Me) -> None:
+def test_remote_torchscript(me: WorkerContext) -> None:
     """`remote` with a TorchScript function gives an RRef whose value `to_here` fetches."""
     expect(sync("worker1", compile_script)).gives(None)
     x = torch.arange(4.0)
@@ -219,7 +219,7 @@ def test_remote_torchscript(me: Me) -> None:
 
 @requirement("rrefs", capability=Capability.TORCHSCRIPT)
 @in_group(3)
-def test_torchscript_fetches(me: Me) -> None:
+def test_torchscript_fetches(me: WorkerContext) -> None:
     """A TorchScript function that is given an RRef fetches its value from a third worker."""
     compile_script()
     expect(sync("worker1", compile_script)).gives(None)
@@ -228,7 +228,7 @@ def test_torchscript_fetches(me: Me) -> None:
 
 
 @in_group(1)
-def test_remote_to_self(me: Me) -> None:
+def test_remote_to_self(me: WorkerContext) -> None:
     """`remote` to the worker itself gives an RRef that it owns.
 
     No message needs to be sent: torch makes the value in the caller's process.
@@ -240,7 +240,7 @@ def test_remote_to_self(me: Me) -> None:
 
 
 @in_group(2)
-def test_local_rref(me: Me) -> None:
+def test_local_rref(me: WorkerContext) -> None:
     """`RRef(value)` refers to a value of the worker itself, and others can fetch it."""
     thing = Thing(7)
     rref = rpc.RRef(thing)
@@ -250,7 +250,7 @@ def test_local_rref(me: Me) -> None:
 
 
 @in_group(2)
-def test_owner(me: Me) -> None:
+def test_owner(me: WorkerContext) -> None:
     """An RRef knows who owns it: `owner()`, `owner_name()`, `is_owner()`."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     rref.to_here()
@@ -264,7 +264,7 @@ def test_owner(me: Me) -> None:
 
 
 @in_group(2)
-def test_confirmed_by_owner(me: Me) -> None:
+def test_confirmed_by_owner(me: WorkerContext) -> None:
     """The owner confirms an RRef made by `remote`, and the user gets to know.
 
     The response to a REMOTE_CALL confirms it: it must reach the caller, and its future be completed.
@@ -279,7 +279,7 @@ def test_confirmed_by_owner(me: Me) -> None:
 
 
 @in_group(2)
-def test_many(me: Me) -> None:
+def test_many(me: WorkerContext) -> None:
     """Many RRefs made at once each refer to a value of their own."""
     rrefs = [rpc.remote("worker1", add, args=(n, 100)) for n in range(15)]
     expect(doing("to_here() of 15 RRefs", lambda: [rref.to_here() for rref in rrefs])).gives(
@@ -291,7 +291,7 @@ def test_many(me: Me) -> None:
 
 
 @in_group(2)
-def test_back_to_owner(me: Me) -> None:
+def test_back_to_owner(me: WorkerContext) -> None:
     """An RRef that comes back to its owner gives it the value itself.
 
     Whoever unpickles an RRef of its own must find it by its id.
@@ -301,7 +301,7 @@ def test_back_to_owner(me: Me) -> None:
 
 
 @in_group(3)
-def test_to_third_worker(me: Me) -> None:
+def test_to_third_worker(me: WorkerContext) -> None:
     """A worker that gets an RRef as an argument fetches the value from the owner.
 
     The receiver tells the owner of its fork (RREF_FORK_REQUEST) before its function is through.
@@ -311,14 +311,14 @@ def test_to_third_worker(me: Me) -> None:
 
 
 @in_group(4)
-def test_chain_of_four(me: Me) -> None:
+def test_chain_of_four(me: WorkerContext) -> None:
     """An RRef handed from worker to worker is good at the end of the chain."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     expect(sync("worker2", fetch_at_the_end, args=(rref, ["worker3"]))).gives(("worker3", 3))
 
 
 @in_group(3)
-def test_to_two_at_once(me: Me) -> None:
+def test_to_two_at_once(me: WorkerContext) -> None:
     """An RRef handed to two workers at once is good on both."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     futures = [rpc.rpc_async(name, fetch, args=(rref,)) for name in ("worker1", "worker2")]
@@ -328,7 +328,7 @@ def test_to_two_at_once(me: Me) -> None:
 
 
 @in_group(3)
-def test_in_containers(me: Me) -> None:
+def test_in_containers(me: WorkerContext) -> None:
     """RRefs of different owners travel inside containers."""
     theirs = rpc.remote("worker1", add, args=(1, 2))
     nested = {"theirs": [theirs, theirs], "mine": [rpc.RRef("here")]}
@@ -336,14 +336,14 @@ def test_in_containers(me: Me) -> None:
 
 
 @in_group(3)
-def test_argument_of_remote(me: Me) -> None:
+def test_argument_of_remote(me: WorkerContext) -> None:
     """An RRef can be an argument of a `remote` to another worker."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     expect(remote("worker2", add_fetched, args=(rref, 10))).gives(13)
 
 
 @in_group(2)
-def test_as_result(me: Me) -> None:
+def test_as_result(me: WorkerContext) -> None:
     """A function can return an RRef to a value of its own worker.
 
     The result of a call forks the RRef to the caller, like an argument does to the callee.
@@ -354,7 +354,7 @@ def test_as_result(me: Me) -> None:
 
 
 @in_group(3)
-def test_as_result_of_third_worker(me: Me) -> None:
+def test_as_result_of_third_worker(me: WorkerContext) -> None:
     """A function can return an RRef to a value of another worker."""
     rref = expect(sync("worker1", make_rref_on, args=("worker2", 1, 2))).returns()
     expect(fact("owner_name() of the RRef returned", rref.owner_name())).gives("worker2")
@@ -362,7 +362,7 @@ def test_as_result_of_third_worker(me: Me) -> None:
 
 
 @in_group(3)
-def test_rref_to_rref(me: Me) -> None:
+def test_rref_to_rref(me: WorkerContext) -> None:
     """The value of an RRef can be an RRef."""
     outer = rpc.remote("worker1", make_rref_on, args=("worker2", 1, 2))
     inner = expect(doing("to_here() of the outer RRef", outer.to_here)).returns()
@@ -373,14 +373,14 @@ def test_rref_to_rref(me: Me) -> None:
 
 
 @in_group(2)
-def test_proxy_rpc_sync(me: Me) -> None:
+def test_proxy_rpc_sync(me: WorkerContext) -> None:
     """`rref.rpc_sync().method(...)` runs the method on the owner."""
     rref = rpc.remote("worker1", make_thing, args=(40,))
     expect(doing("rref.rpc_sync().plus(2)", lambda: rref.rpc_sync().plus(2))).gives(42)
 
 
 @in_group(2)
-def test_proxy_rpc_async(me: Me) -> None:
+def test_proxy_rpc_async(me: WorkerContext) -> None:
     """`rref.rpc_async().method(...)` gives a future of what the method returns on the owner."""
     rref = rpc.remote("worker1", make_thing, args=(40,))
     expect(doing("rref.rpc_async().plus(2).wait()", lambda: rref.rpc_async().plus(2).wait())).gives(
@@ -389,7 +389,7 @@ def test_proxy_rpc_async(me: Me) -> None:
 
 
 @in_group(2)
-def test_proxy_remote(me: Me) -> None:
+def test_proxy_remote(me: WorkerContext) -> None:
     """`rref.remote().method(...)` gives an RRef to what the method returns on the owner."""
     rref = rpc.remote("worker1", make_thing, args=(40,))
     result = expect(doing("rref.remote().plus(2)", lambda: rref.remote().plus(2))).returns()
@@ -398,7 +398,7 @@ def test_proxy_remote(me: Me) -> None:
 
 
 @in_group(2)
-def test_proxy_of_builtin_value(me: Me) -> None:
+def test_proxy_of_builtin_value(me: WorkerContext) -> None:
     """A method of a tensor that an RRef refers to changes the tensor on its owner."""
     rref = rpc.remote("worker1", torch.full, args=((3,), 1.0))
     expect(doing("rref.rpc_sync().add_(1)", lambda: rref.rpc_sync().add_(1))).gives(
@@ -408,7 +408,7 @@ def test_proxy_of_builtin_value(me: Me) -> None:
 
 
 @in_group(2)
-def test_module(me: Me) -> None:
+def test_module(me: WorkerContext) -> None:
     """An `nn.Module` made on another worker is called there through its RRef."""
     rref = rpc.remote("worker1", Scale, args=(3.0,))
     x = torch.tensor([1.0, -2.0, 0.5])
@@ -421,7 +421,7 @@ def test_module(me: Me) -> None:
 
 
 @in_group(2)
-def test_remote_module(me: Me) -> None:
+def test_remote_module(me: WorkerContext) -> None:
     """`torch.distributed.nn.RemoteModule` works: its module is made and called on the other worker.
 
     It asks the agent for its device map (`_get_device_map`), which may be empty.
@@ -453,7 +453,7 @@ def hold(number: int = 7) -> Any:
 
 
 @in_group(2)
-def test_deleted(me: Me) -> None:
+def test_deleted(me: WorkerContext) -> None:
     """When its last user drops an RRef, the owner forgets it.
 
     A user that drops its RRef says so to the owner (RREF_USER_DELETE), and the owner drops that fork.
@@ -466,7 +466,7 @@ def test_deleted(me: Me) -> None:
 
 
 @in_group(2)
-def test_value_freed(me: Me) -> None:
+def test_value_freed(me: WorkerContext) -> None:
     """When its last user drops an RRef, the owner frees the value."""
     rref = hold()
     expect(sync("worker1", alive_when, args=(1,))).gives(1)
@@ -476,7 +476,7 @@ def test_value_freed(me: Me) -> None:
 
 
 @in_group(2)
-def test_dropped_at_once(me: Me) -> None:
+def test_dropped_at_once(me: WorkerContext) -> None:
     """An RRef that is dropped before its value is made is deleted all the same.
 
     The deletion waits for the owner's confirmation; it must not overtake the call that makes the value.
@@ -490,7 +490,7 @@ def test_dropped_at_once(me: Me) -> None:
 
 
 @in_group(3)
-def test_passed_on_keeps_alive(me: Me) -> None:
+def test_passed_on_keeps_alive(me: WorkerContext) -> None:
     """A value lives for as long as anybody has an RRef to it, also when who made it has dropped it.
 
     The owner counts forks: the third worker's is confirmed before the first one's is dropped.
@@ -508,7 +508,7 @@ def test_passed_on_keeps_alive(me: Me) -> None:
 
 
 @in_group(2)
-def test_own_rref_comes_home(me: Me) -> None:
+def test_own_rref_comes_home(me: WorkerContext) -> None:
     """A worker's own RRef that another has used and dropped has no users left."""
     rref = rpc.RRef(Thing(7))
     expect(sync("worker1", keep, args=("of worker0", rref))).gives(None)
@@ -525,7 +525,7 @@ def test_own_rref_comes_home(me: Me) -> None:
     expect(doing("counts on worker0", lambda: counts_when(NOTHING))).gives(NOTHING)
 
 
-def traffic(me: Me) -> None:
+def traffic(me: WorkerContext) -> None:
     """Make RRefs on all others, pass them on, and drop them."""
     others = [f"worker{(me.index + step) % me.size}" for step in range(1, me.size)]
     rrefs = [rpc.remote(name, make_thing, args=(n,)) for name in others for n in range(2)]
@@ -537,7 +537,7 @@ def traffic(me: Me) -> None:
         expect(sync(name, fetch_number, args=(mine,))).gives(me.index)
 
 
-def settle(me: Me) -> None:
+def settle(me: WorkerContext) -> None:
     """See that nothing is left of the RRefs of this worker."""
     gc.collect()
     expect(doing(f"counts of RRefs on {me.name}", lambda: counts_when(NOTHING))).gives(NOTHING)
@@ -551,7 +551,7 @@ def test_no_leak_before_shutdown(rpc_groups: Groups) -> None:
         workers.run(settle)
 
 
-def hold_on(me: Me) -> None:
+def hold_on(me: WorkerContext) -> None:
     """Have an RRef to a thing of the next worker, and keep it."""
     rref = rpc.remote(f"worker{(me.index + 1) % me.size}", make_thing)
     expect(doing("to_here().number", lambda: rref.to_here().number)).gives(7)
@@ -564,15 +564,15 @@ def test_shutdown_lets_go(rpc_groups: Groups) -> None:
     Torch deletes all users' RRefs before the agents' `join`; their messages must still go through then.
     """
     with rpc_groups.workers(2) as workers:
-        workers.run(steps.join, rpc_groups.subject, rpc_groups.place())
+        workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers.run(hold_on)
         alive = workers.run(lives, 1)
         expect(fact("values alive before shutdown", alive)).gives([1, 1])
-        workers.run(steps.leave)
+        workers.run(worker_tasks.leave)
         alive = workers.run(lives, 0)
         expect(fact("values alive after shutdown", alive)).gives([0, 0])
 
 
-def lives(me: Me, wanted: int) -> int:
+def lives(me: WorkerContext, wanted: int) -> int:
     """Return how many of the things made here live, ``wanted`` at best."""
     return int(alive_when(wanted))

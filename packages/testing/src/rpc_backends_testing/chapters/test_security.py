@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
 from rpc_backends_testing.checks import deviate, expect, sync
 from rpc_backends_testing.groups import Groups
@@ -39,13 +39,13 @@ def a_name_that_anybody_can_recognise(payload: bytes) -> int:
     return len(payload)
 
 
-def send_payload(me: Me, marker: bytes) -> None:
+def send_payload(me: WorkerContext, marker: bytes) -> None:
     """Send the marker, many times over, in an argument of a function whose name stands out."""
     payload = marker * (SIZE // len(marker))
     expect(sync("worker1", a_name_that_anybody_can_recognise, args=(payload,))).gives(len(payload))
 
 
-def return_payload(me: Me, marker: bytes) -> None:
+def return_payload(me: WorkerContext, marker: bytes) -> None:
     """Have worker 1 send the marker, many times over, as a result."""
     wanted = SIZE // len(marker)
     got = rpc.rpc_sync("worker1", repeat, args=(marker[::-1], wanted))
@@ -58,7 +58,7 @@ def repeat(reverse: bytes, times: int) -> bytes:
     return reverse[::-1] * times
 
 
-def ports_here(me: Me) -> set[int]:
+def ports_here(me: WorkerContext) -> set[int]:
     """Return the ports of this process's sockets."""
     inodes = set()
     for fd in Path("/proc/self/fd").iterdir():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_testing.checks import (
     Call,
     asynchronous,
@@ -131,7 +131,7 @@ def expect_works(to: str = "worker1") -> None:
 
 @both_ways
 @in_group(2)
-def test_timeout_of_a_call(me: Me, way: Way, rpc_patience: float) -> None:
+def test_timeout_of_a_call(me: WorkerContext, way: Way, rpc_patience: float) -> None:
     """A call with a timeout fails when that is over, with the text that torch's timeouts have.
 
     The agent gets the timeout with the message. The text is to be "RPC ran for more than set timeout (N
@@ -143,7 +143,7 @@ def test_timeout_of_a_call(me: Me, way: Way, rpc_patience: float) -> None:
 
 
 @in_group(1)
-def test_timeout_of_a_call_to_self(me: Me, rpc_patience: float) -> None:
+def test_timeout_of_a_call_to_self(me: WorkerContext, rpc_patience: float) -> None:
     """The timeout of a call to oneself fires too."""
     with closed_gate(rpc_patience) as gate:
         call = sync("worker0", go_through, args=(gate.folder,), timeout=SOON)
@@ -151,7 +151,7 @@ def test_timeout_of_a_call_to_self(me: Me, rpc_patience: float) -> None:
 
 
 @in_group(2)
-def test_timeout_of_to_here(me: Me, rpc_patience: float) -> None:
+def test_timeout_of_to_here(me: WorkerContext, rpc_patience: float) -> None:
     """The timeout of `to_here` fires, and the value can be fetched when it is there.
 
     Fetching a value is a message of its own (PYTHON_RREF_FETCH_CALL), with a timeout of its own.
@@ -167,7 +167,7 @@ def test_timeout_of_to_here(me: Me, rpc_patience: float) -> None:
 
 
 @in_group(2)
-def test_timeout_of_remote(me: Me, rpc_patience: float) -> None:
+def test_timeout_of_remote(me: WorkerContext, rpc_patience: float) -> None:
     """The timeout of `remote` fires, and `to_here` of its RRef is then an error.
 
     It is the timeout of the message that makes the RRef, which is answered when its value is there.
@@ -199,7 +199,7 @@ def _pending_in_torch() -> int:
 
 
 @in_group(2, rpc_timeout=DEFAULT)
-def test_default_timeout_of_the_options(me: Me, rpc_patience: float) -> None:
+def test_default_timeout_of_the_options(me: WorkerContext, rpc_patience: float) -> None:
     """Calls without a timeout have that of the options, and a longer one of their own wins."""
     expect(doing("rpc.get_rpc_timeout()", rpc.get_rpc_timeout)).gives(DEFAULT)
     with closed_gate(rpc_patience, DEFAULT) as gate:
@@ -219,7 +219,7 @@ def test_default_timeout_of_the_options(me: Me, rpc_patience: float) -> None:
 
 
 @in_group(2)
-def test_default_timeout_set_later(me: Me, rpc_patience: float) -> None:
+def test_default_timeout_set_later(me: WorkerContext, rpc_patience: float) -> None:
     """`rpc._set_rpc_timeout` changes the timeout of the calls that come after it."""
     before = rpc.get_rpc_timeout()
     with closed_gate(rpc_patience) as gate:
@@ -237,7 +237,7 @@ def test_default_timeout_set_later(me: Me, rpc_patience: float) -> None:
 
 @pytest.mark.parametrize("timeout", [0, 60], ids=["never", "longer"])
 @in_group(2)
-def test_timeout_beyond_the_default(me: Me, timeout: float, rpc_patience: float) -> None:
+def test_timeout_beyond_the_default(me: WorkerContext, timeout: float, rpc_patience: float) -> None:
     """A call with a timeout of 0, which is never, or one beyond the default outlasts the default."""
     before = rpc.get_rpc_timeout()
     with closed_gate(rpc_patience) as gate:
@@ -254,7 +254,7 @@ def test_timeout_beyond_the_default(me: Me, timeout: float, rpc_patience: float)
 
 
 @in_group(2)
-def test_late_answer(me: Me, rpc_patience: float) -> None:
+def test_late_answer(me: WorkerContext, rpc_patience: float) -> None:
     """The answer of a call that has timed out is dropped, and the callee goes on.
 
     It may come when its id is no longer known: that is no error, and must not end a connection.
@@ -279,7 +279,7 @@ def test_late_answer(me: Me, rpc_patience: float) -> None:
 
 
 @in_group(2)
-def test_fifty_timeouts_at_once(me: Me, rpc_patience: float) -> None:
+def test_fifty_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> None:
     """Fifty calls that run out of time together all fail by it, each in time, and calls work after."""
     with closed_gate(rpc_patience) as gate:
         begun = time.monotonic()
@@ -294,7 +294,7 @@ def test_fifty_timeouts_at_once(me: Me, rpc_patience: float) -> None:
 
 
 @in_group(2)
-def test_different_timeouts_at_once(me: Me, rpc_patience: float) -> None:
+def test_different_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> None:
     """Calls in flight time out each at its own time, whichever was made first.
 
     A later call with a shorter timeout must wake who waits for the next one to fire.
@@ -321,7 +321,7 @@ def _done_by(timeouts: tuple[float, ...], now: float) -> Callable[[list[bool]], 
 
 
 @in_group(2)
-def test_nothing_is_left_behind(me: Me, rpc_patience: float) -> None:
+def test_nothing_is_left_behind(me: WorkerContext, rpc_patience: float) -> None:
     """After calls have timed out no request is pending, by torch's count and by the agent's own.
 
     What waits for an answer must go with the timeout, and not with the answer, which may never come.

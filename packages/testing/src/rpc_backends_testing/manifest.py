@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     """Add what a complete run has found to the list.
 
     For maintainers of the suite: run it with ``--rpc-report REPORT``, and then
-    ``python -m rpc_backends_testing.census REPORT``.
+    ``python -m rpc_backends_testing.manifest REPORT``.
     """
     report = json.loads(Path(arguments[0]).read_text())
     found = {one["id"]: one["since"] for one in report["results"] if one["chapter"] != "torch"}

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rpc_backends_testing.leftovers import Open, opened
+from rpc_backends_testing.resource_leaks import Open, opened
 from support import steps
 from support.steps import Meeting
 from support.workers import Workers

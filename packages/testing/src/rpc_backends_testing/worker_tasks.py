@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpc_backends_cli.processes import Me
+from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_testing.subject import Subject
 
 
 def join(
-    me: Me,
+    me: WorkerContext,
     subject: Subject,
     url: str,
     *,
@@ -37,7 +37,7 @@ def join(
     )
 
 
-def leave(me: Me, graceful: bool = True, timeout: float = 0) -> None:
+def leave(me: WorkerContext, graceful: bool = True, timeout: float = 0) -> None:
     """Shut RPC down."""
     from torch.distributed import rpc
 
@@ -45,7 +45,7 @@ def leave(me: Me, graceful: bool = True, timeout: float = 0) -> None:
     rpc.shutdown(graceful, timeout)
 
 
-def members(me: Me) -> dict[str, int]:
+def members(me: WorkerContext) -> dict[str, int]:
     """Return the ranks of all workers, by name."""
     from torch.distributed import rpc
 
