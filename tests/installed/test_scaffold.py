@@ -90,7 +90,9 @@ def run_its_tests(
 
 def test_its_tests_run_untouched(environment: Environment, package: Path, tmp_path: Path) -> None:
     """Its own tests of its options, and the suite's."""
-    found = run_its_tests(environment, package, tmp_path / "some", "-k", "TestOptions or test_options")
+    found = run_its_tests(
+        environment, package, tmp_path / "some", "-k", "TestOptions or test_options"
+    )
     assert {result["chapter"] for result in found["results"]} == {"options"}
 
 
