@@ -18,7 +18,6 @@ rows show `importlib.metadata` of the standard library beside `importlib_metadat
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -28,8 +27,11 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from _measure import Bar, Comparisons, Machine, Progress, Report, add_arguments, in_turns, say
+from _report import Bar, Report, parser, run
 from _scanner import FIRST, OURS, PROGRAMS, REFERENCE, STDLIB
+
+from rpc_backends_bench.process_set import shuffled
+from rpc_backends_bench.progress import Progress
 
 SIZES = (10, 100, 1000)
 BARS = {FIRST: Bar(1.2)}
@@ -167,63 +169,64 @@ class Scanner:
         return done.stdout
 
 
-def measure(arguments: argparse.Namespace, folder: Path) -> Comparisons:
+def measure(
+    folder: Path, rounds: int, seed: int, clock: str, report: Report, progress: Progress
+) -> None:
     """Run all rounds; the first warms up the system's file cache and does not count."""
-    say("writing the distributions")
+    progress.describe("writing the distributions")
     make_code(folder / "code")
     for size in SIZES:
         make_distributions(folder / str(size), size)
-    comparisons = Comparisons()
-    chance = random.Random(arguments.seed)
-    scanner = Scanner(folder / "code", folder / str(SIZES[0]), arguments.clock)
-    with Progress("discovery", arguments.rounds + 1) as progress:
-        for turn in range(arguments.rounds + 1):
-            for size in SIZES:
-                for situation, sides in PROGRAMS.items():
-                    times = {
-                        side: scanner.run(situation, side, folder / str(size))
-                        for side in in_turns(list(sides), chance)
-                    }
-                    if turn:
-                        _add(comparisons, f"{size} distributions", times)
-            progress.step()
-    return comparisons
+    rng = random.Random(seed)
+    scanner = Scanner(folder / "code", folder / str(SIZES[0]), clock)
+    for turn in range(rounds + 1):
+        for size in SIZES:
+            progress.describe(f"{size} distributions")
+            for situation, sides in PROGRAMS.items():
+                times = {
+                    side: scanner.run(situation, side, folder / str(size))
+                    for side in shuffled(list(sides), rng)
+                }
+                if turn:
+                    _add(report, f"{size:4} distributions", turn, times)
+        progress.advance(1)
 
 
-def _add(comparisons: Comparisons, section: str, times: dict[str, Times]) -> None:
-    reference = times[REFERENCE]
+def _add(report: Report, section: str, turn: int, times: dict[str, Times]) -> None:
+    # New processes for each value: each is a process set.
+    at, reference = (turn, 0), times[REFERENCE]
     for name, ours in times[OURS].items():
-        comparisons.add(section, name, ours, reference[name], BARS.get(name))
+        report.add_pair(section, name, at, (ours, reference[name]), BARS.get(name))
     for name, stdlib in times[STDLIB].items():
-        comparisons.add(section, f"{name}: {STDLIB}", stdlib, reference[name])
+        report.add_pair(section, f"{name}: {STDLIB}", at, (stdlib, reference[name]))
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=30, help="processes of each kind (30)")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=30, help="processes of each kind (30)")
+    options.add_argument(
         "--clock",
         choices=("cpu", "wall"),
         default="cpu",
         help="processor time, which other programs hardly change, or time that passes (cpu)",
     )
-    arguments = parser.parse_args()
+    arguments = options.parse_args()
     if arguments.quick:
         arguments.rounds = 4
     if arguments.rounds < 1:
-        parser.error("a comparison needs one round at least")
-
-    machine = Machine.here("rpc-backends-core", "importlib-metadata", "torch")
-    say(str(machine))
-    with tempfile.TemporaryDirectory(prefix="rpc-bench-") as folder:
-        comparisons = measure(arguments, Path(folder))
+        options.error("a comparison needs one round at least")
     title = f"Discovery ({arguments.clock} time)"
-    Report(title, "ours", "entry_points()", machine, comparisons).show(arguments)
+    report = Report(title, "ours", "entry_points()", "importlib-metadata")
+
+    with tempfile.TemporaryDirectory(prefix="rpc-bench-") as folder:
+
+        def measure_all(progress: Progress) -> None:
+            given = arguments.rounds, arguments.seed, arguments.clock
+            measure(Path(folder), *given, report, progress)
+
+        return run(report, arguments, arguments.rounds + 1, measure_all)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,136 +2,118 @@
 
 Three comparisons on TENSORPIPE and on ZEROMQ, each of a call from one process to another:
 
-* *ready for rules*: the agent in front of the backend's, and no rule, beside the bare backend. Without
-  `RPC_BACKENDS_FAULTS` nothing stands in front at all; this is what `RPC_BACKENDS_FAULTS=on` costs.
-* *100 rules*: a hundred that are for none of the messages, beside none, in the same processes.
-* the *control*: the bare backend beside itself; what it differs from 1 by is the method's error.
+* *ready for rules*: fault injection in front of the backend's agent, without a rule, beside the bare
+  backend: what `RPC_BACKENDS_FAULTS=on` costs. Without that variable nothing is in front at all.
+* *100 rules*: a hundred rules that apply to none of the messages, beside none, in the same processes.
+* the *control*: the bare backend beside itself; its difference from 1 is the method's error.
 
-The groups are alive at once; blocks of calls alternate between them in an order that is drawn, and the
-processes of a group that waits are stopped meanwhile. Callers stay on one core and callees on another.
+The groups are alive at once, as in `rpc-backends bench`: they run short blocks of calls one after the
+other, in an order that is drawn; idle ones are suspended. Callers and callees have cores of their own.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import os
 import random
-import signal
+import statistics
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-import _faults_worker as act
-from _measure import Bar, Comparisons, Machine, Progress, Report, add_arguments, in_turns, say
+import _fault_tasks
+from _report import Bar, Report, parser, run
 
-from rpc_backends_cli.processes import Template, Workers
+from rpc_backends_bench.calls import start_pair
+from rpc_backends_bench.participants import Group, Times
+from rpc_backends_bench.process_set import shuffled
+from rpc_backends_bench.progress import Progress
+from rpc_backends_bench.subjects import Subject
 
-BLOCKS = {"no-op": (200, 20), "torch.add": (200, 20), "echo of 1 MiB": (40, 4)}
 BACKENDS = ("TENSORPIPE", "ZEROMQ")
 READY, RULES = Bar(1.02, 0.98), Bar(1.05)
-DISTRIBUTIONS = ("torch", "rpc-backends-core", "rpc-backends-agents", "rpc-backends-faults")
 #: Environment by what is compared.
 SIDES = {"bare": {}, "bare again": {}, "ready": {"RPC_BACKENDS_FAULTS": "on"}}
+#: Seconds after which a block ends, however few calls it has made.
+_SECONDS = 10.0
+
+#: The blocks of calls.
+CALLS: dict[str, Callable[[Group], Times]] = {
+    "no-op": lambda group: group.latency("latency.noop", 200, _SECONDS),
+    "torch.add": lambda group: group.latency("latency.builtin", 200, _SECONDS),
+    "echo of 1 MiB": lambda group: group.size("echo", 1 << 20, 40, _SECONDS),
+}
 
 
-class Pair:
-    """Two workers that are stopped while they are not measured."""
-
-    def __init__(self, workers: Workers, backend: str, folder: str, side: str) -> None:
-        self._workers = workers
-        cores = sorted(os.sched_getaffinity(0))
-        for worker in workers:
-            os.sched_setaffinity(worker.pid, {cores[worker.index % len(cores)]})
-        front = workers.run(act.join, f"file://{folder}/{side}", backend)
-        if (front[0] == "FaultInjectingAgent") != (side == "ready"):
-            raise AssertionError(f"{side!r} has {front[0]} in front")
-        for kind, (calls, _) in BLOCKS.items():
-            workers[0].call(act.block, kind, calls, 0)
-        self._signal(signal.SIGSTOP)
-
-    def block(self, kind: str, rules: int = 0) -> float:
-        """Return the median time of a call while there are so many rules."""
-        self._signal(signal.SIGCONT)
-        try:
-            if rules:
-                self._workers[0].call(act.set_rules, rules)
-            found = float(self._workers[0].call(act.block, kind, *BLOCKS[kind]))
-            if rules:
-                self._workers[0].call(act.set_rules, 0)
-            return found
-        finally:
-            self._signal(signal.SIGSTOP)
-
-    def end(self) -> None:
-        """Let the workers leave their group."""
-        self._signal(signal.SIGCONT)
-        self._workers.run(act.leave)
-
-    def _signal(self, number: int) -> None:
-        for worker in self._workers:
-            os.kill(worker.pid, number)
+def start(group: Group, *, ready: bool) -> None:
+    """Start a pair of workers, make each kind of call once, and suspend them."""
+    start_pair(group, pinned=True)
+    if group.call(0, _fault_tasks.can_have_rules) != ready:
+        raise AssertionError(f"{group.label}: fault injection is {'not ' * ready}in front")
+    for call in CALLS.values():
+        call(group)
+    group.suspend()
 
 
-@contextlib.contextmanager
-def pairs(template: Template, backend: str) -> Iterator[dict[str, Pair]]:
-    """Start a pair of workers for each side."""
+def block(group: Group, name: str, rules: int = 0) -> float:
+    """Return the median time of a call while there are so many rules."""
+    group.resume()
+    if rules:
+        group.call(0, _fault_tasks.set_rules, rules)
+    (times,) = CALLS[name](group).values()
+    if rules:
+        group.call(0, _fault_tasks.set_rules, 0)
+    group.suspend()
+    return statistics.median(times)
+
+
+def measure(backend: str, number: int, rounds: int, rng: random.Random, report: Report) -> None:
+    """Measure a backend with one process set."""
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rpc-bench-"))
-        found = {}
+        groups = {}
         for side, env in SIDES.items():
-            workers = stack.enter_context(Workers(2, env=env, seconds=600, template=template))
-            found[side] = Pair(workers, backend, folder, side)
-        yield found
-        for pair in found.values():
-            pair.end()
+            group = groups[side] = Group(Subject(side, backend), 2, seconds=900, env=env)
+            stack.callback(group.close)
+            group.open()
+            start(group, ready=side == "ready")
+        for turn in range(rounds):
+            at = number, turn
+            for name in CALLS:
+                times = {side: block(groups[side], name) for side in shuffled([*SIDES], rng)}
+                bare = times["bare"]
+                report.add_pair(
+                    f"{backend}: ready for rules", name, at, (times["ready"], bare), READY
+                )
+                report.add_pair(f"{backend}: control", name, at, (times["bare again"], bare))
+                both = {n: block(groups["ready"], name, n) for n in shuffled([0, 100], rng)}
+                report.add_pair(f"{backend}: 100 rules", name, at, (both[100], both[0]), RULES)
+        for group in groups.values():
+            group.resume()
+            group.stop()
 
 
-def sitting(
-    template: Template, backend: str, rounds: int, chance: random.Random, comparisons: Comparisons
-) -> None:
-    """Measure a backend with one set of processes."""
-    with pairs(template, backend) as sides:
-        for _ in range(rounds):
-            for kind in BLOCKS:
-                times = {side: sides[side].block(kind) for side in in_turns([*SIDES], chance)}
-                add = comparisons.add
-                add(f"{backend}: ready for rules", kind, times["ready"], times["bare"], READY)
-                add(f"{backend}: control", kind, times["bare again"], times["bare"])
-                both = dict.fromkeys(("0", "100"), 0.0)
-                for rules in in_turns([*both], chance):
-                    both[rules] = sides["ready"].block(kind, int(rules))
-                add(f"{backend}: 100 rules", kind, both["100"], both["0"], RULES)
-
-
-def main() -> None:
+def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    parser.add_argument("--sittings", type=int, default=8, help="sets of processes (8)")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of blocks in a sitting (8)")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--sets", type=int, default=8, help="sets of processes (8)")
+    options.add_argument("--rounds", type=int, default=8, help="rounds with each set (8)")
+    arguments = options.parse_args()
     if arguments.quick:
-        arguments.sittings, arguments.rounds = 1, 3
-    if min(arguments.sittings, arguments.rounds) < 1:
-        parser.error("a comparison needs one sitting and one round at least")
+        arguments.sets, arguments.rounds = 1, 3
+    if min(arguments.sets, arguments.rounds) < 1:
+        options.error("a comparison needs one process set and one round at least")
+    report = Report(
+        *("Calls that meet no fault", "with", "without"),
+        *("rpc-backends-agents", "rpc-backends-faults"),
+    )
+    rng = random.Random(arguments.seed)
 
-    machine = Machine.here(*DISTRIBUTIONS)
-    say(str(machine))
-    comparisons = Comparisons()
-    chance = random.Random(arguments.seed)
-    template = Template(path=[str(Path(__file__).parent)])
-    with Progress("sittings", arguments.sittings * len(BACKENDS)) as progress:
-        for _ in range(arguments.sittings):
-            comparisons.new_sitting()
+    def measure_all(progress: Progress) -> None:
+        for number in range(arguments.sets):
             for backend in BACKENDS:
-                sitting(template, backend, arguments.rounds, chance, comparisons)
-                progress.step()
-    in_order = Comparisons(sorted(comparisons.items()))
-    Report("Calls that meet no fault", "with", "without", machine, in_order).show(arguments)
+                progress.describe(f"{backend}, process set {number + 1}")
+                measure(backend, number, arguments.rounds, rng, report)
+                progress.advance(1)
+
+    return run(report, arguments, arguments.sets * len(BACKENDS), measure_all)
 
 
 if __name__ == "__main__":

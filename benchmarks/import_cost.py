@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -25,11 +24,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from rpc_backends_bench.statistics import spread  # noqa: E402
 from support.environments import (  # noqa: E402 - the line above says where from
     Environment,
-    base_requirements,
     build_wheels,
     distributions,
+    read_project,
 )
 
 BAR_MS = 1.0
@@ -54,10 +54,16 @@ ENTRY_POINT = """
 
 
 def make_environments(folder: Path) -> tuple[Environment, Environment]:
-    """Make the environment with torch alone and the one with our wheels."""
-    base = Environment.create(folder / "base", base_requirements(ROOT))
+    """Make the environment with torch alone and the one with our wheels.
+
+    Both see the same third-party packages: torch reads the metadata of each when it is imported.
+    """
+    ours = distributions(ROOT)
+    needed = {one for path in ours for one in read_project(path)["dependencies"]}
+    others = {one for one in needed if not one.startswith("rpc-backend")}
+    base = Environment.of_links(folder / "base", {*others, "numpy"})  # torch warns without numpy
     installed = Environment.on(base, folder / "installed")
-    installed.install(*build_wheels(distributions(ROOT), folder / "dist").values())
+    installed.install(*build_wheels(ours, folder / "dist").values())
     return Environment.on(base, folder / "plain"), installed
 
 
@@ -88,7 +94,7 @@ def summarise(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Return median and quartiles by situation."""
     summary = {}
     for name, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        low, median, high = spread(values)
         summary[name] = {"median_ms": median, "lower_ms": low, "upper_ms": high}
     return summary
 

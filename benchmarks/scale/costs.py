@@ -5,7 +5,7 @@ Measured is processor time, which other programs on the machine hardly change.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -17,8 +17,9 @@ from simulated import Costs
 from torch.distributed import rpc
 
 from rpc_backends_bench.accounting import processor_times
-from rpc_backends_cli.processes import Template, Workers
-from rpc_backends_cli.processes.protocol import Me
+from rpc_backends_bench.participants import Group
+from rpc_backends_bench.subjects import parse
+from rpc_backends_cli.processes import Me, Template, Workers
 
 _REQUESTS = 3000
 _CONNECTIONS = 40
@@ -57,15 +58,6 @@ def read(me: Me, times: int) -> None:
         me.memory["store"].get("value")
 
 
-def join(me: Me, url: str) -> None:
-    """Join a group of ZEROMQ."""
-    member = rpc.BackendType["ZEROMQ"]
-    options = rpc.backend_registry.construct_rpc_backend_options(member, init_method=url)
-    rpc.init_rpc(
-        me.name, backend=member, rank=me.index, world_size=me.size, rpc_backend_options=options
-    )
-
-
 def call(me: Me, times: int) -> None:
     """Call worker 0, some at once."""
     under_way: list[Any] = []
@@ -75,16 +67,6 @@ def call(me: Me, times: int) -> None:
         under_way.append(rpc.rpc_async("worker0", time.monotonic))
     for each in under_way:
         each.wait()
-
-
-def leave(me: Me) -> None:
-    """Shut RPC down."""
-    rpc.shutdown()
-
-
-def use_agents_store(me: Me) -> None:
-    """Have nobody of the group host the store."""
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
 
 
 def measure(template: Template) -> Costs:
@@ -97,12 +79,12 @@ def measure(template: Template) -> Costs:
         byte = max(0.0, _cost(workers, read, _READS) - 2 * request) / _VALUE
         # So is a client: it introduces itself, and then asks for an echo.
         connected = max(0.0, _cost(workers, connect, _CONNECTIONS, port) - request)
-    with Workers(2, seconds=120, template=template) as workers:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        workers.run(use_agents_store)
-        workers.run(join, f"tcp://127.0.0.1:{store.port}")
-        called = _cost(workers, call, _CALLS)
-        workers.run(leave)
+    group = Group(parse("ZEROMQ"), 2, seconds=120)
+    with contextlib.closing(group):
+        group.open()
+        group.start()
+        called = _cost(group.workers, call, _CALLS)
+        group.stop()
     return Costs(request=request, byte=byte, connect=connected, call=called)
 
 

@@ -11,17 +11,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import steps
+import worker_tasks
 from holdings import Holdings, available_memory, holdings
 from store_relay import StoreRelay
 
+from rpc_backends_bench.participants import LOOPBACK
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import Template, WorkerError, Workers
-from rpc_backends_cli.processes.template import environ
+from rpc_backends_cli.processes import Template, WorkerError, Workers, environ
 
 HERE = Path(__file__).resolve().parent
 #: What the workers of a static group do, one after the other, and what it is called in the results.
-PATTERNS = {"ring": steps.call_next, "star": steps.call_first, "mesh": steps.call_all}
+PATTERNS = {
+    "ring": worker_tasks.call_next,
+    "star": worker_tasks.call_first,
+    "mesh": worker_tasks.call_all,
+}
 START, SHUTDOWN = "start", "shutdown"
 #: Seconds that a group of one has, and each further worker gives it.
 _PATIENCE, _PATIENCE_A_WORKER = 90.0, 6.0
@@ -29,8 +33,6 @@ _PATIENCE, _PATIENCE_A_WORKER = 90.0, 6.0
 _MOST = 0.5
 #: What workers have imported, where it is installed.
 _BACKENDS = ("rpc_backend_tensorpipe", "rpc_backend_zeromq")
-#: Where torch's agents and Gloo take their addresses: only this host.
-_LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @dataclass
@@ -107,22 +109,22 @@ def template(own: bool) -> Template:
 
     :param own: with torch's own backends alone.
     """
-    variables = {**environ(), **_LOOPBACK}
+    variables = {**environ(), **LOOPBACK}
     if own:
         variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     backends = () if own else filter(find_spec, _BACKENDS)
-    return Template(preload=("steps", *backends), variables=variables, path=[str(HERE)])
+    return Template(preload=("worker_tasks", *backends), variables=variables, path=[str(HERE)])
 
 
 def count_static(subject: Subject, size: int) -> Count:
     """Start a static group, have its workers call each other in each pattern, and end it."""
     count = Count(subject.label, False, size)
     with _Counted(count, subject) as group:
-        group.phase(START, steps.join, group.urls, subject.name, subject.options, size)
+        group.phase(START, worker_tasks.join, group.urls, subject.name, subject.options, size)
         for name, step in PATTERNS.items():
             if name != "mesh" or group.has_room(size * (size - 1)):
                 group.phase(name, step)
-        group.phase(SHUTDOWN, steps.leave)
+        group.phase(SHUTDOWN, worker_tasks.leave)
     return count
 
 
@@ -135,10 +137,14 @@ def count_dynamic(subject: Subject, size: int) -> Count:
             if not group.has_room(rank):
                 return count
             group.phase(
-                f"join {rank + 1}", steps.join, *arguments, on=[rank], look=_is_looked_at(rank + 1)
+                f"join {rank + 1}",
+                worker_tasks.join,
+                *arguments,
+                on=[rank],
+                look=_is_looked_at(rank + 1),
             )
         for rank in reversed(range(size)):
-            group.phase(f"leave {rank + 1}", steps.leave, on=[rank], look=False)
+            group.phase(f"leave {rank + 1}", worker_tasks.leave, on=[rank], look=False)
     return count
 
 
@@ -158,7 +164,7 @@ class _Counted:
     def __enter__(self) -> _Counted:
         self._workers.__enter__()
         try:
-            self._workers.run(steps.prepare)
+            self._workers.run(worker_tasks.prepare)
             self._count.before = self._holdings()
             self._own = sum(one["own"] for one in self._count.before)
             self._requests, self._calls = self._relay.requests(), self._sent()
@@ -238,7 +244,7 @@ class _Counted:
         return zip(calls, self._calls, strict=True)
 
     def _sent(self) -> list[dict[str, int]]:
-        return self._workers.run(steps.calls)
+        return self._workers.run(worker_tasks.calls)
 
     def _holdings(self) -> list[Holdings]:
         ports = [int(url.rpartition(":")[2]) for url in self.urls]

@@ -16,13 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import traffic
 from judge import TOLERANCES, Verdict, judge
 
+from rpc_backends_bench import worker_tasks
+from rpc_backends_bench.subjects import parse
 from rpc_backends_cli.processes import Template, WorkerError, Workers
 
 #: Seconds that starting and stopping may take, and the last calls to end.
@@ -75,7 +77,10 @@ def soak(plan: Plan, progress: Callable[[str], None]) -> tuple[Samples, dict[str
         tempfile.TemporaryDirectory(prefix="rpc-soak-") as folder,
         Workers(plan.workers, seconds=plan.seconds + _PATIENCE, template=template) as workers,
     ):
-        workers.run(traffic.join, plan.backend, f"file://{folder}/store", plan.worker_threads)
+        subject = parse(plan.backend)
+        options = {"num_worker_threads": plan.worker_threads, **subject.options}
+        url = f"file://{folder}/store"
+        workers.run(worker_tasks.join, replace(subject, options=options), url, plan.workers)
         steps = {
             worker: worker.start(
                 traffic.work, plan.seconds, plan.interval, plan.threads, plan.seed, plan.leak
@@ -94,7 +99,7 @@ def soak(plan: Plan, progress: Callable[[str], None]) -> tuple[Samples, dict[str
                 shown = time.monotonic()
                 progress(progress_line(plan, shown - begin, sum(calls), samples))
         said = {worker.name: step.result() for worker, step in steps.items()}
-        workers.run(traffic.leave)
+        workers.run(worker_tasks.leave)
         statuses = [worker.end() for worker in workers]
         if any(statuses):
             raise WorkerError(f"workers ended with status {statuses}")
@@ -127,7 +132,7 @@ def parsed() -> tuple[Plan, Path | None]:
     parser = argparse.ArgumentParser(
         prog="soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", default="ZEROMQ", help="(ZEROMQ)")
+    parser.add_argument("--backend", default="ZEROMQ", help="NAME[:OPTION=VALUE,...] (ZEROMQ)")
     parser.add_argument("--minutes", type=float, default=60, help="how long the calls go on (60)")
     parser.add_argument("--workers", type=int, default=3, help="in the group (3)")
     parser.add_argument("--threads", type=int, default=3, help="that call, in each (3)")

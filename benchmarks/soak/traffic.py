@@ -184,22 +184,7 @@ class Traffic:
             return sum(n for name, n in self.counts.items() if name != "wrong")
 
 
-# --- steps -------------------------------------------------------------------------------------------
-
-
-def join(me: Me, backend: str, url: str, worker_threads: int) -> None:
-    """Join the group."""
-    member = rpc.BackendType[backend]
-    options = rpc.backend_registry.construct_rpc_backend_options(
-        member, init_method=url, num_worker_threads=worker_threads
-    )
-    rpc.init_rpc(
-        me.name,
-        backend=member,
-        rank=me.index,
-        world_size=me.size,
-        rpc_backend_options=options,
-    )
+# --- the task of a worker -----------------------------------------------------------------------------
 
 
 def work(
@@ -250,8 +235,3 @@ def leak_some(what: list[str], leaked: list[Any], stop: threading.Event) -> None
         if "threads" in what:
             leaked.append(threading.Thread(target=stop.wait))
             leaked[-1].start()
-
-
-def leave(me: Me) -> None:
-    """Leave the group, with everybody."""
-    rpc.shutdown()

@@ -1,9 +1,8 @@
-"""What one run does: sizes, seed, and the faults asked for. Plain data that travels as JSON."""
+"""What one run does: sizes, seed, and the faults asked for."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 SERVER = "parameter-server"
 TRAINERS = ("trainer-0", "trainer-1")
@@ -79,15 +78,3 @@ class Plan:
     learning_rate: float = 0.05
     momentum: float = 0.9
     rpc_timeout: float = 120.0
-
-    def to_json(self) -> str:
-        """Return the plan as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Return the plan that ``to_json`` wrote."""
-        values = json.loads(text)
-        faults = values.pop("faults")
-        faults["messages_to_fail"] = tuple(faults["messages_to_fail"])
-        return cls(faults=Faults(**faults), **values)

@@ -6,9 +6,38 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from demo.messages import EpochDone
-from demo.origin import Origin
+from demo.backends import Origin
 from demo.plan import GOAL, TRAINERS, Faults
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A trainer has learnt one batch.
+
+    :param steps: how many of them an epoch has.
+    """
+
+    epoch: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """One trainer's part of an epoch: its half of the data, its half of the test, its faults.
+
+    :param loss: mean over this trainer's batches.
+    :param failed: failed sends met in this epoch, by message type.
+    :param delayed: held-up sends met in this epoch, by message type.
+    """
+
+    worker: str
+    epoch: int
+    loss: float
+    correct: int
+    tested: int
+    failed: dict[str, int]
+    delayed: dict[str, int]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -36,7 +65,7 @@ class Run:
     seconds: float = 0.0
     _parts: list[EpochDone] = field(default_factory=list)
 
-    def add(self, part: EpochDone, seconds: float) -> Epoch | None:
+    def add(self, part: EpochDone) -> Epoch | None:
         """Take one trainer's part of an epoch; return the epoch if that was the last part."""
         self._parts.append(part)
         parts = [known for known in self._parts if known.epoch == part.epoch]
@@ -49,7 +78,7 @@ class Run:
             accuracy=sum(known.correct for known in parts) / sum(known.tested for known in parts),
             failed=_total([known.failed for known in parts]),
             delayed=_total([known.delayed for known in parts]),
-            seconds=seconds,
+            seconds=max(known.seconds for known in parts),
         )
         self.epochs.append(epoch)
         return epoch

@@ -20,21 +20,23 @@ from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 from torch.nn import functional
 
-from demo import server
-from demo.data import Share, load_share
-from demo.messages import EpochDone, Message, Sized, StepDone
+from demo import parameter_server as server
+from demo.dataset import Share, load_share
+from demo.fault_rules import Fired
 from demo.plan import CALL, CLEANUP, FETCH, REMOTE, SERVER, TRAINERS, Plan
+from demo.results import EpochDone, StepDone
 from demo.retry import FaultLog
-from demo.rules import Fired
 
 
 class Trainer:
     """One of the trainers, in a process that has joined the group.
 
-    :param report: takes the messages for the console.
+    :param report: takes what the console shows.
     """
 
-    def __init__(self, plan: Plan, name: str, report: Callable[[Message], None]) -> None:
+    def __init__(
+        self, plan: Plan, name: str, report: Callable[[StepDone | EpochDone], None]
+    ) -> None:
         self.plan = plan
         self.name = name
         self.report = report
@@ -47,7 +49,6 @@ class Trainer:
 
     def run(self) -> None:
         """Train for all epochs, reporting each step and each epoch."""
-        self.report(Sized(self.name, self.steps))
         self.hidden = self.remote(server.layer, "hidden")
         self.output = self.remote(server.layer, "output")
         parameters = self.faults.call(CALL, lambda: rpc.rpc_sync(SERVER, server.parameter_rrefs))
@@ -61,12 +62,15 @@ class Trainer:
                 momentum=self.plan.momentum,
             )
         for epoch in range(1, self.plan.epochs + 1):
+            started = time.perf_counter()
             loss = self.train(epoch)
             self.meet(f"epoch {epoch} trained")
             correct = self.test()
             failed, delayed = (self.fired if self.plan.faults.by else self.faults).take()
-            tested = len(self.share.test_x)
-            self.report(EpochDone(self.name, epoch, loss, correct, tested, failed, delayed))
+            tested, seconds = len(self.share.test_x), time.perf_counter() - started
+            self.report(
+                EpochDone(self.name, epoch, loss, correct, tested, failed, delayed, seconds)
+            )
 
     def train(self, epoch: int) -> float:
         """Learn from every batch once; return the mean loss."""
@@ -76,7 +80,7 @@ class Trainer:
             batch = order[step * self.plan.batch :][: self.plan.batch]
             point = f"epoch {epoch} step {step}"
             losses.append(self.learn(point, self.share.train_x[batch], self.share.train_y[batch]))
-            self.report(StepDone(self.name, epoch))
+            self.report(StepDone(epoch, self.steps))
         return sum(losses) / len(losses)
 
     def learn(self, point: str, pictures: Tensor, labels: Tensor) -> float:

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from demo.origin import Choice
-from demo.plan import GOAL, Faults
-from demo.results import Epoch, Run
+from demo.backends import Choice
+from demo.plan import GOAL, TRAINERS, Faults
+from demo.results import Epoch, Run, StepDone
 
 _WIDTHS = {"epoch": 5, "loss": 7, "accuracy": 9, "failed": 7, "delayed": 8, "seconds": 8}
 
@@ -25,7 +25,7 @@ class View:
 
     def opening(self, torch_version: str, choice: Choice, learn: int, test: int) -> None:
         """Say what is going to happen, on what, and which packages the backends are from."""
-        self._say(f"[bold]rpc-backends demo[/] on torch {torch_version}")
+        self._say(f"[bold]demo of rpc-backends[/] on torch {torch_version}")
         self._say(
             f"A parameter server and two trainers learn {learn} handwritten digits by RPC, RRefs "
             f"and distributed autograd, and are tested on {test} others."
@@ -117,13 +117,11 @@ class RunView:
     ) -> None:
         self._progress.stop()
 
-    def sized(self, steps: int) -> None:
-        """Learn how many steps there will be."""
-        self._progress.update(self._task, total=steps)
-
-    def advanced(self, epoch: int, epochs: int) -> None:
+    def advanced(self, step: StepDone, epochs: int) -> None:
         """Show that one more step is done."""
-        self._progress.update(self._task, advance=1, description=f"epoch {epoch}/{epochs}")
+        total = step.steps * epochs * len(TRAINERS)
+        description = f"epoch {step.epoch}/{epochs}"
+        self._progress.update(self._task, total=total, advance=1, description=description)
 
     def epoch(self, epoch: Epoch) -> None:
         """Show a finished epoch."""

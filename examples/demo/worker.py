@@ -1,59 +1,24 @@
-"""The process of one worker: joins the group over the plan's backend, does its part, leaves.
-
-Started by ``supervisor`` as ``python -m demo.worker NAME PLAN``. Messages for the
-console go out on what was standard output; "stop" comes in on standard input, and its end means
-that the console is gone, which ends this process too.
-"""
+"""The steps of each worker process: join the group over the plan's backend, train, leave."""
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
-from demo.messages import Failed, Finished, Joined, Message, encode
 from demo.plan import SERVER, WORKERS, Plan
-
-STOP = b"stop\n"
-
-
-def watch_console() -> threading.Event:
-    """Return an event that is set when the console says stop; end the process if it goes away."""
-    stop = threading.Event()
-
-    def watch() -> None:
-        # os.read, because a thread blocked in sys.stdin would trouble the interpreter's end.
-        while data := os.read(0, 64):
-            if data.endswith(STOP):
-                stop.set()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    return stop
+from rpc_backends_cli.processes import Me
 
 
-def open_channel() -> Callable[[Message], None]:
-    """Return the function that reports to the console; anything else printed goes to the log."""
-    channel = os.dup(1)
-    os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def report(message: Message) -> None:
-        data = encode(message)
-        with lock:
-            while data:
-                data = data[os.write(channel, data) :]
-
-    return report
-
-
-def join(plan: Plan, name: str) -> None:
+def join(me: Me, plan: Plan) -> None:
     """Join the group over the plan's backend, with the faults that are options of it."""
     from torch.distributed import rpc
 
+    name = WORKERS[me.index]
+    if name == SERVER:
+        from demo.parameter_server import open_server
+
+        open_server(plan)
+    else:
+        import demo.trainer  # noqa: F401  # here, so that no epoch's time includes it
     faults = {}
     if plan.faults and not plan.faults.by:
         faults = {
@@ -72,13 +37,20 @@ def join(plan: Plan, name: str) -> None:
     rpc.init_rpc(
         name,
         backend=backend,
-        rank=WORKERS.index(name),
+        rank=me.index,
         world_size=len(WORKERS),
         rpc_backend_options=options,
     )
 
 
-def leave(plan: Plan) -> None:
+def train(me: Me, plan: Plan) -> None:
+    """Be a trainer."""
+    from demo.trainer import Trainer
+
+    Trainer(plan, WORKERS[me.index], me.tell).run()
+
+
+def leave(_me: Me, plan: Plan) -> None:
     """Leave the group.
 
     A graceful shutdown gathers all workers by calls of its own, which it does not repeat: where
@@ -88,40 +60,3 @@ def leave(plan: Plan) -> None:
     from torch.distributed import rpc
 
     rpc.shutdown(graceful=not plan.faults or bool(plan.faults.by))
-
-
-def work(plan: Plan, name: str, report: Callable[[Message], None], stop: threading.Event) -> None:
-    """Do the part of the worker called ``name``, from joining to leaving."""
-    if name == SERVER:
-        from demo.server import open_server
-
-        open_server(plan)
-        join(plan, name)
-        report(Joined(name))
-        stop.wait()
-    else:
-        from demo.trainer import Trainer
-
-        join(plan, name)
-        report(Joined(name))
-        Trainer(plan, name, report).run()
-        report(Finished(name))
-    leave(plan)
-    if name == SERVER:
-        report(Finished(name))
-
-
-def main(name: str, plan: str) -> int:
-    """Run the worker called ``name``; return the process's exit status."""
-    stop = watch_console()
-    report = open_channel()
-    try:
-        work(Plan.from_json(plan), name, report, stop)
-    except Exception:
-        report(Failed(name, traceback.format_exc()))
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

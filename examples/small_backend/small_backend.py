@@ -3,13 +3,8 @@
 import torch.distributed as dist
 from torch.distributed.rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
 
-from rpc_backend_tensorpipe.agents import (
-    Ranked,
-    StaticGroupAgent,
-    group_for,
-    start_static_agent,
-)
-from rpc_backends_core._contract import Backend, Capability
+from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
+from rpc_backends_core.spi import Backend, Capability, RankMappingMixin, group_for
 
 
 class Options(TensorPipeRpcBackendOptions):
@@ -20,7 +15,7 @@ class Agent(StaticGroupAgent, TensorPipeAgent):
     """The agent where every worker id is the rank."""
 
 
-class RankedAgent(Ranked, Agent):
+class RankedAgent(RankMappingMixin, Agent):
     """The agent where a process has an id of an earlier group."""
 
 
@@ -33,12 +28,12 @@ def construct(rpc_timeout, init_method, threads=16):
     )
 
 
-def init(store, name, rank, world_size, rpc_backend_options):
+def init(store, name, rank, world_size, rpc_backend_options, group=None):
     if not isinstance(store, dist.Store) or not isinstance(rpc_backend_options, Options):
         raise TypeError("SMALL needs a torch.distributed.Store and its own Options.")
     if not world_size:
         raise ValueError("SMALL has no dynamic groups; pass world_size.")
-    group = group_for(store, name, rank, world_size, rpc_backend_options, "SMALL")
+    group = group_for(store, name, rank, world_size, rpc_backend_options, "SMALL", group)
     return start_static_agent(Agent, RankedAgent, group, rpc_backend_options, {}, [])
 
 
@@ -46,6 +41,7 @@ BACKEND = Backend(
     construct_rpc_backend_options_handler=construct,
     init_backend_handler=init,
     options_type=Options,
+    spi_version=(1, 0),
     capabilities={
         Capability.STATIC_GROUPS,
         Capability.REJOIN,

@@ -4,8 +4,7 @@ from torch.distributed.rpc import RpcBackendOptions
 
 from rpc_backends_agents import Settings, start_agent
 from rpc_backends_agents.transports.sockets import SocketTransport
-from rpc_backends_core._bridge.agents import group_for
-from rpc_backends_core._contract import Backend, Capability
+from rpc_backends_core.spi import Backend, Capability, group_for
 
 
 class Options(RpcBackendOptions):
@@ -22,10 +21,10 @@ def construct(rpc_timeout, init_method, threads=16):
     return Options(threads=threads, rpc_timeout=rpc_timeout, init_method=init_method)
 
 
-def init(store, name, rank, world_size, rpc_backend_options):
+def init(store, name, rank, world_size, rpc_backend_options, group=None):
     if not isinstance(rpc_backend_options, Options):
         raise TypeError(f"SOCKETS needs its own Options, not {rpc_backend_options!r}.")
-    group = group_for(store, name, rank, world_size, rpc_backend_options, "SOCKETS")
+    group = group_for(store, name, rank, world_size, rpc_backend_options, "SOCKETS", group)
     settings = Settings(
         num_worker_threads=rpc_backend_options.threads,
         rpc_timeout=rpc_backend_options.rpc_timeout,
@@ -37,6 +36,7 @@ BACKEND = Backend(
     construct_rpc_backend_options_handler=construct,
     init_backend_handler=init,
     options_type=Options,
+    spi_version=(1, 0),
     capabilities={
         Capability.STATIC_GROUPS,
         Capability.DYNAMIC_GROUPS,

@@ -17,16 +17,20 @@ class Build(BuildExtension):
         self.force = False
 
 
-#: What the one translation unit is made of.
-PARTS = sorted(str(path) for path in Path("csrc").iterdir())
+#: What the translation units are made of.
+PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*"))
 
 setup(
     ext_modules=[
         CppExtension(
             "rpc_backends_agents._C",
-            ["csrc/all.cc"],
+            sorted(str(path) for path in Path("csrc").glob("unit_*.cc")),
             depends=PARTS,
-            include_dirs=[str(Path("src/rpc_backends_agents/include").resolve())],
+            # The narrow headers stand in for some of torch's, so they come first.
+            include_dirs=[
+                str(Path(folder).resolve())
+                for folder in ("csrc/narrow", "src/rpc_backends_agents/include")
+            ],
             extra_compile_args=[
                 "-std=c++20",
                 "-O2",

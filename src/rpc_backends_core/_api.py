@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core._backend_type import BackendType, _member, understood
+from rpc_backends_core import _hooks, _resolve, _starting
+from rpc_backends_core._backend_type import BackendType, member_of
 from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._errors import RpcBackendsError
 
 if TYPE_CHECKING:
-    from rpc_backends_core._backend_record import Record
-
-#: What torch uses where a caller gives neither.
-_DEFAULT_TIMEOUT = 60.0
-_DEFAULT_INIT_METHOD = "env://"
+    from rpc_backends_core._record import Record
 
 
 def backend_registered(backend_name: str) -> bool:
@@ -52,7 +49,7 @@ def register_for(owner: str, backend_name: str, handlers: tuple[Any, Any]) -> Ba
         # A package may register while torch is being imported, and a scan has no place there.
         look=not _torch_is_importing(),
     )
-    member: BackendType = _member(backend_name)
+    member: BackendType = member_of(backend_name)
     return member
 
 
@@ -66,8 +63,8 @@ def unregister_backend(name: str) -> None:
 
 def construct_rpc_backend_options(
     backend: Any,
-    rpc_timeout: float = _DEFAULT_TIMEOUT,
-    init_method: str = _DEFAULT_INIT_METHOD,
+    rpc_timeout: float = _resolve.DEFAULT_TIMEOUT,
+    init_method: str = _resolve.DEFAULT_INIT_METHOD,
     **kwargs: Any,
 ) -> Any:
     """Construct the options of ``backend``, through the hooks of installed packages.
@@ -77,22 +74,8 @@ def construct_rpc_backend_options(
     :param init_method: the URL of the rendezvous.
     :raises TypeError: ``backend`` is none of these.
     """
-    from rpc_backends_core import _hooks as hooks
-
-    member = as_member(backend)
-    entry = default_registry().entry(member.name)
-    handlers = default_registry().load(entry).value
-    options = hooks.construct_options(
-        member.name,
-        handlers.construct_rpc_backend_options_handler,
-        rpc_timeout,
-        init_method,
-        kwargs,
-    )
-    if entry.options_type is None and options is not None:
-        # From now on options of this type find this backend.
-        entry.options_type = type(options)
-    return options
+    resolved = _resolve.resolve(backend)
+    return _resolve.construct_options(resolved, rpc_timeout, init_method, kwargs)
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,32 +84,12 @@ def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
     :param backend: a member of ``BackendType``, one of torch's enums, or a name.
     :raises TypeError: ``backend`` is none of these.
     """
-    from rpc_backends_core import _hooks as hooks
-
-    member = as_member(backend)
-    handlers = default_registry().backend(member.name).value
-    return hooks.init_backend(member.name, handlers.init_backend_handler, args, kwargs)
-
-
-def as_member(backend: Any) -> Any:
-    """Return the member that ``backend`` (a member, torch's member, or a name) stands for.
-
-    :raises TypeError: it is none of these; torch's text.
-    """
-    if isinstance(backend, str):
-        return BackendType[backend]
-    member = understood(backend)
-    if member is None:
-        raise TypeError(
-            "Argument backend must be a member of BackendType, or a name; got "
-            f"{backend!r}, a {type(backend).__name__}."
-        )
-    return member
+    return _starting.init_backend(_resolve.resolve(backend), args, kwargs)
 
 
 def records() -> list[Record]:
     """Return what is known of every backend, also of those that cannot be used."""
-    return [entry.record() for entry in default_registry().entries()]
+    return default_registry().records()
 
 
 def record(name: str) -> Record:
@@ -135,21 +98,19 @@ def record(name: str) -> Record:
     :raises UnknownBackendError: there is none.
     """
     try:
-        return default_registry().entry(name).record()
+        return default_registry().find(name)
     except RpcBackendsError:
         # It cannot be used; what is known of it is asked for all the same.
-        for entry in default_registry().entries():
-            if entry.name.casefold() == name.casefold():
-                return entry.record()
+        for known in records():
+            if known.name.casefold() == name.casefold():
+                return known
         raise
 
 
 def refresh() -> list[Record]:
     """Look at the installed packages again and return all records."""
     default_registry().refresh()
-    from rpc_backends_core import _hooks as hooks
-
-    hooks.forget()
+    _hooks.forget()
     return records()
 
 

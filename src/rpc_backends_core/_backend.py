@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from rpc_backends_core._spi_version import check_spi_version
 
 try:
     from torch.distributed.rpc.backend_registry import BackendValue
@@ -48,11 +50,16 @@ class Backend:
     :ivar construct_rpc_backend_options_handler: called as ``handler(rpc_timeout, init_method,
         **options)`` (seconds, URL); returns an instance of ``options_type``.
     :ivar init_backend_handler: called as ``handler(store=, name=, rank=, world_size=,
-        rpc_backend_options=)``; returns the agent. ``world_size`` is None for a dynamic group.
+        rpc_backend_options=)``; returns the agent. ``world_size`` is None for a dynamic group. A
+        handler with a parameter ``group`` also gets the :class:`~rpc_backends_core.spi.Group` that
+        ``init_rpc`` has formed, or None where the caller brought the store.
     :ivar options_type: the class of the options, by which ``init_rpc`` finds the backend when a
         program gives options and names none.
     :ivar capabilities: what it can do; :class:`Capability` has the words the project knows.
     :ivar description: one line for people.
+    :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
+        as (major, minor). A core that does not have it refuses the backend and says what to upgrade.
+    :ivar takes_group: whether the init handler has a parameter ``group``; computed.
     """
 
     construct_rpc_backend_options_handler: ConstructOptionsHandler
@@ -60,14 +67,14 @@ class Backend:
     options_type: type | None = None
     capabilities: frozenset[str] = frozenset()
     description: str = ""
+    spi_version: tuple[int, int] | None = None
+    takes_group: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         """Refuse what could not work, where its author can see it."""
-        for field in BackendValue._fields:
-            if not callable(getattr(self, field)):
-                raise TypeError(
-                    f"Backend.{field} is {getattr(self, field)!r}; it must be callable."
-                )
+        for name in BackendValue._fields:
+            if not callable(getattr(self, name)):
+                raise TypeError(f"Backend.{name} is {getattr(self, name)!r}; it must be callable.")
         if self.options_type is not None and not isinstance(self.options_type, type):
             raise TypeError(f"Backend.options_type is {self.options_type!r}; it must be a class.")
         if isinstance(self.capabilities, str):
@@ -75,6 +82,7 @@ class Backend:
                 f"Backend.capabilities is the string {self.capabilities!r}; it must be a set of strings."
             )
         object.__setattr__(self, "capabilities", frozenset(map(str, self.capabilities)))
+        object.__setattr__(self, "takes_group", _has_parameter(self.init_backend_handler, "group"))
 
     @property
     def value(self) -> BackendValue:
@@ -82,14 +90,17 @@ class Backend:
         return BackendValue(self.construct_rpc_backend_options_handler, self.init_backend_handler)
 
 
-def as_backend(obj: object) -> Backend:
+def as_backend(obj: object, distribution: str | None = None) -> Backend:
     """Turn what an entry point names into a :class:`Backend`.
 
     Accepted are a :class:`Backend`, a pair of handlers (a tuple or torch's ``BackendValue``), and any
     object with the two handlers as attributes.
 
+    :param distribution: the package it is from, for messages.
     :raises TypeError: it is none of these, or a handler's signature does not fit.
+    :raises SpiVersionError: it was written for another version of :mod:`rpc_backends_core.spi`.
     """
+    check_spi_version(getattr(obj, "spi_version", None), distribution)
     backend = _convert(obj)
     _check_signature(
         backend.construct_rpc_backend_options_handler,
@@ -104,6 +115,13 @@ def as_backend(obj: object) -> Backend:
         kwargs=dict.fromkeys(INIT_ARGUMENTS),
     )
     return backend
+
+
+def _has_parameter(handler: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(handler).parameters
+    except (TypeError, ValueError):
+        return False  # written in C without a signature
 
 
 def _convert(obj: object) -> Backend:

@@ -10,10 +10,10 @@ import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from rpc_backends_core._default_registry import default_registry
-
 if TYPE_CHECKING:
     from torch.distributed.rpc.backend_registry import BackendValue
+
+    from rpc_backends_core._registry import Registry
 
 
 class ExtensibleEnumType(enum.EnumMeta):
@@ -27,18 +27,18 @@ class ExtensibleEnumType(enum.EnumMeta):
         if name.startswith("_"):
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
         # An attribute is written in a program, and so with the name's own case.
-        entry = default_registry().entry(name)
-        if entry.name != name:
+        record = _registry().find(name)
+        if record.name != name:
             from rpc_backends_core._errors import UnknownBackendError
 
             raise UnknownBackendError(
-                f"no RPC backend {name!r} as an attribute. Did you mean BackendType.{entry.name}? "
+                f"no RPC backend {name!r} as an attribute. Did you mean BackendType.{record.name}? "
                 "(Only strings are looked up without regard to case.)"
             )
-        return _member(name)
+        return member_of(name)
 
     def __getitem__(cls, name: str) -> Any:
-        return _member(default_registry().entry(name).name)
+        return member_of(_registry().find(name).name)
 
     def __call__(cls, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the member for a member, a name or a pair of handlers.
@@ -47,7 +47,7 @@ class ExtensibleEnumType(enum.EnumMeta):
         """
         if args or kwargs:
             raise TypeError("BackendType cannot be subclassed; register a backend to extend it.")
-        known = understood(value)
+        known = coerce_member(value)
         if known is not None:
             return known
         if isinstance(value, str):
@@ -63,31 +63,31 @@ class ExtensibleEnumType(enum.EnumMeta):
         raise ValueError(f"{value!r} is not a valid BackendType")
 
     def __iter__(cls) -> Iterator[Any]:
-        return (_member(name) for name in default_registry().names())
+        return (member_of(name) for name in _registry().names())
 
     def __reversed__(cls) -> Iterator[Any]:
-        return (_member(name) for name in reversed(default_registry().names()))
+        return (member_of(name) for name in reversed(_registry().names()))
 
     def __len__(cls) -> int:
-        return len(default_registry().names())
+        return len(_registry().names())
 
     def __bool__(cls) -> Literal[True]:
         return True
 
     def __contains__(cls, value: object) -> bool:
         if isinstance(value, str):
-            return default_registry().knows(value)
-        known = understood(value)
-        return known is not None and known.name in default_registry().names()
+            return _registry().knows(value)
+        known = coerce_member(value)
+        return known is not None and known.name in _registry().names()
 
     @property
     def __members__(cls) -> Any:
         from types import MappingProxyType
 
-        return MappingProxyType({name: _member(name) for name in default_registry().names()})
+        return MappingProxyType({name: member_of(name) for name in _registry().names()})
 
     def __dir__(cls) -> list[str]:
-        return sorted({*super().__dir__(), *default_registry().names()})
+        return sorted({*super().__dir__(), *_registry().names()})
 
 
 class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
@@ -102,7 +102,7 @@ class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
 
         :raises BackendLoadError: the installed backend cannot be used; its cause is chained.
         """
-        return default_registry().backend(self.name).value
+        return _registry().backend(self.name).value
 
     def __repr__(self) -> str:
         return f"BackendType.{self.name}"
@@ -124,7 +124,7 @@ class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
         return (_unpickle, (self.name,))
 
 
-def understood(value: object) -> Any:
+def coerce_member(value: object) -> Any:
     """Return the member that ``value`` stands for: a member of ours or of an enum torch made; or None.
 
     Torch builds a new enum at each registration, and programs keep members of the old ones.
@@ -132,16 +132,22 @@ def understood(value: object) -> Any:
     if isinstance(value, BackendType):
         return value
     if isinstance(value, enum.Enum) and type(value).__name__ == "BackendType":
-        registry = default_registry()
-        return _member(value.name) if value.name in registry.names() else None
+        registry = _registry()
+        return member_of(value.name) if value.name in registry.names() else None
     return None
 
 
+def _registry() -> Registry:
+    from rpc_backends_core._default_registry import default_registry
+
+    return default_registry()
+
+
 def _unpickle(name: str) -> Any:
-    return _member(default_registry().entry(name).name)
+    return member_of(_registry().find(name).name)
 
 
-def _member(name: str) -> Any:
+def member_of(name: str) -> Any:
     """Return the one member of that name, making it the first time."""
     table: dict[str, Any] = BackendType._member_map_
     member = table.get(name)
@@ -158,7 +164,7 @@ def _member(name: str) -> Any:
 def _loaded_value(member: Any) -> object:
     """Return the handlers of a backend that is loaded and can be used, None for any other."""
     try:
-        entry = default_registry().entry(member.name)
-        return None if entry.backend is None else default_registry().load(entry).value
-    except (RuntimeError, TypeError, KeyError):
+        record = _registry().find(member.name)
+    except (RuntimeError, KeyError):
         return None
+    return None if record.backend is None else record.backend.value

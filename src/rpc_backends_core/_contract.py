@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMITMENTS",
+    "CONTRACT_VERSION",
     "Agent",
     "Backend",
     "Capability",
@@ -25,6 +26,10 @@ __all__ = [
     "InitBackendHandler",
     "LeavingAgent",
 ]
+
+
+#: Goes up when a requirement is added or becomes stricter; the conformance suite's version.
+CONTRACT_VERSION = 1
 
 
 class ConstructOptionsHandler(Protocol):

@@ -1,44 +1,29 @@
-"""The registry of this process, made when somebody first asks for it.
-
-A module of its own because it is imported at every ``import torch``, and the registry is not.
-"""
+"""The registry of this process, made when it is first asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rpc_backends_core._process_state import STATE
+
 if TYPE_CHECKING:
-    from rpc_backends_core._entries import Entry
+    from rpc_backends_core._record import Record
     from rpc_backends_core._registry import Registry
 
 
 def default_registry() -> Registry:
     """Return the registry of this process."""
-    if not _default:
+    if STATE.registry is None:
         from rpc_backends_core._registry import Registry
 
-        registry = Registry()
-        registry.on_outcome = _tell_hooks
-        for prepare in _preparations:
+        def notify(record: Record) -> None:
+            from rpc_backends_core import _hooks  # imports pluggy, and so not before it is needed
+
+            _hooks.notify(registry, record)
+
+        registry = Registry(on_loaded=notify)
+        for prepare in STATE.preparations:
             prepare(registry)
-        if not _default:  # another thread may have been faster
-            _default.append(registry)
-    return _default[0]
-
-
-def prepare(preparation: Callable[[Registry], None]) -> None:
-    """Run ``preparation`` on the registry before anybody asks it: now, or when it is made."""
-    _preparations.append(preparation)
-    if _default:
-        preparation(_default[0])
-
-
-def _tell_hooks(entry: Entry) -> None:
-    from rpc_backends_core import _hooks as hooks  # imports pluggy, and so not before it is needed
-
-    hooks.tell_outcome(entry)
-
-
-_default: list[Registry] = []
-_preparations: list[Callable[[Registry], None]] = []
+        STATE.registry = STATE.registry or registry  # another thread may have been faster
+    found: Registry = STATE.registry
+    return found

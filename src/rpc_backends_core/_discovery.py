@@ -1,6 +1,6 @@
 """Finding what installed packages declare, without importing any of it.
 
-Pure functions over entry points: tests hand in their own. `importlib_metadata` itself keeps the first
+Pure functions over entry points: tests pass their own. `importlib_metadata` itself keeps the first
 of two copies of a distribution on ``sys.path``.
 """
 
@@ -9,33 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rpc_backends_core._record import Record
+
 BACKENDS_GROUP = "rpc.backends"
 HOOKS_GROUP = "rpc.backends.hooks"
-#: What packages add to the command ``rpc-backends``; only that looks for these.
+#: What packages add to the command ``rpc-backends``; only the command looks for these.
 COMMANDS_GROUP = "rpc.backends.commands"
 CHECKS_GROUP = "rpc.backends.checks"
 
 
-class Found(NamedTuple):
-    """One entry point: what it says and who says it."""
-
-    name: str
-    value: str
-    distribution: str | None
-    version: str | None
-    entry_point: Any
-
-    @property
-    def origin(self) -> str:
-        """The package and its version, for messages."""
-        return f"{self.distribution or 'unknown package'} {self.version or ''}".strip()
-
-
 class Scan(NamedTuple):
-    """Everything one look at the installed packages found, each list sorted."""
+    """What one look at the installed packages found, each list sorted."""
 
-    backends: list[Found]
-    hooks: list[Found]
+    backends: list[Record]
+    hooks: list[Record]
 
 
 def scan() -> Scan:
@@ -47,49 +34,44 @@ def scan() -> Scan:
 
 def select(entry_points: Iterable[Any]) -> Scan:
     """Pick backends and hooks out of ``entry_points``; the order does not depend on ``sys.path``."""
-    backends: list[Found] = []
-    hooks: list[Found] = []
+    wanted: dict[str, list[Any]] = {BACKENDS_GROUP: [], HOOKS_GROUP: []}
     for entry_point in entry_points:
-        if entry_point.group == BACKENDS_GROUP:
-            backends.append(_found(entry_point))
-        elif entry_point.group == HOOKS_GROUP:
-            hooks.append(_found(entry_point))
-    key = _sort_key
-    return Scan(sorted(set(backends), key=key), sorted(set(hooks), key=key))
+        if entry_point.group in wanted:
+            wanted[entry_point.group].append(entry_point)
+    return Scan(_records(wanted[BACKENDS_GROUP]), _records(wanted[HOOKS_GROUP]))
 
 
-def declared(group: str) -> list[Found]:
-    """Look at all installed packages for one group, and return what they declare, sorted."""
+def declared(group: str) -> list[Record]:
+    """Look at all installed packages for one entry-point group; return what they declare, sorted."""
     import importlib_metadata
 
-    found = {_found(entry_point) for entry_point in importlib_metadata.entry_points(group=group)}
-    return sorted(found, key=_sort_key)
+    return _records(importlib_metadata.entry_points(group=group))
 
 
-def _found(entry_point: Any) -> Found:
-    name, version = _name_and_version(entry_point.dist)
-    return Found(entry_point.name, entry_point.value, name, version, entry_point)
+def _records(entry_points: Iterable[Any]) -> list[Record]:
+    found: dict[tuple[str, str, str], Record] = {}
+    for one in entry_points:
+        distribution, version = _name_and_version(one.dist)
+        record = Record(one.name, "plugin", distribution, version, one.value, entry_point=one)
+        found.setdefault((one.name, f"{distribution or ''} {version or ''}", one.value), record)
+    return [found[key] for key in sorted(found)]
 
 
 def _name_and_version(dist: Any) -> tuple[str | None, str | None]:
     """Return a distribution's name and version, None for what its metadata does not say.
 
-    From the first lines of its file: `dist.name` and `dist.version` would parse all of it, twice, and
-    import the email package for that, which takes longer than the scan.
+    Read from the first lines of its file: `dist.name` and `dist.version` would parse all of it, twice,
+    and import the email package for that, which takes longer than the scan.
     """
     try:
         text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
     except (OSError, UnicodeDecodeError, AttributeError):
-        text = ""  # metadata that cannot be read hides a package's name, no more
+        text = ""  # unreadable metadata hides a package's name and nothing more
     fields: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip():
             break  # the end of the headers
-        field, colon, value = line.partition(":")
+        header, colon, value = line.partition(":")
         if colon:
-            fields.setdefault(field.lower(), value.strip())
+            fields.setdefault(header.lower(), value.strip())
     return fields.get("name") or None, fields.get("version") or None
-
-
-def _sort_key(found: Found) -> tuple[str, str, str]:
-    return (found.name, found.distribution or "", found.value)

@@ -31,6 +31,14 @@ class BackendLoadError(RpcBackendsError, RuntimeError):
     """An installed backend cannot be used; ``__cause__`` has the reason."""
 
 
+class SpiVersionError(RpcBackendsError, RuntimeError):
+    """A package was written for another version of ``rpc_backends_core.spi``."""
+
+
+class HookError(RpcBackendsError, RuntimeError):
+    """A hook package failed; the text names the package, ``__cause__`` has the reason."""
+
+
 class SettingError(RpcBackendsError, ValueError):
     """An environment variable ``RPC_BACKENDS_...`` has a value that means nothing."""
 
@@ -38,8 +46,8 @@ class SettingError(RpcBackendsError, ValueError):
 class RefusedError(RpcBackendsError, RuntimeError):
     """Raised by a hook that forbids something on purpose (site policy, say).
 
-    It reaches the caller. Any other exception that a hook raises of itself is taken for a defect of
-    the hook package, which is then reported and left out.
+    It reaches the caller as it is. Any other exception that a hook raises of its own becomes a
+    :class:`HookError` that names the hook's package.
     """
 
 

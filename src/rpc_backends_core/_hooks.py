@@ -1,124 +1,224 @@
-"""Calling backends through the hooks of installed packages."""
+"""The installed hook packages behind one pluggy manager.
+
+A hook package that cannot be loaded is reported and left out, so that it costs no program its training.
+It is an error where the user has set one of its variables, and so counts on it. An exception that a hook
+raises in a call reaches the caller as a `HookError` that names the package.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 import threading
-from collections.abc import Callable, Mapping
+import types
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core._default_registry import default_registry
-from rpc_backends_core._hook_packages import HookPackages, HookState, HookWarning
+import pluggy
+
+from rpc_backends_core import _hookspecs
+from rpc_backends_core._errors import HookError, RefusedError
+from rpc_backends_core._process_state import STATE
+from rpc_backends_core._settings import VARIABLES
+from rpc_backends_core._spi_version import check_spi_version
 
 if TYPE_CHECKING:
-    from rpc_backends_core._entries import Entry
-
-__all__ = [
-    "HookState",
-    "HookWarning",
-    "agent_to_install",
-    "construct_options",
-    "forget",
-    "init_backend",
-    "states",
-    "tell_outcome",
-]
+    from rpc_backends_core._record import Record
+    from rpc_backends_core._registry import Registry
 
 
-def construct_options(
-    backend: str,
-    handler: Callable[..., Any],
-    rpc_timeout: float,
-    init_method: str,
-    options: Mapping[str, Any],
-) -> Any:
-    """Construct options through the hooks."""
-    return _packages().call(
-        "rpc_backends_construct_options",
-        lambda: handler(rpc_timeout, init_method, **options),
-        backend=backend,
-        rpc_timeout=rpc_timeout,
-        init_method=init_method,
-        options=options,
-    )
+class HookWarning(UserWarning):
+    """An installed hook package is broken and was left out."""
 
 
-def init_backend(
-    backend: str, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Initialise a backend through the hooks."""
-    before, _current.backend = _current.backend, backend
-    try:
-        return _packages().call(
-            "rpc_backends_init_backend",
-            lambda: handler(*args, **kwargs),
-            backend=backend,
-            args=args,
-            kwargs=kwargs,
-        )
-    finally:
-        _current.backend = before
+class Hooks:
+    """The hook packages of one process.
+
+    :param found: their records.
+    :ivar records: the same, with what loading them has shown.
+    :ivar error: set if a package that the user counts on could not be loaded; every call raises it.
+    """
+
+    def __init__(self, found: Iterable[Record]) -> None:
+        self._manager = pluggy.PluginManager(_hookspecs.PROJECT)
+        self._manager.add_hookspecs(_hookspecs.Specs)
+        self._manager.register(_hookspecs.Defaults())
+        self.error: HookError | None = None
+        self.records = [self._load(record) for record in found]
+
+    @property
+    def callers(self) -> Any:
+        """Pluggy's callers, an attribute a hook.
+
+        :raises HookError: a package that the user counts on could not be loaded.
+        """
+        if self.error is not None:
+            raise HookError(*self.error.args) from self.error.__cause__
+        return self._manager.hook
+
+    def _load(self, record: Record) -> Record:
+        package = f"{record.origin} ({record.name})"
+        try:
+            plugin = record.entry_point.load()
+            check_spi_version(getattr(plugin, "spi_version", None), record.distribution)
+            self._manager.register(_guarded(plugin, package, self._manager), name=package)
+            self._manager.check_pending()  # validates the names of the hooks and their arguments
+        except (Exception, SystemExit) as error:
+            if self._manager.has_plugin(package):
+                self._manager.unregister(name=package)
+            why = _words(error)
+            remedy = f"Fix it, or uninstall it: pip uninstall {record.distribution}."
+            asked = [name for name in sorted(os.environ) if _is_variable_of(record.name, name)]
+            if asked:
+                self.error = HookError(
+                    f"{asked[0]} is set, and the RPC hook package {package} cannot be used: "
+                    f"{why}. {remedy} Unset {' and '.join(asked)} to run without it."
+                )
+                self.error.__cause__ = error
+            else:
+                warnings.warn(
+                    f"the RPC hook package {package} is broken and was left out: {why}. {remedy}",
+                    HookWarning,
+                    stacklevel=2,
+                )
+            return replace(record, state="failed", error=error)
+        return replace(record, state="loaded")
 
 
-def agent_to_install(agent: Any) -> Any:
-    """Show the agent that is about to be installed to the hooks; return the one to install."""
-    return _packages().call(
-        "rpc_backends_agent", lambda: agent, backend=_current.backend, agent=agent
-    )
+def loaded(registry: Registry) -> Hooks:
+    """Return the hook packages of this process, imported when they are first needed."""
+    if STATE.hooks is None:
+        if _loading.pending is not None:
+            return Hooks([])  # a hook package asks for a backend while it is imported
+        # No lock, which a fork could copy while it is held and an import could wait for. Of two
+        # threads that import the packages at once, the first result is kept.
+        _loading.pending = []
+        try:
+            hooks = Hooks(registry.hook_packages())
+            STATE.hooks = STATE.hooks or hooks
+            pending = _loading.pending
+        finally:
+            _loading.pending = None
+        for record in pending:
+            notify(registry, record)
+    found: Hooks = STATE.hooks
+    return found
 
 
-def tell_outcome(entry: Entry) -> None:
-    """Tell the hooks that a plugin was loaded, or could not be."""
-    if _current.importing is not None:
-        _current.importing.append(entry)  # told when the hook packages are there
-        return
-    name = "rpc_backends_loaded" if entry.error is None else "rpc_backends_failed"
-    _packages().tell(name, record=entry.record())
+def loaded_hooks(registry: Registry) -> Any:
+    """Return pluggy's callers of the hooks of this process's packages, an attribute a hook.
 
-
-def states() -> list[HookState]:
-    """Return what became of each installed hook package."""
-    return list(_packages().states.values())
+    :raises HookError: a package that the user counts on could not be loaded.
+    """
+    return loaded(registry).callers
 
 
 def forget() -> None:
     """Drop the hook packages; the next call loads those that are then installed."""
-    _made.clear()
-    _reported.clear()
+    STATE.hooks = None
 
 
-def _packages() -> HookPackages:
-    packages = _made.get("packages")
-    if packages is not None:
-        return packages
-    if _current.importing is not None:
-        # A hook package asks for a backend while it is being imported: nobody can go around that.
-        return HookPackages([])
-    # No lock, which a fork could copy while it is held and an import could wait for. Of two threads
-    # that import the packages at once, one is heard.
-    _current.importing = []
-    try:
-        found = default_registry().hook_packages()
-        packages = _made.setdefault("packages", HookPackages(found, _reported))
-        waiting = _current.importing
-    finally:
-        _current.importing = None
-    for entry in waiting:
-        tell_outcome(entry)
-    return packages
+def notify(registry: Registry, record: Record) -> None:
+    """Tell the hooks that a plugin was loaded, or could not be."""
+    if _loading.pending is not None:
+        _loading.pending.append(record)  # told once the hook packages are loaded
+    elif record.error is None:
+        loaded_hooks(registry).rpc_backends_loaded(record=record)
+    else:
+        loaded_hooks(registry).rpc_backends_failed(record=record)
 
 
-class _PerThread(threading.local):
-    """What this thread is at.
-
-    :ivar backend: the backend being initialised.
-    :ivar importing: while hook packages are imported, the backends loaded by that.
-    """
-
-    def __init__(self) -> None:
-        self.backend: str | None = None
-        self.importing: list[Entry] | None = None
+def _is_variable_of(package: str, variable: str) -> bool:
+    """Return whether an environment variable is a hook package's, by the convention for its name."""
+    own = f"RPC_BACKENDS_{package.upper().replace('-', '_')}"
+    return variable not in VARIABLES and (variable == own or variable.startswith(f"{own}_"))
 
 
-_current = _PerThread()
-_made: dict[str, HookPackages] = {}
-_reported: set[str] = set()
+def _guarded(plugin: Any, package: str, manager: pluggy.PluginManager) -> Any:
+    """Return an object with the hooks of ``plugin``, whose failures name their package."""
+    hooks = types.SimpleNamespace()
+    for name in dir(plugin):
+        options = manager.parse_hookimpl_opts(plugin, name)
+        if options is None:
+            continue
+        function = getattr(plugin, name)
+        if options.get("wrapper"):
+            function = _guarded_wrapper(function, name, package)
+        elif not options.get("hookwrapper"):  # pluggy itself calls wrappers of the old style
+            function = _guarded_function(function, name, package)
+        setattr(hooks, name, function)
+    return hooks
+
+
+def _guarded_function(hook: Callable[..., Any], name: str, package: str) -> Callable[..., Any]:
+    @functools.wraps(hook)  # which copies the mark of a hook, too
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except (RefusedError, HookError):
+            raise
+        except Exception as error:
+            raise _hook_error(name, package, _words(error)) from error
+
+    return call
+
+
+def _guarded_wrapper(hook: Callable[..., Any], name: str, package: str) -> Callable[..., Any]:
+    if not inspect.isgeneratorfunction(hook):
+        raise TypeError(
+            f"the wrapper {name} has no `yield`; it must have one and return its result"
+        )
+
+    @functools.wraps(hook)
+    def call(*args: Any, **kwargs: Any) -> Generator[None, Any, Any]:
+        wrapper = hook(*args, **kwargs)
+        yielded = False
+        inner: BaseException | None = None
+        result = None
+        try:
+            next(wrapper)
+            yielded = True
+            try:
+                result = yield
+            except BaseException as error:
+                inner = error
+            wrapper.send(result) if inner is None else wrapper.throw(inner)
+        except StopIteration as end:
+            if not yielded:
+                raise _hook_error(name, package, "it ended before its `yield`") from None
+            if end.value is None and result is not None:
+                problem = "it returned nothing; a wrapper must return what its `yield` gives it"
+                raise _hook_error(name, package, problem) from None
+            return end.value
+        except (RefusedError, HookError):
+            raise
+        except Exception as error:
+            if inner is not None:
+                raise  # what the backend's own failure became on its way out is for the caller to see
+            raise _hook_error(name, package, _words(error)) from error
+        raise _hook_error(name, package, "it has a second `yield`; it must have one")
+
+    return call
+
+
+def _hook_error(name: str, package: str, why: str) -> HookError:
+    return HookError(
+        f"the hook {name} of the RPC hook package {package} failed: {why}. "
+        f"Fix the package, or uninstall it: pip uninstall {package.partition(' ')[0]}."
+    )
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class _Loading(threading.local):
+    """While this thread imports the hook packages: the plugins that were loaded by that."""
+
+    pending: list[Record] | None = None
+
+
+_loading = _Loading()

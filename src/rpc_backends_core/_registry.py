@@ -11,32 +11,39 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core._entries import Entry, denied, not_loaded, settle, shadowed
-from rpc_backends_core._errors import BackendLoadError, UnknownBackendError
+from rpc_backends_core._conflicts import denied, not_loaded, resolve_conflicts, shadowed
+from rpc_backends_core._errors import UnknownBackendError
+from rpc_backends_core._record import Record
 
 if TYPE_CHECKING:
     from rpc_backends_core._backend import Backend
-    from rpc_backends_core._discovery import Found, Scan
+    from rpc_backends_core._discovery import Scan
 
 
 class Registry:
     """All backends of a process. Thread-safe; usable after a fork.
 
     :param scan: looks at the installed packages; called once, lazily, and by :meth:`refresh`.
+    :param on_loaded: called with the record of each plugin that was loaded or could not be.
     """
 
-    def __init__(self, scan: Callable[[], Scan] | None = None) -> None:
+    def __init__(
+        self,
+        scan: Callable[[], Scan] | None = None,
+        on_loaded: Callable[[Record], None] | None = None,
+    ) -> None:
         self._scan = scan
+        self.on_loaded = on_loaded
         self._lock = threading.RLock()
-        self._process: dict[str, Entry] = {}
-        self._torch: dict[str, Entry] = {}
-        self._plugins: dict[str, Entry] | None = None
-        self._unusable: list[Entry] = []
-        self._hooks: list[Found] = []
+        self._process: dict[str, Record] = {}
+        self._torch: dict[str, Record] = {}
+        self._plugins: dict[str, Record] | None = None
+        self._unusable: list[Record] = []
+        self._hooks: list[Record] = []
         self._order: dict[str, None] = {}
-        self.on_outcome: Callable[[Entry], None] | None = None
         _renew_lock_after_fork(self)
 
     # --- what there is -----------------------------------------------------------------------------
@@ -59,8 +66,8 @@ class Registry:
         names = self.names()
         return name in names or name.casefold() in {known.casefold() for known in names}
 
-    def entry(self, name: str) -> Entry:
-        """Return the backend of that name, which a string of another case finds too.
+    def find(self, name: str) -> Record:
+        """Return the record of the backend of that name, which a string of another case finds too.
 
         :raises UnknownBackendError: there is none; the message has the nearest name.
         :raises BackendConflictError: several installed packages claim it.
@@ -75,37 +82,36 @@ class Registry:
         plugins = self._installed()
         with self._lock:
             layers = (self._process, plugins, self._torch)
-            refused: Exception | None = None
+            refused: BaseException | None = None
             for same in (str.__eq__, _equal_without_case):
                 for layer in layers:
-                    for known, entry in layer.items():
+                    for known, record in layer.items():
                         if not same(known, name):
                             continue
-                        if entry.state in ("conflict", "denied"):
-                            refused = refused or entry.error
-                            if entry.state == "conflict":
-                                raise _fresh(entry.error)
-                            continue
-                        return entry
+                        if record.state == "conflict":
+                            raise _fresh(record.error)
+                        if record.state != "denied":
+                            return record
+                        refused = refused or record.error
         if refused is not None:
             raise _fresh(refused)
         raise UnknownBackendError(self._unknown(name))
 
-    def entries(self) -> list[Entry]:
-        """Return every backend, the unusable and the shadowed ones too."""
+    def records(self) -> list[Record]:
+        """Return the record of every backend, of the unusable and the shadowed ones too."""
         plugins = self._installed()
         first: set[str] = set()
-        result: list[Entry] = []
+        result: list[Record] = []
         with self._lock:
             for layer in (self._process, plugins, self._torch):
-                for entry in layer.values():
-                    result.append(shadowed(entry) if entry.name in first else entry)
-                    if entry.state not in ("denied",):
-                        first.add(entry.name)
+                for record in layer.values():
+                    result.append(shadowed(record) if record.name in first else record)
+                    if record.state != "denied":
+                        first.add(record.name)
             return result + self._unusable
 
-    def hook_packages(self) -> list[Found]:
-        """Return the entry points of packages that hook into calls."""
+    def hook_packages(self) -> list[Record]:
+        """Return the records of the packages that hook into calls."""
         self._installed()
         with self._lock:
             return list(self._hooks)
@@ -115,7 +121,7 @@ class Registry:
         with self._lock:
             return name in self._process or name in self._torch
 
-    def registered(self) -> list[Entry]:
+    def registered(self) -> list[Record]:
         """Return what was registered in this process, torch's own included, the oldest first."""
         with self._lock:
             return [*self._torch.values(), *self._process.values()]
@@ -130,59 +136,79 @@ class Registry:
         importlib.invalidate_caches()
         plugins, unusable, hooks = self._look()
         with self._lock:
-            for name, entry in plugins.items():
+            for name, record in plugins.items():
                 before = (self._plugins or {}).get(name)
-                if before is not None and before.state == "loaded" and entry.state == "found":
-                    plugins[name] = before if before.same_package(entry) else entry
+                if before is not None and before.state == "loaded" and record.state == "found":
+                    plugins[name] = before if before.is_same_package(record) else record
             self._plugins, self._unusable, self._hooks = plugins, unusable, hooks
 
     # --- loading -----------------------------------------------------------------------------------
 
     def backend(self, name: str) -> Backend:
-        """Return the backend ``name``, importing its package if that has not been done yet.
-
-        :raises BackendLoadError: with the cause chained; see :meth:`entry` for the others.
-        """
-        return self.load(self.entry(name))
-
-    def load(self, entry: Entry) -> Backend:
-        """Return what ``entry`` stands for; a failure is remembered and raised again."""
-        from rpc_backends_core._backend import Backend, as_backend
-        from rpc_backends_core._builtin_backends import CAPABILITIES
-
-        if isinstance(entry.backend, tuple):  # a pair from register_backend, taken as it is
-            pair = entry.backend
-            known = CAPABILITIES.get(entry.name) if entry.source == "torch" else None
-            entry.backend = Backend(
-                construct_rpc_backend_options_handler=pair[0],
-                init_backend_handler=pair[1],
-                options_type=entry.options_type,
-                capabilities=known or frozenset(),
-            )
-        if entry.backend is not None:
-            return entry.backend
-        if entry.error is not None:
-            raise _fresh(entry.error)
-        error: BackendLoadError | None = None
-        backend: Backend | None = None
-        try:
-            backend = as_backend(entry.entry_point.load())
-        except (Exception, SystemExit) as cause:
-            error = not_loaded(entry, cause, fallback=entry.name in self._torch)
-        with self._lock:
-            if entry.backend is not None:  # another thread was first
-                return entry.backend
-            news = entry.error is None
-            if backend is not None:
-                entry.backend, entry.state, entry.error = backend, "loaded", None
-                entry.options_type = entry.options_type or backend.options_type
-            elif news:
-                entry.error, entry.state = error, "failed"
-        if news and self.on_outcome is not None:
-            self.on_outcome(entry)
-        if backend is None:
-            raise _fresh(entry.error)
+        """Return the backend ``name``, importing its package if need be; see :meth:`load`."""
+        backend = self.load(name).backend
+        assert backend is not None, "it has just been loaded"
         return backend
+
+    def load(self, backend: str | Record) -> Record:
+        """Return the record of ``backend`` with the backend in it, importing its package if need be.
+
+        :param backend: a name or a record.
+        :raises BackendLoadError: with the cause chained; a failure is remembered and raised again. See
+            :meth:`find` for the errors of a name.
+        """
+        record = self.find(backend) if isinstance(backend, str) else self._current(backend)
+        if record.backend is not None:
+            return record
+        if record.error is not None:
+            raise _fresh(record.error)
+        loaded = self._import(record)
+        with self._lock:
+            now = self._current(record)
+            # No other thread was first, or it failed where this one did not.
+            news = now.backend is None and (now.error is None or loaded.error is None)
+            if news:
+                self._replace(loaded)
+        record = loaded if news else now
+        if news and self.on_loaded is not None:
+            self.on_loaded(record)
+        if record.backend is None:
+            raise _fresh(record.error)
+        return record
+
+    def _import(self, record: Record) -> Record:
+        """Return ``record`` as it is once its package has been imported, or could not be."""
+        from rpc_backends_core._backend import as_backend
+
+        try:
+            backend = as_backend(record.entry_point.load(), record.distribution)
+        except (Exception, SystemExit) as cause:
+            error = not_loaded(record, cause, fallback=record.name in self._torch)
+            return replace(record, state="failed", error=error)
+        options_type = record.options_type or backend.options_type
+        return replace(record, state="loaded", backend=backend, options_type=options_type)
+
+    def learn_options_type(self, record: Record, options_type: type) -> None:
+        """Remember the class of a backend's options, so that such options find the backend."""
+        with self._lock:
+            now = self._current(record)
+            if now.options_type is None:
+                self._replace(replace(now, options_type=options_type))
+
+    def _layer(self, record: Record) -> dict[str, Record]:
+        layers = {"process": self._process, "torch": self._torch, "plugin": self._plugins or {}}
+        return layers[record.source]
+
+    def _current(self, record: Record) -> Record:
+        """Return the registry's record of the same backend, or ``record`` if it has none any more."""
+        with self._lock:
+            now = self._layer(record).get(record.name)
+            return now if now is not None and now.is_same_package(record) else record
+
+    def _replace(self, record: Record) -> None:
+        layer = self._layer(record)
+        if record.name in layer:
+            layer[record.name] = record
 
     # --- registering in this process ----------------------------------------------------------------
 
@@ -195,7 +221,7 @@ class Registry:
         torch_own: bool = False,
         options_type: type | None = None,
         look: bool = True,
-    ) -> Entry:
+    ) -> Record:
         """Register a backend in this process.
 
         :param owner: the module that asks for it.
@@ -205,6 +231,8 @@ class Registry:
         :raises RuntimeError: the name is taken; torch's text.
         :raises TypeError: it is not a string.
         """
+        from rpc_backends_core._builtin_backends import registered_backend
+
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of an RPC backend must be a string, not {name!r}.")
         with self._lock:
@@ -216,22 +244,26 @@ class Registry:
                 taken = self._usable(plugins, name)
         if taken:
             raise RuntimeError(f"RPC backend {name}: already registered")
-        entry = Entry(
+        record = Record(
             name,
             "torch" if torch_own else "process",
-            "registered",
-            distribution="torch" if torch_own else owner,
-            version=_torch_version() if torch_own else None,
-            backend=handlers,
+            "torch" if torch_own else owner,
+            _torch_version() if torch_own else None,
         )
-        entry.options_type = options_type or entry.options_type
+        try:
+            backend = registered_backend(name, handlers, options_type, torch_own=torch_own)
+        except TypeError as error:  # it is raised where the backend is used, and harms no other
+            record = replace(record, state="failed", error=error)
+        else:
+            kind = backend.options_type
+            record = replace(record, state="registered", backend=backend, options_type=kind)
         with self._lock:
             if name in layer:  # another thread was first
                 raise RuntimeError(f"RPC backend {name}: already registered")
-            layer[name] = entry
+            layer[name] = record
             if not torch_own or not look:
                 self._order.setdefault(name)
-        return entry
+        return record
 
     def unregister(self, name: str) -> None:
         """Undo a registration that was made in this process.
@@ -250,7 +282,7 @@ class Registry:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _installed(self) -> dict[str, Entry]:
+    def _installed(self) -> dict[str, Record]:
         """Return the plugins by name, looking for them if nobody has."""
         with self._lock:
             if self._plugins is not None:
@@ -261,26 +293,26 @@ class Registry:
                 self._plugins, self._unusable, self._hooks = plugins, unusable, hooks
             return self._plugins
 
-    def _look(self) -> tuple[dict[str, Entry], list[Entry], list[Found]]:
+    def _look(self) -> tuple[dict[str, Record], list[Record], list[Record]]:
         """Look at the installed packages; changes nothing."""
         from rpc_backends_core import _discovery as discovery
         from rpc_backends_core._settings import Choice
 
         choice = Choice()
         found = (self._scan or discovery.scan)()
-        plugins, unusable = settle(found.backends)
+        plugins, unusable = resolve_conflicts(found.backends)
         with self._lock:
             choice.check((*plugins, *self._torch))
-        for entry in plugins.values():
-            denial = choice.denial(entry.name)
+        for name, record in plugins.items():
+            denial = choice.denial(name)
             if denial is not None:
-                entry.state, entry.error = "denied", denied(entry, denial)
+                plugins[name] = replace(record, state="denied", error=denied(record, denial))
         return plugins, unusable, found.hooks
 
     @staticmethod
-    def _usable(plugins: dict[str, Entry], name: str) -> bool:
-        entry = plugins.get(name)
-        return entry is not None and entry.state not in ("conflict", "denied")
+    def _usable(plugins: dict[str, Record], name: str) -> bool:
+        record = plugins.get(name)
+        return record is not None and record.state not in ("conflict", "denied")
 
     def _unknown(self, name: str) -> str:
         from rpc_backends_core._settings import nearest
@@ -288,7 +320,7 @@ class Registry:
         names = self.names()
         close = nearest(name, names)
         hint = f" Did you mean {close!r}?" if close else ""
-        invalid = [entry for entry in self._unusable if entry.name == name]
+        invalid = [record for record in self._unusable if record.name == name]
         if invalid:
             return str(invalid[0].error)
         package = f"rpc-backend-{name.lower().replace('_', '-')}"
@@ -300,7 +332,7 @@ class Registry:
         )
 
 
-def _fresh(error: Exception | None) -> Exception:
+def _fresh(error: BaseException | None) -> BaseException:
     """Return a copy of a remembered error, so that tracebacks do not pile up on one object."""
     assert error is not None
     copy = type(error)(*error.args)

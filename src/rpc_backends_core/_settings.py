@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from rpc_backends_core._errors import SettingError
 
@@ -49,14 +50,9 @@ def autoload_enabled(environ: Mapping[str, str] = os.environ) -> bool:
     raise SettingError(f"{AUTOLOAD}={text!r} is neither a yes nor a no. Set it to 1 or 0.")
 
 
-def default_backend(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the name in ``RPC_BACKENDS_DEFAULT``, or None where it is not set or empty."""
-    return environ.get(DEFAULT, "").strip() or None
-
-
-def override_backend(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the name in ``RPC_BACKENDS_OVERRIDE``, or None where it is not set or empty."""
-    return environ.get(OVERRIDE, "").strip() or None
+def value(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return what a variable says, None where it is not set or empty."""
+    return environ.get(variable, "").strip() or None
 
 
 def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
@@ -78,6 +74,28 @@ def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
             f"{JOIN_TIMEOUT}={text!r} is not a positive number of seconds. Example: {JOIN_TIMEOUT}=300"
         )
     return seconds
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the variables say for one start of RPC.
+
+    :ivar default: the backend of programs that name none; None where the variable is not set.
+    :ivar override: the backend that programs get whatever they name; None likewise.
+    :ivar join_timeout: seconds that a worker waits for its group to be complete.
+    """
+
+    default: str | None
+    override: str | None
+    join_timeout: float
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Return what the variables say now.
+
+        :raises SettingError: one has a value that means nothing.
+        """
+        return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ))
 
 
 class Choice:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rpc_backends_bench import machine
 from rpc_backends_bench.plan import BY_ID, QUICK
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.results import BASELINE, Results
 
 OURS, REFERENCE = "MINE", "TENSORPIPE"
 
@@ -38,7 +38,12 @@ def made_up(
         for x in (None,) if row.along is None else (2, 4, 8):
             for turn in range(rounds):
                 drift = chance.lognormvariate(0, 10 * noise)
-                for label in (OURS, *others, reference, *(f"{LIMIT}{one}" for one in row.limits)):
+                for label in (
+                    OURS,
+                    *others,
+                    reference,
+                    *(f"{BASELINE}{one}" for one in row.baselines),
+                ):
                     factor = (factors or {}).get(row.id, 1.0) if label == OURS else 1.0
                     value = 1e-3 * drift * factor * chance.lognormvariate(0, noise)
                     at = (turn // 4, turn % 4)

@@ -8,7 +8,7 @@ from bench.kit import OURS, made_up
 from rpc_backends_bench.compare import compare
 
 
-def test_a_run_compared_with_itself_has_changed_in_nothing() -> None:
+def test_a_run_compared_with_itself_has_no_change() -> None:
     run = made_up()
 
     assert compare(run, run).beyond_noise() == []
@@ -22,7 +22,7 @@ def test_noise_and_drift_are_no_change(seed: int) -> None:
     assert len(found.changes) > 30
 
 
-def test_a_change_is_found_and_called_what_it_is() -> None:
+def test_a_change_is_found_and_classified() -> None:
     after = made_up({"latency.noop": 1.3, "latency.builtin": 0.7}, seed=1)
 
     found = compare(made_up(seed=2), after).beyond_noise()
@@ -41,7 +41,7 @@ def test_more_calls_per_second_are_better() -> None:
     assert [one.x for one in found].count(4) == 1
 
 
-def test_a_change_smaller_than_two_runs_differ_by_is_none() -> None:
+def test_a_change_below_the_noise_is_ignored() -> None:
     quiet = {"noise": 0.0005}
 
     found = compare(made_up(seed=2, **quiet), made_up({"latency.noop": 1.03}, seed=1, **quiet))
@@ -58,7 +58,7 @@ def test_few_rounds_can_tell_a_large_change_only() -> None:
     assert {one.row for one in found} == {"group.start"}
 
 
-def test_with_another_reference_figures_are_compared_and_a_note_says_so() -> None:
+def test_runs_with_different_references_compare_figures() -> None:
     found = compare(made_up(reference="ZEROMQ"), made_up({"latency.noop": 3}, noise=0.001))
 
     assert all(one.absolute for one in found.changes)
@@ -77,7 +77,7 @@ def test_what_else_differs_is_noted() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
-def test_from_nothing_or_to_nothing_is_no_factor_and_no_error(before: float, after: float) -> None:
+def test_a_change_from_or_to_zero_has_no_factor(before: float, after: float) -> None:
     old, new = (made_up({"cpu.idle": factor}, seed=1) for factor in (before, after))
 
     found = compare(old, new)

@@ -14,7 +14,7 @@ from bench.kit import made_up
 from rpc_backends_bench import awake, machine
 from rpc_backends_bench.command import command
 from rpc_backends_bench.disturbances import disturbances
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.results import BASELINE, Results
 
 
 def _results(**facts: object) -> Results:
@@ -26,34 +26,32 @@ def _results(**facts: object) -> Results:
     return results
 
 
-def test_of_an_idle_machine_nothing_is_said() -> None:
+def test_an_idle_machine_has_no_disturbances() -> None:
     assert disturbances(_results(busy_before=0.01)) == []
 
 
-def test_other_programs_are_told_of_with_their_share() -> None:
+def test_the_share_of_other_programs_is_reported() -> None:
     (text,) = disturbances(_results(busy_before=0.4))
 
     assert text.startswith("Other programs took 40% of the cores")
 
 
-def test_what_the_host_gave_to_others_is_told_of_with_its_share() -> None:
+def test_stolen_time_is_reported_with_its_share() -> None:
     (text,) = disturbances(_results(stolen_after=10.0))
 
     assert "gave 5.0% of its time to others" in text
 
 
-def test_results_from_before_that_was_looked_at_have_no_disturbances() -> None:
+def test_old_results_have_no_disturbances() -> None:
     results = made_up()
     results.machine = {"cores": 2, "load_before": 4.0}
 
     assert disturbances(results) == []
 
 
-def test_a_bare_socket_that_is_unsteady_tells_that_cores_sleep_unless_they_were_kept_awake() -> (
-    None
-):
+def test_an_unsteady_bare_socket_indicates_sleeping_cores() -> None:
     results = _results()
-    points = results.series["latency.noop", None, f"{LIMIT}socket"].points
+    points = results.series["latency.noop", None, f"{BASELINE}socket"].points
     points[:] = [(0, turn, 5e-4 if turn % 2 else 4e-5) for turn in range(8)]
 
     (text,) = disturbances(results)
@@ -85,7 +83,7 @@ def test_a_thread_that_computes_makes_the_machine_busy() -> None:
     assert share >= 0.4 / (os.cpu_count() or 1)
 
 
-def test_cores_are_kept_awake_by_a_latency_of_0_in_the_open_device(
+def test_awake_holds_the_device_open_with_latency_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = tmp_path / "cpu_dma_latency"
@@ -101,7 +99,7 @@ def test_cores_are_kept_awake_by_a_latency_of_0_in_the_open_device(
     ]
 
 
-def test_where_cores_cannot_be_kept_awake_it_says_so_before_anything_is_measured(
+def test_awake_fails_before_measuring_without_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(awake, "DEVICE", tmp_path / "not_there")

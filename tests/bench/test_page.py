@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench.kit import OURS, REFERENCE, made_up
-from rpc_backends_bench import table, wording
+from rpc_backends_bench import formatting, table
 from rpc_backends_bench.compare import compare
 from rpc_backends_bench.plan import BY_ID, FULL
 from rpc_backends_bench.results import Problem
@@ -18,7 +18,6 @@ from rpc_backends_bench.writing import write
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 PLOTS = {"ratios", "latency", "throughput", "bandwidth", "processor", "groups"}
 
 
@@ -32,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_there_are_results_a_page_and_a_picture_for_each_kind(folder: Path) -> None:
+def test_results_page_and_all_plots_are_written(folder: Path) -> None:
     assert {one.name for one in folder.iterdir()} == {
         *("results.json", "index.html"),
         *(f"{name}.png" for name in PLOTS),
@@ -49,7 +48,7 @@ def test_the_page_needs_nothing_else_and_runs_nothing(folder: Path) -> None:
     assert page.count('src="data:image/svg+xml;base64,') == len(PLOTS)
 
 
-def test_the_page_tells_what_failed_what_changed_and_on_which_machine(folder: Path) -> None:
+def test_the_page_shows_problems_changes_and_machine(folder: Path) -> None:
     page = (folder / "index.html").read_text()
 
     assert "it &lt;fell&gt; over" in page
@@ -58,7 +57,7 @@ def test_the_page_tells_what_failed_what_changed_and_on_which_machine(folder: Pa
     assert f"{OURS} beside {REFERENCE}" in page
 
 
-def test_the_table_has_each_row_with_ratios_and_ends_with_what_failed() -> None:
+def test_the_table_has_all_rows_and_ends_with_problems() -> None:
     results = made_up({"latency.noop": 2.0})
     results.problems.append(Problem(OURS, "cpu", "it fell over\nand more"))
     results.complete = False
@@ -77,9 +76,7 @@ def test_the_table_has_each_row_with_ratios_and_ends_with_what_failed() -> None:
 
 
 @pytest.mark.parametrize(("width", "intervals"), [(300, True), (140, False)])
-def test_all_figures_of_five_backends_are_in_the_table_however_wide_it_may_be(
-    width: int, intervals: bool
-) -> None:
+def test_the_table_shows_five_backends_at_any_width(width: int, intervals: bool) -> None:
     results = made_up(others=("ZEROMQ", "Ray", "Monarch"))
     console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True)
 
@@ -94,7 +91,7 @@ def test_what_is_worse_depends_on_the_row() -> None:
     results = made_up({"latency.noop": 0.5, "throughput.inflight": 0.5})
 
     verdicts = {
-        id_: wording.judgement(BY_ID[id_], results.ratio(id_, x, OURS))
+        id_: formatting.judgement(BY_ID[id_], results.ratio(id_, x, OURS))
         for id_, x in (("latency.noop", None), ("throughput.inflight", 2))
     }
 
@@ -106,10 +103,10 @@ def test_what_is_worse_depends_on_the_row() -> None:
     [(0.0, "0 ns"), (1.5e-7, "150 ns"), (93.91e-6, "93.9 us"), (0.0123, "12.3 ms"), (75.0, "75 s")],
 )
 def test_times_have_three_digits_and_the_unit_that_suits(value: float, shown: str) -> None:
-    assert wording.seconds(value) == shown
+    assert formatting.seconds(value) == shown
 
 
 def test_an_echo_moves_its_bytes_twice() -> None:
-    assert wording.bandwidth(BY_ID["size.echo"], 0.5, 1000) == 4000
-    assert wording.bandwidth(BY_ID["size.oneway"], 0.5, 1000) == 2000
-    assert wording.amount(FULL.sizes[-1]) == "256 MiB"
+    assert formatting.bandwidth(BY_ID["size.echo"], 0.5, 1000) == 4000
+    assert formatting.bandwidth(BY_ID["size.oneway"], 0.5, 1000) == 2000
+    assert formatting.amount(FULL.sizes[-1]) == "256 MiB"

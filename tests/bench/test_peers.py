@@ -99,9 +99,7 @@ def measured(ended: Any, label: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_peer_is_measured_in_the_rows_that_it_has_and_leaves_no_process(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_peer_is_measured_and_leaves_no_process(command: Command, tmp_path: Path) -> None:
     (command.packages / "ray.py").write_text(SMALL_RAY)
     pids = tmp_path / "pids"
     only = [
@@ -126,9 +124,7 @@ def test_a_peer_is_measured_in_the_rows_that_it_has_and_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_an_installed_peer_is_measured_unless_it_is_declined(
-    command: Command, tmp_path: Path
-) -> None:
+def test_an_installed_peer_is_measured_unless_declined(command: Command, tmp_path: Path) -> None:
     (command.packages / "ray.py").write_text(SMALL_RAY)
     run = ("bench", "TENSORPIPE", "--vs", "TENSORPIPE@torch", "--quick", "--json")
 
@@ -138,7 +134,7 @@ def test_an_installed_peer_is_measured_unless_it_is_declined(
         assert bool(measured(ended, "Ray")) == expected
 
 
-def test_a_peer_that_is_asked_for_and_not_there_is_refused_with_what_to_install(
+def test_a_missing_peer_is_refused_with_the_install_command(
     command: Command,
 ) -> None:
     code = """
@@ -158,7 +154,7 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", peers.KNOWN)
-def test_the_real_one_is_measured_where_it_is_installed(command: Command, name: str) -> None:
+def test_an_installed_real_peer_is_measured(command: Command, name: str) -> None:
     peer = peers.KNOWN[name]
     if find_spec(peer.module) is None:
         pytest.skip(f"{peer.distribution} is not installed; it is no requirement of anything here")
@@ -189,7 +185,7 @@ def test_descendants_are_children_and_theirs() -> None:
         assert grandchild in descendants(os.getpid())
 
 
-def test_nothing_of_them_is_imported_before_it_is_measured() -> None:
+def test_peers_are_imported_only_when_measured() -> None:
     code = "import sys, rpc_backends_bench.command; print({'ray', 'monarch'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.kit import OURS, REFERENCE, made_up
+from rpc_backends_bench.compare import compare
 from rpc_backends_bench.results import FormatError, Problem, Results
 
 
@@ -23,7 +24,7 @@ def test_results_survive_the_way_through_a_file(tmp_path: Path) -> None:
     assert after.ratio("latency.noop", None, OURS) == before.ratio("latency.noop", None, OURS)
 
 
-def test_the_file_has_the_machine_the_versions_and_each_round() -> None:
+def test_the_file_has_machine_versions_and_rounds() -> None:
     data = made_up(rounds=8).to_json()
 
     assert data["format"] == 1
@@ -36,6 +37,20 @@ def test_the_file_has_the_machine_the_versions_and_each_round() -> None:
     assert row["results"][OURS]["calls"] == 800
 
 
+@pytest.mark.parametrize("folder", [".", "awake"])
+def test_published_results_can_still_be_read(folder: str) -> None:
+    """Files of earlier runs load, and their plan has the fields that new files have."""
+    published = Path(__file__).parents[2] / "benchmarks" / "results" / folder / "results.json"
+
+    results = Results.read(published)
+
+    assert results.complete
+    assert results.ratio("latency.noop", None, "ZEROMQ") is not None
+    assert results.of("size.echo", 64, "limit: memcpy") is not None
+    assert results.plan.keys() == made_up().plan.keys()
+    assert compare(results, results).beyond_noise() == []
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -45,9 +60,7 @@ def test_the_file_has_the_machine_the_versions_and_each_round() -> None:
         ('{"format": 1, "rows": []}', "missing"),
     ],
 )
-def test_what_is_no_result_is_refused_with_the_file_s_name(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "old.json").write_text(text)
 
     with pytest.raises(FormatError, match=said) as caught:

@@ -10,8 +10,8 @@ from rpc_backends_bench import statistics
 from rpc_backends_bench.statistics import Point
 
 
-def points(values: list[float], per_sitting: int = 5) -> list[Point]:
-    return [(n // per_sitting, n % per_sitting, value) for n, value in enumerate(values)]
+def points(values: list[float], per_set: int = 5) -> list[Point]:
+    return [(n // per_set, n % per_set, value) for n, value in enumerate(values)]
 
 
 def test_a_spread_is_the_quartiles_with_the_median_between() -> None:
@@ -27,7 +27,7 @@ def test_quantiles_lie_between_the_values_they_fall_between() -> None:
     assert statistics.quantile(ordered, 100) == 40
 
 
-def test_a_percentile_is_told_only_if_five_calls_lie_beyond_it() -> None:
+def test_a_percentile_needs_five_calls_beyond_it() -> None:
     assert statistics.percentiles([float(n) for n in range(499)]).keys() == {"50", "90"}
     told = statistics.percentiles([float(n) for n in range(5001)])
 
@@ -35,7 +35,7 @@ def test_a_percentile_is_told_only_if_five_calls_lie_beyond_it() -> None:
     assert told["99.9"] == pytest.approx(4995)
 
 
-def test_a_distribution_rises_and_ends_where_it_can_be_told() -> None:
+def test_a_distribution_rises_and_ends_at_known_percentiles() -> None:
     drawn = statistics.curve(sorted(random.Random(1).random() for _ in range(1000)))
 
     assert drawn == sorted(drawn)
@@ -43,14 +43,14 @@ def test_a_distribution_rises_and_ends_where_it_can_be_told() -> None:
     assert 99 < drawn[-1][0] < 99.6
 
 
-def test_pairs_are_of_the_same_sitting_and_round() -> None:
+def test_pairs_are_of_the_same_process_set_and_round() -> None:
     ours = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 3.0)]
     reference = [(0, 1, 20.0), (1, 0, 30.0), (1, 1, 40.0)]
 
     assert statistics.pairs(ours, reference) == [[(2.0, 20.0)], [(3.0, 30.0)]]
 
 
-def test_drift_that_both_have_does_not_widen_the_ratio() -> None:
+def test_common_drift_does_not_widen_the_ratio() -> None:
     drift = [1.0, 3.0, 0.5, 2.0, 10.0, 0.1, 4.0, 7.0, 2.5, 1.5]
 
     found = statistics.ratio(points([2 * d for d in drift]), points(drift))
@@ -60,7 +60,7 @@ def test_drift_that_both_have_does_not_widen_the_ratio() -> None:
     assert found.pairs == 10
 
 
-def test_the_interval_of_what_is_equal_but_for_noise_holds_one() -> None:
+def test_the_interval_of_equal_backends_contains_one() -> None:
     chance = random.Random(3)
     one, other = ([chance.lognormvariate(0, 0.1) for _ in range(40)] for _ in "ab")
 
@@ -71,7 +71,7 @@ def test_the_interval_of_what_is_equal_but_for_noise_holds_one() -> None:
     assert found.high / found.low < 1.2
 
 
-def test_the_interval_is_the_same_each_time_and_wider_with_more_confidence() -> None:
+def test_the_interval_is_reproducible_and_grows_with_confidence() -> None:
     chance = random.Random(4)
     one, other = (points([chance.lognormvariate(0, 0.2) for _ in range(20)]) for _ in "ab")
 
@@ -83,7 +83,7 @@ def test_the_interval_is_the_same_each_time_and_wider_with_more_confidence() -> 
     assert wide.low < narrow.low < narrow.middle == wide.middle < narrow.high < wide.high
 
 
-def test_there_is_no_ratio_without_a_common_round_or_to_nothing() -> None:
+def test_a_ratio_needs_common_rounds_and_a_reference_above_zero() -> None:
     assert statistics.ratio([(0, 0, 1.0)], [(0, 1, 1.0)]) is None
     assert statistics.ratio([(0, 0, 1.0)], [(0, 0, 0.0)]) is None
     assert statistics.ratio([], []) is None

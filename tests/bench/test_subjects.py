@@ -49,7 +49,7 @@ def test_a_file_has_a_table_for_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["threads = 4", "["])
-def test_a_file_of_another_form_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "backends.toml"
     file.write_text(text)
 
@@ -70,7 +70,7 @@ def test_a_backend_beside_itself_is_told_apart() -> None:
     assert labels("A", vs="A") == ["A", "A (2)"]
 
 
-def test_one_backend_alone_is_refused_with_what_to_do() -> None:
+def test_one_backend_alone_is_refused() -> None:
     with pytest.raises(SubjectError, match="--vs"):
         labels("TENSORPIPE")
     with pytest.raises(SubjectError, match="rpc-backends list"):

@@ -233,7 +233,7 @@ def test_a_bridge_switched_off_is_a_note_that_names_the_variable(
 
 
 def test_a_bridge_that_failed_is_a_problem_with_its_cause(command: Any) -> None:
-    site = "import rpc_backends_core._bridge as b\ndef install(): raise OSError('no')\n"
+    site = "import rpc_backends_core._patches as b\ndef install(): raise OSError('no')\n"
     (command.packages / "sitecustomize.py").write_text(site + "b.install = install\n")
 
     ended = command("doctor", "TENSORPIPE", "--no-calls", "--json")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-NAMES = ("list", "show", "doctor", "demo", "bench")
+NAMES = ("list", "show", "doctor", "new", "conformance", "bench")
 
 
 def test_help_imports_neither_torch_nor_what_draws_tables(command: Any) -> None:
@@ -49,14 +49,14 @@ def test_the_version_is_the_core_s(command: Any) -> None:
 def test_a_command_that_cannot_be_imported_harms_no_other(command: Any) -> None:
     code = """
         import sys
-        sys.modules["demo.command"] = None
+        sys.modules["rpc_backends_cli.show"] = None
         sys.argv = ["rpc-backends", *sys.argv[1:]]
         from rpc_backends_cli import main
         main()
     """
 
     listed = command.python("-c", "if True:" + code, "--help")
-    asked = command.python("-c", "if True:" + code, "demo", "--quick")
+    asked = command.python("-c", "if True:" + code, "show", "--quick")
 
     assert listed.status == 0
     assert "doctor" in listed.stdout
@@ -64,6 +64,46 @@ def test_a_command_that_cannot_be_imported_harms_no_other(command: Any) -> None:
     assert asked.status == 1
     assert "pip install" in asked.stderr
     assert "Traceback" not in asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("conformance", "pip install rpc-backends-testing"),
+        ("bench", "pip install rpc-backends-bench"),
+        ("demo", "`make demo`"),
+    ],
+)
+def test_a_command_of_ours_that_is_not_installed_says_what_to_do(
+    command: Any, name: str, remedy: str
+) -> None:
+    code = """
+        import sys
+        from rpc_backends_cli import installed, main
+        installed.commands = lambda taken: {}
+        sys.argv = ["rpc-backends", *sys.argv[1:]]
+        main()
+    """
+
+    ended = command.python("-c", "if True:" + code, name, "ZEROMQ", "--quick")
+
+    assert ended.status == 1
+    assert ended.stderr.startswith(f"Error: `{name}` cannot be used: ")
+    assert remedy in ended.stderr
+
+
+def test_what_packages_import_from_the_command_is_imported_when_it_is_used(command: Any) -> None:
+    code = """
+        import sys
+        import rpc_backends_cli
+        print(sorted({"click", "rpc_backends_core"} & set(sys.modules)))
+        print({name: callable(getattr(rpc_backends_cli, name)) for name in rpc_backends_cli.__all__})
+    """
+
+    ended = command.python("-c", "if True:" + code)
+
+    assert ended.stdout.splitlines()[0] == "[]", ended.stderr
+    assert "False" not in ended.stdout.splitlines()[1]
 
 
 def test_a_wrong_use_is_status_2(command: Any) -> None:

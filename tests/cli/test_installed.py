@@ -22,7 +22,7 @@ def greet(name):
 """
 
 LOOK = """
-from rpc_backends_cli.report import Finding, Section
+from rpc_backends_cli import Finding, Section
 
 def look():
     return Section("any", "Pigeons", [Finding("warning", "loft", "two are missing", {"left": {3}})])
@@ -127,7 +127,7 @@ def test_doctor_shows_what_a_package_looks_at_under_the_name_that_it_declares(co
     [
         ("import no_such_library", "No module named 'no_such_library'"),
         ("def look(): raise OSError('no loft')", "OSError: no loft"),
-        ("def look(): return 3", "returned int and no rpc_backends_cli.report.Section"),
+        ("def look(): return 3", "returned int and no rpc_backends_cli.Section"),
         ("import os\ndef look(): os.abort()", "SIGABRT"),
         ("import time\ndef look(): time.sleep(600)", "The limit was 8 s"),
     ],

@@ -47,7 +47,7 @@ def test_a_package_is_written_and_the_next_commands_are_shown(command: Any) -> N
     assert project["entry-points"]["rpc.backends"] == {
         "MY_BACKEND": "rpc_backend_my_backend:BACKEND"
     }
-    assert project["optional-dependencies"]["test"] == ["rpc-backends-core[testing]"]
+    assert project["optional-dependencies"]["test"] == ["rpc-backends-testing"]
     assert "license" not in project
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from core.kit import Children, Site
-from rpc_backends_core import _default_registry as process
-from rpc_backends_core import _hooks as hooks
+from rpc_backends_core import _hooks
+from rpc_backends_core._process_state import STATE
 from rpc_backends_core._registry import Registry
 
 
@@ -42,14 +42,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 @pytest.fixture
-def registry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+def registry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """Make the registry of this process one that sees the packages in `site` and no others."""
     made = Registry(scan=site.scan)
-    made.on_outcome = process._tell_hooks
-    monkeypatch.setattr(process, "_default", [made])
-    hooks.forget()
-    yield made
-    hooks.forget()
+    made.on_loaded = lambda record: _hooks.notify(made, record)
+    monkeypatch.setattr(STATE, "registry", made)
+    monkeypatch.setattr(STATE, "hooks", None)
+    return made
 
 
 @pytest.fixture

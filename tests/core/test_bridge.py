@@ -55,9 +55,9 @@ def test_installing_makes_no_registry_yet(children: Children) -> None:
         """
         import sys
         from rpc_backends_core import autoload
-        from rpc_backends_core import _default_registry as process
+        from rpc_backends_core._process_state import STATE
         autoload.install()
-        assert process._default == []
+        assert STATE.registry is None
         assert "rpc_backends_core._registry" not in sys.modules
         """
     )
@@ -67,14 +67,14 @@ def test_uninstalling_gives_torch_back_exactly_what_it_had(children: Children) -
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 before = snapshot()
 for _ in range(2):
-    torch_bridge.install()
-    assert torch_bridge.is_installed()
+    patches.install()
+    assert patches.is_installed()
     assert snapshot() != before
-    torch_bridge.uninstall()
-    assert not torch_bridge.is_installed()
+    patches.uninstall()
+    assert not patches.is_installed()
     after = snapshot()
     for one, other in zip(before, after, strict=True):
         assert one.keys() == other.keys(), one.keys() ^ other.keys()
@@ -87,13 +87,13 @@ def test_installing_twice_is_installing_once(children: Children) -> None:
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 before = snapshot()
-torch_bridge.install()
-torch_bridge.install()
-torch_bridge.uninstall()
+patches.install()
+patches.install()
+patches.uninstall()
 assert rpc.init_rpc is before[0]["init_rpc"]
-torch_bridge.uninstall()
+patches.uninstall()
 """
     )
 
@@ -105,11 +105,11 @@ def test_a_plugin_used_meanwhile_changes_nothing_of_what_torch_gets_back(
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 torchs = rpc.BackendType
-torch_bridge.install()
+patches.install()
 rpc.BackendType.PIGEON.value
-torch_bridge.uninstall()
+patches.uninstall()
 assert rpc.BackendType is rpc.backend_registry.BackendType is torchs
 assert [member.name for member in torchs] == ["TENSORPIPE"]
 """,
@@ -123,22 +123,22 @@ def test_a_backend_registered_before_is_taken_over_and_one_registered_since_surv
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 pairs = {name: (lambda *a, **k: None, lambda *a, **k: None) for name in ("BEFORE", "SINCE", "BETWEEN")}
 old = rpc.backend_registry.register_backend("BEFORE", *pairs["BEFORE"])
 
-torch_bridge.install()
+patches.install()
 assert rpc.BackendType(old) is rpc.BackendType.BEFORE
 assert rpc.BackendType.BEFORE.value == pairs["BEFORE"]
 rpc.backend_registry.register_backend("SINCE", *pairs["SINCE"])
 
-torch_bridge.uninstall()
+patches.uninstall()
 assert rpc.BackendType is rpc.backend_registry.BackendType
 assert {m.name for m in rpc.BackendType} == {"TENSORPIPE", "BEFORE", "SINCE"}
 assert rpc.BackendType.SINCE.value == pairs["SINCE"]
 rpc.backend_registry.register_backend("BETWEEN", *pairs["BETWEEN"])
 
-torch_bridge.install()
+patches.install()
 names = [m.name for m in rpc.BackendType]
 assert sorted(names) == ["BEFORE", "BETWEEN", "SINCE", "TENSORPIPE"], names
 for name, pair in pairs.items():
@@ -151,12 +151,12 @@ def test_uninstalling_leaves_no_backend_out_because_another_one_is_odd(children:
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import _bridge as torch_bridge
-torch_bridge.install()
+from rpc_backends_core import _patches as patches
+patches.install()
 rpc.backend_registry.register_backend("A", print, print)
 rpc.backend_registry.register_backend("ODD", None, None)
 rpc.backend_registry.register_backend("Z", print, repr)  # torch makes aliases of equal handlers
-torch_bridge.uninstall()
+patches.uninstall()
 assert {"A", "Z"} <= {m.name for m in rpc.BackendType}
 """
     )
@@ -166,14 +166,14 @@ def test_uninstalling_works_whatever_is_wrong_with_the_variables(children: Child
     children.run(
         SNAPSHOT
         + """
-from rpc_backends_core import _bridge as torch_bridge
-torch_bridge.install()
+from rpc_backends_core import _patches as patches
+patches.install()
 rpc.backend_registry.register_backend("MINE", print, print)
 from rpc_backends_core._default_registry import default_registry
 default_registry()._plugins = None  # as where MINE was registered while torch was being imported
 import os
 os.environ["RPC_BACKENDS_DENY"] = "TYPO"
-torch_bridge.uninstall()
+patches.uninstall()
 assert "MINE" in {m.name for m in rpc.BackendType}
 """
     )
@@ -184,10 +184,10 @@ def test_what_was_imported_from_torch_before_uninstalling_still_works_after_it(
 ) -> None:
     children.run(
         """
-        from rpc_backends_core import _bridge as torch_bridge
-        torch_bridge.install()
+        from rpc_backends_core import _patches as patches
+        patches.install()
         from torch.distributed.rpc import BackendType, construct_rpc_backend_options, shutdown
-        torch_bridge.uninstall()
+        patches.uninstall()
         assert construct_rpc_backend_options(BackendType.TENSORPIPE).rpc_timeout == 60
         try:
             shutdown()
@@ -202,14 +202,14 @@ def test_torchs_own_backend_is_torchs_own_and_knows_its_options_without_being_lo
 ) -> None:
     children.run(
         """
-        from rpc_backends_core import _bridge as torch_bridge
-        torch_bridge.install()
+        from rpc_backends_core import _patches as patches
+        patches.install()
         from rpc_backends_core import record
         from rpc_backends_core._default_registry import default_registry
         from torch.distributed import rpc
         found = record("TENSORPIPE")
         assert (found.source, found.distribution, found.state) == ("torch", "torch", "registered")
-        entry = default_registry().entry("TENSORPIPE")
+        entry = default_registry().find("TENSORPIPE")
         assert entry.options_type is rpc.TensorPipeRpcBackendOptions
         """
     )
@@ -219,8 +219,8 @@ def test_everything_can_be_imported_from_torchs_rpc_by_a_star(children: Children
     # Stock torch lacks five of the names that its own `__all__` promises.
     children.run(
         """
-        from rpc_backends_core import _bridge as torch_bridge
-        torch_bridge.install()
+        from rpc_backends_core import _patches as patches
+        patches.install()
         from torch.distributed.rpc import *
         from torch.distributed import rpc
         assert BackendType is rpc.BackendType
@@ -234,10 +234,10 @@ def test_a_typo_in_a_list_does_not_keep_the_bridge_out(children: Children) -> No
     children.run(
         """
         from rpc_backends_core import autoload
-        from rpc_backends_core import _bridge as torch_bridge
+        from rpc_backends_core import _patches as patches
         autoload.install()
         assert autoload.failure() is None
-        assert torch_bridge.is_installed()
+        assert patches.is_installed()
         """,
         env={"RPC_BACKENDS_DENY": "TYPO"},
     )
@@ -247,8 +247,8 @@ def test_a_typo_in_a_list_does_not_keep_the_bridge_out(children: Children) -> No
 
 TESTING = """
 import torch
-from rpc_backends_core import _bridge as torch_bridge
-torch_bridge.install()
+from rpc_backends_core import _patches as patches
+patches.install()
 from torch.distributed import rpc
 import torch.distributed.rpc._testing
 from rpc_backends_core import records
@@ -273,13 +273,16 @@ def test_the_options_of_torchs_testing_backend_find_it(children: Children) -> No
     children.run(
         TESTING
         + """
-from rpc_backends_core._bridge.resolve import choose
+from rpc_backends_core._resolve import resolve_start
+from rpc_backends_core._settings import Settings
 from torch._C._distributed_rpc_testing import FaultyTensorPipeRpcBackendOptions
 options = FaultyTensorPipeRpcBackendOptions(
     num_worker_threads=1, rpc_timeout=1, init_method="env://",
     messages_to_fail=[], messages_to_delay={}, num_fail_sends=0)
-assert choose(None, options) is rpc.BackendType.FAULTY_TENSORPIPE
-assert choose(None, rpc.TensorPipeRpcBackendOptions()) is rpc.BackendType.TENSORPIPE
+settings = Settings.from_environment()
+assert resolve_start(None, options, settings).name == "FAULTY_TENSORPIPE"
+plain = rpc.TensorPipeRpcBackendOptions()
+assert resolve_start(None, plain, settings).name == "TENSORPIPE"
 """
     )
 
@@ -353,13 +356,13 @@ def without(function: str) -> str:
 import torch.distributed
 {function} = lambda: False
 from rpc_backends_core import autoload
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 before = snapshot()
 autoload.install()
 assert snapshot() == before
-assert not torch_bridge.is_installed()
+assert not patches.is_installed()
 assert autoload.failure() is None
-torch_bridge.uninstall()
+patches.uninstall()
 """
     )
 
@@ -380,13 +383,13 @@ def test_a_failing_install_is_kept_and_leaves_torch_as_it_was(children: Children
         SNAPSHOT
         + """
 from rpc_backends_core import autoload
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 del rpc.backend_registry
 before = snapshot()
 autoload.install()
 assert isinstance(autoload.failure(), AttributeError)
 assert snapshot() == before
-assert not torch_bridge.is_installed()
+assert not patches.is_installed()
 """
     )
 
@@ -395,7 +398,7 @@ def test_a_failing_import_of_the_bridge_is_kept(children: Children) -> None:
     children.run(
         """
         import sys
-        sys.modules["rpc_backends_core._bridge"] = None  # makes importing it fail
+        sys.modules["rpc_backends_core._patches"] = None  # makes importing it fail
         from rpc_backends_core import autoload
         autoload.install()
         assert isinstance(autoload.failure(), ImportError)
@@ -407,13 +410,13 @@ def test_a_later_success_clears_the_failure(children: Children) -> None:
     children.run(
         """
         from rpc_backends_core import autoload
-        from rpc_backends_core import _bridge as torch_bridge
-        install, torch_bridge.install = torch_bridge.install, None
+        from rpc_backends_core import _patches as patches
+        install, patches.install = patches.install, None
         autoload.install()
         assert isinstance(autoload.failure(), TypeError)
-        torch_bridge.install = install
+        patches.install = install
         autoload.install()
-        assert torch_bridge.is_installed()
+        assert patches.is_installed()
         assert autoload.failure() is None
         """
     )
@@ -428,11 +431,11 @@ def test_a_torch_without_one_of_the_private_names_keeps_what_does_not_need_it(
         + """
 del rpc.api._delete_all_user_and_unforked_owner_rrefs
 from rpc_backends_core import autoload
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 autoload.install()
 assert autoload.failure() is None, autoload.failure()
 assert rpc.BackendType.TENSORPIPE.value
-torch_bridge.uninstall()
+patches.uninstall()
 assert not hasattr(rpc.api, "_delete_all_user_and_unforked_owner_rrefs")
 """
     )
@@ -445,11 +448,11 @@ def test_the_entry_point_can_be_switched_off_and_the_bridge_installed_by_hand(
         children.run(
             """
             from rpc_backends_core import autoload
-            from rpc_backends_core import _bridge as torch_bridge
+            from rpc_backends_core import _patches as patches
             autoload.install()
-            assert not torch_bridge.is_installed()
-            torch_bridge.install()
-            assert torch_bridge.is_installed()
+            assert not patches.is_installed()
+            patches.install()
+            assert patches.is_installed()
             """,
             env={"RPC_BACKENDS_AUTOLOAD": value},
         )

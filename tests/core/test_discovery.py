@@ -11,8 +11,8 @@ from importlib_metadata import EntryPoint
 
 from core.kit import Site, calls
 from rpc_backends_core import _discovery as discovery
-from rpc_backends_core._backend_record import Record
 from rpc_backends_core._errors import BackendConflictError, BackendLoadError
+from rpc_backends_core._record import Record
 from rpc_backends_core._registry import Registry
 
 
@@ -21,7 +21,7 @@ def entry(name: str, value: str = "module:BACKEND", group: str = "rpc.backends")
 
 
 def records(site: Site) -> list[Record]:
-    return [each.record() for each in Registry(scan=site.scan).entries()]
+    return Registry(scan=site.scan).records()
 
 
 def found_as(site: Site, name: str) -> Record:
@@ -76,7 +76,7 @@ def test_finding_imports_nothing_of_a_plugin(site: Site) -> None:
     registry = Registry(scan=site.scan)
     assert registry.names() == ["PIGEON"]
     assert registry.knows("pigeon")
-    registry.entries()
+    registry.records()
     assert module not in sys.modules
 
 
@@ -162,7 +162,7 @@ def test_a_name_that_cannot_be_a_member_is_recorded_with_its_package_and_harms_n
 def test_asking_for_an_invalid_name_says_why_it_cannot_be_had(site: Site) -> None:
     site.add("rpc-backend-odd", backends={"my-backend": "odd:X"})
     with pytest.raises(KeyError, match="must be a Python identifier"):
-        Registry(scan=site.scan).entry("my-backend")
+        Registry(scan=site.scan).find("my-backend")
 
 
 # --- conflicts -------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_two_packages_with_one_name_conflict_and_both_are_named_with_a_remedy(si
     site.add("dist-a", "1.1", backends={"PIGEON": "a:X"})
     site.add("dist-b", "2.2", backends={"PIGEON": "b:X"})
     with pytest.raises(BackendConflictError) as caught:
-        Registry(scan=site.scan).entry("PIGEON")
+        Registry(scan=site.scan).find("PIGEON")
     for part in (
         "'PIGEON'",
         "dist-a 1.1 (a:X)",
@@ -201,7 +201,7 @@ def test_names_that_differ_in_case_conflict_under_either_of_them(site: Site) -> 
     site.add("dist-b", backends={"Pigeon": "b:X"})
     for name in ("PIGEON", "Pigeon", "pigeon"):
         with pytest.raises(BackendConflictError, match=r"dist-a.*dist-b"):
-            Registry(scan=site.scan).entry(name)
+            Registry(scan=site.scan).find(name)
     assert {record.name for record in records(site)} == {"PIGEON", "Pigeon"}
 
 
@@ -210,7 +210,7 @@ def test_one_package_with_two_values_for_a_name_conflicts_with_itself_and_is_tol
 ) -> None:
     site.add("dist-a", backends=[("PIGEON", "a:ONE"), ("PIGEON", "a:TWO")])
     with pytest.raises(BackendConflictError, match=r"a:ONE.*a:TWO") as caught:
-        Registry(scan=site.scan).entry("PIGEON")
+        Registry(scan=site.scan).find("PIGEON")
     # There is one package: uninstalling "all but one" of them mends nothing.
     assert "more than one installed package" not in str(caught.value)
 

@@ -12,8 +12,9 @@ from torch.distributed import rpc
 import rpc_backends_core
 from core.kit import Site, calls
 from rpc_backends_core import _api as functions
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._errors import BackendConflictError, BackendLoadError, UnknownBackendError
 from rpc_backends_core._registry import Registry
 
@@ -46,9 +47,9 @@ def init(store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options:
     ],
 )
 def test_a_function_in_torchs_place_is_called_as_torchs_is(module: str, name: str) -> None:
-    torch_bridge.install()
+    patches.install()
     ours = getattr(sys.modules[module], name)
-    torchs = torch_bridge.original(module, name)
+    torchs = torch_internals.original(module, name)
     assert ours is not torchs
 
     def shape(function: Any) -> list[Any]:
@@ -59,8 +60,8 @@ def test_a_function_in_torchs_place_is_called_as_torchs_is(module: str, name: st
 
 
 def test_the_internal_start_takes_torchs_arguments_too() -> None:
-    torch_bridge.install()
-    torchs = inspect.signature(torch_bridge.original(RPC, "_init_rpc_backend"))
+    patches.install()
+    torchs = inspect.signature(torch_internals.original(RPC, "_init_rpc_backend"))
     ours = inspect.signature(rpc._init_rpc_backend)
     # Torch's default backend is a member of an enum that is not in use any more.
     assert list(ours.parameters) == list(torchs.parameters)
@@ -71,7 +72,7 @@ def test_the_internal_start_takes_torchs_arguments_too() -> None:
     ["backend_registered", "register_backend", "construct_rpc_backend_options", "init_backend"],
 )
 def test_a_function_of_ours_is_called_as_the_one_in_torchs_place(name: str) -> None:
-    torch_bridge.install()
+    patches.install()
     here = inspect.signature(getattr(functions, name)).parameters
     there = inspect.signature(getattr(rpc, name)).parameters
     assert list(here) == list(there)
@@ -92,7 +93,7 @@ def test_registering_a_taken_name_raises_torchs_error(registry: Registry) -> Non
         functions.register_backend("MINE", construct, init)
 
 
-@pytest.mark.parametrize("where", [functions, torch_bridge.patches])
+@pytest.mark.parametrize("where", [functions, patches])
 def test_a_registration_is_recorded_under_the_module_that_called(
     registry: Registry, where: Any
 ) -> None:
@@ -105,7 +106,7 @@ def test_what_a_module_of_torch_registers_is_torchs_own(site: Site, registry: Re
     site.add_backend("FAULTY")
     caller: dict[str, Any] = {"__name__": "torch.distributed.rpc._testing.some_module"}
     exec("def register(*args): return register_backend(*args)", caller)
-    caller["register_backend"] = torch_bridge.patches.register_backend
+    caller["register_backend"] = patches.register_backend
     caller["register"]("FAULTY", construct, init)
     assert functions.record("FAULTY").source == "plugin"
     assert [(one.source, one.state) for one in functions.records()] == [
@@ -272,13 +273,13 @@ def test_record_is_the_function_whatever_has_been_imported(site: Site, registry:
 
 
 def test_shutdown_without_a_running_agent_raises_torchs_error() -> None:
-    torch_bridge.install()
+    patches.install()
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpc.shutdown()
 
 
 def test_init_rpc_refuses_wrong_arguments_with_torchs_errors() -> None:
-    torch_bridge.install()
+    patches.install()
     with pytest.raises(TypeError, match="Argument backend must be a member of BackendType"):
         rpc.init_rpc("w", backend=5, rank=0, world_size=1)
     with pytest.raises(TypeError, match="rpc_backend_options must be an instance of RpcBackendO"):

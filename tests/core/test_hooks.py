@@ -1,4 +1,4 @@
-"""Hook packages observe, wrap, replace and refuse; one that breaks is named and left out."""
+"""Hook packages observe, wrap, replace and refuse; the failure of one names its package."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from torch.distributed import rpc
 
 from core.kit import Site, at_once, calls
 from rpc_backends_core import _api as functions
-from rpc_backends_core import _hooks as hooks
-from rpc_backends_core._errors import BackendLoadError, RefusedError
+from rpc_backends_core import _hooks
+from rpc_backends_core._bridge.install_agent import agent_to_install
+from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._hooks import HookWarning
+from rpc_backends_core._record import Record
 from rpc_backends_core._registry import Registry
+from rpc_backends_core.spi import BackendLoadError, HookError, RefusedError
+
+
+def loaded_packages() -> list[Record]:
+    """Return the records of the hook packages of this process."""
+    records: list[Record] = _hooks.loaded(default_registry()).records
+    return records
 
 
 class Backend:
@@ -37,7 +46,7 @@ class Backend:
         self.initialised.append(arguments)
         if self.error is not None:
             raise self.error
-        return hooks.agent_to_install("agent")
+        return agent_to_install("agent")
 
 
 WRAP_ALL = """
@@ -80,7 +89,7 @@ def test_an_agent_that_no_init_made_is_shown_without_a_backend(
     module = site.add_hooks("tracing", WRAP_ALL)
     Backend()
     functions.init_backend("MINE")
-    assert hooks.agent_to_install("other") == "other"
+    assert agent_to_install("other") == "other"
     assert calls(module)[-1] == ("agent", None, "other")
 
 
@@ -132,7 +141,7 @@ def test_wrappers_of_several_packages_nest(site: Site, registry: Registry) -> No
                 return "{name}(" + (yield) + ")"
             """,
         )
-    assert hooks.agent_to_install("agent") in ("a(b(agent))", "b(a(agent))")
+    assert agent_to_install("agent") in ("a(b(agent))", "b(a(agent))")
 
 
 def test_hooks_may_be_methods_of_an_object(site: Site, registry: Registry) -> None:
@@ -151,7 +160,7 @@ def test_hooks_may_be_methods_of_an_object(site: Site, registry: Registry) -> No
             """
         },
     )
-    assert hooks.agent_to_install("agent") == "theirs"
+    assert agent_to_install("agent") == "theirs"
 
 
 def test_hooks_are_imported_when_they_are_first_needed_and_not_before(
@@ -170,11 +179,11 @@ def test_refresh_brings_in_a_hook_package_installed_since_and_drops_one_removed(
 ) -> None:
     hook = "@hookimpl\ndef rpc_backends_agent(agent): return __name__\n"
     first = site.add_hooks("first", hook)
-    assert hooks.agent_to_install("agent") == first
+    assert agent_to_install("agent") == first
     site.remove("rpc-hooks-first")
     second = site.add_hooks("second", hook)
     functions.refresh()
-    assert hooks.agent_to_install("agent") == second
+    assert agent_to_install("agent") == second
 
 
 def test_a_hook_package_whose_import_asks_for_a_backend_takes_part(
@@ -194,8 +203,8 @@ def test_a_hook_package_whose_import_asks_for_a_backend_takes_part(
     )
     # Loading the plugin is told to the hooks, which are imported for it, which ask for the plugin.
     registry.backend("PIGEON")
-    assert hooks.agent_to_install("agent") == "theirs"
-    assert [state.error for state in hooks.states()] == [None]
+    assert agent_to_install("agent") == "theirs"
+    assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
 
 
 def test_a_hook_package_whose_import_is_the_first_to_ask_for_a_backend_takes_part(
@@ -213,7 +222,7 @@ def test_a_hook_package_whose_import_is_the_first_to_ask_for_a_backend_takes_par
             return "theirs"
         """,
     )
-    assert hooks.agent_to_install("agent") == "theirs"
+    assert agent_to_install("agent") == "theirs"
 
 
 # --- refusing, and the handler's own failure -------------------------------------------------------
@@ -236,7 +245,7 @@ def test_a_refusal_reaches_the_caller_and_the_handler_is_not_called(
         with pytest.raises(RefusedError, match="MINE is not allowed here"):
             functions.init_backend("MINE")
     assert backend.initialised == []
-    assert [state.error for state in hooks.states()] == [None]
+    assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +261,7 @@ def test_the_handlers_own_exception_passes_through_wrappers_unchanged(
     assert caught.value is error
     assert len(backend.constructed) == 1
     assert len(calls(module)) == 1
-    assert [state.error for state in hooks.states()] == [None]
+    assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
 
 
 def test_a_wrapper_may_turn_the_handlers_failure_into_a_result(
@@ -273,55 +282,9 @@ def test_a_wrapper_may_turn_the_handlers_failure_into_a_result(
     assert functions.init_backend("MINE") == "rescued"
 
 
-# --- packages that break ---------------------------------------------------------------------------
+# --- packages that cannot be loaded -----------------------------------------------------------------
 
-BREAKING_BEFORE = """
-    @hookimpl(wrapper=True)
-    def rpc_backends_construct_options(backend):
-        raise KeyError("my own bug")
-        return (yield)
-"""
-BREAKING_AFTER = """
-    @hookimpl(wrapper=True)
-    def rpc_backends_construct_options(backend):
-        result = yield
-        return result.no_such_attribute
-"""
-DEFECTS = {
-    "before the handler": BREAKING_BEFORE,
-    "after the handler": BREAKING_AFTER,
-    "in its place": """
-        @hookimpl
-        def rpc_backends_construct_options(backend):
-            return 1 / 0
-    """,
-    "in a function it calls": """
-        def helper():
-            return 1 / 0
-        @hookimpl(wrapper=True)
-        def rpc_backends_construct_options(backend):
-            yield
-            return helper()
-    """,
-    "in a library it calls": """
-        import json
-        @hookimpl(wrapper=True)
-        def rpc_backends_construct_options(backend):
-            json.loads("{")
-            return (yield)
-    """,
-    "no yield": """
-        @hookimpl(wrapper=True)
-        def rpc_backends_construct_options(backend):
-            if False:
-                yield
-    """,
-    "two yields": """
-        @hookimpl(wrapper=True)
-        def rpc_backends_construct_options(backend):
-            yield
-            return (yield)
-    """,
+UNLOADABLE = {
     "no generator": """
         @hookimpl(wrapper=True)
         def rpc_backends_construct_options(backend):
@@ -343,11 +306,11 @@ DEFECTS = {
 }
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_a_broken_package_is_named_and_left_out_and_the_call_served_once(
+@pytest.mark.parametrize("defect", UNLOADABLE)
+def test_an_unloadable_package_is_named_and_left_out(
     site: Site, registry: Registry, defect: str
 ) -> None:
-    site.add_hooks("broken", DEFECTS[defect])
+    site.add_hooks("broken", UNLOADABLE[defect])
     healthy = site.add_hooks("healthy", WRAP_ALL)
     backend = Backend()
     with pytest.warns(HookWarning) as warned:
@@ -356,128 +319,271 @@ def test_a_broken_package_is_named_and_left_out_and_the_call_served_once(
     assert "rpc-hooks-broken 1.0" in str(warned[0].message)
     assert "pip uninstall rpc-hooks-broken" in str(warned[0].message)
     assert backend.constructed == [(60.0, "env://", {"window": 1})]
-    states = {state.found.distribution: state.error for state in hooks.states()}
-    assert states["rpc-hooks-broken"] is not None
-    assert states["rpc-hooks-healthy"] is None
+    found = {one.distribution: (one.state, one.error is None) for one in loaded_packages()}
+    assert found == {"rpc-hooks-broken": ("failed", False), "rpc-hooks-healthy": ("loaded", True)}
     # From now on it is as if it were not installed.
     seen = len(calls(healthy))
     assert functions.construct_rpc_backend_options("MINE") == "options"
     assert len(calls(healthy)) == seen + 1
 
 
-def test_a_defect_of_a_hook_that_is_a_method_is_its_packages(
-    site: Site, registry: Registry
+def test_each_unloadable_package_is_reported(site: Site, registry: Registry) -> None:
+    site.add_hooks("a", "raise OSError('boom')")
+    site.add_hooks("b", "def broken(:")
+    with pytest.warns(HookWarning) as warned:
+        assert agent_to_install("agent") == "agent"
+    packages = sorted(str(one.message).partition("rpc-hooks-")[2][0] for one in warned)
+    assert packages == ["a", "b"]
+
+
+@pytest.mark.parametrize("variable", ["RPC_BACKENDS_BROKEN", "RPC_BACKENDS_BROKEN_LEVEL"])
+@pytest.mark.parametrize("defect", UNLOADABLE)
+def test_a_variable_makes_an_unloadable_package_an_error(
+    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch, defect: str, variable: str
 ) -> None:
-    site.add(
-        "rpc-hooks-broken",
-        hooks={"objects": "rpc_hooks_broken:HOOKS"},
-        modules={
-            "rpc_hooks_broken": """
-                from rpc_backends_core import hookimpl
-                class Hooks:
-                    @hookimpl(wrapper=True)
-                    def rpc_backends_agent(self, agent):
-                        raise OSError("mine")
-                        yield
-                HOOKS = Hooks()
-            """
-        },
-    )
+    """The user has set one of its variables and so counts on it: no call goes on without it."""
+    monkeypatch.setenv(variable, "something")
+    site.add_hooks("broken", UNLOADABLE[defect])
+    site.add_hooks("healthy", WRAP_ALL)
+    backend = Backend()
+    for call in (functions.construct_rpc_backend_options, functions.init_backend):
+        with pytest.raises(HookError) as caught:
+            call("MINE")
+        cause = caught.value.__cause__
+        assert cause is not None
+        for part in (
+            f"{variable} is set",
+            "rpc-hooks-broken 1.0",
+            f"{type(cause).__name__}: {cause}",
+            "pip uninstall rpc-hooks-broken",
+            f"Unset {variable} to run without it",
+        ):
+            assert part in str(caught.value)
+    assert (backend.constructed, backend.initialised) == ([], [])
+    with pytest.raises(HookError, match="rpc-hooks-broken"):
+        agent_to_install("agent")
+
+
+@pytest.mark.parametrize("variable", ["RPC_BACKENDS_BROKENNESS", "RPC_BACKENDS_OTHER", "BROKEN"])
+def test_another_packages_variable_makes_no_error(
+    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "something")
+    site.add_hooks("broken", "raise OSError('boom')")
     with pytest.warns(HookWarning, match="rpc-hooks-broken"):
-        assert hooks.agent_to_install("agent") == "agent"
+        assert agent_to_install("agent") == "agent"
 
 
-def test_packages_whose_hooks_are_one_librarys_code_cost_no_call_either(
-    site: Site, registry: Registry
+def test_a_variable_of_a_healthy_package_makes_no_error(
+    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_HEALTHY", "something")
+    site.add_hooks("healthy", WRAP_ALL)
+    assert agent_to_install("agent") == "agent"
+
+
+def test_refresh_takes_a_mended_package_in(
+    site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_BROKEN", "something")
+    site.add_hooks("broken", "raise OSError('boom')")
+    with pytest.raises(HookError):
+        agent_to_install("agent")
+    site.remove("rpc-hooks-broken")
+    module = site.add_hooks("broken", WRAP_ALL)
+    functions.refresh()
+    assert agent_to_install("agent") == "agent"
+    assert calls(module) == [("agent", None, "agent")]
+
+
+# --- hooks that fail in a call ----------------------------------------------------------------------
+
+BREAKING_BEFORE = """
+    @hookimpl(wrapper=True)
+    def rpc_backends_construct_options(backend):
+        raise KeyError("my own bug")
+        return (yield)
+"""
+BREAKING_AFTER = """
+    @hookimpl(wrapper=True)
+    def rpc_backends_construct_options(backend):
+        result = yield
+        return result.no_such_attribute
+"""
+#: What a hook does, with the type of the cause (None: pluggy's rules are broken) and its words.
+FAILING = {
+    "before the handler": (BREAKING_BEFORE, KeyError, "my own bug"),
+    "after the handler": (BREAKING_AFTER, AttributeError, "no_such_attribute"),
+    "in its place": (
+        """
+        @hookimpl
+        def rpc_backends_construct_options(backend):
+            return 1 / 0
+        """,
+        ZeroDivisionError,
+        "division by zero",
+    ),
+    "in a function it calls": (
+        """
+        def helper():
+            return 1 / 0
+        @hookimpl(wrapper=True)
+        def rpc_backends_construct_options(backend):
+            yield
+            return helper()
+        """,
+        ZeroDivisionError,
+        "division by zero",
+    ),
+    "in a library it calls": (
+        """
+        import json
+        @hookimpl(wrapper=True)
+        def rpc_backends_construct_options(backend):
+            json.loads("{")
+            return (yield)
+        """,
+        ValueError,
+        "Expecting property name",
+    ),
+    "no yield": (
+        """
+        @hookimpl(wrapper=True)
+        def rpc_backends_construct_options(backend):
+            if False:
+                yield
+        """,
+        None,
+        "ended before its `yield`",
+    ),
+    "two yields": (
+        """
+        @hookimpl(wrapper=True)
+        def rpc_backends_construct_options(backend):
+            yield
+            return (yield)
+        """,
+        None,
+        "second `yield`",
+    ),
+    "nothing returned": (
+        """
+        @hookimpl(wrapper=True)
+        def rpc_backends_construct_options(backend):
+            yield
+        """,
+        None,
+        "returned nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILING)
+def test_a_failing_hook_is_an_error_that_names_it(
+    site: Site, registry: Registry, failure: str
+) -> None:
+    source, cause, words = FAILING[failure]
+    site.add_hooks("broken", source)
+    for healthy in ("a", "z"):  # one goes around it, the other is within
+        site.add_hooks(healthy, WRAP_ALL)
+    Backend()
+    for _ in range(2):  # the package stays, and fails again
+        with pytest.raises(HookError) as caught:
+            functions.construct_rpc_backend_options("MINE")
+        for part in (
+            "the hook rpc_backends_construct_options",
+            "rpc-hooks-broken 1.0",
+            words,
+            "pip uninstall rpc-hooks-broken",
+        ):
+            assert part in str(caught.value)
+        assert "rpc-hooks-a" not in str(caught.value)
+        assert "rpc-hooks-z" not in str(caught.value)
+        if cause is None:
+            assert caught.value.__cause__ is None
+        else:
+            assert isinstance(caught.value.__cause__, cause)
+    assert {one.state for one in loaded_packages()} == {"loaded"}
+
+
+def test_a_failing_method_is_its_packages_error(site: Site, registry: Registry) -> None:
+    """Packages whose hooks are the code of one library are told apart."""
     site.add(
         "hook-library",
         modules={
             "hook_library": """
-                from rpc_backends_core import hookimpl
+                from rpc_backends_core.spi import hookimpl
                 class Base:
+                    broken = False
                     @hookimpl(wrapper=True)
                     def rpc_backends_agent(self, agent):
-                        raise OSError("in the library")
-                        yield
+                        if self.broken:
+                            raise OSError("in the library")
+                        return (yield)
             """
         },
     )
-    for name in ("a", "b"):
+    for name, made in (("a", "Base()"), ("b", "type('Own', (Base,), {'broken': True})()")):
         site.add(
             f"rpc-hooks-{name}",
             hooks={name: f"rpc_hooks_{name}:HOOKS"},
-            modules={f"rpc_hooks_{name}": "import hook_library\nHOOKS = hook_library.Base()\n"},
+            modules={f"rpc_hooks_{name}": f"from hook_library import Base\nHOOKS = {made}\n"},
         )
-    with pytest.warns(HookWarning) as warned:
-        assert hooks.agent_to_install("agent") == "agent"
-    assert len(warned) == 2
+    with pytest.raises(HookError, match=r"rpc_backends_agent of the .*rpc-hooks-b 1\.0") as caught:
+        agent_to_install("agent")
+    assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_the_package_that_broke_is_blamed_and_not_one_that_its_exception_passed_through(
-    site: Site, registry: Registry
-) -> None:
-    for healthy in ("a", "z"):
-        site.add_hooks(healthy, WRAP_ALL)
-    site.add_hooks("m", BREAKING_BEFORE)
-    Backend()
-    with pytest.warns(HookWarning, match="rpc-hooks-m"):
-        functions.construct_rpc_backend_options("MINE")
-    errors = {state.found.distribution: state.error for state in hooks.states()}
-    assert [name for name, error in errors.items() if error is not None] == ["rpc-hooks-m"]
-
-
-def test_several_broken_packages_are_all_left_out_in_one_call(
-    site: Site, registry: Registry
-) -> None:
-    site.add_hooks("a", BREAKING_BEFORE)
-    site.add_hooks("b", BREAKING_BEFORE)
-    backend = Backend()
-    with pytest.warns(HookWarning) as warned:
-        assert functions.construct_rpc_backend_options("MINE") == "options"
-    assert len(warned) == 2
-    assert len(backend.constructed) == 1
-
-
-@pytest.mark.parametrize("name", ["a", "z"])
-def test_a_defect_after_the_handler_does_not_undo_what_another_package_made_of_its_result(
-    site: Site, registry: Registry, name: str
-) -> None:
-    site.add_hooks("m", BREAKING_AFTER)
-    site.add_hooks(
-        name,
+def test_a_failing_hook_undoes_no_package(site: Site, registry: Registry) -> None:
+    """A package that fails in one call takes part in the next."""
+    module = site.add_hooks(
+        "failing",
         """
         @hookimpl(wrapper=True)
-        def rpc_backends_construct_options(backend):
+        def rpc_backends_construct_options(backend, options):
+            CALLS.append(backend)
+            if "bad" in options:
+                raise OSError("mine")
             return "safe " + (yield)
         """,
     )
     backend = Backend()
-    with pytest.warns(HookWarning, match="rpc-hooks-m"):
-        assert functions.construct_rpc_backend_options("MINE") == "safe options"
-    assert len(backend.constructed) == 1
+    with pytest.raises(HookError):
+        functions.construct_rpc_backend_options("MINE", bad=1)
+    assert backend.constructed == []
+    assert functions.construct_rpc_backend_options("MINE") == "safe options"
+    assert calls(module) == ["MINE", "MINE"]
 
 
-def test_a_wrapper_that_forgets_to_return_does_not_lose_the_agent(
+def test_what_a_wrapper_makes_of_the_handlers_failure_passes(
     site: Site, registry: Registry
 ) -> None:
     site.add_hooks(
-        "forgetful",
+        "translating",
         """
         @hookimpl(wrapper=True)
-        def rpc_backends_agent(agent):
-            yield
+        def rpc_backends_construct_options(backend):
+            try:
+                return (yield)
+            except LookupError as error:
+                raise ValueError("in other words") from error
         """,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HookWarning)
-        assert hooks.agent_to_install("agent") == "agent"
+    Backend(error=LookupError("mine"))
+    with pytest.raises(ValueError, match=r"^in other words$"):
+        functions.construct_rpc_backend_options("MINE")
 
 
-def test_a_defect_in_a_call_within_a_call_is_its_packages_in_both(
-    site: Site, registry: Registry
-) -> None:
-    # The handler of one backend makes options of another; the hook breaks in the inner call.
+def test_a_wrapper_may_return_nothing_for_nothing(site: Site, registry: Registry) -> None:
+    site.add_hooks("tracing", WRAP_ALL)
+    functions.register_backend(
+        "EMPTY", lambda rpc_timeout, init_method: None, lambda **kwargs: None
+    )
+    assert functions.init_backend("EMPTY") is None
+
+
+def test_a_hook_failing_in_an_inner_call_is_named_once(site: Site, registry: Registry) -> None:
+    """The handler of one backend makes options of another; the hook fails in the inner call."""
     site.add_hooks(
         "broken",
         """
@@ -485,10 +591,7 @@ def test_a_defect_in_a_call_within_a_call_is_its_packages_in_both(
         def rpc_backends_construct_options(backend):
             if backend == "INNER":
                 raise OSError("mine")
-            result = yield
-            if CALLS:
-                raise OSError("never")
-            return result
+            return (yield)
         """,
     )
     inner = Backend("INNER")
@@ -497,10 +600,39 @@ def test_a_defect_in_a_call_within_a_call_is_its_packages_in_both(
         lambda rpc_timeout, init_method: functions.construct_rpc_backend_options("INNER"),
         lambda **kwargs: None,
     )
-    with pytest.warns(HookWarning) as warned:
-        assert functions.construct_rpc_backend_options("OUTER") == "options"
-    assert len(warned) == 1
-    assert len(inner.constructed) == 1
+    with pytest.raises(HookError) as caught:
+        functions.construct_rpc_backend_options("OUTER")
+    assert str(caught.value).count("rpc-hooks-broken 1.0") == 1
+    assert isinstance(caught.value.__cause__, OSError)
+    assert inner.constructed == []
+
+
+# --- the resolved backend ---------------------------------------------------------------------------
+
+
+def test_hooks_may_take_the_resolved_backend(site: Site, registry: Registry) -> None:
+    module = site.add_hooks(
+        "seeing",
+        """
+        @hookimpl(wrapper=True)
+        def rpc_backends_init_backend(resolved):
+            CALLS.append(resolved)
+            return (yield)
+
+        @hookimpl(wrapper=True)
+        def rpc_backends_agent(resolved):
+            CALLS.append(resolved)
+            return (yield)
+        """,
+    )
+    backend = Backend()
+    functions.init_backend("MINE")
+    agent_to_install("other")
+    starting, installing, nothing = calls(module)
+    assert (starting.name, starting.record) == ("MINE", functions.record("MINE"))
+    assert starting.backend.init_backend_handler == backend.init
+    assert installing is starting
+    assert nothing is None
 
 
 # --- threads ---------------------------------------------------------------------------------------
@@ -533,48 +665,43 @@ def test_threads_that_call_at_once_each_get_their_own_result(
     assert results == [(number, number) for number in range(4)]
 
 
-def test_a_package_that_breaks_in_two_threads_at_once_costs_neither_its_call(
-    site: Site, registry: Registry
-) -> None:
-    module = site.add_hooks(
+def test_a_hook_that_fails_in_two_threads_fails_both(site: Site, registry: Registry) -> None:
+    site.add_hooks(
         "broken",
         """
         import threading
-        first_is_left_out, second_is_in = threading.Event(), threading.Event()
+        barrier = threading.Barrier(2)
 
         @hookimpl(wrapper=True)
         def rpc_backends_construct_options(options):
-            if options["number"] == 0:
-                second_is_in.wait(10)
-            else:
-                second_is_in.set()
-                first_is_left_out.wait(10)
-            raise OSError("mine")
+            barrier.wait(10)
+            raise OSError(options["number"])
             yield
         """,
     )
     functions.register_backend(
         "ECHO", lambda rpc_timeout, init_method, number: number, lambda **kwargs: None
     )
-    hooks.agent_to_install(None)  # imports the package
+    workers = at_once(
+        2, lambda number: functions.construct_rpc_backend_options("ECHO", number=number)
+    )
+    assert {number: type(error) for number, error in workers.errors.items()} == {
+        0: HookError,
+        1: HookError,
+    }
+    for number, error in workers.errors.items():
+        assert f"OSError: {number}" in str(error)
 
-    def work(number: int) -> Any:
-        result = functions.construct_rpc_backend_options("ECHO", number=number)
-        sys.modules[module].first_is_left_out.set()
-        return result
 
-    with pytest.warns(HookWarning) as warned:
-        assert at_once(2, work).all_results() == [0, 1]
-    assert len(warned) == 1
-
-
-def test_hook_packages_are_reported_once_when_threads_are_first_at_once(
-    site: Site, registry: Registry
-) -> None:
+def test_threads_first_at_once_share_the_hook_packages(site: Site, registry: Registry) -> None:
+    """The user sees one report of a broken package, and each package is imported once."""
     site.add_hooks("broken", "import time; time.sleep(0.05); raise OSError('boom')")
-    with pytest.warns(HookWarning) as warned:
-        assert at_once(4, lambda _: hooks.agent_to_install("agent")).all_results() == ["agent"] * 4
-    assert len(warned) == 1
+    module = site.add_hooks("slow", "import time; time.sleep(0.05); CALLS.append('import')")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")  # as in a program
+        assert at_once(4, lambda _: agent_to_install("agent")).all_results() == ["agent"] * 4
+    assert [warning.category for warning in warned] == [HookWarning]
+    assert calls(module) == ["import"]
 
 
 def test_the_backend_of_an_agent_is_the_one_that_its_own_thread_initialises(
@@ -585,7 +712,7 @@ def test_the_backend_of_an_agent_is_the_one_that_its_own_thread_initialises(
 
     def init(**arguments: Any) -> Any:
         barrier.wait(10)
-        return hooks.agent_to_install(arguments["name"])
+        return agent_to_install(arguments["name"])
 
     for name in ("A", "B"):
         functions.register_backend(name, lambda rpc_timeout, init_method: None, init)
@@ -620,13 +747,22 @@ def test_hooks_are_told_once_that_a_plugin_was_loaded_or_could_not_be(
     assert calls(module) == [("loaded", "PIGEON", "loaded"), ("failed", "ODD", "OSError")]
 
 
-@pytest.mark.parametrize("name", ["a", "z"])
-def test_a_listener_that_breaks_costs_neither_the_load_nor_the_others_their_news(
-    site: Site, registry: Registry, name: str
-) -> None:
+def test_a_failing_listener_is_an_error_that_names_it(site: Site, registry: Registry) -> None:
+    """The backend is loaded all the same, and nobody is told again."""
     site.add_hooks("m", "@hookimpl\ndef rpc_backends_loaded(record): raise OSError('mine')\n")
-    module = site.add_hooks(name, LISTENING)
     site.add_backend("PIGEON")
-    with pytest.warns(HookWarning, match="rpc-hooks-m"):
+    with pytest.raises(HookError, match=r"rpc_backends_loaded of the .*rpc-hooks-m 1\.0") as caught:
         registry.backend("PIGEON")
-    assert calls(module) == [("loaded", "PIGEON", "loaded")]
+    assert isinstance(caught.value.__cause__, OSError)
+    assert registry.find("PIGEON").state == "loaded"
+    registry.backend("PIGEON")
+    assert [one.state for one in loaded_packages()] == ["loaded"]
+
+
+def test_a_listener_failing_at_a_failure_names_itself(site: Site, registry: Registry) -> None:
+    site.add_hooks("m", "@hookimpl\ndef rpc_backends_failed(record): raise OSError('mine')\n")
+    site.add_backend("ODD", "raise OSError('boom')")
+    with pytest.raises(HookError, match=r"rpc_backends_failed of the .*rpc-hooks-m 1\.0"):
+        registry.backend("ODD")
+    with pytest.raises(BackendLoadError, match="boom"):
+        registry.backend("ODD")

@@ -27,7 +27,7 @@ def test_only_the_backend_asked_for_is_imported(site: Site) -> None:
     registry.backend("wanted")
     assert wanted in sys.modules
     assert other not in sys.modules
-    assert [entry.record().state for entry in registry.entries()] == ["found", "loaded"]
+    assert [record.state for record in registry.records()] == ["found", "loaded"]
 
 
 def test_a_loaded_backend_is_the_same_object_ever_after(site: Site) -> None:
@@ -146,7 +146,7 @@ def test_a_failure_is_data_on_the_record(site: Site) -> None:
     registry = Registry(scan=site.scan)
     with pytest.raises(BackendLoadError):
         registry.backend("ODD")
-    record = registry.entry("ODD").record()
+    record = registry.find("ODD")
     assert record.state == "failed"
     assert isinstance(record.error, BackendLoadError)
     assert str(record.error.__cause__) == "boom"

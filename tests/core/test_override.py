@@ -13,12 +13,13 @@ from torch.distributed import rpc
 
 from core.kit import Children, Site, calls
 from rpc_backends_core import _api as functions
-from rpc_backends_core import _bridge as torch_bridge
+from rpc_backends_core import _patches as patches
 from rpc_backends_core._backend_type import BackendType
-from rpc_backends_core._bridge import override
 from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._errors import SettingError
 from rpc_backends_core._registry import Registry
+from rpc_backends_core._resolve import resolve_start
+from rpc_backends_core._settings import Settings
 
 B: Any = BackendType
 VARIABLE = "RPC_BACKENDS_OVERRIDE"
@@ -50,12 +51,18 @@ def convert(options: Any, construct: Callable[..., Any] = with_threads) -> Any:
     """Return ``options`` as those of a backend MINE whose handler is ``construct``."""
     if not functions.backend_registered("MINE"):
         functions.register_backend("MINE", construct, init)
-    return override.options_for(B.MINE, options)
+    settings = Settings(default=None, override="MINE", join_timeout=1.0)
+    return resolve_start("MINE", options, settings).options
+
+
+def backend_for(backend: Any, options: Any) -> Any:
+    """Return the member of the backend that a start with these arguments uses."""
+    return B[resolve_start(backend, options, Settings.from_environment()).name]
 
 
 @pytest.fixture(autouse=True)
 def installed(with_torchs: Registry) -> None:
-    torch_bridge.install()
+    patches.install()
 
 
 @pytest.fixture
@@ -74,7 +81,12 @@ def test_not_set_or_empty_it_changes_nothing(
 ) -> None:
     if text is not None:
         monkeypatch.setenv(VARIABLE, text)
-    assert override.backend_for("TENSORPIPE", TensorPipeOptions()) is None
+    functions.register_backend("MINE", only_common, init)
+    given = TensorPipeOptions()
+    for backend in ("TENSORPIPE", "MINE"):
+        resolved = resolve_start(backend, given, Settings.from_environment())
+        assert resolved.name == backend
+        assert resolved.options is given
 
 
 @pytest.mark.parametrize("name", ["PIGEON", "pigeon", " Pigeon "])
@@ -94,14 +106,14 @@ def test_it_goes_before_all_that_a_program_says(
 ) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, name)
-    assert override.backend_for(*ask()) is B.PIGEON
+    assert backend_for(*ask()) is B.PIGEON
 
 
 def test_it_goes_before_the_default(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGEON")
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", "TYPO")
-    assert override.backend_for(None, None) is B.PIGEON
+    assert backend_for(None, None) is B.PIGEON
 
 
 def test_the_backend_that_a_program_names_need_not_be_there(
@@ -109,7 +121,7 @@ def test_the_backend_that_a_program_names_need_not_be_there(
 ) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGEON")
-    assert override.backend_for("CARRIER", None) is B.PIGEON
+    assert backend_for("CARRIER", None) is B.PIGEON
 
 
 @pytest.mark.parametrize("backend", [3, object(), ["TENSORPIPE"]])
@@ -118,7 +130,7 @@ def test_what_is_no_backend_is_torchs_type_error_all_the_same(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "TENSORPIPE")
     with pytest.raises(TypeError, match="Argument backend must be a member of BackendType"):
-        override.backend_for(backend, None)
+        backend_for(backend, None)
 
 
 def test_a_typo_is_an_error_with_the_variable_the_nearest_name_and_all_that_are_known(
@@ -127,7 +139,7 @@ def test_a_typo_is_an_error_with_the_variable_the_nearest_name_and_all_that_are_
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGOEN")
     with pytest.raises(SettingError) as caught:
-        override.backend_for("TENSORPIPE", None)
+        backend_for("TENSORPIPE", None)
     text = str(caught.value)
     assert "RPC_BACKENDS_OVERRIDE='PIGOEN'" in text
     assert "Did you mean 'PIGEON'?" in text
@@ -141,7 +153,7 @@ def test_a_denied_backend_is_an_error_that_says_who_denies_it(
     monkeypatch.setenv(VARIABLE, "PIGEON")
     monkeypatch.setenv("RPC_BACKENDS_DENY", "PIGEON")
     with pytest.raises(SettingError, match=r"RPC_BACKENDS_OVERRIDE='PIGEON': .*RPC_BACKENDS_DENY"):
-        override.backend_for("TENSORPIPE", None)
+        backend_for("TENSORPIPE", None)
 
 
 def test_a_broken_backend_is_an_error_with_its_cause(
@@ -152,7 +164,7 @@ def test_a_broken_backend_is_an_error_with_its_cause(
     with pytest.raises(
         SettingError, match=r"RPC_BACKENDS_OVERRIDE='PIGEON': .*no wings.*reinstall"
     ) as caught:
-        override.backend_for("TENSORPIPE", None)
+        backend_for("TENSORPIPE", None)
     assert caught.value.__cause__ is not None
     assert isinstance(caught.value.__cause__.__cause__, OSError)
 
@@ -164,7 +176,7 @@ def test_a_backend_that_two_packages_claim_names_both(
     site.add("dist-b", backends={"PIGEON": "b:X"})
     monkeypatch.setenv(VARIABLE, "PIGEON")
     with pytest.raises(SettingError, match=r"RPC_BACKENDS_OVERRIDE.*dist-a.*dist-b"):
-        override.backend_for("TENSORPIPE", None)
+        backend_for("TENSORPIPE", None)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +198,7 @@ def test_one_line_says_what_the_program_asked_for_and_what_it_gets(
 ) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGEON")
-    override.backend_for(*ask())
+    backend_for(*ask())
     ((level, text),) = said()
     assert level == "INFO"
     assert text.startswith("RPC_BACKENDS_OVERRIDE: ")
@@ -199,7 +211,7 @@ def test_a_program_that_names_that_very_backend_is_no_news(
 ) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGEON")
-    assert override.backend_for("pigeon", None) is B.PIGEON
+    assert backend_for("pigeon", None) is B.PIGEON
     assert said() == []
 
 
@@ -308,7 +320,8 @@ def test_options_are_constructed_through_the_hooks(site: Site) -> None:
 def with_declared_type(construct: Callable[..., Any]) -> None:
     """Register MINE, its type of options known, so that none are constructed to see it."""
     functions.register_backend("MINE", construct, init)
-    default_registry().entry("MINE").options_type = Options
+    registry = default_registry()
+    registry.learn_options_type(registry.find("MINE"), Options)
 
 
 # --- what has no counterpart -----------------------------------------------------------------------
@@ -448,7 +461,7 @@ def test_torchs_options_are_constructed_and_refuse_as_before(children: Children)
         """
         import inspect
         from torch.distributed import rpc
-        from rpc_backends_core import _bridge as torch_bridge
+        from rpc_backends_core import _patches as patches
 
         kind = rpc.TensorPipeRpcBackendOptions
         init = kind.__init__
@@ -459,12 +472,12 @@ def test_torchs_options_are_constructed_and_refuse_as_before(children: Children)
                 except TypeError as error:
                     yield str(error)
         before = inspect.signature(kind), list(refusals())
-        torch_bridge.install()
+        patches.install()
         assert kind.__init__ is not init
         assert (inspect.signature(kind), list(refusals())) == before
         assert len(before[1]) == 3
         assert vars(kind(num_worker_threads=3, rpc_timeout=5)) == {}
-        torch_bridge.uninstall()
+        patches.uninstall()
         assert kind.__init__ is init
         """
     )

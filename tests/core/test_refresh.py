@@ -38,7 +38,7 @@ def test_a_loaded_backend_stays_the_object_it_was(site: Site) -> None:
     registry = Registry(scan=site.scan)
     before = registry.backend("PIGEON")
     registry.refresh()
-    assert registry.entry("PIGEON").record().state == "loaded"
+    assert registry.find("PIGEON").state == "loaded"
     assert registry.backend("PIGEON") is before
 
 
@@ -49,7 +49,7 @@ def test_another_version_of_a_loaded_backend_is_a_new_record(site: Site) -> None
     site.remove("rpc-backend-pigeon")
     site.add_backend("PIGEON", version="2.0")
     registry.refresh()
-    record = registry.entry("PIGEON").record()
+    record = registry.find("PIGEON")
     assert (record.version, record.state) == ("2.0", "found")
 
 
@@ -66,9 +66,9 @@ def test_what_had_failed_is_tried_anew(site: Site) -> None:
 
 def test_what_the_process_registered_is_untouched(site: Site) -> None:
     registry = Registry(scan=site.scan)
-    entry = registry.register("MINE", (print, print), owner="program")
+    record = registry.register("MINE", (print, print), owner="program")
     registry.refresh()
-    assert registry.entry("MINE") is entry
+    assert registry.find("MINE") is record
 
 
 @pytest.mark.parametrize("second", ["aaa", "zzz"])
@@ -104,7 +104,7 @@ def test_a_loaded_backend_whose_package_another_one_replaced_is_told_under_the_n
     site.remove("rpc-backend-pigeon")
     site.add("fork-of-pigeon", "1.0", backends={"PIGEON": f"{module}:BACKEND"})
     registry.refresh()
-    assert registry.entry("PIGEON").record().distribution == "fork-of-pigeon"
+    assert registry.find("PIGEON").distribution == "fork-of-pigeon"
 
 
 def test_a_refresh_that_fails_leaves_what_is_loaded_as_it_was(
@@ -112,11 +112,10 @@ def test_a_refresh_that_fails_leaves_what_is_loaded_as_it_was(
 ) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
-    before = registry.entry("PIGEON")
-    registry.load(before)
+    before = registry.load("PIGEON")
     monkeypatch.setenv("RPC_BACKENDS_DENY", "TYPO")
     with pytest.raises(ValueError, match="TYPO"):
         registry.refresh()
     monkeypatch.delenv("RPC_BACKENDS_DENY")
     registry.refresh()
-    assert registry.entry("PIGEON") is before
+    assert registry.find("PIGEON") is before

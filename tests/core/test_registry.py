@@ -27,8 +27,7 @@ def registry_of(site: Site) -> Registry:
 
 
 def states(registry: Registry, name: str) -> list[tuple[str, str]]:
-    found = [entry.record() for entry in registry.entries()]
-    return [(record.source, record.state) for record in found if record.name == name]
+    return [(one.source, one.state) for one in registry.records() if one.name == name]
 
 
 # --- order of lookup -------------------------------------------------------------------------------
@@ -38,7 +37,7 @@ def test_a_plugin_goes_before_torchs_own_which_is_shown_as_shadowed(site: Site) 
     site.add_backend("TENSORPIPE")
     registry = registry_of(site)
     registry.register("TENSORPIPE", PAIR, owner="torch", torch_own=True)
-    assert registry.entry("TENSORPIPE").source == "plugin"
+    assert registry.find("TENSORPIPE").source == "plugin"
     assert states(registry, "TENSORPIPE") == [("plugin", "found"), ("torch", "shadowed")]
 
 
@@ -56,16 +55,16 @@ def test_an_exact_name_goes_before_one_that_differs_in_case(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
     registry.register("Pigeon", PAIR, owner="program")
-    assert registry.entry("PIGEON").source == "plugin"
-    assert registry.entry("Pigeon").source == "process"
-    assert registry.entry("pigeon").source == "process"
+    assert registry.find("PIGEON").source == "plugin"
+    assert registry.find("Pigeon").source == "process"
+    assert registry.find("pigeon").source == "process"
 
 
 @pytest.mark.parametrize("name", ["PIGEON", "pigeon", "PiGeOn"])
 def test_a_string_is_looked_up_without_regard_to_case(site: Site, name: str) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
-    assert registry.entry(name).name == "PIGEON"
+    assert registry.find(name).name == "PIGEON"
     assert registry.knows(name)
 
 
@@ -75,7 +74,7 @@ def test_what_is_no_string_is_no_name_of_a_backend(site: Site, name: Any) -> Non
     registry = registry_of(site)
     assert registry.knows(name) is False
     with pytest.raises((KeyError, TypeError)):
-        registry.entry(name)
+        registry.find(name)
 
 
 def test_a_conflict_goes_before_torchs_own_rather_than_falling_back_in_silence(site: Site) -> None:
@@ -102,7 +101,7 @@ def test_an_unknown_name_gets_the_nearest_the_known_ones_and_what_to_install(sit
     site.add_backend("PIGEON")
     site.add_backend("CARRIER")
     with pytest.raises(UnknownBackendError) as caught:
-        registry_of(site).entry("PIGOEN")
+        registry_of(site).find("PIGOEN")
     for part in (
         "'PIGOEN'",
         "Did you mean 'PIGEON'?",
@@ -118,7 +117,7 @@ def test_an_unknown_name_is_a_key_error_and_an_attribute_error_that_reads_as_a_t
     site: Site,
 ) -> None:
     with pytest.raises(UnknownBackendError) as caught:
-        registry_of(site).entry("NOTHING")
+        registry_of(site).find("NOTHING")
     assert isinstance(caught.value, KeyError)
     assert isinstance(caught.value, AttributeError)
     assert str(caught.value).startswith("no RPC backend 'NOTHING'. Installed and registered: none.")
@@ -128,7 +127,7 @@ def test_an_unknown_name_is_a_key_error_and_an_attribute_error_that_reads_as_a_t
 
 
 def test_a_registration_is_recorded_with_the_module_that_made_it(site: Site) -> None:
-    record = registry_of(site).register("MINE", PAIR, owner="my.module").record()
+    record = registry_of(site).register("MINE", PAIR, owner="my.module")
     assert (record.source, record.distribution, record.state) == (
         "process",
         "my.module",
@@ -153,7 +152,7 @@ def test_torchs_own_may_come_after_a_plugin_or_a_registration_of_that_name(site:
     registry.register("TWO", PAIR, owner="program")
     for name in ("ONE", "TWO"):
         registry.register(name, PAIR, owner="torch", torch_own=True)
-    assert [registry.entry(name).source for name in ("ONE", "TWO")] == ["plugin", "process"]
+    assert [registry.find(name).source for name in ("ONE", "TWO")] == ["plugin", "process"]
 
 
 @pytest.mark.parametrize("name", [5, None, ("A", "B")])
@@ -182,7 +181,7 @@ def test_unregistering_brings_back_what_was_shadowed(site: Site) -> None:
     site.add_backend("PIGEON")
     registry.refresh()
     registry.unregister("PIGEON")
-    assert registry.entry("PIGEON").source == "plugin"
+    assert registry.find("PIGEON").source == "plugin"
 
 
 def test_an_unregistered_name_can_be_registered_again_with_other_handlers(site: Site) -> None:

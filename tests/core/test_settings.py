@@ -28,12 +28,12 @@ def test_autoload_refuses_anything_else_with_value_and_remedy(text: str) -> None
 
 @pytest.mark.parametrize(("text", "name"), [("", None), ("  ", None), (" ZEROMQ ", "ZEROMQ")])
 def test_default_backend_is_a_name_or_nothing(text: str, name: str | None) -> None:
-    assert settings.default_backend({"RPC_BACKENDS_DEFAULT": text}) == name
+    assert settings.Settings.from_environment({"RPC_BACKENDS_DEFAULT": text}).default == name
 
 
 @pytest.mark.parametrize(("text", "name"), [("", None), ("  ", None), (" ZEROMQ ", "ZEROMQ")])
 def test_override_backend_is_a_name_or_nothing(text: str, name: str | None) -> None:
-    assert settings.override_backend({"RPC_BACKENDS_OVERRIDE": text}) == name
+    assert settings.Settings.from_environment({"RPC_BACKENDS_OVERRIDE": text}).override == name
 
 
 def test_join_timeout_is_half_an_hour_unless_it_is_set() -> None:
@@ -97,7 +97,7 @@ def test_a_denied_plugin_is_refused_with_its_package_and_the_variable(
     with pytest.raises(BackendDeniedError, match=r"rpc-backend-pigeon 1.0.*RPC_BACKENDS_DENY"):
         registry.backend("PIGEON")
     assert registry.names() == []
-    assert [entry.record().state for entry in registry.entries()] == ["denied"]
+    assert [record.state for record in registry.records()] == ["denied"]
     assert calls(module) == []
 
 
@@ -110,7 +110,7 @@ def test_an_allow_list_leaves_out_all_other_plugins(
     registry = Registry(scan=site.scan)
     assert registry.names() == ["PIGEON"]
     with pytest.raises(BackendDeniedError, match="RPC_BACKENDS_ALLOW does not name it"):
-        registry.entry("CARRIER")
+        registry.find("CARRIER")
 
 
 def test_lists_do_not_touch_what_is_registered_in_the_process(
@@ -130,7 +130,7 @@ def test_a_denied_plugin_gives_way_to_torchs_own(
     monkeypatch.setenv("RPC_BACKENDS_DENY", "TENSORPIPE")
     registry = Registry(scan=site.scan)
     registry.register("TENSORPIPE", (print, print), owner="torch", torch_own=True)
-    assert registry.entry("TENSORPIPE").source == "torch"
+    assert registry.find("TENSORPIPE").source == "torch"
     assert registry.names() == ["TENSORPIPE"]
 
 
@@ -143,7 +143,7 @@ def test_denying_a_name_that_two_packages_claim_settles_the_conflict(
     registry = Registry(scan=site.scan)
     registry.register("TENSORPIPE", (print, print), owner="torch", torch_own=True)
     # Neither of the two may be used, so which of them is meant is no question any more.
-    assert registry.entry("TENSORPIPE").source == "torch"
+    assert registry.find("TENSORPIPE").source == "torch"
 
 
 @pytest.mark.parametrize("variable", ["RPC_BACKENDS_ALLOW", "RPC_BACKENDS_DENY"])

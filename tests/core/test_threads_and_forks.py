@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from core.kit import Children, Site, Workers, at_once, calls
 from rpc_backends_core import _api as functions
-from rpc_backends_core import _default_registry as process
 from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._default_registry import default_registry
+from rpc_backends_core._discovery import Scan
 from rpc_backends_core._errors import BackendLoadError
+from rpc_backends_core._process_state import STATE
 from rpc_backends_core._registry import Registry
 
 PAIR: Any = (lambda rpc_timeout, init_method: None, lambda **kwargs: None)
@@ -29,7 +32,7 @@ def test_threads_that_load_one_plugin_at_once_get_one_backend_imported_once(site
     )
     registry = Registry(scan=site.scan)
     outcomes: list[str] = []
-    registry.on_outcome = lambda entry: outcomes.append(entry.record().state)
+    registry.on_loaded = lambda record: outcomes.append(record.state)
     backends = at_once(16, lambda _: registry.backend("PIGEON")).all_results()
     assert len({id(backend) for backend in backends}) == 1
     assert calls(module) == ["import"]
@@ -40,14 +43,14 @@ def test_threads_that_load_one_broken_plugin_at_once_all_get_its_cause(site: Sit
     site.add_backend("ODD", "import time; time.sleep(0.05); raise OSError('boom')")
     registry = Registry(scan=site.scan)
     outcomes: list[str] = []
-    registry.on_outcome = lambda entry: outcomes.append(entry.record().state)
+    registry.on_loaded = lambda record: outcomes.append(record.state)
     workers = at_once(8, lambda _: registry.backend("ODD"))
     assert len(workers.errors) == 8
     for error in workers.errors.values():
         assert isinstance(error, BackendLoadError)
         assert isinstance(error.__cause__, OSError)
     assert outcomes == ["failed"]
-    assert registry.entry("ODD").record().state == "failed"
+    assert registry.find("ODD").state == "failed"
 
 
 @pytest.mark.parametrize("first_to_end", ["success", "failure"])
@@ -55,8 +58,6 @@ def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict
     site: Site, first_to_end: str
 ) -> None:
     site.add_backend("PIGEON")
-    registry = Registry(scan=site.scan)
-    entry = registry.entry("PIGEON")
     begun = threading.Barrier(2)
     ended = {"success": threading.Event(), "failure": threading.Event()}
 
@@ -72,12 +73,14 @@ def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict
                 raise OSError("a shared object that another process is still writing")
             return PAIR
 
-    entry.entry_point = EntryPoint()
+    (found,) = site.scan().backends
+    scan = Scan([replace(found, entry_point=EntryPoint())], [])
+    registry = Registry(scan=lambda: scan)
 
     def load(how: str) -> None:
         threading.current_thread().name = how
         try:
-            registry.load(entry)
+            registry.load("PIGEON")
         finally:
             ended[how].set()
 
@@ -85,8 +88,8 @@ def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict
     for how in ended:
         workers.start(how, lambda how=how: load(how))  # type: ignore[misc]
     workers.join()
-    record = registry.entry("PIGEON").record()
-    assert (record.state, record.error) == ("loaded", None)
+    kept = registry.find("PIGEON")
+    assert (kept.state, kept.error) == ("loaded", None)
     assert registry.backend("PIGEON").value == PAIR
 
 
@@ -107,10 +110,10 @@ def test_threads_that_make_a_member_at_once_get_one_object(registry: Registry) -
 
 
 def test_threads_that_ask_first_at_once_share_one_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_default", [])
+    monkeypatch.setattr(STATE, "registry", None)
     prepared: list[Registry] = []
-    monkeypatch.setattr(process, "_preparations", [prepared.append])
-    registries = at_once(16, lambda _: process.default_registry()).all_results()
+    monkeypatch.setattr(STATE, "preparations", [prepared.append])
+    registries = at_once(16, lambda _: default_registry()).all_results()
     assert len({id(registry) for registry in registries}) == 1
     assert registries[0] in prepared
 
@@ -129,7 +132,7 @@ def test_asking_listing_registering_and_refreshing_at_once_never_fails(site: Sit
             registry.backend(f"plugin{turn % 4}")
             if turn % 3 == 0:
                 registry.refresh()
-            registry.entries()
+            registry.records()
             registry.unregister(name)
 
     at_once(8, work).all_results()
@@ -194,8 +197,8 @@ def test_a_plugin_that_asks_for_itself_at_import_fails_and_does_not_hang(
 
 HOLD_AND_FORK = """
     import os, threading
-    from rpc_backends_core import _bridge as torch_bridge
-    torch_bridge.install()
+    from rpc_backends_core import _patches as patches
+    patches.install()
     from rpc_backends_core import BackendType
     from rpc_backends_core import _hooks as hooks
     from rpc_backends_core._default_registry import default_registry

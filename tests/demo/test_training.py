@@ -14,14 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from demo.data import prepare
-from demo.messages import EpochDone, StepDone
-from demo.plan import FAULTS, GOAL, PACKAGES, TRAINERS, WORKERS, Plan
-from demo.supervisor import WorkerFailedError, Workers
+from demo.dataset import prepare
+from demo.plan import FAULTS, GOAL, PACKAGES, SERVER, TRAINERS, WORKERS, Plan
+from demo.results import EpochDone, StepDone
+from demo.training import WorkerFailedError, start, train
 
 pytestmark = pytest.mark.slow
 
 DEMO = [sys.executable, "-m", "demo"]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def demo_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the demo on the path of processes, as `make demo` does."""
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
 
 
 @pytest.fixture
@@ -95,11 +102,11 @@ def test_each_meeting_and_each_fetch_fails_as_often_as_asked(tmp_path: Path, bac
     prepare(tmp_path, seed=0)
     faults = FAULTS[backend]
     folder = str(tmp_path)
-    parts, steps = [], 0
-    with Workers(Plan(backend, folder, folder, epochs=1, faults=faults)) as workers:
-        for message in workers.messages():
-            parts += [message] if isinstance(message, EpochDone) else []
-            steps += isinstance(message, StepDone)
+    plan = Plan(backend, folder, folder, epochs=1, faults=faults)
+    with start(plan) as workers:
+        reports = list(train(workers, plan))
+    parts = [report for report in reports if isinstance(report, EpochDone)]
+    steps = sum(isinstance(report, StepDone) for report in reports)
 
     assert [part.worker for part in sorted(parts, key=lambda part: part.worker)] == list(TRAINERS)
     steps //= len(TRAINERS)
@@ -128,8 +135,8 @@ def test_the_same_seed_takes_the_same_course(tmp_path: Path) -> None:
         folder.mkdir()
         prepare(folder, seed=7)
         plan = Plan("TENSORPIPE", str(folder), str(folder), epochs=2, seed=7)
-        with Workers(plan) as workers:
-            parts = [part for part in workers.messages() if isinstance(part, EpochDone)]
+        with start(plan) as workers:
+            parts = [part for part in train(workers, plan) if isinstance(part, EpochDone)]
         losses.append([part.loss for part in sorted(parts, key=lambda p: (p.epoch, p.worker))])
 
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
@@ -141,8 +148,8 @@ def test_the_plans_backend_and_faults_are_used_whatever_programs_get(
     monkeypatch.setenv("RPC_BACKENDS_OVERRIDE", "NO_SUCH_BACKEND")
     monkeypatch.setenv("RPC_BACKENDS_FAULTS", "no-such-file.toml")
 
-    with Workers(plan) as workers:
-        assert any(isinstance(message, StepDone) for message in workers.messages())
+    with start(plan) as workers:
+        assert any(isinstance(report, StepDone) for report in train(workers, plan))
 
 
 def test_a_failing_worker_is_shown_with_its_traceback(
@@ -150,8 +157,8 @@ def test_a_failing_worker_is_shown_with_its_traceback(
 ) -> None:
     plan = Plan("TENSORPIPE", str(tmp_path), str(tmp_path / "nowhere"))
 
-    with pytest.raises(WorkerFailedError) as caught, Workers(plan) as workers:
-        list(workers.messages())
+    with pytest.raises(WorkerFailedError) as caught, start(plan) as workers:
+        list(train(workers, plan))
 
     assert "trainer-" in str(caught.value)
     assert "Traceback (most recent call last)" in str(caught.value)
@@ -159,19 +166,22 @@ def test_a_failing_worker_is_shown_with_its_traceback(
     assert processes() == []
 
 
-def test_a_killed_worker_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) -> None:
-    with pytest.raises(WorkerFailedError) as caught, Workers(plan) as workers:
-        for message in workers.messages():
-            if isinstance(message, StepDone):
-                workers.processes["trainer-1"].kill()
+@pytest.mark.parametrize("name", [SERVER, "trainer-1"])
+def test_a_killed_worker_ends_the_run(
+    plan: Plan, processes: Callable[[], list[int]], name: str
+) -> None:
+    with pytest.raises(WorkerFailedError) as caught, start(plan) as workers:
+        for report in train(workers, plan):
+            if isinstance(report, StepDone):
+                workers[WORKERS.index(name)].kill()
 
-    assert str(caught.value).startswith("trainer-1 ended with status -9")
+    assert str(caught.value).startswith(f"{name} ended with status -9")
     assert processes() == []
 
 
 def test_silence_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) -> None:
-    with pytest.raises(WorkerFailedError) as caught, Workers(plan, silence=0.01) as workers:
-        list(workers.messages())
+    with pytest.raises(WorkerFailedError) as caught, start(plan) as workers:
+        list(train(workers, plan, silence=0.01))
 
     assert str(caught.value) == f"no news for 0.01 s from {', '.join(sorted(WORKERS))}"
 

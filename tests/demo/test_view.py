@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from demo.origin import Choice, Origin
+from demo.backends import Choice, Origin
 from demo.plan import FAULTS, Faults
-from demo.results import Epoch, Run
+from demo.results import Epoch, Run, StepDone
 from demo.view import View
 
 ORIGINS = [
@@ -32,8 +32,7 @@ def shown(accuracy: float = 0.97, width: int = 100, terminal: bool = False) -> s
         failed = dict.fromkeys(run.faults.messages_to_fail, 40)
         delayed = dict.fromkeys(run.faults.messages_to_delay, 7)
         with view.run(run, f"{number}/3") as drawing:
-            drawing.sized(1)
-            drawing.advanced(1, 1)
+            drawing.advanced(StepDone(1, 1), 1)
             run.epochs.append(Epoch(1, 0.1234, accuracy, failed, delayed, 0.5))
             drawing.epoch(run.epochs[-1])
         runs.append(run)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.distributed.rpc import RpcAgent, RpcBackendOptions
 
-from rpc_backends_core._contract import Agent, ConstructOptionsHandler, InitBackendHandler
+from rpc_backends_core.spi import Agent, ConstructOptionsHandler, InitBackendHandler
 
 
 def without_init_method(rpc_timeout: float) -> RpcBackendOptions:

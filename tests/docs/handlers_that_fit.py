@@ -8,12 +8,7 @@ import rpc_backend_faulty_tensorpipe.handlers as faulty_tensorpipe
 import rpc_backend_faulty_tensorpipe.options as faulty_tensorpipe_options
 import rpc_backend_tensorpipe.handlers as tensorpipe
 from rpc_backend_tensorpipe.dynamic_group import DynamicAgent
-from rpc_backends_core._contract import (
-    Agent,
-    ConstructOptionsHandler,
-    InitBackendHandler,
-    LeavingAgent,
-)
+from rpc_backends_core.spi import Agent, ConstructOptionsHandler, InitBackendHandler, LeavingAgent
 
 CONSTRUCT: list[ConstructOptionsHandler] = [
     tensorpipe.construct_rpc_backend_options,

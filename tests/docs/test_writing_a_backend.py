@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_core._backend import Capability
-from rpc_backends_core._contract import COMMITMENTS
+from rpc_backends_core.spi import COMMITMENTS, Capability
 from rpc_backends_testing.chapters import CHAPTERS
 from rpc_backends_testing.marks import REQUIREMENT
 from rpc_backends_testing.suite import modules

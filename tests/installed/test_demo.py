@@ -9,9 +9,10 @@ import pytest
 from support.environments import ChildFailedError, Environment
 from support.samples import MakeEnvironment, backend_package
 
+EXAMPLES = {"PYTHONPATH": str(Path(__file__).parents[2] / "examples")}
 CHOOSE = """
     import json, sys
-    from demo.origin import choose
+    from demo.backends import choose
     choice = choose(sys.argv[1:])
     parts = {origin.backend: faults.by for origin, faults in choice.parts if faults}
     print(json.dumps([[origin.backend for origin, _ in choice.parts], parts, choice.notes]))
@@ -19,7 +20,7 @@ CHOOSE = """
 
 
 def test_a_backend_that_is_not_installed_is_left_out_with_a_note(installed: Environment) -> None:
-    assert installed.run(CHOOSE).json == [
+    assert installed.run(CHOOSE, env=EXAMPLES).json == [
         ["TENSORPIPE", "FAULTY_TENSORPIPE"],
         {"FAULTY_TENSORPIPE": ""},
         [
@@ -30,7 +31,7 @@ def test_a_backend_that_is_not_installed_is_left_out_with_a_note(installed: Envi
 
 def test_a_backend_that_was_named_and_is_not_installed_is_an_error(installed: Environment) -> None:
     with pytest.raises(ChildFailedError, match=r"UnknownBackendError: .*ZEROMQ"):
-        installed.run(CHOOSE, "TENSORPIPE", "ZEROMQ")
+        installed.run(CHOOSE, "TENSORPIPE", "ZEROMQ", env=EXAMPLES)
 
 
 def test_without_the_package_that_makes_them_there_are_no_faults_and_a_note(
@@ -41,7 +42,7 @@ def test_without_the_package_that_makes_them_there_are_no_faults_and_a_note(
         "rpc-backend-tensorpipe", "rpc-backend-faulty-tensorpipe", zeromq
     )
 
-    backends, faults, notes = environment.run(CHOOSE).json
+    backends, faults, notes = environment.run(CHOOSE, env=EXAMPLES).json
 
     assert backends == ["TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ"]
     assert faults == {"FAULTY_TENSORPIPE": ""}

@@ -219,7 +219,20 @@ def test_a_hook_may_forbid_a_backend_and_its_words_reach_the_program(
     assert result.stderr == ""
 
 
-BROKEN = {
+# The same, and says with what error it failed.
+FAILING_START = program(
+    START,
+    """
+    try:
+        start("TENSORPIPE")
+    except RuntimeError as error:
+        running = rpc.api._is_current_rpc_agent_set()
+        kind = type(error).__name__
+        print(json.dumps({"type": kind, "text": str(error), "running": running}))
+    """,
+)
+
+UNLOADABLE = {
     "cannot be imported": "import a_module_nobody_has",
     "exits at import": "raise SystemExit('no licence')",
     "has a hook with unknown arguments": """
@@ -236,6 +249,61 @@ BROKEN = {
         def rpc_backends_no_such_hook(backend):
             return None
         """,
+    "is for a newer core": """
+        spi_version = (99, 0)
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", UNLOADABLE)
+def test_an_unloadable_package_is_reported_and_left_out(
+    make_environment: MakeEnvironment, tmp_path: Path, kind: str
+) -> None:
+    environment = make_environment(
+        hooks_package(tmp_path, UNLOADABLE[kind], distribution="rpc-broken-hooks", version="0.9"),
+        hooks_package(tmp_path, TRACING),
+    )
+
+    result = environment.run(
+        program(
+            START,
+            """
+            assert start("TENSORPIPE") == 2, "the program suffered"
+            import rpc_tracing
+            assert any(line.startswith("up ") for line in rpc_tracing.seen), "others were left out"
+            print("second", file=sys.stderr)
+            assert start("TENSORPIPE") == 2
+            """,
+        )
+    )
+
+    first, _, second = result.stderr.partition("second\n")
+    assert first.count("HookWarning") == 1, result
+    assert "rpc-broken-hooks 0.9" in first, result
+    assert "pip uninstall rpc-broken-hooks" in first, result
+    assert "rpc-broken-hooks" not in second, "it was not left out"
+    assert "rpc-tracing" not in result.stderr, "another package was blamed"
+
+
+@pytest.mark.parametrize("kind", UNLOADABLE)
+def test_its_variable_makes_an_unloadable_package_an_error(
+    make_environment: MakeEnvironment, tmp_path: Path, kind: str
+) -> None:
+    environment = make_environment(
+        hooks_package(tmp_path, UNLOADABLE[kind], distribution="rpc-broken-hooks", version="0.9")
+    )
+    variable = "RPC_BACKENDS_RPC_BROKEN_HOOKS_FILE"
+
+    result = environment.run(FAILING_START, env={variable: "/some/file"})
+
+    assert result.json["type"] == "HookError", result
+    assert f"{variable} is set" in result.json["text"]
+    assert "rpc-broken-hooks 0.9" in result.json["text"]
+    assert f"Unset {variable} to run without it." in result.json["text"]
+    assert "HookWarning" not in result.stderr, result
+
+
+FAILING = {
     "raises before it goes on": """
         from rpc_backends_core import hookimpl
 
@@ -279,36 +347,34 @@ BROKEN = {
             return
             yield
         """,
+    "forgets to return the agent": """
+        from rpc_backends_core import hookimpl
+
+        @hookimpl(wrapper=True)
+        def rpc_backends_init_backend(backend):
+            yield
+        """,
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_hook_package_that_breaks_is_reported_named_and_left_out(
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_failing_hook_is_an_error_that_names_its_package(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:
+    """The start fails, and leaves nothing that runs."""
     environment = make_environment(
-        hooks_package(tmp_path, BROKEN[kind], distribution="rpc-broken-hooks", version="0.9"),
+        hooks_package(tmp_path, FAILING[kind], distribution="rpc-broken-hooks", version="0.9"),
         hooks_package(tmp_path, TRACING),
     )
 
-    result = environment.run(
-        program(
-            START,
-            """
-            assert start("TENSORPIPE") == 2, "the program suffered"
-            import rpc_tracing
-            assert any(line.startswith("up ") for line in rpc_tracing.seen), "others were left out"
-            print("second", file=sys.stderr)
-            assert start("TENSORPIPE") == 2
-            """,
-        )
-    )
+    result = environment.run(FAILING_START)
 
-    first, _, second = result.stderr.partition("second\n")
-    assert "rpc-broken-hooks 0.9" in first, result
-    assert "pip uninstall rpc-broken-hooks" in first, result
-    assert "rpc-broken-hooks" not in second, "it was not left out"
-    assert "rpc-tracing" not in result.stderr, "another package was blamed"
+    assert result.json["type"] == "HookError", result
+    assert "rpc-broken-hooks 0.9" in result.json["text"]
+    assert "pip uninstall rpc-broken-hooks" in result.json["text"]
+    assert "rpc-tracing" not in result.json["text"], "another package was blamed"
+    assert result.json["running"] is False
+    assert "HookWarning" not in result.stderr, result
 
 
 def test_what_a_backend_itself_raises_is_not_blamed_on_a_hook_package(

@@ -62,6 +62,10 @@ BROKEN = """
         raise ZeroDivisionError("a defect")
 """
 
+UNLOADABLE = """
+    raise ZeroDivisionError("a defect")
+"""
+
 
 def package(folder: Path, source: str) -> Path:
     """Write a hook package."""
@@ -129,9 +133,38 @@ def agent_type(me: Me) -> str:
     return type(rpc.api._get_current_rpc_agent()).__name__
 
 
-def test_one_that_breaks_is_named_and_left_out_and_rpc_starts(url: str, tmp_path: Path) -> None:
+def test_one_that_fails_is_an_error_and_rpc_can_start(url: str, tmp_path: Path) -> None:
+    """A hook that fails in a start costs the start; uninstalling its package mends it."""
     with Workers(2) as workers:
-        workers.run(steps.put_on_path, package(tmp_path, BROKEN))
+        folder = package(tmp_path, BROKEN)
+        workers.run(steps.put_on_path, folder)
+
+        for failure in workers.errors(steps.join, url):
+            assert failure.kinds[0] == "HookError"
+            assert (
+                "the hook rpc_backends_agent of the RPC hook package rpc-hooks-samp" in failure.text
+            )
+            assert "ZeroDivisionError: a defect" in failure.text
+
+        workers.run(take_off_path, folder)
+        workers.run(steps.join, url)
+        assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+        workers.run(steps.leave)
+
+
+def take_off_path(me: Me, folder: Path) -> None:
+    """Do as if a package that `put_on_path` has installed were uninstalled."""
+    import sys
+
+    import rpc_backends_core
+
+    sys.path.remove(str(folder))
+    rpc_backends_core.refresh()
+
+
+def test_one_that_cannot_be_loaded_is_left_out(url: str, tmp_path: Path) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.put_on_path, package(tmp_path, UNLOADABLE))
 
         workers.run(steps.join, url)
 
@@ -140,3 +173,15 @@ def test_one_that_breaks_is_named_and_left_out_and_rpc_starts(url: str, tmp_path
             assert "HookWarning: the RPC hook package rpc-hooks-sample 1.0" in worker.output
             assert "ZeroDivisionError: a defect" in worker.output
         workers.run(steps.leave)
+
+
+def test_its_variable_makes_an_unloadable_one_an_error(url: str, tmp_path: Path) -> None:
+    with Workers(2, env={"RPC_BACKENDS_SAMPLE": "1"}) as workers:
+        workers.run(steps.put_on_path, package(tmp_path, UNLOADABLE))
+
+        for failure in workers.errors(steps.join, url):
+            assert failure.kinds[0] == "HookError"
+            assert failure.text.startswith(
+                "RPC_BACKENDS_SAMPLE is set, and the RPC hook package rpc-"
+            )
+            assert "Unset RPC_BACKENDS_SAMPLE to run without it." in failure.text

@@ -110,6 +110,34 @@ def start_by_options(me: Me, url: str) -> None:
     rpc.init_rpc(me.name, rank=0, world_size=1, rpc_backend_options=options)
 
 
+class Derived(rpc.TensorPipeRpcBackendOptions):
+    """A child of torch's class, as torch_npu's options are."""
+
+
+def test_options_derived_from_torchs_start_their_own_backend(url: str) -> None:
+    """Not TENSORPIPE, whose options have the base class; the program alone has made them."""
+    with Workers(1) as workers:
+        workers.run(register_derived)
+
+        workers.run(start_by_derived_options, url)
+
+        assert workers.run(agent_type) == ["TensorPipeAgent"]  # torch's own: no plugin's
+        assert workers.run(steps.call_all) == [{"worker0": "worker0"}]
+        workers.run(steps.leave)
+
+
+def register_derived(me: Me) -> None:
+    def construct_derived(rpc_timeout: float, init_method: str, **options: Any) -> Derived:
+        return Derived(rpc_timeout=rpc_timeout, init_method=init_method, **options)
+
+    registry.register_backend("OLD", construct_derived, start_agent)
+
+
+def start_by_derived_options(me: Me, url: str) -> None:
+    options = Derived(init_method=url, num_worker_threads=2)
+    rpc.init_rpc(me.name, rank=0, world_size=1, rpc_backend_options=options)
+
+
 def test_required_options_that_are_missing_are_the_handlers_own_error(url: str) -> None:
     with Workers(1) as workers:
         workers.run(register, "OLD")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_cli.processes import Done, Ended, Failure, News
 from support.workers import Me, WorkerError, Workers, template
 
 
@@ -45,6 +49,35 @@ def threads(me: Me) -> int:
 def end_abruptly(me: Me) -> None:
     print("last words")
     os._exit(3)
+
+
+def count(me: Me, *pauses: float) -> int:
+    for pause in pauses:
+        time.sleep(pause)
+        me.tell(me.index)
+    return me.index
+
+
+def start_something(me: Me) -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+def end_in_time(*pids: int) -> bool:
+    """Return whether no process of these runs a moment from now: being killed takes a while."""
+    deadline = time.monotonic() + 10
+    while any(map(runs, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process runs: one that was killed may wait for somebody to ask for its status."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
@@ -150,3 +183,70 @@ def test_asking_whether_a_step_is_over_shows_the_last_words_of_a_worker_that_die
 
         with pytest.raises(WorkerError, match="last words"):
             step.is_over(30)
+
+
+def test_several_steps_are_heard_as_they_report() -> None:
+    with Workers(2, seconds=math.inf) as workers:
+        steps = [workers[0].start(count, 0.3, 0.4), workers[1].start(count, 0.5)]
+
+        heard = [(step.worker.index, report) for step, report in workers.listen(steps)]
+
+    assert [index for index, report in heard if isinstance(report, News)] == [0, 1, 0]
+    assert sorted(report.value for _, report in heard if isinstance(report, Done)) == [0, 1]
+
+
+def test_nobody_listens_beyond_a_silence_or_the_time_of_all() -> None:
+    with Workers(2, seconds=3) as workers:
+        steps = [workers[0].start(count, *[0.1] * 100), workers[1].start(sleep)]
+
+        silent = list(workers.listen(steps[1:], silence=0.5))
+        heard = list(workers.listen(steps, silence=0.5))
+
+    assert [report for _, report in silent] == [News("sleeping")]
+    assert 10 < len(heard) < 31
+    assert [step.ending for step in steps] == [None, None]
+
+
+def test_after_a_failure_the_others_have_a_grace_period() -> None:
+    with Workers(3) as workers:
+        steps = [
+            workers[0].start(end_abruptly),
+            workers[1].start(fail_on_the_second),
+            workers[2].start(sleep),
+        ]
+
+        list(workers.listen(steps, grace=0.5))
+
+        ended, failure, sleeping = (step.ending for step in steps)
+        assert ended == Ended(3)
+        assert isinstance(failure, Failure)
+        assert abs(time.monotonic() - failure.when) < 30
+        assert sleeping is None
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
+def test_what_a_worker_has_started_ends_with_it(fresh: bool) -> None:
+    with Workers(2, fresh=fresh) as workers:
+        first, second = workers.run(start_something)
+        assert workers[0].end() == 0
+        assert end_in_time(first)
+        assert runs(second)
+
+    assert end_in_time(second)
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
+def test_no_worker_outlives_a_parent_that_is_killed(fresh: bool, tmp_path: Path) -> None:
+    code = f"""if True:
+        import os, signal
+        from pathlib import Path
+        from rpc_backends_cli.processes import Template, Workers
+        with Workers(2, fresh={fresh}, template=Template()) as workers:
+            Path("pids").write_text(" ".join(str(worker.pid) for worker in workers))
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert end_in_time(*pids)

@@ -43,7 +43,7 @@ def test_a_group_as_simulated_has_no_differences(count: Count) -> None:
 
 
 @pytest.mark.parametrize("what", ["requests", "calls", "connections", "bytes"])
-def test_a_group_that_differs_is_told_of(count: Count, what: str) -> None:
+def test_a_difference_from_the_simulation_is_reported(count: Count, what: str) -> None:
     start, ring, *_ = count.phases
     if what == "requests":
         start.requests[0] = {**start.requests[0], "add": start.requests[0]["add"] + 1}
@@ -70,7 +70,7 @@ def client(relay: scale.store_relay.StoreRelay, worker: int) -> dist.TCPStore:
     return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=20))
 
 
-def test_the_relay_counts_each_workers_requests_as_they_are_on_the_wire(
+def test_the_relay_counts_requests_by_worker(
     relay: scale.store_relay.StoreRelay,
 ) -> None:
     first, second = client(relay, 0), client(relay, 1)
@@ -88,13 +88,13 @@ def test_the_relay_counts_each_workers_requests_as_they_are_on_the_wire(
     assert counted[1].received > 1_000_000
 
 
-def test_a_request_that_is_not_known_is_an_error_and_no_wrong_count() -> None:
+def test_an_unknown_store_request_is_an_error() -> None:
     parser = scale.store_protocol.Parser()
     with pytest.raises(scale.store_protocol.UnknownRequestError, match="begins with 200"):
         list(parser.feed(bytes([200])))
 
 
-def test_a_larger_group_costs_each_worker_as_many_store_requests_unless_it_is_torchs_own() -> None:
+def test_requests_per_worker_grow_with_the_group_only_in_torch() -> None:
     least = {
         subject: [min(scale.carrying.static_group(subject, size)[0].by_worker) for size in (8, 64)]
         for subject in ("ZEROMQ", "TENSORPIPE", "TENSORPIPE@torch")

@@ -15,10 +15,10 @@ SIZES = [2, 4, pytest.param(8, marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("subject", ["TENSORPIPE", "TENSORPIPE@torch"])
-def test_a_static_group_does_what_is_simulated(subject: str, size: int) -> None:
+def test_a_static_group_matches_the_simulation(subject: str, size: int) -> None:
     assert not deviations(subject, size, dynamic=False)
 
 
 @pytest.mark.parametrize("subject", ["TENSORPIPE", "TENSORPIPE@torch"])
-def test_each_join_and_leave_of_a_dynamic_group_is_what_is_simulated(subject: str) -> None:
+def test_each_join_and_leave_matches_the_simulation(subject: str) -> None:
     assert not deviations(subject, 4, dynamic=True)

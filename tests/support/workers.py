@@ -1,4 +1,4 @@
-"""Worker processes as the tests of this repository have them: the core's own, in a clean environment.
+"""Worker processes as the tests of this repository have them: the command's, in a clean environment.
 
 See `rpc_backends_cli.processes.workers`.
 """
@@ -44,7 +44,7 @@ def template() -> Template:
 
 
 class Workers(_Workers):
-    """Workers in a clean environment; see the class of this name in the core."""
+    """Workers in a clean environment; see the class of this name in the command."""
 
     def __init__(self, size: int, **settings: Any) -> None:
         super().__init__(size, **{"template": template(), **settings})

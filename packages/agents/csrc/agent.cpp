@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "core.h"
+#include "python_state.h"
 
 namespace rpc_backends {
 
@@ -18,18 +19,18 @@ TransportAgent::TransportAgent(const std::string& name, int id, std::shared_ptr<
       core_(std::make_shared<Core>(name, id, std::move(transport), options)) {}
 
 TransportAgent::~TransportAgent() {
-  // Nobody waits for a thread that needs what this one holds.
-  const bool holds = Py_IsInitialized() != 0 && PyGILState_Check() == 1;
-  if (holds) {
-    pybind11::gil_scoped_release release;
-    shutdown();
-  } else {
-    shutdown();
-  }
+  const WithoutGil without;
+  shutdown();
 }
 
 c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                                         float rpc_timeout_seconds, const DeviceMap& device_map) {
+  return send(to, std::move(message), rpc_timeout_seconds, device_map, {});
+}
+
+c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                        float rpc_timeout_seconds, const DeviceMap& device_map,
+                                                        const Contexts& contexts) {
   TORCH_CHECK(message->isRequest(), "send() takes requests; an answer goes back by itself");
   if (!rpcAgentRunning_) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
@@ -45,7 +46,12 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
       timeout = std::chrono::milliseconds(1);  // 0 would be never
     }
   }
-  return core_->send(to.id_, std::move(message), timeout);
+  return core_->send(to.id_, std::move(message), timeout, contexts);
+}
+
+void TransportAgent::set_interceptors(std::shared_ptr<InterceptorChain> interceptors) {
+  TORCH_CHECK(!rpcAgentRunning_, "interceptors are set before the agent starts");
+  core_->set_interceptors(std::move(interceptors));
 }
 
 const rpc::WorkerInfo& TransportAgent::getWorkerInfo(const std::string& name) const {

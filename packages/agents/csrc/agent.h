@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "frame.h"
+#include "interceptor_chain.h"
 #include "members.h"
 #include "rpc_backends_agents/transport.h"
 
@@ -43,6 +45,12 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map) override;
+
+  // The same, with what interceptors have attached.
+  c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                     float rpc_timeout_seconds, const DeviceMap& device_map, const Contexts& contexts);
+  // Shows the requests that arrive to interceptors; before the agent starts.
+  void set_interceptors(std::shared_ptr<InterceptorChain> interceptors);
 
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
   const WorkerInfo& getWorkerInfo(torch::distributed::rpc::worker_id_t id) const override;

@@ -1,11 +1,10 @@
 // What Python sees of the agents.
-#include <torch/csrc/utils/pybind.h>
-
-#include <pybind11/chrono.h>
-#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "agent.h"
-#include "bindings.h"
+#include "capsule.h"
+#include "intercepting_agent.h"
 #include "log.h"
 #include "python_transport.h"
 
@@ -82,7 +81,16 @@ PYBIND11_MODULE(_C, module) {
            })
       .def("traffic", &TransportAgent::traffic);
 
-  bind_faults(module);
+  py::class_<InterceptingAgent, RpcAgent, std::shared_ptr<InterceptingAgent>>(module, "InterceptingAgent")
+      .def(py::init<std::shared_ptr<RpcAgent>>(), py::arg("inner"))
+      .def("add_interceptor",
+           [](InterceptingAgent& self, const py::object& interceptor, const std::string& name, int order) {
+             self.interceptors().add(take_capsule<Interceptor>(interceptor, "__rpc_interceptor__", kInterceptorCapsule,
+                                                               "interceptor"),
+                                     name, order);
+           },
+           py::arg("interceptor"), py::arg("name"), py::arg("order"))
+      .def("settle", [](InterceptingAgent& self) { self.interceptors().settle(); }, Unlocked());
 
   module.def("send_warnings_to", [](py::function sink) {
     send_warnings_to(from_cpp<const std::string&>(std::move(sink)));

@@ -93,7 +93,7 @@ Parts copy(const Parts& parts) {
   return copies;
 }
 
-Parts encode(MessagePtr message, uint64_t call) {
+Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts) {
   const TensorWriter tensors(message->tensors());
   Head head;
   head.kind = message->isRequest() ? FrameKind::kRequest : FrameKind::kResponse;
@@ -103,6 +103,7 @@ Parts encode(MessagePtr message, uint64_t call) {
   head.payload_inline = head.payload_size <= kInlineBytes;
   head.tensors = static_cast<uint32_t>(message->tensors().size());
   head.storages = static_cast<uint32_t>(tensors.storages().size());
+  head.context_size = static_cast<uint32_t>(size_of(contexts));
 
   Writer description;
   std::vector<bool> is_inline;
@@ -118,8 +119,9 @@ Parts encode(MessagePtr message, uint64_t call) {
   head.description_size = description.size();
 
   Writer first;
-  first.bytes().reserve(64 + description.size() + inline_bytes + (head.payload_inline ? head.payload_size : 0));
+  first.bytes().reserve(64 + head.context_size + description.size() + inline_bytes + (head.payload_inline ? head.payload_size : 0));
   head.write(first);
+  write(contexts, first);
   first.put(description.bytes().data(), description.size());
   if (head.payload_inline) {
     first.put(message->payload().data(), message->payload().size());
@@ -154,6 +156,7 @@ Decoded decode(const Parts& parts, const Limits& limits) {
   if (!fits(head.kind, head.type)) {
     throw BadFrame("its message type " + std::to_string(head.type) + " is unknown");
   }
+  Contexts contexts = read_contexts(Reader(in.take(head.context_size), head.context_size));
   if (head.description_size > in.left()) {
     throw BadFrame("it ends in the middle of its descriptions");
   }
@@ -210,7 +213,7 @@ Decoded decode(const Parts& parts, const Limits& limits) {
   }
   auto message = c10::make_intrusive<Message>(
       std::move(payload), std::move(tensors), static_cast<MessageType>(head.type), static_cast<int64_t>(head.call));
-  return {head.kind, head.call, std::move(message)};
+  return {head.kind, head.call, std::move(message), std::move(contexts)};
 }
 
 }  // namespace rpc_backends

@@ -9,13 +9,15 @@ namespace rpc_backends {
 
 // Makes the parts of `message`, without copying what is large: the parts keep the message alive.
 // Throws std::invalid_argument if a tensor of it cannot travel.
-Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call);
+Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call,
+             const Contexts& contexts = {});
 
 // What a frame carries, and the call that it belongs to.
 struct Decoded {
   FrameKind kind;
   uint64_t call;
   c10::intrusive_ptr<torch::distributed::rpc::Message> message;
+  Contexts contexts;
 };
 
 // Makes a message of parts; its tensors are in the memory of the parts, where they are large. Throws

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "intercepted_call.h"
 #include "log.h"
 #include "python_state.h"
 
@@ -55,7 +56,7 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
       limits_{options.max_message_bytes},
       transport_(std::move(transport)),
       callback_(std::make_unique<rpc::RequestCallbackImpl>()),
-      crew_(std::make_shared<Crew>(transport_, options.num_worker_threads)),
+      thread_pool_(std::make_shared<ThreadPool>(transport_, options.num_worker_threads)),
       calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); }) {
   members.add(name, id);
 }
@@ -63,8 +64,8 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
 void TransportAgent::Core::start() {
   running_ = true;
   calls_.start();
-  // The crew's threads keep this object.
-  crew_->start([self = shared_from_this()](Event& event) { self->handle(event); });
+  // The pool's threads keep this object.
+  thread_pool_->start([self = shared_from_this()](Event& event) { self->handle(event); });
 }
 
 void TransportAgent::Core::stop() {
@@ -77,16 +78,16 @@ void TransportAgent::Core::stop() {
     end_call(call, "the RPC agent of this worker has been shut down");
   }
   calls_.stop();
-  crew_->stop(kPatience);
+  thread_pool_->stop(kPatience);
 }
 
 // --- calls of this worker ---------------------------------------------------------------------------
 
 FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> message,
-                                     std::chrono::milliseconds timeout) {
-  const bool may_wait = is_of_a_program(message->type()) && !Crew::is_member() && peer != id_;
+                                     std::chrono::milliseconds timeout, const Contexts& contexts) {
+  const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
   const uint64_t call = calls_.next_id();
-  Parts parts = encode_checked(std::move(message), call);
+  Parts parts = encode_checked(std::move(message), call, contexts);
   const uint64_t bytes = size_of(parts);
   if (may_wait && !calls_.admit(peer, bytes, timeout)) {
     auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
@@ -97,7 +98,7 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
   std::string error;
   if (peer == id_) {
     // The way of any other call, less the transport: what arrives shares no memory with what was sent.
-    crew_->post([self = shared_from_this(), peer, parts = copy(parts)] { self->handle_message(peer, parts); });
+    thread_pool_->post([self = shared_from_this(), peer, parts = copy(parts)] { self->handle_message(peer, parts); });
   } else {
     ++sent_;
     bytes_sent_ += bytes;
@@ -121,8 +122,9 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
   return future;
 }
 
-Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, uint64_t call) const {
-  Parts parts = encode(std::move(message), call);
+Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, uint64_t call,
+                                           const Contexts& contexts) const {
+  Parts parts = encode(std::move(message), call, contexts);
   const uint64_t bytes = size_of(parts);
   if (bytes > options_.max_message_bytes) {
     throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes is larger than max_message_bytes, " +
@@ -161,7 +163,7 @@ void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& 
 
 void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
   // What hangs on these futures may take its time, and other calls' times are up too.
-  crew_->post([self = shared_from_this(), late = std::move(late)] {
+  thread_pool_->post([self = shared_from_this(), late = std::move(late)] {
     for (const Calls::Call& call : late) {
       self->count_end(call);
       fail(call.future, timeout_text(call.timeout));
@@ -204,16 +206,66 @@ void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
   if (decoded->kind == FrameKind::kResponse) {
     take_answer(peer, *decoded);
   } else {
-    serve(peer, decoded->call, std::move(decoded->message));
+    serve(peer, std::move(*decoded));
   }
 }
 
-void TransportAgent::Core::serve(int peer, uint64_t call, c10::intrusive_ptr<Message> request) {
+// A request that interceptors see before it runs.
+class TransportAgent::Core::IncomingCall final : public InterceptedCall {
+ public:
+  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, Contexts arrived)
+      : InterceptedCall(core->interceptors_, Direction::kIncoming, peer, std::chrono::milliseconds(0),
+                        std::move(arrived)),
+        core_(std::move(core)),
+        call_(call) {}
+
+ protected:
+  void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
+    auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
+    core_->execute(std::move(message), [self, last](JitFuture& response) {
+      self->come_back(last, FuturePtr::reclaim_copy(&response));
+    });
+  }
+
+  void finish(JitFuture* answer) override {
+    if (answer != nullptr) {
+      core_->reply(peer_id_, call_, *answer);
+    } else {
+      core_->reply_nothing(peer_id_);
+    }
+  }
+
+  const std::string& peer() const override {
+    static const std::string unknown;
+    try {
+      return core_->members.by_id(peer_id_).name_;
+    } catch (const std::exception&) {
+      return unknown;
+    }
+  }
+
+ private:
+  const std::shared_ptr<Core> core_;
+  const uint64_t call_;
+};
+
+void TransportAgent::Core::serve(int peer, Decoded request) {
   ++active_requests_;
   if (peer != id_) {
     ++received_;
   }
-  crew_->run_request([self = shared_from_this(), peer, call, request = std::move(request)] {
+  if (interceptors_ && interceptors_->wants(Direction::kIncoming)) {
+    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, std::move(request.contexts))
+        ->begin(std::move(request.message));
+    return;
+  }
+  execute(std::move(request.message), [self = shared_from_this(), peer, call = request.call](JitFuture& response) {
+    self->reply(peer, call, response);
+  });
+}
+
+void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, OnResponse on_response) {
+  auto job = [self = shared_from_this(), request = std::move(request), on_response = std::move(on_response)] {
     // A request that turns a profiler on for its thread does not turn all of it off again, and later ones
     // of the same thread would record nothing (torch 2.13). So each begins as the thread did.
     static thread_local const at::ThreadLocalState fresh;
@@ -227,11 +279,24 @@ void TransportAgent::Core::serve(int peer, uint64_t call, c10::intrusive_ptr<Mes
     }
     const bool later = !response->completed();
     self->async_requests_ += later ? 1 : 0;
-    response->addCallback([self, peer, call, later](JitFuture& done) {
+    response->addCallback([self, on_response, later](JitFuture& done) {
       self->async_requests_ -= later ? 1 : 0;
-      self->reply(peer, call, done);
+      on_response(done);
     });
-  });
+  };
+  if (ThreadPool::is_member()) {
+    thread_pool_->run_request(std::move(job));
+  } else {  // an interceptor has held it
+    thread_pool_->post([pool = thread_pool_, job = std::move(job)] { pool->run_request(job); });
+  }
+}
+
+void TransportAgent::Core::reply_nothing(int peer) {
+  if (peer != id_) {
+    ++served_;
+  }
+  --active_requests_;
+  tell_progress();
 }
 
 void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
@@ -353,11 +418,11 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
   std::unordered_map<std::string, std::string> found{
       // Torch's names, where torch's agent has the same.
       {"agent.thread_pool_size", std::to_string(options_.num_worker_threads)},
-      {"agent.num_idle_threads", std::to_string(crew_->waiting())},
+      {"agent.num_idle_threads", std::to_string(thread_pool_->waiting())},
       {"agent.client_active_calls", std::to_string(calls_.waiting())},
       {"agent.server_active_calls", std::to_string(active_requests_)},
       {"agent.server_active_async_calls", std::to_string(async_requests_)},
-      {"agent.threads", std::to_string(crew_->threads())},
+      {"agent.threads", std::to_string(thread_pool_->threads())},
       {"agent.requests_sent", std::to_string(sent_)},
       {"agent.requests_received", std::to_string(received_)},
       {"agent.bytes_sent", std::to_string(bytes_sent_)},

@@ -14,8 +14,8 @@
 #include "agent.h"
 #include "calls.h"
 #include "codec.h"
-#include "crew.h"
 #include "members.h"
+#include "thread_pool.h"
 
 namespace rpc_backends {
 
@@ -26,7 +26,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void start();
   void stop();
 
-  FuturePtr send(int peer, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout);
+  FuturePtr send(int peer, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout,
+                 const Contexts& contexts);
   void forget(int peer, const std::string& reason);
 
   // Waits until no request is under way here, in either direction; false if that took `seconds`.
@@ -37,7 +38,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::unordered_map<std::string, std::string> gil_metrics() const;
   void add_gil_wait(std::chrono::microseconds wait);
 
-  // Before start() only.
+  // Before start() only, both.
+  void set_interceptors(std::shared_ptr<InterceptorChain> interceptors) { interceptors_ = std::move(interceptors); }
   void on_lost(std::function<void(int, const std::string&)> tell) { tell_lost_ = std::move(tell); }
 
   Transport& transport() { return *transport_; }
@@ -45,19 +47,26 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   Members members;
 
  private:
+  class IncomingCall;
+  using OnResponse = std::function<void(JitFuture&)>;
+
   void handle(Event& event);
   // `peer` is this worker itself for a call to itself.
   void handle_message(int peer, const Parts& parts);
   void take_answer(int peer, Decoded& answer);
-  void serve(int peer, uint64_t call, c10::intrusive_ptr<Message> request);
+  void serve(int peer, Decoded request);
+  // Runs a request when there is room for it.
+  void execute(c10::intrusive_ptr<Message> request, OnResponse on_response);
   void reply(int peer, uint64_t call, JitFuture& response);
+  // Counts a request that is not answered.
+  void reply_nothing(int peer);
   void lose(const Event& event);
   void set_lost(const Event& event, bool is_lost);
   void fail_late(std::vector<Calls::Call> late);
 
   // Makes the parts of a message, or of the error that it cannot be sent.
   Parts encode_reply(uint64_t call, JitFuture& response) const;
-  Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call) const;
+  Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts = {}) const;
   void count_end(const Calls::Call& call);
   void end_call(const Calls::Call& call, const std::string& error);
   // Why `peer` cannot be reached; empty if it can.
@@ -71,7 +80,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   const std::shared_ptr<Transport> transport_;
   const std::unique_ptr<torch::distributed::rpc::RequestCallback> callback_;
   std::function<void(int, const std::string&)> tell_lost_;
-  const std::shared_ptr<Crew> crew_;
+  std::shared_ptr<InterceptorChain> interceptors_;
+  const std::shared_ptr<ThreadPool> thread_pool_;
   Calls calls_;
 
   mutable std::mutex lost_mutex_;

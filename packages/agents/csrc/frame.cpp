@@ -1,6 +1,9 @@
 #include "frame.h"
 
+#include <algorithm>
 #include <string>
+
+#include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
 
@@ -15,6 +18,44 @@ std::string quantity(const char* what, uint64_t found, uint64_t limit) {
 
 }  // namespace
 
+size_t size_of(const Contexts& contexts) {
+  size_t size = 0;
+  for (const Context& context : contexts) {
+    size += 2 + context.name.size() + context.bytes.size();
+  }
+  return size;
+}
+
+void write(const Contexts& contexts, Writer& out) {
+  for (const Context& context : contexts) {
+    for (const std::string* text : {&context.name, &context.bytes}) {
+      out.put(static_cast<uint8_t>(text->size()));
+      out.put(text->data(), text->size());
+    }
+  }
+}
+
+Contexts read_contexts(Reader in) {
+  const auto read_text = [&in] {
+    const auto size = in.get<uint8_t>();
+    const auto* begin = reinterpret_cast<const char*>(in.take(size));
+    return std::string(begin, size);
+  };
+  Contexts contexts;
+  while (in.left() > 0) {
+    Context context;
+    context.name = read_text();
+    context.bytes = read_text();
+    const auto is_it = [&](const Context& other) { return other.name == context.name; };
+    if (context.name.empty() || context.name.size() > kMaxInterceptorName ||
+        std::any_of(contexts.begin(), contexts.end(), is_it)) {
+      throw BadFrame("the name of a context is none");
+    }
+    contexts.push_back(std::move(context));
+  }
+  return contexts;
+}
+
 void Head::write(Writer& out) const {
   out.put(kMagic);
   out.put(kVersion);
@@ -23,7 +64,7 @@ void Head::write(Writer& out) const {
   out.put(type);
   out.put(tensors);
   out.put(storages);
-  out.put(uint32_t{0});
+  out.put(context_size);
   out.put(call);
   out.put(payload_size);
   out.put(description_size);
@@ -52,9 +93,7 @@ Head Head::read(Reader& in) {
   head.type = in.get<int32_t>();
   head.tensors = in.get<uint32_t>();
   head.storages = in.get<uint32_t>();
-  if (in.get<uint32_t>() != 0) {
-    throw BadFrame("a reserved field is not zero");
-  }
+  head.context_size = in.get<uint32_t>();
   head.call = in.get<uint64_t>();
   head.payload_size = in.get<uint64_t>();
   head.description_size = in.get<uint64_t>();
@@ -75,6 +114,10 @@ void Limits::check(const Head& head, const Parts& parts) const {
   // A tensor has three storages at most, each described by nine bytes.
   if (head.storages > 3 * static_cast<uint64_t>(head.tensors)) {
     throw BadFrame(quantity("storages", head.storages, 3 * static_cast<uint64_t>(head.tensors)));
+  }
+  const uint64_t most_context = head.kind == FrameKind::kRequest ? kMaxAllContextBytes : 0;
+  if (head.context_size > most_context) {
+    throw BadFrame(quantity("bytes of context", head.context_size, most_context));
   }
   if (head.payload_size > bytes || head.description_size > bytes) {
     throw BadFrame("it says it is longer than it is");

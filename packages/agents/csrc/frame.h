@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "bytes.h"
 #include "rpc_backends_agents/transport.h"
@@ -14,6 +16,19 @@
 namespace rpc_backends {
 
 enum class FrameKind : uint8_t { kRequest = 1, kResponse = 2 };
+
+// What the interceptor of a name has attached to a request.
+struct Context {
+  std::string name;
+  std::string bytes;
+};
+
+using Contexts = std::vector<Context>;
+
+// The bytes that contexts take in a frame.
+size_t size_of(const Contexts& contexts);
+void write(const Contexts& contexts, Writer& out);
+Contexts read_contexts(Reader in);
 
 struct Head {
   static constexpr uint32_t kMagic = 0x42435052;  // "RPCB"
@@ -24,6 +39,7 @@ struct Head {
   int32_t type = 0;
   uint32_t tensors = 0;
   uint32_t storages = 0;
+  uint32_t context_size = 0;
   uint64_t call = 0;
   uint64_t payload_size = 0;
   uint64_t description_size = 0;

@@ -27,4 +27,21 @@ class PythonState {
   PyThreadState* state_ = nullptr;
 };
 
+// Lets go of the GIL while it lives, if this thread has it: nobody waits for a thread that needs it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(Py_IsInitialized() != 0 && PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) {
+      PyEval_RestoreThread(state_);
+    }
+  }
+
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
 }  // namespace rpc_backends

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <exception>
 
+#include "capsule.h"
 #include "log.h"
 #include "memory_transport.h"
 
@@ -189,14 +190,7 @@ std::shared_ptr<Transport> take_transport(const py::object& transport) {
   if (!py::hasattr(transport, "__rpc_transport__")) {
     return std::make_shared<PythonTransport>(transport);
   }
-  const py::object given = transport.attr("__rpc_transport__")();
-  if (!PyCapsule_IsValid(given.ptr(), kTransportCapsule)) {
-    const char* name = PyCapsule_CheckExact(given.ptr()) ? PyCapsule_GetName(given.ptr()) : nullptr;
-    throw py::type_error(std::string("the transport was built for another interface: its __rpc_transport__() gave ") +
-                         (name ? name : py::repr(given).cast<std::string>().c_str()) + ", and this agent takes " +
-                         kTransportCapsule + ". Install versions of the two packages that fit.");
-  }
-  return *static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(given.ptr(), kTransportCapsule));
+  return take_capsule<Transport>(transport, "__rpc_transport__", kTransportCapsule, "transport");
 }
 
 void bind_transports(py::module_& module) {

@@ -8,7 +8,7 @@
 
 namespace rpc_backends {
 
-Scheduler::Key Scheduler::after(double seconds, Job job) {
+Scheduler::Key ThreadedScheduler::after(double seconds, Job job) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto wait = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   const Key key{Clock::now() + wait, ++next_};
@@ -27,7 +27,7 @@ Scheduler::Key Scheduler::after(double seconds, Job job) {
   return key;
 }
 
-void Scheduler::cancel(const Key& key) {
+void ThreadedScheduler::cancel(const Key& key) {
   Job dropped;  // what it holds is let go of without the lock
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = due_.find(key);
@@ -37,14 +37,14 @@ void Scheduler::cancel(const Key& key) {
   }
 }
 
-void Scheduler::post(Job job) {
+void ThreadedScheduler::post(Job job) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!stopped_) {
     post_locked(std::move(job));
   }
 }
 
-void Scheduler::post_locked(Job job) {
+void ThreadedScheduler::post_locked(Job job) {
   posts_.push_back(std::move(job));
   if (posts_.size() <= waiting_) {
     posted_.notify_one();
@@ -54,7 +54,7 @@ void Scheduler::post_locked(Job job) {
   std::thread([self = shared_from_this()] { self->work(); }).detach();
 }
 
-void Scheduler::watch() {
+void ThreadedScheduler::watch() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopped_) {
     const auto now = Clock::now();
@@ -74,7 +74,7 @@ void Scheduler::watch() {
   ended_.notify_all();
 }
 
-void Scheduler::work() {
+void ThreadedScheduler::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     while (!posts_.empty()) {
@@ -84,7 +84,7 @@ void Scheduler::work() {
       try {
         job();
       } catch (const std::exception& error) {
-        warn(std::string("RPC: what was delayed by fault injection failed: ") + error.what());
+        warn(std::string("RPC: what an interceptor has delayed failed: ") + error.what());
       }
       job = nullptr;
       lock.lock();
@@ -100,7 +100,7 @@ void Scheduler::work() {
   ended_.notify_all();
 }
 
-void Scheduler::stop(double seconds) {
+void ThreadedScheduler::stop(double seconds) {
   std::map<Key, Job> dropped;
   std::unique_lock<std::mutex> lock(mutex_);
   stopped_ = true;

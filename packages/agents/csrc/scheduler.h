@@ -2,29 +2,23 @@
 // waits for, the next finds a thread.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
+
+#include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
 
-class Scheduler : public std::enable_shared_from_this<Scheduler> {
+class ThreadedScheduler : public Scheduler, public std::enable_shared_from_this<ThreadedScheduler> {
  public:
-  using Clock = std::chrono::steady_clock;
-  using Job = std::function<void()>;
-  using Key = std::pair<Clock::time_point, uint64_t>;
-
-  // Does `job` in `seconds`. Its threads start with the first job.
-  Key after(double seconds, Job job);
-  void cancel(const Key& key);
-  // Does `job` now.
-  void post(Job job);
+  // Its threads start with the first job.
+  Key after(double seconds, Job job) override;
+  void cancel(const Key& key) override;
+  void post(Job job) override;
   // Drops what is not due, and waits, for `seconds` at most, until what has begun is over.
   void stop(double seconds);
 

@@ -10,6 +10,8 @@
 #include <iostream>
 #include <vector>
 
+#include <ATen/ATen.h>
+
 #include "../csrc/codec.h"
 
 namespace {
@@ -115,7 +117,9 @@ void write_seeds(const std::filesystem::path& folder) {
       for (const size_t payload : {size_t{0}, size_t{40}, size_t{4200}}) {
         auto message = c10::make_intrusive<Message>(std::vector<char>(payload, 'p'), std::vector<at::Tensor>(tensors),
                                                     MessageType(type));
-        const auto input = input_of(rpc_backends::encode(message, 7));
+        const bool is_request = type == MessageType::PYTHON_CALL;
+        const rpc_backends::Contexts contexts{{"trace", std::string(16, 'c')}, {"other", ""}};
+        const auto input = input_of(rpc_backends::encode(message, 7, is_request ? contexts : rpc_backends::Contexts()));
         std::ofstream file(folder / ("seed" + std::to_string(number++)), std::ios::binary);
         file.write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
       }
@@ -143,12 +147,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       for (const at::Tensor& tensor : decoded.message->tensors()) {
         read(tensor);
       }
-      again = rpc_backends::encode(decoded.message, decoded.call);
+      again = rpc_backends::encode(decoded.message, decoded.call, decoded.contexts);
     } catch (const c10::Error&) {
       return 0;  // torch cannot copy a tensor of every dtype that there is: that is for whoever wants to
     }
     const rpc_backends::Decoded twice = rpc_backends::decode(again, rpc_backends::Limits());
-    if (twice.call != decoded.call || twice.message->tensors().size() != decoded.message->tensors().size()) {
+    if (twice.call != decoded.call || twice.message->tensors().size() != decoded.message->tensors().size() ||
+        twice.contexts.size() != decoded.contexts.size()) {
       std::abort();
     }
   } catch (const rpc_backends::BadFrame&) {

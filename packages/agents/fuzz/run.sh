@@ -14,7 +14,7 @@ case $target in
 decode)
     torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
     sources=(decode.cpp ../csrc/codec.cpp ../csrc/frame.cpp ../csrc/tensors.cpp)
-    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
+    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -I ../csrc/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
         -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
     length=10000
     ;;

@@ -31,7 +31,7 @@ AT_ONCE = 10.0
 #: What a frame begins with, and its fields; see csrc/frame.cpp. The last two are in bytes.
 HEAD = struct.Struct("<IBBHiIIIQQQ")
 FIELDS = (
-    *("magic", "version", "kind", "flags", "type", "tensors", "storages", "reserved", "call"),
+    *("magic", "version", "kind", "flags", "type", "tensors", "storages", "context", "call"),
     *("payload", "descriptions"),
 )
 

@@ -17,11 +17,13 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parents[1] / "tests")]
 
 import agents_kit  # noqa: E402
+import recorder  # noqa: E402
 import test_calls  # noqa: E402
 import test_codec  # noqa: E402
-import test_crew  # noqa: E402
+import test_interceptors  # noqa: E402
 import test_mutated_frames  # noqa: E402
 import test_start  # noqa: E402
+import test_thread_pool  # noqa: E402
 import torch  # noqa: E402
 import zmq  # noqa: E402
 from torch.distributed import rpc  # noqa: E402
@@ -41,11 +43,19 @@ def cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
 def run_tests() -> None:
     """Run the tests in this process."""
     test_mutated_frames.FRAMES = 2000
-    for module in (test_calls, test_codec, test_crew, test_start, test_mutated_frames):
+    library = recorder.build(HERE / "build")
+    modules = (test_calls, test_codec, test_interceptors, test_start, test_thread_pool)
+    for module in (*modules, test_mutated_frames):
         for name, test in inspect.getmembers(module, inspect.isfunction):
-            if name.startswith("test_"):
-                for parameters in cases(test):
-                    inspect.unwrap(test)(None, **parameters)
+            body = inspect.unwrap(test)
+            needs = inspect.signature(body).parameters
+            if (
+                not name.startswith("test_") or "me" not in needs
+            ):  # those have processes of their own
+                continue
+            more = {"library": library} if "library" in needs else {}
+            for parameters in cases(test):
+                body(None, **parameters, **more)
         print(module.__name__, flush=True)
 
 

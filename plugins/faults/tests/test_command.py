@@ -32,7 +32,7 @@ budget = 2
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `rpc-backends`."""
     return subprocess.run(
-        [sys.executable, "-m", "rpc_backends_core", *arguments],
+        [sys.executable, "-m", "rpc_backends_cli", *arguments],
         env={**os.environ, **env},
         capture_output=True,
         text=True,

@@ -52,7 +52,7 @@ def test_without_rules_nothing_stands_before_the_agent(url: str, backend: str) -
     with Workers(1) as workers:
         workers.run(steps.join, url, backend=backend)
 
-        assert workers[0].call(agent_class) != "FaultInjectingAgent"
+        assert workers[0].call(agent_class) != "InterceptingAgent"
         assert "rpc_backends_faults.start" not in workers[0].call(imported)
         workers.run(steps.leave)
 
@@ -109,7 +109,7 @@ def test_torchs_own_dynamic_groups_work_behind_it(url: str) -> None:
             worker.call(join_torchs_own, url)
 
         assert workers[0].call(acts.attempt, "worker1", "x")[0] == "x"
-        assert workers[1].call(agent_class) == "FaultInjectingAgent"
+        assert workers[1].call(agent_class) == "InterceptingAgent"
         leaving = [worker.start(steps.leave) for worker in workers]
         assert [step.result() for step in leaving] == [None, None]
 
@@ -414,7 +414,7 @@ def test_the_options_of_faulty_tensorpipe_carry_rules_beside_its_own(url: str, r
             messages_to_delay={"SCRIPT_CALL": 0.1},
         )
 
-        assert workers[0].call(agent_class) == "FaultInjectingAgent"
+        assert workers[0].call(agent_class) == "InterceptingAgent"
         assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
         workers.run(steps.leave)
 

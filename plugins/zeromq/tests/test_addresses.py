@@ -21,7 +21,7 @@ CHOOSE = """
 import json, sys
 from dataclasses import asdict
 from rpc_backend_zeromq import addresses, rendezvous, settings
-from rpc_backends_core._errors import RpcBackendsError
+from rpc_backends_core.spi import RpcBackendsError
 
 here = settings.settings_of(None)
 try:
@@ -166,7 +166,7 @@ def test_a_link_local_rendezvous_host_gives_a_link_local_address_with_its_interf
     link_local = one.run(
         """
 import json
-from rpc_backends_cli.addresses import interfaces
+from rpc_backends_core.spi import interfaces
 print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80")][0]))
 """
     )

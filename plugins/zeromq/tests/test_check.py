@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from rpc_backend_zeromq.check import check
-from rpc_backends_cli.report import Finding
+from rpc_backends_cli import Finding
 
 P = "RPC_BACKENDS_ZEROMQ_"
 
@@ -110,7 +110,7 @@ print(json.dumps([asdict(finding) for finding in check().findings if finding.abo
 @pytest.mark.slow
 def test_doctor_shows_it_under_zeromq(secret_file: Path, text: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "rpc_backends_core", "doctor", "TENSORPIPE", "--no-calls", "--json"],
+        [sys.executable, "-m", "rpc_backends_cli", "doctor", "TENSORPIPE", "--no-calls", "--json"],
         env={**os.environ, "RPC_BACKENDS_ZEROMQ_SECRET_FILE": str(secret_file)},
         capture_output=True,
         text=True,

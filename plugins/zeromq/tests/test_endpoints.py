@@ -122,7 +122,7 @@ from rpc_backend_zeromq import endpoints
 from rpc_backend_zeromq.host import Host, this_host
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication
-from rpc_backends_core._errors import RpcBackendsError
+from rpc_backends_core.spi import RpcBackendsError
 
 scopes, *tcp = sys.argv[1:]
 me = endpoints.Surroundings("me", this_host(), tuple(scopes.split()), True, Policy())

@@ -11,7 +11,7 @@ from rpc_backend_zeromq.addresses import Wanted
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.ports import Ports
 from rpc_backend_zeromq.settings import settings_of
-from rpc_backends_core._errors import SettingError
+from rpc_backends_core.spi import SettingError
 
 P = "RPC_BACKENDS_ZEROMQ_"
 

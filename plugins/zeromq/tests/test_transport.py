@@ -20,8 +20,7 @@ from rpc_backend_zeromq import secret
 from rpc_backend_zeromq.errors import AddressError, ExposureError, PublicationError, SecretError
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
-from rpc_backends_core._errors import SettingError
-from rpc_backends_core._group import Group, Member
+from rpc_backends_core.spi import Group, Member, SettingError
 
 pytestmark = pytest.mark.slow
 
@@ -344,7 +343,7 @@ def test_a_process_that_ends_without_closing_leaves_no_file(ending: str) -> None
 import torch.distributed as dist
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
-from rpc_backends_core._group import Group
+from rpc_backends_core.spi import Group
 options = ZeroMQRpcBackendOptions(init_method="file:///x")
 transport = ZeroMQTransport(options, Group(dist.HashStore(), "w0", 0, None, (), 10.0, 0))
 transport.listen(0, "w0")
@@ -381,9 +380,9 @@ import json, sys
 import torch.distributed as dist
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
-from rpc_backends_core._errors import RpcBackendsError
-from rpc_backends_core._errors import SettingError
-from rpc_backends_core._group import Group, Member
+from rpc_backends_core.spi import RpcBackendsError
+from rpc_backends_core.spi import SettingError
+from rpc_backends_core.spi import Group, Member
 
 rank, init_method = int(sys.argv[1]), sys.argv[2]
 store = dist.HashStore()
@@ -457,7 +456,7 @@ def link_local(host: Any) -> str:
     found: str = host.run(
         """
 import json
-from rpc_backends_cli.addresses import interfaces
+from rpc_backends_core.spi import interfaces
 print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80")][0]))
 """
     )

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._C._distributed_rpc import WorkerInfo
+from torch.distributed.rpc import WorkerInfo
 
-from rpc_backends_core._bridge.session import (
-    NEVER,
-    current_group,
-    fixed_worker_id,
-    rpc_seconds,
-)
+from rpc_backends_core._bridge.session import NEVER
+from rpc_backends_core._bridge.torch_internals import fixed_worker_id
 from rpc_backends_core._group import Group, join_group
 
 
 def group_for(
-    store: Any, name: str, rank: int, world_size: int | None, options: Any, backend: str
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    options: Any,
+    backend: str,
+    group: Group | None = None,
 ) -> Group:
-    """Return the group that ``init_rpc`` has formed for ``store``, or join one on a caller's store."""
-    group = current_group(store)
+    """Return ``group``, which ``init_rpc`` has formed, or join one on the caller's store.
+
+    An init handler calls it with what it got. ``group`` is None where a program calls
+    ``init_backend`` itself.
+
+    :param options: the backend's; their ``rpc_timeout`` limits each exchange in the group.
+    :param backend: its name; all workers of a static group must use the same.
+    :raises GroupError: the group cannot be formed; each of its workers gets the same text.
+    """
     if group is not None:
         return group
     return join_group(
@@ -28,7 +37,7 @@ def group_for(
         rank,
         world_size,
         backend=backend,
-        timeout=rpc_seconds(options.rpc_timeout) or NEVER.total_seconds(),
+        timeout=float(options.rpc_timeout) or NEVER.total_seconds(),
         fixed_id=fixed_worker_id(),
     )
 
@@ -63,7 +72,7 @@ def worker_info(name: str, worker_id: int, rank: int) -> WorkerInfo:
     return RankedWorkerInfo(name, worker_id, rank)
 
 
-class Ranked:
+class RankMappingMixin:
     """Mixed in before an agent: answers by rank where the agent in C++ goes by worker id.
 
     The agent calls :meth:`set_workers` when its group is known, and whenever it changes.

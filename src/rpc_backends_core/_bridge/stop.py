@@ -6,41 +6,42 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import rpc
-
-from rpc_backends_core._bridge import original, session
+from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._group import Group
+from rpc_backends_core._process_state import STATE
 
 #: Workers that may all connect to one at the same time: TensorPipe makes four connections for a call to a
 #: worker, and 128 can wait to be accepted; this leaves half of them free.
 _LARGEST_GATHER = 16
+#: How long to wait for RRefs that torch cannot delete.
+_IN_VAIN = timedelta(milliseconds=100)
 
 
 def shutdown(graceful: bool, timeout: float) -> None:
-    """Stop RPC; see :func:`~.patches.shutdown`.
+    """Stop RPC; see :func:`~rpc_backends_core._patches.shutdown`.
 
     Torch's own shutdown serves every static group. A dynamic one is left by the agent's own
     ``leave_group(timeout)`` if it has that: torch's way calls each member in turn while it holds a token
     that everybody waits for, and keeps the token when a member is dead.
     """
     leave: Any = None
-    if graceful and rpc.api._is_current_rpc_agent_set():
+    if graceful and torch_internals.has_current_agent():
         # Looked for behind an agent, too, that a hook has put in its place; what is in front goes first.
-        ways = (getattr(agent, "leave_group", None) for agent in reversed(session.agents()))
+        ways = (getattr(agent, "leave_group", None) for agent in reversed(_agents()))
         leave = next((way for way in ways if way is not None), None)
         del ways
     if leave is None:
-        _graceful.append(graceful)
+        STATE.leaves_gracefully = graceful
         try:
-            original("torch.distributed.rpc.api", "shutdown")(graceful, timeout)
+            torch_internals.original_api("shutdown")(graceful, timeout)
         finally:
-            _graceful.clear()
+            STATE.leaves_gracefully = False
         return
     try:
         leave(timeout)
     finally:
         del leave
-        rpc.api._finalize_shutdown()
+        torch_internals.finalize_shutdown()
 
 
 def wait_all_workers(timeout: float) -> None:
@@ -51,21 +52,22 @@ def wait_all_workers(timeout: float) -> None:
     large group of an installed package meets through its store, and nobody connects to anybody for it.
     (A small one keeps to torch's way, which torch's own tests look into.)
     """
-    groups = (getattr(agent, "group", None) for agent in session.agents())
+    groups = (getattr(agent, "group", None) for agent in _agents())
     group = next((one for one in groups if isinstance(one, Group) and one.world_size), None)
     if group is None or len(group.members) <= _LARGEST_GATHER:
-        original("torch.distributed.rpc.api", "_wait_all_workers")(timeout)
+        torch_internals.original_api("_wait_all_workers")(timeout)
     else:
         group.meet(timeout)
 
 
 def reset_current_agent() -> None:
     """Let go of the current agent, and of all that was held for it."""
-    original("torch.distributed.rpc.api", "_reset_current_rpc_agent")()
-    if not _groups_before:
-        _groups_before.append(True)
-    # A shutdown that fails gets here too, with its exception under way: the others are not leaving.
-    session.end_current(together=_graceful == [True] and sys.exc_info()[1] is None)
+    torch_internals.original_api("_reset_current_rpc_agent")()
+    STATE.had_a_group = True
+    session, STATE.session = STATE.session, None
+    if session is not None:
+        # A shutdown that fails gets here too, with its exception under way: the others are not leaving.
+        session.close(together=STATE.leaves_gracefully and sys.exc_info()[1] is None)
 
 
 def delete_rrefs(*timeout: timedelta) -> None:
@@ -74,10 +76,13 @@ def delete_rrefs(*timeout: timedelta) -> None:
     Torch makes its RRefContext once in a process and marks it destroyed at the first shutdown; RRefs of
     a later group are never deleted, and waiting for that (100 s in torch) is in vain.
     """
-    wait = (_IN_VAIN,) if _groups_before else timeout
-    original("torch.distributed.rpc.api", "_delete_all_user_and_unforked_owner_rrefs")(*wait)
+    wait = (_IN_VAIN,) if STATE.had_a_group else timeout
+    torch_internals.original_api("_delete_all_user_and_unforked_owner_rrefs")(*wait)
 
 
-_IN_VAIN = timedelta(milliseconds=100)
-_groups_before: list[bool] = []
-_graceful: list[bool] = []
+def _agents() -> list[Any]:
+    """Return the agents of the running session: the backend's own, and what a hook put before it."""
+    found = list(STATE.session.agents) if STATE.session is not None else []
+    if torch_internals.has_current_agent():
+        found.append(torch_internals.current_agent())
+    return found

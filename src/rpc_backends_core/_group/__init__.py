@@ -9,6 +9,7 @@ is theirs alone, and :class:`Group` to exchange what their members must know of 
 from __future__ import annotations
 
 from rpc_backends_core._group.formation import join_group
-from rpc_backends_core._group.group import Group, Member
+from rpc_backends_core._group.group import Group, Member, get_all
+from rpc_backends_core._group.waiting import wait_for
 
-__all__ = ["Group", "Member", "join_group"]
+__all__ = ["Group", "Member", "get_all", "join_group", "wait_for"]

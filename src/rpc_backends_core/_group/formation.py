@@ -20,6 +20,7 @@ from rpc_backends_core._errors import GroupError, GroupTimeoutError
 from rpc_backends_core._group.composition import MAX_ID, compose
 from rpc_backends_core._group.group import Group, Member, get_all, group_error, settle
 from rpc_backends_core._group.waiting import logger, wait_for
+from rpc_backends_core._process_state import STATE
 
 #: Seconds that workers have to read why there is no group, and between two looks whether they have.
 _READING_PATIENCE = 5.0
@@ -304,9 +305,6 @@ def _warn_of_shared_id(name: str, autograd_id: int) -> None:
 
 def _process_nonce() -> str:
     """Return a text that no other process has, a forked one neither."""
-    if _nonces.get("pid") != str(os.getpid()):
-        _nonces.update(pid=str(os.getpid()), nonce=uuid.uuid4().hex)
-    return _nonces["nonce"]
-
-
-_nonces: dict[str, str] = {}
+    if STATE.nonce[0] != os.getpid():
+        STATE.nonce = (os.getpid(), uuid.uuid4().hex)
+    return STATE.nonce[1]

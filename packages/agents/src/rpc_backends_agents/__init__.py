@@ -6,22 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rpc_backends_agents.interception import intercept
     from rpc_backends_agents.start import Settings, start_agent
     from rpc_backends_agents.transport import Inbox, Transport
 
-__all__ = ["Inbox", "Settings", "Transport", "include_dir", "start_agent"]
+__all__ = ["Inbox", "Settings", "Transport", "include_dir", "intercept", "start_agent"]
 __version__ = "0.1.0"
 
 _MODULES = {
     "Inbox": "transport",
     "Settings": "start",
     "Transport": "transport",
+    "intercept": "interception",
     "start_agent": "start",
 }
 
 
 def include_dir() -> str:
-    """Return the folder with ``rpc_backends_agents/transport.h``, for transports written in C++."""
+    """Return the folder with ``rpc_backends_agents/transport.h`` and ``interceptor.h``, for C++."""
     return str(Path(__file__).parent / "include")
 
 

@@ -7,18 +7,15 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import rpc
-
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import Native
-from rpc_backends_core._bridge.agents import Ranked
-from rpc_backends_core._errors import GroupTimeoutError
+from rpc_backends_core.spi import GroupTimeoutError, RankMappingMixin, torch_internals
 
 if TYPE_CHECKING:
-    from torch._C._distributed_rpc import WorkerInfo
+    from torch.distributed.rpc import WorkerInfo
 
     from rpc_backends_agents.roster import Roster
-    from rpc_backends_core._group import Group
+    from rpc_backends_core.spi import Group
 
 logger = logging.getLogger("rpc_backends.agents")
 
@@ -84,11 +81,11 @@ class StaticGroupAgent(_Agent):
             before = now
 
 
-class RankedStaticAgent(Ranked, StaticGroupAgent):
+class RankedStaticAgent(RankMappingMixin, StaticGroupAgent):
     """The same, where a process keeps the worker id of an earlier group."""
 
 
-class DynamicGroupAgent(Ranked, _Agent):
+class DynamicGroupAgent(RankMappingMixin, _Agent):
     """The agent in a group that workers join and leave.
 
     Nobody is told of a change: the list of members is in the store, and is looked at when somebody asks
@@ -121,7 +118,7 @@ class DynamicGroupAgent(Ranked, _Agent):
         :param timeout: seconds that this worker's own calls have to end; 0 for the agent's own timeout.
         """
         try:
-            rpc.api._delete_all_user_and_unforked_owner_rrefs(_RREF_PATIENCE)
+            torch_internals.delete_rrefs(_RREF_PATIENCE)
         except RuntimeError as error:
             logger.warning(
                 "RPC worker %r leaves with RRefs not deleted: %s", self.roster.name, error

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rpc_backends_core._group.group import get_all
+from rpc_backends_core.spi import get_all
 
 logger = logging.getLogger("rpc_backends.agents")
 

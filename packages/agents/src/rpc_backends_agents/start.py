@@ -13,9 +13,7 @@ from rpc_backends_agents.addressing import Native, addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
-from rpc_backends_core._bridge.agents import worker_info
-from rpc_backends_core._bridge.session import fixed_worker_id
-from rpc_backends_core._group import Group
+from rpc_backends_core.spi import Group, torch_internals, worker_info
 
 logger = logging.getLogger("rpc_backends.agents")
 
@@ -45,7 +43,7 @@ def start_agent(transport: Any, group: Group, settings: Settings) -> _C.Transpor
 
     :param transport: a :class:`~rpc_backends_agents.Transport`, or a
         :class:`~rpc_backends_agents.addressing.Native`, which has one in C++.
-    :param group: of :func:`rpc_backends_core._bridge.agents.group_for`.
+    :param group: of :func:`rpc_backends_core.spi.group_for`.
     :raises GroupError: another worker failed; all raise its reason.
     :raises RuntimeError: the name or rank is another's (dynamic groups).
     """
@@ -70,7 +68,7 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
             if member.rank != group.rank:
                 book.learn(member.worker_id, member.name, member.rank, address)
                 agent.add_member(member.name, member.worker_id)
-        rpc.api._init_rpc_states(agent)
+        torch_internals.init_rpc_states(agent)
     except BaseException:
         _give_up(agent)
         raise
@@ -91,17 +89,17 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
             agent.add_member(peer.name, peer.worker_id)
         members[peer.worker_id] = worker_info(peer.name, peer.worker_id, peer.rank)
         agent.set_workers(list(members.values()), mine)
-        _renew_gathers({info.name for info in members.values()})
+        torch_internals.set_worker_names(info.name for info in members.values())
 
     def remove(peer: Peer) -> None:
         members.pop(peer.worker_id, None)
         agent.set_workers(list(members.values()), mine)
-        _renew_gathers({info.name for info in members.values()})
+        torch_internals.set_worker_names(info.name for info in members.values())
         if peer.worker_id != worker_id:
             agent.remove_member(peer.worker_id, f"worker {peer.name!r} has left the group")
 
     roster = Roster(group.store, group.name, on_peer=learn, on_join=add, on_leave=remove)
-    wanted = fixed_worker_id()
+    wanted = torch_internals.fixed_worker_id()
     worker_id = roster.take_id(group.rank if wanted is None else wanted)
     mine = worker_info(group.name, worker_id, group.rank)
     members = {worker_id: mine}
@@ -114,7 +112,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     agent.on_lost(lambda _peer, _reason: roster.refresh())
     try:
         roster.announce(group.name, group.rank, worker_id, book.listen(worker_id))
-        rpc.api._init_rpc_states(agent)
+        torch_internals.init_rpc_states(agent)
         roster.join(lambda peer: _is_alive(agent, peer))
     except BaseException:
         try:
@@ -162,11 +160,3 @@ def _is_alive(agent: Any, peer: Peer) -> bool:
     except RuntimeError as error:
         return "RPC ran for more than set timeout" in str(error)
     return True
-
-
-def _renew_gathers(names: set[str]) -> None:
-    """Make ``_all_gather`` span the members there are now, and number gathers alike on all of them."""
-    api = rpc.api
-    with api._all_gather_dict_lock:
-        api._ALL_WORKER_NAMES = names
-        api._all_gather_sequence_id.clear()

@@ -1,30 +1,35 @@
-"""Measuring calls: between two processes that live as long as a sitting, in short blocks by turns."""
+"""Measure calls: each participant runs one short block after the other, in an order that is drawn."""
 
 from __future__ import annotations
 
 import functools
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from rpc_backends_bench import limits, steps
-from rpc_backends_bench.contestants import Caller, Contestant, Group, Limits, soon
+from rpc_backends_bench import worker_tasks
+from rpc_backends_bench.participants import Baselines, Group, Participant, Times, soon
 from rpc_backends_bench.peers import ROWS
-from rpc_backends_bench.peers.outsider import Outsider
+from rpc_backends_bench.peers.external_runner import ExternalRunner
 from rpc_backends_bench.plan import CPU, Plan
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.process_set import ProcessSet, ProgressListener, shuffled
+from rpc_backends_bench.results import Results
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_bench.turns import Table, Watching, in_turns
+
+_Participant = TypeVar("_Participant", bound=Participant)
 
 #: Asynchronous calls in flight of each of several clients.
 CLIENT_WINDOW = 16
-#: Bytes of which a block of sizes sends twenty times as many at most.
+#: A block of sizes sends at most twenty times as many bytes.
 _LARGE = 1 << 22
-_SOCKET_BYTES = 64
+#: Seconds that the processes of one set may live.
+_SECONDS = 1800
 
 
 def measure_calls(
-    plan: Plan, subjects: Sequence[Subject], results: Results, watching: Watching
+    plan: Plan, subjects: Sequence[Subject], results: Results, listener: ProgressListener
 ) -> None:
     """Measure round trips, throughput by calls in flight, and processor time."""
     rows = plan.of("latency.")
@@ -32,215 +37,196 @@ def measure_calls(
     cpu = plan.has(*CPU)
     if not (rows or windows or cpu):
         return
-    chance = random.Random(plan.seed)
-    for sitting in range(plan.sittings):
-        with Table[Contestant](results) as table:
-            watching.at("starting pairs of workers")
-            _enter_pairs(table, plan, subjects, chance)
-            if any(row.limits for row in rows):
-                table.enter(bare := Limits(), bare.start)
+    rng = random.Random(plan.seed)
+    for number in range(plan.process_sets):
+        with ProcessSet[Participant](results.problems) as processes:
+            listener.describe("starting pairs of workers")
+            _add_pairs(processes, plan, subjects, rng)
+            if any(row.baselines for row in rows):
+                processes.add(bare := Baselines(), bare.start)
             for turn in range(plan.rounds):
-                at = (sitting, turn)
+                one_round = _Round(plan, processes, rng, results, listener, (number, turn))
                 for row in rows:
-                    _latency(table, plan, row.id, at, chance, results, watching)
+                    one_round.latency(row.id)
                 for window in windows:
-                    _in_flight(table, plan, window, at, chance, results, watching)
+                    one_round.in_flight(window)
                 if cpu:
-                    _processor(table, plan, at, chance, results, watching)
-            _leave(table)
+                    one_round.processor()
+            _shut_down(processes)
 
 
 def measure_sizes(
-    plan: Plan, subjects: Sequence[Subject], results: Results, watching: Watching
+    plan: Plan, subjects: Sequence[Subject], results: Results, listener: ProgressListener
 ) -> None:
     """Measure messages by their size, beside what the machine can do."""
     rows = plan.of("size.")
     if not rows:
         return
-    chance = random.Random(plan.seed + 1)
-    for sitting in range(plan.sittings):
-        with Table[Contestant](results) as table:
-            watching.at("starting pairs of workers")
-            _enter_pairs(table, plan, subjects, chance)
-            table.enter(bare := Limits(), bare.start)
+    rng = random.Random(plan.seed + 1)
+    for number in range(plan.process_sets):
+        with ProcessSet[Participant](results.problems) as processes:
+            listener.describe("starting pairs of workers")
+            _add_pairs(processes, plan, subjects, rng)
+            processes.add(bare := Baselines(), bare.start)
             for turn in range(plan.size_rounds):
+                one_round = _Round(plan, processes, rng, results, listener, (number, turn))
                 for length in plan.sizes:
                     for row in rows:
-                        kind = row.id.partition(".")[2]
-                        at = (sitting, turn)
-                        _size(table, plan, kind, length, at, chance, results, watching)
-            _leave(table)
+                        one_round.size(row.id, length)
+            _shut_down(processes)
 
 
 def measure_clients(
-    plan: Plan, subjects: Sequence[Subject], results: Results, watching: Watching
+    plan: Plan, subjects: Sequence[Subject], results: Results, listener: ProgressListener
 ) -> None:
     """Measure how many calls one worker answers, by the number of processes that call it."""
     if not plan.has("throughput.clients"):
         return
-    chance = random.Random(plan.seed + 2)
-    for sitting in range(plan.client_sittings):
-        with Table[Contestant](results) as table:
-            watching.at("starting groups of clients")
-            for subject in _shuffled(subjects, chance):
-                group = Group(subject, 1 + max(plan.clients), seconds=1800)
-                table.enter(group, group.start)
+    rng = random.Random(plan.seed + 2)
+    for number in range(plan.client_process_sets):
+        with ProcessSet[Participant](results.problems) as processes:
+            listener.describe("starting groups of clients")
+            for subject in shuffled(subjects, rng):
+                group = Group(subject, 1 + max(plan.clients), seconds=_SECONDS)
+                processes.add(group, group.start)
             for turn in range(plan.client_rounds):
+                one_round = _Round(plan, processes, rng, results, listener, (number, turn))
                 for count in plan.clients:
-                    watching.at(f"throughput with {count} clients")
-                    for label in in_turns(list(table), chance):
-                        with table.turn(label, f"throughput.clients {count}"):
-                            value = _of_clients(table[label], plan, count)
-                            key = "throughput.clients"
-                            results.add(key, label, value, (sitting, turn), x=count)
-                        watching.step(plan.seconds)
-            _leave(table)
+                    one_round.clients(count)
+            _shut_down(processes)
 
 
-def _enter_pairs(
-    table: Table[Contestant], plan: Plan, subjects: Sequence[Subject], chance: random.Random
-) -> None:
-    for subject in _shuffled(subjects, chance):
-        if subject.peer:
-            if plan.has(*ROWS):
-                one = Outsider(subject, seconds=1800)
-                table.enter(one, functools.partial(_begin_outsider, one, plan))
-            continue
-        pair = Group(subject, 2, seconds=1800)
+@dataclass(frozen=True)
+class _Round:
+    """One round: a block of each participant for each row.
 
-        def begin(pair: Group = pair) -> None:
-            pair.run(steps.prepare, own_memory=True)
-            if plan.pinned:
-                pair.pin()
-            pair.start()
-            pair.call(0, steps.latency, "noop", 50, 1.0)
+    :ivar at: the numbers of the process set and of the round.
+    """
 
-        table.enter(pair, begin)
+    plan: Plan
+    processes: ProcessSet[Participant]
+    rng: random.Random
+    results: Results
+    listener: ProgressListener
+    at: tuple[int, int]
 
+    def latency(self, row: str) -> None:
+        """Measure round trips."""
 
-def _begin_outsider(one: Outsider, plan: Plan) -> None:
-    if plan.pinned:
-        one.pin()
-    one.start(plan.pinned)
-    one.latency("latency.noop", 50, 1.0)
+        def measure(one: Participant) -> None:
+            self._add(row, one.latency(row, self.plan.calls, self.plan.seconds), samples=True)
 
+        self.listener.describe(f"round trip: {row.removeprefix('latency.')}")
+        self._blocks(self._having(row), row, measure, self.plan.seconds / 2)
 
-def _latency(
-    table: Table[Contestant],
-    plan: Plan,
-    row: str,
-    at: tuple[int, int],
-    chance: random.Random,
-    results: Results,
-    watching: Watching,
-) -> None:
-    watching.at(f"round trip: {row.removeprefix('latency.')}")
-    for label in in_turns(list(table), chance):
-        one = table[label]
-        if row != "latency.noop" if isinstance(one, Limits) else not _caller(one).has(row):
-            continue
-        with table.turn(label, row):
-            if isinstance(one, Limits):
-                times = one.call(0, limits.block, "socket", "echo", _SOCKET_BYTES, plan.calls, 1.0)
-            else:
-                times = _caller(one).latency(row, plan.calls, plan.seconds)
-            whose = f"{LIMIT}socket" if isinstance(one, Limits) else label
-            results.add(row, whose, statistics.median(times), at, samples=times)
-        watching.step(plan.seconds / 2)
+    def in_flight(self, window: int) -> None:
+        """Measure throughput with so many calls in flight."""
+        row = "throughput.inflight"
 
+        def measure(one: Participant) -> None:
+            value = one.throughput(window, self.plan.seconds)
+            self.results.add(row, one.label, value, self.at, x=window)
 
-def _in_flight(
-    table: Table[Contestant],
-    plan: Plan,
-    window: int,
-    at: tuple[int, int],
-    chance: random.Random,
-    results: Results,
-    watching: Watching,
-) -> None:
-    watching.at(f"throughput with {window} in flight")
-    for label in in_turns(_names(table), chance):
-        with table.turn(label, f"throughput.inflight {window}"):
-            value = _caller(table[label]).throughput(window, plan.seconds)
-            results.add("throughput.inflight", label, value, at, x=window)
-        watching.step(plan.seconds)
+        self.listener.describe(f"throughput with {window} in flight")
+        self._blocks(self._having(row), f"{row} {window}", measure, self.plan.seconds)
 
+    def clients(self, count: int) -> None:
+        """Measure the sum of what ``count`` clients get that call worker 0 at the same time."""
+        row = "throughput.clients"
 
-def _processor(
-    table: Table[Contestant],
-    plan: Plan,
-    at: tuple[int, int],
-    chance: random.Random,
-    results: Results,
-    watching: Watching,
-) -> None:
-    watching.at("processor time")
-    for label in in_turns(_groups(table), chance):
-        with table.turn(label, "cpu"):
-            pair = table[label]
+        def measure(group: Group) -> None:
+            at = soon(count)
+            idle = (0, 0.0, at, 0)  # worker 0 answers
+            client = (CLIENT_WINDOW, 2 * self.plan.seconds, at, 0)
+            rates = group.run_each(worker_tasks.throughput, [idle, *[client] * count])
+            self.results.add(row, group.label, sum(rates), self.at, x=count)
+
+        self.listener.describe(f"throughput with {count} clients")
+        self._blocks(self._groups(), f"{row} {count}", measure, self.plan.seconds)
+
+    def processor(self) -> None:
+        """Measure processor time."""
+
+        def measure(pair: Group) -> None:
             callee = pair.workers[1].pid
-            found = pair.call(0, steps.processor, callee, plan.calls, plan.seconds)
-            for row, value in found.items():
+            task, plan = worker_tasks.processor, self.plan
+            for row, value in pair.call(0, task, callee, plan.calls, plan.seconds).items():
                 if plan.has(row):
-                    results.add(row, label, value, at)
-        watching.step(3 * plan.seconds)
+                    self.results.add(row, pair.label, value, self.at)
+
+        self.listener.describe("processor time")
+        self._blocks(self._groups(), "cpu", measure, 3 * self.plan.seconds)
+
+    def size(self, row: str, length: int) -> None:
+        """Measure messages of ``length`` bytes."""
+        kind = row.partition(".")[2]
+        calls = max(2, min(self.plan.calls // 2, 20 * _LARGE // length))
+
+        def measure(one: Participant) -> None:
+            self._add(row, one.size(kind, length, calls, self.plan.seconds / 2), x=length)
+
+        self.listener.describe(f"{kind} of {length} bytes")
+        self._blocks(
+            self._having(row), f"{row} {length}", measure, self.plan.seconds + length / 1e9
+        )
+
+    def _add(self, row: str, times: Times, x: int | None = None, *, samples: bool = False) -> None:
+        for label, each in times.items():
+            value = statistics.median(each)
+            self.results.add(row, label, value, self.at, x, each if samples else ())
+
+    def _blocks(
+        self,
+        participants: Sequence[_Participant],
+        what: str,
+        measure: Callable[[_Participant], None],
+        seconds: float,
+    ) -> None:
+        for one in shuffled(participants, self.rng):
+            with self.processes.block(one.label, what):
+                measure(one)
+            self.listener.advance(seconds)
+
+    def _having(self, row: str) -> list[Participant]:
+        return [one for one in self.processes.values() if one.has(row)]
+
+    def _groups(self) -> list[Group]:
+        return [one for one in self.processes.values() if isinstance(one, Group)]
 
 
-def _size(
-    table: Table[Contestant],
+def _add_pairs(
+    processes: ProcessSet[Participant],
     plan: Plan,
-    kind: str,
-    length: int,
-    at: tuple[int, int],
-    chance: random.Random,
-    results: Results,
-    watching: Watching,
+    subjects: Sequence[Subject],
+    rng: random.Random,
 ) -> None:
-    row = f"size.{kind}"
-    watching.at(f"{kind} of {length} bytes")
-    calls, seconds = max(2, min(plan.calls // 2, 20 * _LARGE // length)), plan.seconds / 2
-    for label in in_turns(list(table), chance):
-        one = table[label]
-        with table.turn(label, f"{row} {length}"):
-            if isinstance(one, Limits):
-                for limit in ("memcpy", "socket"):
-                    times = one.call(0, limits.block, limit, kind, length, calls, seconds)
-                    value = statistics.median(times)
-                    results.add(row, f"{LIMIT}{limit}", value, at, x=length)
-            else:
-                times = _caller(one).size(kind, length, calls, seconds)
-                results.add(row, label, statistics.median(times), at, x=length)
-        watching.step(plan.seconds + length / 1e9)
+    for subject in shuffled(subjects, rng):
+        if not subject.peer:
+            pair = Group(subject, 2, seconds=_SECONDS)
+            processes.add(pair, functools.partial(start_pair, pair, pinned=plan.pinned))
+        elif plan.has(*ROWS):
+            runner = ExternalRunner(subject, seconds=_SECONDS)
+            processes.add(runner, functools.partial(_start_external, runner, plan))
 
 
-def _of_clients(group: Contestant, plan: Plan, count: int) -> float:
-    """Return the sum of what ``count`` clients got through that called worker 0 at the same time."""
-    at = soon(count)
-    idle = (0, 0.0, at, 0)  # worker 0 answers
-    client = (CLIENT_WINDOW, 2 * plan.seconds, at, 0)
-    rates: list[float] = group.run_each(steps.throughput, [idle, *[client] * count])
-    return sum(rates)
+def start_pair(pair: Group, *, pinned: bool) -> None:
+    """Start a group in processes that have their memory and cores to themselves."""
+    pair.run(worker_tasks.prepare, own_memory=True)
+    if pinned:
+        pair.pin()
+    pair.start()
+    pair.latency("latency.noop", 50, 1.0)
 
 
-def _leave(table: Table[Contestant]) -> None:
-    for label in _names(table):
-        with table.trying(label, "shutdown"):
-            table[label].thaw()
-            _caller(table[label]).stop()
+def _start_external(runner: ExternalRunner, plan: Plan) -> None:
+    if plan.pinned:
+        runner.pin()
+    runner.start(plan.pinned)
+    runner.latency("latency.noop", 50, 1.0)
 
 
-def _groups(table: Table[Contestant]) -> list[str]:
-    return [label for label, one in table.items() if isinstance(one, Group)]
-
-
-def _names(table: Table[Contestant]) -> list[str]:
-    return [label for label, one in table.items() if isinstance(one, Caller)]
-
-
-def _caller(one: Contestant) -> Caller:
-    assert isinstance(one, Caller)
-    return one
-
-
-def _shuffled(subjects: Sequence[Subject], chance: random.Random) -> list[Subject]:
-    return chance.sample(subjects, k=len(subjects))
+def _shut_down(processes: ProcessSet[Participant]) -> None:
+    for label in list(processes):
+        with processes.guarded(label, "shutdown"):
+            processes[label].resume()
+            processes[label].stop()

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,13 @@ from rpc_backends_bench.compare import Comparison, compare
 from rpc_backends_bench.plan import Plan
 from rpc_backends_bench.results import FormatError, Results
 from rpc_backends_bench.subjects import Subject, SubjectError
-from rpc_backends_cli.output import Failure, console, debug_option, json_option, print_json
+from rpc_backends_cli import Failure, console, debug_option, json_option, print_json
 
 _USAGE, _INTERRUPTED = 2, 130
 #: What this process, which hosts the groups' stores, needs before it imports torch. The store looks up
 #: the name of each worker that connects, under every backend: a name server that does not answer would
 #: cost large groups seconds. None is asked; nor does torch warn that it got no answer.
 _ENVIRON = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-_EXTRA = 'pip install "rpc-backends-core[bench]"'
-_NEEDED = ("matplotlib", "jinja2")
 
 
 class UsageFailure(Failure):
@@ -100,7 +97,7 @@ Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupte
     help="Also measure calls without torch's RPC: of Ray actors, of Monarch endpoints. Can be repeated.  "
     "[default: those that are installed]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the turns.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the blocks.")
 @click.option(
     "--no-pin", is_flag=True, help="Let the system choose the cores of callers and callees."
 )
@@ -128,19 +125,19 @@ def command(
 ) -> None:
     """Measure backends side by side.
 
-    Two or more backends take turns in one run, so that drift of the machine cancels: latency, throughput,
-    size, processor time, and how groups form. NAME@torch is torch's own backend, in processes without
-    this package; the same NAME twice shows the method's error. Ctrl-C keeps what was measured.
+    Two or more backends run short blocks one after the other, so that drift of the machine cancels:
+    latency, throughput, size, processor time, and how groups form. NAME@torch is torch's own backend, in
+    processes without this package; the same NAME twice shows the method's error. Ctrl-C keeps what was
+    measured.
     """
-    for name, value in _ENVIRON.items():
-        os.environ.setdefault(name, value)
+    set_environment()
     plan = _plan(quick=quick, only=only, largest=largest)
     plan = replace(plan, seed=seed, pinned=not no_pin)
     _check_out(out)
     _check_awake(awake)
     old = _read(old_file)
     subjects = _subjects(names, reference, file, _peers(peers))
-    results, interrupted = _measure(plan, subjects, awake=awake, quiet=as_json)
+    results, interrupted = measure_plan(plan, subjects, awake=awake, quiet=as_json)
     comparison = None if old is None else compare(old, results)
     written = _write(results, comparison, out)
     if as_json:
@@ -153,16 +150,16 @@ def command(
     sys.exit(1 if results.problems else 0)
 
 
+def set_environment() -> None:
+    """Set the variables that this process needs before it imports torch."""
+    for name, value in _ENVIRON.items():
+        os.environ.setdefault(name, value)
+
+
 def _check_out(out: Path | None) -> None:
-    """Find out before a run of minutes that its pages could not be made or written."""
+    """Find out before a run of minutes that its files could not be written."""
     if out is None:
         return
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise UsageFailure(
-            f"--out needs {' and '.join(missing)}, not installed: {_EXTRA}. Without --out there is the "
-            "table alone, and --json."
-        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / ".writable").touch()
@@ -215,8 +212,8 @@ def _subjects(
         raise UsageFailure(str(error)) from error
     import torch.distributed.rpc  # noqa: F401 - torch's own backends are known then
 
-    from rpc_backends_core._api import records
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import records
 
     try:
         plugins = [one.name for one in records() if one.source == "plugin"]
@@ -231,12 +228,12 @@ def _subjects(
 def _check(subject: Subject) -> None:
     from torch.distributed import rpc
 
-    from rpc_backends_core import _builtin_backends as torchs_own
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi import inspection
+    from rpc_backends_core.spi.inspection import default_registry
 
     if subject.own:
-        if subject.name not in torchs_own.CAPABILITIES:
-            known = ", ".join(torchs_own.CAPABILITIES)
+        if subject.name not in inspection.BUILTIN_CAPABILITIES:
+            known = ", ".join(inspection.BUILTIN_CAPABILITIES)
             raise SubjectError(f"torch has no backend {subject.name!r} of its own, but {known}.")
         return
     default_registry().backend(subject.name)
@@ -259,13 +256,13 @@ def _plan(*, quick: bool, only: Sequence[str], largest: int | None) -> Plan:
     return plan if largest is None else plan.up_to(largest)
 
 
-def _measure(
+def measure_plan(
     plan: Plan, subjects: list[Subject], *, awake: bool, quiet: bool
 ) -> tuple[Results, bool]:
     """Measure; return the results, and whether it was interrupted."""
     from rpc_backends_bench import machine, measure
     from rpc_backends_bench.progress import Progress
-    from rpc_backends_cli.children import ended_by_signals
+    from rpc_backends_cli.processes import exit_on_signals
 
     about = [_about(subject) for subject in subjects]
     packages = tuple(dict.fromkeys(one["distribution"] for one in about if one["distribution"]))
@@ -274,7 +271,7 @@ def _measure(
     expected = measure.expected(plan, len(subjects))
     interrupted = False
     showing = Progress(expected, quiet=quiet)
-    with ended_by_signals(), kept_awake(awake), showing as progress:
+    with exit_on_signals(), kept_awake(awake), showing as progress:
         try:
             measure.run(plan, subjects, results, progress, _grows)
         except KeyboardInterrupt:
@@ -284,7 +281,7 @@ def _measure(
 
 
 def _about(subject: Subject) -> dict[str, Any]:
-    from rpc_backends_core._api import record
+    from rpc_backends_core.spi.inspection import record
 
     if subject.own or subject.peer:
         distribution = others.KNOWN[subject.peer].distribution if subject.peer else "torch"
@@ -294,12 +291,11 @@ def _about(subject: Subject) -> dict[str, Any]:
 
 def _grows(subject: Subject) -> bool:
     """Return whether a backend has dynamic groups."""
-    from rpc_backends_core import _builtin_backends as torchs_own
-    from rpc_backends_core._backend import Capability
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi import Capability, inspection
+    from rpc_backends_core.spi.inspection import default_registry
 
     if subject.own:
-        return Capability.DYNAMIC_GROUPS in torchs_own.CAPABILITIES[subject.name]
+        return Capability.DYNAMIC_GROUPS in inspection.BUILTIN_CAPABILITIES[subject.name]
     return Capability.DYNAMIC_GROUPS in default_registry().backend(subject.name).capabilities
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rpc_backends_bench.machine import stolen_share
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.results import BASELINE, Results
 from rpc_backends_bench.statistics import quantile
 
 #: Share of the cores' time that other programs may take before a run counts as disturbed.
@@ -43,7 +43,7 @@ def _stolen(results: Results) -> Iterator[str]:
 
 
 def _asleep(results: Results) -> Iterator[str]:
-    socket = results.of("latency.noop", None, f"{LIMIT}socket")
+    socket = results.of("latency.noop", None, f"{BASELINE}socket")
     if socket is None or results.machine.get("awake"):
         return
     times = sorted(value for _, _, value in socket.points)

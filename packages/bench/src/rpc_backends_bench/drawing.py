@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_bench.plan import DYNAMIC, Row
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.results import BASELINE, Results
 from rpc_backends_bench.statistics import spread
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people who see few can tell apart; the reference is grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 REFERENCE = "#404448"
-_LIMITS = {f"{LIMIT}memcpy": ("#999999", ":"), f"{LIMIT}socket": ("#999999", "--")}
-_LIMIT_NAMES = {f"{LIMIT}memcpy": "copying memory", f"{LIMIT}socket": "bare socket"}
+_BASELINE_STYLES = {f"{BASELINE}memcpy": ("#999999", ":"), f"{BASELINE}socket": ("#999999", "--")}
+_BASELINE_NAMES = {f"{BASELINE}memcpy": "copying memory", f"{BASELINE}socket": "bare socket"}
 _WIDTH, _HEIGHT = 4.2, 3.1  # of a panel, in inches
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -55,14 +55,14 @@ def panels(
     return figure, panels[:count]
 
 
-def contestants(results: Results, row: Row) -> Iterable[tuple[str, str, str]]:
+def participants(results: Results, row: Row) -> Iterable[tuple[str, str, str]]:
     """Yield whose lines there are, with colour and style; the reference below the others."""
     yield results.reference, REFERENCE, "-"
     others = [label for label in results.labels if label != results.reference]
     for number, label in enumerate(others):
         yield label, COLOURS[number % len(COLOURS)], "-"
-    for limit in row.limits:
-        yield f"{LIMIT}{limit}", *_LIMITS[f"{LIMIT}{limit}"]
+    for baseline in row.baselines:
+        yield f"{BASELINE}{baseline}", *_BASELINE_STYLES[f"{BASELINE}{baseline}"]
 
 
 def along(
@@ -70,12 +70,12 @@ def along(
 ) -> None:
     """Draw medians, with quartiles, along what a row depends on."""
     places = [x for x in results.places(row.id) if x is not None]
-    for label, colour, line in contestants(results, row):
+    for label, colour, line in participants(results, row):
         there = [(x, results.of(row.id, x, label)) for x in places]
         spreads = [(x, spread(series.values)) for x, series in there if series is not None]
         if not spreads:
             continue
-        marker = "" if label.startswith(LIMIT) else "o"
+        marker = "" if label.startswith(BASELINE) else "o"
         xs = [x for x, _ in spreads]
         middles = [shown(row, x, one.middle) for x, one in spreads]
         axes.plot(xs, middles, marker=marker, color=colour, linestyle=line, label=name_of(label))
@@ -116,5 +116,5 @@ def plain_numbers(axes: Axes, which: str) -> None:
 
 
 def name_of(label: str) -> str:
-    """Return what a contestant is called in a legend."""
-    return f"limit: {_LIMIT_NAMES[label]}" if label in _LIMIT_NAMES else label
+    """Return what a participant is called in a legend."""
+    return f"baseline: {_BASELINE_NAMES[label]}" if label in _BASELINE_NAMES else label

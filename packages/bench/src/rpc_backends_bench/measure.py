@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 from rpc_backends_bench import calls, groups
 from rpc_backends_bench.plan import CPU, DYNAMIC, STATIC, Plan
+from rpc_backends_bench.process_set import ProgressListener
 from rpc_backends_bench.results import Results
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_bench.turns import Watching
 
-_Stage: TypeAlias = Callable[[Plan, Sequence[Subject], Results, Watching], None]
+_Stage: TypeAlias = Callable[[Plan, Sequence[Subject], Results, ProgressListener], None]
 
 _STAGES: tuple[_Stage, ...] = (
     calls.measure_calls,
@@ -29,7 +29,7 @@ def run(
     plan: Plan,
     subjects: Sequence[Subject],
     results: Results,
-    watching: Watching,
+    listener: ProgressListener,
     capable: Callable[[Subject], bool],
 ) -> None:
     """Measure; what is measured is in ``results`` even if this is interrupted.
@@ -47,25 +47,27 @@ def run(
             if stage is groups.measure_dynamic:
                 going = [one for one in going if capable(one)]
             if going:
-                stage(plan, going, results, watching)
+                stage(plan, going, results, listener)
         results.complete = True
     finally:
         results.sum_up()
 
 
 def expected(plan: Plan, subjects: int) -> float:
-    """Return what :class:`Watching` hears in all of steps, in seconds, if all goes well."""
+    """Return what :class:`ProgressListener` receives in all, in seconds, if all goes well."""
     seconds = 0.0
-    once = plan.sittings * plan.rounds * plan.seconds
+    once = plan.process_sets * plan.rounds * plan.seconds
     latencies = plan.of("latency.")
     seconds += once / 2 * len(latencies) * subjects
-    seconds += once / 2 * any(row.limits for row in latencies)
+    seconds += once / 2 * any(row.baselines for row in latencies)
     seconds += once * subjects * len(plan.in_flight) * plan.has("throughput.inflight")
     seconds += once * subjects * 3 * plan.has(*CPU)
     by_size = sum(plan.seconds + size / 1e9 for size in plan.sizes)
-    seconds += plan.sittings * plan.size_rounds * by_size * len(plan.of("size.")) * (subjects + 1)
-    client_turns = plan.client_sittings * plan.client_rounds
-    clients = client_turns * len(plan.clients) * plan.seconds * subjects
+    seconds += (
+        plan.process_sets * plan.size_rounds * by_size * len(plan.of("size.")) * (subjects + 1)
+    )
+    client_rounds = plan.client_process_sets * plan.client_rounds
+    clients = client_rounds * len(plan.clients) * plan.seconds * subjects
     seconds += clients * plan.has("throughput.clients")
     static = sum(size * rounds for size, rounds in plan.groups) * groups.SECONDS_A_WORKER
     seconds += static * subjects * plan.has(*STATIC)

@@ -9,12 +9,12 @@ from typing import Any
 
 import jinja2
 
-from rpc_backends_bench import machine, wording
+from rpc_backends_bench import formatting, machine
 from rpc_backends_bench.compare import Comparison
 from rpc_backends_bench.disturbances import disturbances
 from rpc_backends_bench.plan import Row
 from rpc_backends_bench.plots import Picture
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.results import BASELINE, Results
 from rpc_backends_bench.statistics import spread
 from rpc_backends_bench.table import in_words
 
@@ -53,7 +53,7 @@ def _sections(results: Results) -> dict[str, list[dict[str, Any]]]:
     """Return the lines of the tables, by heading."""
     sections: dict[str, list[dict[str, Any]]] = {}
     for row in results.rows():
-        for x in wording.shown_places(results, row):
+        for x in formatting.shown_places(results, row):
             sections.setdefault(row.section, []).append(_line(results, row, x))
     return sections
 
@@ -65,31 +65,31 @@ def _line(results: Results, row: Row, x: int | None) -> dict[str, Any]:
         cell: dict[str, Any] = {"value": "", "detail": "", "ratio": None, "tone": ""}
         if series is not None:
             of_values = spread(series.values)
-            cell["value"] = wording.figure(row, of_values.middle)
+            cell["value"] = formatting.figure(row, of_values.middle)
             cell["detail"] = _detail(row, series.percentiles) or (
-                f"{wording.figure(row, of_values.low)} - {wording.figure(row, of_values.high)}"
+                f"{formatting.figure(row, of_values.low)} - {formatting.figure(row, of_values.high)}"
             )
             if row.along == "bytes" and x is not None:
-                rate = wording.rate(wording.bandwidth(row, of_values.middle, x))
+                rate = formatting.rate(formatting.bandwidth(row, of_values.middle, x))
                 cell["detail"] = f"{rate} · {cell['detail']}"
         if label != results.reference:
             ratio = results.ratio(row.id, x, label)
-            cell["ratio"] = wording.ratio(ratio)
-            cell["tone"] = _TONES[wording.judgement(row, ratio)]
+            cell["ratio"] = formatting.ratio(ratio)
+            cell["tone"] = _TONES[formatting.judgement(row, ratio)]
         cells.append(cell)
-    limits = []
-    for limit in row.limits:
-        series = results.of(row.id, x, f"{LIMIT}{limit}")
+    found = []
+    for baseline in row.baselines:
+        series = results.of(row.id, x, f"{BASELINE}{baseline}")
         if series is not None:
-            name = "bare socket" if limit == "socket" else "copying memory"
+            name = "bare socket" if baseline == "socket" else "copying memory"
             name += ", 64 B" if x is None else ""
-            limits.append(f"{name}: {wording.figure(row, spread(series.values).middle)}")
-    return {"name": wording.place(row, x), "id": row.id, "cells": cells, "limits": limits}
+            found.append(f"{name}: {formatting.figure(row, spread(series.values).middle)}")
+    return {"name": formatting.place(row, x), "id": row.id, "cells": cells, "baselines": found}
 
 
 def _detail(row: Row, percentiles: dict[str, float]) -> str:
     told = [
-        f"{percent} %: {wording.figure(row, value)}"
+        f"{percent} %: {formatting.figure(row, value)}"
         for percent, value in percentiles.items()
         if percent != "50"
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 KiB, MiB = 1 << 10, 1 << 20
 
@@ -20,7 +20,7 @@ class Row:
     :ivar id: its name in the results, and for ``--only``.
     :ivar section: the heading that it stands under.
     :ivar along: what it depends on, None for a single figure.
-    :ivar limits: what is measured beside the backends: ``memcpy``, ``socket``.
+    :ivar baselines: what is measured beside the backends: ``memcpy``, ``socket``.
     """
 
     id: str
@@ -29,7 +29,7 @@ class Row:
     unit: Unit = "s"
     higher_is_better: bool = False
     along: str | None = None
-    limits: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
 
 
 _LATENCY, _LOADED = "Round trip", "Round trip while four other threads call"
@@ -38,7 +38,7 @@ _SIZE, _GROUP = "Size", "Groups"
 _BOTH = ("memcpy", "socket")
 
 ROWS = (
-    Row("latency.noop", _LATENCY, "no-op in Python", limits=("socket",)),
+    Row("latency.noop", _LATENCY, "no-op in Python", baselines=("socket",)),
     Row("latency.builtin", _LATENCY, "builtin, torch.add"),
     Row("latency.tensor", _LATENCY, "echo of 16 floats"),
     Row("latency.script", _LATENCY, "TorchScript function"),
@@ -51,8 +51,8 @@ ROWS = (
     Row("cpu.async.caller", _CPU, "no-op, 64 in flight: caller"),
     Row("cpu.async.callee", _CPU, "no-op, 64 in flight: callee"),
     Row("cpu.idle", _CPU, "a worker that waits", "core"),
-    Row("size.echo", _SIZE, "echo", along="bytes", limits=_BOTH),
-    Row("size.oneway", _SIZE, "one way", along="bytes", limits=_BOTH),
+    Row("size.echo", _SIZE, "echo", along="bytes", baselines=_BOTH),
+    Row("size.oneway", _SIZE, "one way", along="bytes", baselines=_BOTH),
     Row("group.start", _GROUP, "init_rpc, static group", along="workers"),
     Row("group.mesh", _GROUP, "first calls, all to all", along="workers"),
     Row("group.shutdown", _GROUP, "shutdown, static group", along="workers"),
@@ -78,8 +78,8 @@ class Plan:
     """How much of what is measured.
 
     :ivar only: the ids of the rows.
-    :ivar sittings: sets of processes for calls and for sizes.
-    :ivar rounds: of each row of calls in a sitting.
+    :ivar process_sets: sets of processes for calls and for sizes.
+    :ivar rounds: of each row of calls with one process set.
     :ivar calls: single calls in a block whose times are kept.
     :ivar seconds: after which a block ends, however many calls it has made; one of throughput lasts as
         long.
@@ -92,7 +92,7 @@ class Plan:
 
     name: str
     only: tuple[str, ...]
-    sittings: int
+    process_sets: int
     rounds: int
     calls: int
     seconds: float
@@ -107,18 +107,23 @@ class Plan:
 
     @property
     def size_rounds(self) -> int:
-        """Rounds of each size in a sitting."""
+        """Rounds of each size with one process set."""
         return (self.rounds + 1) // 2
 
     @property
-    def client_sittings(self) -> int:
+    def client_process_sets(self) -> int:
         """Sets of processes for clients: on few cores two sets differ more than rounds of one do."""
-        return 2 * self.sittings
+        return 2 * self.process_sets
 
     @property
     def client_rounds(self) -> int:
         """Rounds of each number of clients in one of these."""
         return (self.size_rounds + 1) // 2
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as it stands in files of results, where process sets are called sittings."""
+        fields = asdict(self)
+        return {"sittings" if key == "process_sets" else key: fields[key] for key in fields}
 
     def has(self, *ids: str) -> bool:
         """Return whether one of these rows is measured."""
@@ -143,7 +148,7 @@ ALL = tuple(row.id for row in ROWS)
 FULL = Plan(
     name="full",
     only=ALL,
-    sittings=4,
+    process_sets=4,
     rounds=8,
     calls=400,
     seconds=0.25,
@@ -157,7 +162,7 @@ FULL = Plan(
 QUICK = replace(
     FULL,
     name="quick",
-    sittings=1,
+    process_sets=1,
     rounds=6,
     calls=200,
     seconds=0.1,

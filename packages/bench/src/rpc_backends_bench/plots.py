@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rpc_backends_bench import drawing, wording
+from rpc_backends_bench import drawing, formatting
 from rpc_backends_bench.plan import BY_ID, Row
 from rpc_backends_bench.results import Results
 from rpc_backends_bench.statistics import Ratio, spread
@@ -69,7 +69,7 @@ def _draw_latencies(results: Results) -> Figure:
     rows = _rows(results, "latency.")
     figure, panels = drawing.panels(len(rows), 3, share_y=True)
     for axes, row in zip(panels, rows, strict=True):
-        for label, colour, line in drawing.contestants(results, row):
+        for label, colour, line in drawing.participants(results, row):
             series = results.of(row.id, None, label)
             if series is None or not series.curve:
                 continue
@@ -86,7 +86,7 @@ def _draw_latencies(results: Results) -> Figure:
         axes.set_yscale("log")
         axes.set_xticks([_nines(one) for one in _NINES], [f"{one:g} %" for one in _NINES])
         axes.set_ylabel("us")
-        axes.set_xlabel("share of calls that took at most so long")
+        axes.set_xlabel("latency percentiles (CDF)")
         drawing.plain_numbers(axes, "y")
     drawing.legend(figure, panels)
     return figure
@@ -113,9 +113,9 @@ def _draw_sizes(results: Results) -> Figure:
         axes.set_title("echo: there and back" if row.id == "size.echo" else "one way")
         axes.set_ylabel("bytes per second")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: wording.rate(value))
+        axes.yaxis.set_major_formatter(lambda value, _: formatting.rate(value))
         places = [x for x in results.places(row.id) if x is not None]
-        axes.set_xticks(places, [wording.amount(x) for x in places], rotation=35, ha="right")
+        axes.set_xticks(places, [formatting.amount(x) for x in places], rotation=35, ha="right")
         axes.minorticks_off()
         axes.set_xlabel("")
     drawing.legend(figure, panels)
@@ -139,7 +139,7 @@ def _draw_processor(results: Results) -> Figure:
     figure, panels = drawing.panels(len(rows), 3, high=0.7)
     for axes, row in zip(panels, rows, strict=True):
         scale = 1e6 if row.unit == "s" else 1.0
-        for place, (label, colour, _) in enumerate(drawing.contestants(results, row)):
+        for place, (label, colour, _) in enumerate(drawing.participants(results, row)):
             series = results.of(row.id, None, label)
             if series is not None:
                 value = spread(series.values)
@@ -158,7 +158,7 @@ def _draw_ratios(results: Results) -> Figure:
     places = [
         (row, x)
         for row in results.rows()
-        for x in wording.shown_places(results, row)
+        for x in formatting.shown_places(results, row)
         if any(results.ratio(row.id, x, label) for label in others)
     ]
     figure, (axes,) = drawing.panels(1, 1, wide=2.1, high=max(1.0, (len(places) + 3) * 0.052))
@@ -181,7 +181,7 @@ def _draw_ratios(results: Results) -> Figure:
     axes.axvline(1, color=drawing.REFERENCE, linewidth=1, zorder=0)
     axes.set_xscale("log")
     drawing.plain_numbers(axes, "x")
-    names = [f"{_brief(row)}{wording.place(row, x)}" for row, x in places]
+    names = [f"{_brief(row)}{formatting.place(row, x)}" for row, x in places]
     axes.set_yticks(range(len(places)), names)
     axes.set_ylim(len(places) - 0.4, -0.6)
     axes.set_xlabel(f"ratio to {results.reference}: left of 1 is better")
@@ -215,9 +215,9 @@ PLOTS = (
     ),
     Plot(
         "bandwidth",
-        "Bandwidth by size, and its limits",
-        "Bytes moved in a second, counted both ways for an echo. The limits are of this machine, "
-        "measured in the same turns: one thread copying memory, and a TCP socket of the loopback "
+        "Bandwidth by size, and baselines",
+        "Bytes moved in a second, counted both ways for an echo. The baselines are of this machine, "
+        "measured in the same rounds: one thread copying memory, and a TCP socket of the loopback "
         "interface between two processes that keep their buffers. Shared memory can beat the socket.",
         _draw_sizes,
         ("size.echo", "size.oneway"),
@@ -257,7 +257,7 @@ def _in_mebibytes(_row: Row, _x: int, value: float) -> float:
 
 
 def _as_bandwidth(row: Row, x: int, value: float) -> float:
-    return wording.bandwidth(row, value, x)
+    return formatting.bandwidth(row, value, x)
 
 
 def _times(row: Row, ratio: Ratio) -> Ratio:

@@ -14,7 +14,7 @@ _REFRESH = 4  # times a second
 class Progress:
     """Shows what is measured and how much is left; a context.
 
-    :param expected: all that :meth:`step` will hear, in seconds, if all goes well.
+    :param expected: all that :meth:`advance` will receive, in seconds, if all goes well.
     :param quiet: say nothing where it is not a terminal.
     """
 
@@ -55,7 +55,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def at(self, what: str) -> None:
+    def describe(self, what: str) -> None:
         """Say what is measured next."""
         if self._bar is not None:
             self._bar.update(self._task, description=f"{what:<34.34}")
@@ -66,7 +66,7 @@ class Progress:
                 seconds = time.monotonic() - self._begin
                 self._console.print(f"{10 * tenth:3} %, {seconds:.0f} s: {what}", soft_wrap=True)
 
-    def step(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Take note that something is done."""
         self._done += seconds
         if self._bar is not None:

@@ -15,8 +15,8 @@ from rpc_backends_bench.statistics import Point
 
 #: Version of the form of the file; another one is not read.
 FORMAT = 1
-#: Before the names of what is no backend: a limit of the machine.
-LIMIT = "limit: "
+#: Before the names of baselines, in files of results, too.
+BASELINE = "limit: "
 
 
 class FormatError(Exception):
@@ -25,7 +25,7 @@ class FormatError(Exception):
 
 @dataclass
 class Series:
-    """One row of one contestant, at one place of what the row depends on.
+    """One row of one participant, at one place of what the row depends on.
 
     :ivar points: a value for each round.
     :ivar samples: single calls of all rounds, in seconds, while the run lasts.
@@ -56,7 +56,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something of a contestant is missing.
+    """Why something of a participant is missing.
 
     :ivar at: what was being measured.
     """
@@ -94,7 +94,7 @@ class Results:
         cls, plan: Plan, machine: dict[str, Any], subjects: list[dict[str, Any]], reference: str
     ) -> Results:
         """Return results with nothing in them."""
-        return cls(asdict(plan), machine, subjects, reference)
+        return cls(plan.to_json(), machine, subjects, reference)
 
     @property
     def labels(self) -> list[str]:
@@ -110,7 +110,7 @@ class Results:
         x: int | None = None,
         samples: Iterable[float] = (),
     ) -> None:
-        """Add what was measured in the sitting and round ``at``."""
+        """Add what was measured with the process set and in the round ``at``."""
         series = self.series.setdefault((row, x, label), Series())
         series.points.append((*at, value))
         self._draws.clear()

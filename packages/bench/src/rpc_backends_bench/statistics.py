@@ -1,7 +1,7 @@
 """Figures from measurements: quantiles, and ratios with the interval in which they lie.
 
-What two backends took in one round was measured one right after the other: a *pair*. Rounds in one set
-of processes are a *sitting*: two sets of processes differ by more than two rounds of one set.
+The values of two backends in one round, measured one right after the other, are a *pair*. Two sets of
+processes differ by more than two rounds with one *process set*, so values are kept by process set.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: Sitting, round, and the value that was measured then.
+#: The numbers of the process set and of the round, and the value that was measured.
 Point = tuple[int, int, float]
 
 #: What is reported of a distribution of single calls, in percent.
@@ -68,34 +68,34 @@ def curve(ordered: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def pairs(ours: Sequence[Point], reference: Sequence[Point]) -> list[list[tuple[float, float]]]:
-    """Return what both measured in the same rounds, by sitting."""
-    other = {(sitting, turn): value for sitting, turn, value in reference}
-    sittings: dict[int, list[tuple[float, float]]] = {}
-    for sitting, turn, value in ours:
-        if (sitting, turn) in other:
-            sittings.setdefault(sitting, []).append((value, other[sitting, turn]))
-    return list(sittings.values())
+    """Return what both measured in the same rounds, by process set."""
+    other = {(number, turn): value for number, turn, value in reference}
+    sets: dict[int, list[tuple[float, float]]] = {}
+    for number, turn, value in ours:
+        if (number, turn) in other:
+            sets.setdefault(number, []).append((value, other[number, turn]))
+    return list(sets.values())
 
 
 def draws(ours: Sequence[Point], reference: Sequence[Point]) -> list[float]:
     """Return, sorted, the ratio of the medians in samples of what was measured; empty without any.
 
-    Sittings are drawn with replacement, and then rounds in each: as many as the longest has.
+    Process sets are drawn with replacement, and then rounds in each: as many as the longest has.
     """
     import torch
 
-    sittings = pairs(ours, reference)
-    if not sittings:
+    sets = pairs(ours, reference)
+    if not sets:
         return []
-    chance = torch.Generator().manual_seed(0)
-    count, longest = len(sittings), max(len(sitting) for sitting in sittings)
-    padded = [sitting + [sitting[0]] * (longest - len(sitting)) for sitting in sittings]
-    values = torch.tensor(padded, dtype=torch.float64)  # sitting, round, which of the two
-    lengths = torch.tensor([len(sitting) for sitting in sittings])
-    sitting = torch.randint(count, (_RESAMPLES, count, 1), generator=chance)
-    part = torch.rand((_RESAMPLES, count, longest), generator=chance)
-    turn = (part * lengths[sitting]).long()
-    samples = values[sitting.expand_as(turn), turn].flatten(1, 2).sort(dim=1).values
+    rng = torch.Generator().manual_seed(0)
+    count, longest = len(sets), max(len(one) for one in sets)
+    padded = [one + [one[0]] * (longest - len(one)) for one in sets]
+    values = torch.tensor(padded, dtype=torch.float64)  # process set, round, which of the two
+    lengths = torch.tensor([len(one) for one in sets])
+    chosen = torch.randint(count, (_RESAMPLES, count, 1), generator=rng)
+    part = torch.rand((_RESAMPLES, count, longest), generator=rng)
+    turn = (part * lengths[chosen]).long()
+    samples = values[chosen.expand_as(turn), turn].flatten(1, 2).sort(dim=1).values
     size = samples.shape[1]
     medians = (samples[:, (size - 1) // 2] + samples[:, size // 2]) / 2
     drawn: list[float] = (medians[:, 0] / medians[:, 1]).sort().values.tolist()
@@ -112,7 +112,7 @@ def ratio(
 
     :param drawn: what :func:`draws` has given for them, if that was asked before.
     """
-    flat = [pair for sitting in pairs(ours, reference) for pair in sitting]
+    flat = [pair for one in pairs(ours, reference) for pair in one]
     if not flat or any(other <= 0 for _, other in flat):
         return None
     drawn = draws(ours, reference) if drawn is None else drawn
@@ -123,7 +123,7 @@ def ratio(
 
 def interval(points: Sequence[Point], confidence: float = 0.95) -> Ratio | None:
     """Return the median of one backend's values as :func:`ratio` does: its ratio to one."""
-    return ratio(points, [(sitting, turn, 1.0) for sitting, turn, _ in points], confidence)
+    return ratio(points, [(number, turn, 1.0) for number, turn, _ in points], confidence)
 
 
 def _of_medians(sample: Sequence[tuple[float, float]]) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rpc_backends_bench import machine, wording
+from rpc_backends_bench import formatting, machine
 from rpc_backends_bench.compare import Change, Comparison
 from rpc_backends_bench.disturbances import disturbances
 from rpc_backends_bench.plan import BY_ID, Row
-from rpc_backends_bench.results import LIMIT, Results
+from rpc_backends_bench.results import BASELINE, Results
 from rpc_backends_bench.statistics import spread
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _table(results: Results, *, intervals: bool) -> Table:
             section = row.section
             table.add_section()
             table.add_row(section, style="bold")
-        for x in wording.shown_places(results, row):
+        for x in formatting.shown_places(results, row):
             _add(table, results, row, x, intervals)
     return table
 
@@ -87,20 +87,20 @@ def _add(table: Table, results: Results, row: Row, x: int | None, intervals: boo
         if series is None:
             cells.append(Text("error", "red") if _failed(results, label) else "")
         else:
-            cells.append(wording.figure(row, spread(series.values).middle))
+            cells.append(formatting.figure(row, spread(series.values).middle))
         if label != results.reference:
             ratio = results.ratio(row.id, x, label)
-            text = wording.ratio(ratio, interval=intervals)
-            cells.append(Text(text, _STYLES[wording.judgement(row, ratio)]))
-    table.add_row(f"  {wording.place(row, x)}", *cells)
+            text = formatting.ratio(ratio, interval=intervals)
+            cells.append(Text(text, _STYLES[formatting.judgement(row, ratio)]))
+    table.add_row(f"  {formatting.place(row, x)}", *cells)
     for percent in ("90", "99", "99.9"):
         _add_percentile(table, results, row, x, percent)
-    for limit in row.limits:
-        series = results.of(row.id, x, f"{LIMIT}{limit}")
+    for baseline in row.baselines:
+        series = results.of(row.id, x, f"{BASELINE}{baseline}")
         if series is not None:
-            value = wording.figure(row, spread(series.values).middle)
-            what = "bare socket" if limit == "socket" else "copying memory"
-            table.add_row(f"    limit, {what}: {value}", style="dim")
+            value = formatting.figure(row, spread(series.values).middle)
+            what = "bare socket" if baseline == "socket" else "copying memory"
+            table.add_row(f"    baseline, {what}: {value}", style="dim")
 
 
 def _add_percentile(table: Table, results: Results, row: Row, x: int | None, percent: str) -> None:
@@ -113,7 +113,7 @@ def _add_percentile(table: Table, results: Results, row: Row, x: int | None, per
         return
     cells = []
     for label in results.labels:
-        cells.append(wording.figure(row, found[label]) if label in found else "")
+        cells.append(formatting.figure(row, found[label]) if label in found else "")
         if label != results.reference:
             both = label in found and results.reference in found
             cells.append(f"{found[label] / found[results.reference]:.2f}" if both else "")
@@ -145,10 +145,10 @@ def _render_comparison(comparison: Comparison, to: Console) -> None:
 def in_words(change: Change) -> str:
     """Return a change as a sentence."""
     row = BY_ID[change.row]
-    where = f"{row.section}, {wording.place(row, change.x)}"
+    where = f"{row.section}, {formatting.place(row, change.x)}"
     if change.absolute:
-        old = wording.figure(row, change.old.middle)
-        new = wording.figure(row, change.new.middle)
+        old = formatting.figure(row, change.old.middle)
+        new = formatting.figure(row, change.new.middle)
     else:
-        old, new = wording.ratio(change.old), wording.ratio(change.new)
+        old, new = formatting.ratio(change.old), formatting.ratio(change.new)
     return f"{change.label}: {where}: {old} then, {new} now (x {change.factor:.2f})"

@@ -1,13 +1,47 @@
 """The command ``rpc-backends``: a module for each subcommand, imported when it is used.
 
 Each gathers what there is to say as plain data first and shows it after that, as a table or as JSON, so
-that the two never disagree.
+that the two never disagree. The names in ``__all__`` are for packages that add subcommands, or checks
+for doctor; nothing is imported before it is used.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rpc_backends_cli.output import Failure as Failure
+    from rpc_backends_cli.output import console as console
+    from rpc_backends_cli.output import debug_option as debug_option
+    from rpc_backends_cli.output import grid as grid
+    from rpc_backends_cli.output import json_option as json_option
+    from rpc_backends_cli.output import print_json as print_json
+    from rpc_backends_cli.report import Finding as Finding
+    from rpc_backends_cli.report import Section as Section
+
+_MODULES = {
+    "Failure": "output",
+    "Finding": "report",
+    "Section": "report",
+    "console": "output",
+    "debug_option": "output",
+    "grid": "output",
+    "json_option": "output",
+    "print_json": "output",
+}
+
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that has ``name`` (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def main() -> None:

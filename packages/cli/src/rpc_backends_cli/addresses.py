@@ -7,32 +7,16 @@ first address of the machine's hostname that it can bind; and 127.0.0.1 where th
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import os
 import socket
-import struct
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rpc_backends_cli.report import Finding, Level, Section
+from rpc_backends_core.spi import Interface, interface_of, interfaces, is_loopback
 
 INTERFACE_VARIABLE = "TP_SOCKET_IFNAME"
 FALLBACK = "127.0.0.1"
-# Linux: <linux/sockios.h> and <linux/if.h>.
-_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
-_UP_AND_RUNNING = 0x1 | 0x40
-_IPV6_TABLE = Path("/proc/net/if_inet6")
-
-
-@dataclass(frozen=True)
-class Interface:
-    """An address of this machine and the network interface that has it."""
-
-    name: str
-    address: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
     if chosen.failure is not None:
         level = "problem" if INTERFACE_VARIABLE in environ else "warning"
         where = f"{where}: {chosen.failure}, so torch falls back to that address. {remedy}"
-    elif _is_loopback(chosen.address):
+    elif is_loopback(chosen.address):
         spread = _several_hosts(here, environ)
         level = "warning" if spread else "note"
         why = f"{spread}, and workers there" if spread else "fine on one machine; workers elsewhere"
@@ -112,48 +96,11 @@ def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
     return Section("addresses", "Addresses of workers", [Finding(level, "TensorPipe", where, data)])
 
 
-def interface_of(address: str, among: list[Interface]) -> str | None:
-    """Return the name of the interface that has ``address``; all of 127.0.0.0/8 is one interface's."""
-    for interface in among:
-        if interface.address == address:
-            return interface.name
-    if _is_loopback(address):
-        return next((one.name for one in among if _is_loopback(one.address)), None)
-    return None
-
-
-def interfaces() -> list[Interface]:
-    """Return the addresses of the interfaces that are up; the first IPv4 one of each, and IPv6."""
-    if not sys.platform.startswith("linux"):
-        return []
-    import fcntl
-
-    found: list[Interface] = []
-    names = [name for _, name in socket.if_nameindex()]
-    up: set[str] = set()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name in names:
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):  # it went away, or has no IPv4 address
-                flags = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)[16:18]
-                if struct.unpack("H", flags)[0] & _UP_AND_RUNNING != _UP_AND_RUNNING:
-                    continue
-                up.add(name)
-                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-                found.append(Interface(name, socket.inet_ntoa(answer[20:24])))
-    with contextlib.suppress(OSError):  # a machine without IPv6
-        for line in _IPV6_TABLE.read_text().splitlines():
-            digits, *_, name = line.split()
-            if name in up:
-                found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
-    return found
-
-
 def _alternatives(here: Machine) -> str:
     """Return the interfaces that other machines may reach, each with the address torch would take."""
     first: dict[str, str] = {}
     for one in here.interfaces:
-        if not _is_loopback(one.address):
+        if not is_loopback(one.address):
             first.setdefault(one.name, one.address)
     return (
         f": {', '.join(f'{name} ({address})' for name, address in first.items())}" if first else ""
@@ -168,7 +115,7 @@ def _several_hosts(here: Machine, environ: Mapping[str, str]) -> str | None:
     """Return what says that there are workers on other machines, None where nothing does."""
     master = environ.get("MASTER_ADDR", "")
     mine = {one.address for one in here.interfaces}
-    if master and not any(_is_loopback(one) or one in mine for one in _resolve(master)):
+    if master and not any(is_loopback(one) or one in mine for one in _resolve(master)):
         return f"MASTER_ADDR={master} is another machine"
     everywhere, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
     if everywhere.isdigit() and local.isdigit() and int(everywhere) > int(local):
@@ -192,7 +139,3 @@ def _can_bind(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -14,13 +14,19 @@ from rpc_backends_cli.output import DEBUG, Failure, debug_option, unexpected
 from rpc_backends_core import __version__
 
 if TYPE_CHECKING:
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 _COMMANDS = {
     "list": "rpc_backends_cli.listing:command",
     "show": "rpc_backends_cli.show:command",
     "doctor": "rpc_backends_cli.doctor:command",
     "new": "rpc_backends_cli.new:command",
+}
+#: What other packages, and the repository, have of ours; in place of "no such command".
+_ELSEWHERE = {
+    "conformance": "it is not installed; to have it: pip install rpc-backends-testing",
+    "bench": "it is not installed; to have it: pip install rpc-backends-bench",
+    "demo": "it is an example of the repository; run `make demo` in a clone",
 }
 
 
@@ -36,7 +42,7 @@ class Application(click.Group):
         return [*_COMMANDS, *self._installed]
 
     @functools.cached_property
-    def _installed(self) -> dict[str, list[Found]]:
+    def _installed(self) -> dict[str, list[Record]]:
         return installed.commands(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -49,19 +55,18 @@ class Application(click.Group):
             command = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             why = f"it cannot be loaded: {type(error).__name__}: {error}. Reinstall the package: "
-            why += "pip install --force-reinstall rpc-backends"
-            return _unavailable(cmd_name, why, error)
+            return _unavailable(cmd_name, why + "pip install --force-reinstall rpc-backends")
         assert isinstance(command, click.Command)
         return command
 
     def _get_installed(self, name: str) -> click.Command | None:
         claims = self._installed.get(name)
         if claims is None:
-            return None
+            return _unavailable(name, _ELSEWHERE[name]) if name in _ELSEWHERE else None
         try:
             return installed.load_command(claims)
         except installed.UnusableError as error:
-            return _unavailable(name, str(error), error)
+            return _unavailable(name, str(error))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an error is one message, and a traceback only with ``--debug``."""
@@ -78,7 +83,7 @@ class Application(click.Group):
 
 
 def _message(error: Exception) -> str:
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
 
     if isinstance(error, RpcBackendsError):
         return str(error)
@@ -90,9 +95,9 @@ def _show_warning(message: Warning | str, *_place: object, **_more: object) -> N
     click.echo(f"Warning: {message}", err=True)
 
 
-def _unavailable(name: str, why: str, error: Exception) -> click.Command:
+def _unavailable(name: str, why: str) -> click.Command:
     def refuse(**_: object) -> None:
-        raise Failure(f"`{name}` cannot be used: {why}") from error
+        raise Failure(f"`{name}` cannot be used: {why}")
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(name, callback=refuse, help=f"({why})", context_settings=settings)

@@ -11,9 +11,9 @@ from importlib import metadata
 from rpc_backends_cli.report import Finding, Section
 from rpc_backends_cli.torch_state import bridge, import_torch
 from rpc_backends_core import __version__
-from rpc_backends_core import _discovery as discovery
-from rpc_backends_core import _settings as settings
-from rpc_backends_core._errors import RpcBackendsError
+from rpc_backends_core.spi import RpcBackendsError
+from rpc_backends_core.spi import inspection as discovery
+from rpc_backends_core.spi.inspection import settings
 
 _DEPENDENCIES = ("pluggy", "importlib-metadata", "click", "rich")
 
@@ -40,7 +40,7 @@ def versions() -> Section:
 
 def torch_bridge() -> Section:
     """Return whether the bridge is in place, and what of torch it misses."""
-    from rpc_backends_core._bridge import torch_internals
+    from rpc_backends_core.spi import torch_internals
 
     state = bridge()
     level = {"in place": "ok", "off": "note", "absent": "problem", "failed": "problem"}[state.state]
@@ -100,23 +100,23 @@ def _variable(name: str, environ: Mapping[str, str]) -> Finding:
 
 
 def _default(environ: Mapping[str, str]) -> None:
-    _check_name(settings.default_backend(environ))
+    _check_name(settings.value(settings.DEFAULT, environ))
 
 
 def _override(environ: Mapping[str, str]) -> None:
-    _check_name(settings.override_backend(environ))
+    _check_name(settings.value(settings.OVERRIDE, environ))
 
 
 def _check_name(name: str | None) -> None:
     """Check that the backend which programs get is there."""
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
     if name is not None:
-        default_registry().entry(name)
+        default_registry().find(name)
 
 
 def _choice(environ: Mapping[str, str]) -> None:
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
     settings.Choice(environ)
     default_registry().names()  # compares the names with those there are

@@ -65,7 +65,7 @@ _KEYS = (
 def _guarded(key: str, look: Callable[[], Iterable[Section]]) -> Iterator[Section]:
     """Yield what ``look`` gives; if it fails, that is a finding too."""
     from rpc_backends_cli.report import Finding, Section
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
 
     try:
         yield from look()
@@ -81,8 +81,7 @@ def _backends(
 ) -> Iterator[Section]:
     from rpc_backends_cli import loading, probe
     from rpc_backends_cli.report import Section
-    from rpc_backends_core._api import records
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry, records
 
     known = sorted(records(), key=lambda record: record.name)
     hooks = default_registry().hook_packages()
@@ -110,15 +109,15 @@ _USABLE = ("loaded", "registered")
 
 def _unknown(names: tuple[str, ...], known: list[Record]) -> list[Finding]:
     from rpc_backends_cli.report import Finding
-    from rpc_backends_core._default_registry import default_registry
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import default_registry
 
     folds = {record.name.casefold() for record in known}
     findings = []
     for name in names:
         if name.casefold() not in folds:
             try:
-                default_registry().entry(name)
+                default_registry().find(name)
             except RpcBackendsError as error:
                 findings.append(Finding("problem", name, str(error)))
     return findings

@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rpc_backends_core import _discovery as discovery
+from rpc_backends_core.spi import inspection as discovery
 
 if TYPE_CHECKING:
     from rpc_backends_cli.report import Section
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 
 class UnusableError(Exception):
     """What a package declares cannot be used; the text says what to do."""
 
 
-def commands(taken: Iterable[str]) -> dict[str, list[Found]]:
+def commands(taken: Iterable[str]) -> dict[str, list[Record]]:
     """Return the subcommands of installed packages by name, with all who claim the name.
 
     :param taken: the names of the command's own, which go first.
     """
     taken = set(taken)
-    by_name: dict[str, list[Found]] = {}
+    by_name: dict[str, list[Record]] = {}
     for found in discovery.declared(discovery.COMMANDS_GROUP):
         if found.name not in taken:
             by_name.setdefault(found.name, []).append(found)
     return by_name
 
 
-def load_command(claims: list[Found]) -> click.Command:
+def load_command(claims: list[Record]) -> click.Command:
     """Import the subcommand that ``claims`` are of.
 
     :raises UnusableError: it cannot be used.
@@ -49,7 +49,7 @@ def load_command(claims: list[Found]) -> click.Command:
     return loaded
 
 
-def run_check(found: Found) -> Section:
+def run_check(found: Record) -> Section:
     """Look at what the check of an installed package looks at.
 
     :raises UnusableError: it cannot be used.
@@ -61,12 +61,12 @@ def run_check(found: Found) -> Section:
     if not isinstance(section, Section):
         raise UnusableError(
             f"{found.value} of {found.origin} returned {type(section).__name__} and no "
-            f"rpc_backends_cli.report.Section. {remedy(found)}"
+            f"rpc_backends_cli.Section. {remedy(found)}"
         )
     return section
 
 
-def remedy(found: Found) -> str:
+def remedy(found: Record) -> str:
     """Return what to do about a package that is broken."""
     if found.distribution is None:
         return "Mend or remove the package."
@@ -76,7 +76,7 @@ def remedy(found: Found) -> str:
     )
 
 
-def _load(found: Found) -> Any:
+def _load(found: Record) -> Any:
     try:
         return found.entry_point.load()
     except (Exception, SystemExit) as error:

@@ -1,17 +1,20 @@
-"""What installed packages have doctor look at: each in a child, so that one which hangs stops nothing."""
+"""What installed packages have doctor look at: each in a process of its own, which may hang or crash."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from rpc_backends_cli import children
-from rpc_backends_cli.installed import remedy
+from rpc_backends_cli import isolation
+from rpc_backends_cli.installed import UnusableError, remedy, run_check
+from rpc_backends_cli.processes import Me
 from rpc_backends_cli.report import Finding, Section
-from rpc_backends_core import _discovery as discovery
+from rpc_backends_core.spi import inspection as discovery
 
 if TYPE_CHECKING:
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 
 def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -> Iterator[Section]:
@@ -28,16 +31,26 @@ def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -
         yield _section(key, number, found, limit)
 
 
-def _section(key: str, number: int, found: Found, limit: float) -> Section:
-    (outcome,) = children.run(f"{__package__}.check_worker", [{"number": number}], limit)
-    section = outcome.fact("section")
+def _section(key: str, number: int, found: Record, limit: float) -> Section:
+    (outcome,) = isolation.run(_look, [(number,)], limit)
+    text, section = outcome.result or (None, None)
     if section is not None and outcome.error is None:
         findings = [Finding(**finding) for finding in section["findings"]]
         return Section(key, section["title"], findings)
-    text = outcome.fact("unusable")
     if text is None:
         text = f"{found.value} of {found.origin}: {outcome.error}\n"
         if outcome.timed_out:
             text += f"The limit was {limit:g} s; --timeout sets another.\n"
         text += remedy(found)
     return Section(key, found.name, [Finding("problem", "not looked at", text)])
+
+
+def _look(_me: Me, number: int) -> tuple[str | None, dict[str, Any] | None]:
+    """Run check ``number`` of all packages; return why it cannot be used, or its section as data."""
+    found = discovery.declared(discovery.CHECKS_GROUP)[number]
+    try:
+        section = run_check(found)
+    except UnusableError as error:
+        return str(error), None
+    # What is not JSON by itself travels as text, which is how it is printed.
+    return None, json.loads(json.dumps(asdict(section), default=str))

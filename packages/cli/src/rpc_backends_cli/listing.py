@@ -15,7 +15,7 @@ from rpc_backends_cli.output import (
     origin,
     print_json,
 )
-from rpc_backends_core import _settings as settings
+from rpc_backends_core.spi.inspection import settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,9 +75,9 @@ def gather() -> Listing:
         state = bridge()
         if state.state != "in place":
             notes.append(f"The bridge to torch is not in place: {state.text}.")
-        elif (override := settings.override_backend()) is not None:
+        elif (override := settings.value(settings.OVERRIDE)) is not None:
             notes.append(f"{settings.OVERRIDE}={override}: programs get it whatever they name.")
-    from rpc_backends_core._api import records
+    from rpc_backends_core.spi.inspection import records
 
     # By name; of equal names the one that is used goes first.
     rows: list[Row] = []
@@ -93,7 +93,7 @@ def _row(record: Record, before: Row | None) -> Row:
         description = f"not used: {before.origin} goes first"
     elif record.state in ("loaded", "registered"):
         # What is loaded is asked itself; that imports nothing.
-        from rpc_backends_core._default_registry import default_registry
+        from rpc_backends_core.spi.inspection import default_registry
 
         backend = default_registry().backend(record.name)
         description, capabilities = backend.description, sorted(backend.capabilities)

@@ -1,19 +1,20 @@
-"""Trying every plugin: each is loaded in a child, so that one which hangs or crashes stops nothing."""
+"""Loading every plugin in a process of its own, so that one which hangs or crashes stops nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rpc_backends_cli import children
-from rpc_backends_cli.load_worker import hook_id
+from rpc_backends_cli import isolation
 from rpc_backends_cli.output import origin
+from rpc_backends_cli.processes import Me
 from rpc_backends_cli.report import Finding, Section, seconds
 
 if TYPE_CHECKING:
-    from rpc_backends_core import Record
-    from rpc_backends_core._discovery import Found
+    from rpc_backends_core.spi import Record
 
 Item = tuple[str, str]  # ("backend" or "hook", name)
 
@@ -23,38 +24,74 @@ class Loaded:
     """How loading one package went.
 
     :ivar failure: why it failed, None if it did not.
-    :ivar said: whether ``failure`` is the registry's own text, which has the package and the remedy.
+    :ivar complete: whether ``failure`` is the registry's own text, which has the package and the remedy.
     """
 
     seconds: float | None
     failure: str | None
-    said: bool = True
+    complete: bool = True
 
 
 def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
     """Load each of ``items``; ``limit`` has the seconds for one of them."""
     left, results = list(items), dict[Item, Loaded]()
     while left:
-        spec = {"items": left, "limit": limit}
-        (outcome,) = children.run(f"{__package__}.load_worker", [spec], limit * (len(left) + 1))
-        for facts in outcome.said:
-            if "done" in facts:
-                kind, name = facts["done"]
-                results[kind, name] = Loaded(facts["seconds"], facts["failure"])
+        (outcome,) = isolation.run(_load, [(left,)], limit, each=True)
+        results.update(outcome.reported)
         left = [item for item in left if item not in results]
         if left:
-            # The one that it was at took the process with it; the rest is tried in a new one.
-            kind, name = outcome.fact("trying") or left[0]
-            culprit = (kind, name) if (kind, name) in left else left[0]
+            # The first of them took the process with it; the rest is tried in a new one.
             failure = outcome.error or "the process ended silently"
             if outcome.timed_out:
                 failure += f"\nThe limit was {limit:g} s; --timeout sets another."
-            results[culprit] = Loaded(None, failure, said=False)
-            left.remove(culprit)
+            results[left.pop(0)] = Loaded(None, failure, complete=False)
     return results
 
 
-def check(records: list[Record], found_hooks: list[Found], limit: float) -> list[Section]:
+def _load(me: Me, items: Sequence[Item]) -> None:
+    """Load ``items`` one after the other and report how each went."""
+    me.doing("importing torch")
+    import torch  # noqa: F401  # as in every program, and not to be counted as the first plugin's time
+
+    from rpc_backends_core.spi.inspection import default_registry
+
+    default_registry().on_loaded = None  # hook packages are tried on their own
+    for kind, name in items:
+        me.doing(f"loading {name}")
+        started = time.perf_counter()
+        failure = _load_backend(name) if kind == "backend" else _load_hooks(name)
+        me.tell(((kind, name), Loaded(time.perf_counter() - started, failure)))
+
+
+def _load_backend(name: str) -> str | None:
+    """Return why a backend cannot be loaded, None if it can."""
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import default_registry
+
+    try:
+        default_registry().backend(name)
+    except RpcBackendsError as error:
+        return str(error)
+    return None
+
+
+def _load_hooks(name: str) -> str | None:
+    """Return why the hook package that :func:`hook_id` calls ``name`` cannot be loaded, or None."""
+    from rpc_backends_core.spi.inspection import Hooks, default_registry
+
+    found = [one for one in default_registry().hook_packages() if hook_id(one) == name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the same is in the record
+        errors = [record.error for record in Hooks(found).records if record.error is not None]
+    return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
+
+
+def hook_id(found: Record) -> str:
+    """Return what tells a hook package from others: several may choose one name."""
+    return f"{found.name} of {found.origin}"
+
+
+def check(records: list[Record], found_hooks: list[Record], limit: float) -> list[Section]:
     """Return every backend and every hook package, and how loading it went."""
     tried = [record for record in records if record.state == "found"]
     items = [("backend", record.name) for record in tried]
@@ -93,7 +130,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     if loaded.failure is None:
         return Finding("ok", record.name, f"{where} ({seconds(loaded.seconds or 0)})", data)
     text = loaded.failure
-    if not loaded.said:
+    if not loaded.complete:
         text = data["error"] = (
             f"RPC backend {record.name!r} of {where} cannot be used: loading {record.value}: {text}\n"
             f"Mend or reinstall the package, or uninstall it: pip uninstall {record.distribution}."
@@ -101,7 +138,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     return Finding("problem", record.name, text, data)
 
 
-def _hook(found: Found, loaded: Loaded) -> Finding:
+def _hook(found: Record, loaded: Loaded) -> Finding:
     data = {
         "distribution": found.distribution,
         "version": found.version,

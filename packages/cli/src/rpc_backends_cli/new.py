@@ -81,14 +81,13 @@ def _check_package(names: Names) -> None:
 def _check_taken(names: Names) -> None:
     """See that no backend of this name is installed, and that it is not one of torch's."""
     from rpc_backends_cli.torch_state import import_torch
-    from rpc_backends_core._api import records
-    from rpc_backends_core._builtin_backends import CAPABILITIES
+    from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, records
 
     failure = import_torch()
     if failure is not None:
         raise Failure(f"torch cannot be imported, so nobody knows which names are taken: {failure}")
     holders = [one.origin for one in records() if one.name.casefold() == names.member.casefold()]
-    if names.member in CAPABILITIES and not holders:
+    if names.member in BUILTIN_CAPABILITIES and not holders:
         holders.append("torch itself")
     if holders:
         who = " and ".join(dict.fromkeys(holders))

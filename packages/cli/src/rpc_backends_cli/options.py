@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rpc_backends_core._backend import Backend
+    from rpc_backends_core.spi import Backend
 
 # The handler gets these two by position, and torch has the defaults.
 _TORCHS_DEFAULTS = (60.0, "env://")

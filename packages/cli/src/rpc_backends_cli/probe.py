@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import os
+import statistics
 import tempfile
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli import children
+from rpc_backends_cli import isolation
+from rpc_backends_cli.processes import Me
 from rpc_backends_cli.report import Finding, seconds
 
 CALLS = 100
-_TIMES = ("start_seconds", "first_call_seconds", "median_call_seconds", "stop_seconds")
 
 
 def check(backend: str, limit: float) -> Finding:
@@ -20,26 +23,18 @@ def check(backend: str, limit: float) -> Finding:
     :param limit: seconds for all of it, importing torch included.
     """
     with tempfile.TemporaryDirectory(prefix="rpc-backends-") as folder:
-        common = {
-            "backend": backend,
-            "store": str(Path(folder, "store")),
-            "calls": CALLS,
-            "timeout": limit,
-        }
-        specs = [{**common, "rank": rank} for rank in range(2)]
-        outcomes = children.run(f"{__package__}.probe_worker", specs, limit)
+        url = f"file://{Path(folder, 'store')}"
+        outcomes = isolation.run(
+            _call_each_other, [(backend, url, rank, limit) for rank in range(2)], limit
+        )
     failed = _first_failed(outcomes)
     if failed is None:
-        required = outcomes[0].fact("required")
-        if required:
-            text = f"not tried: without a default there is {', '.join(required)}"
-            return Finding("note", backend, text, {"required": required})
-        return _well(backend, outcomes)
-    stage = failed.fact("stage") or "beginning"
+        return _well(backend, *(outcome.result for outcome in outcomes))
+    stage = failed.stage or "beginning"
     data: dict[str, Any] = {
         "error": failed.error,
         "stage": stage,
-        "traceback": failed.fact("traceback"),
+        "traceback": failed.traceback,
         "log": failed.log,
         "timed_out": failed.timed_out,
         "limit_seconds": limit,
@@ -50,11 +45,12 @@ def check(backend: str, limit: float) -> Finding:
     return Finding("problem", backend, text, data)
 
 
-def _well(backend: str, outcomes: list[children.Outcome]) -> Finding:
-    data = {name: outcomes[0].fact(name) for name in _TIMES}
+def _well(backend: str, data: dict[str, Any], other: dict[str, Any]) -> Finding:
+    if "required" in data:
+        text = f"not tried: without a default there is {', '.join(data['required'])}"
+        return Finding("note", backend, text, data)
     # The one that came first has waited for the other to import torch.
-    data["start_seconds"] = min(outcome.fact("start_seconds") for outcome in outcomes)
-    data["calls"] = outcomes[0].fact("calls")
+    data["start_seconds"] = min(data["start_seconds"], other["start_seconds"])
     text = (
         f"{seconds(data['median_call_seconds'])} a call, "
         f"first {seconds(data['first_call_seconds'])}, start {seconds(data['start_seconds'])}"
@@ -62,9 +58,69 @@ def _well(backend: str, outcomes: list[children.Outcome]) -> Finding:
     return Finding("ok", backend, text, data)
 
 
-def _first_failed(outcomes: list[children.Outcome]) -> children.Outcome | None:
-    """Return the worker that explains the failure: one that says why, else one that was killed."""
+def _first_failed(outcomes: list[isolation.Outcome]) -> isolation.Outcome | None:
+    """Return the worker that explains the failure: one that raised, else one that crashed."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]
-    # Who failed first did so of itself; the other one may have failed because of that.
-    failed.sort(key=lambda outcome: (outcome.fact("when") or math.inf, not outcome.timed_out))
+    # Who failed first did so of itself; the other one may have failed, or waited, because of that.
+    failed.sort(key=lambda outcome: (outcome.when, outcome.timed_out))
     return failed[0] if failed else None
+
+
+def _call_each_other(
+    me: Me, backend: str, url: str, rank: int, rpc_timeout: float
+) -> dict[str, Any]:
+    """Join a group of two, in which rank 0 calls rank 1; return how long it all took in seconds.
+
+    Without a default for one of the backend's options, return their names as ``required`` instead.
+    """
+    me.doing("importing torch")
+    from torch.distributed import rpc
+
+    import rpc_backends_core
+    from rpc_backends_cli.options import options_of
+    from rpc_backends_core.spi.inspection import HookWarning, default_registry, settings
+
+    warnings.simplefilter("ignore", HookWarning)  # doctor looks at hook packages by themselves
+    # It may have been switched off, or another backend put in its place, for programs; what is tried
+    # here is the backend.
+    rpc_backends_core.install()
+    os.environ.pop(settings.OVERRIDE, None)
+    me.doing("constructing its options")
+    known = options_of(default_registry().backend(backend))
+    required = [o.name for o in known if o.default is None and o.declared_by == "handler"]
+    if required:
+        return {"required": required}
+    options = rpc_backends_core.construct_rpc_backend_options(
+        backend, rpc_timeout=rpc_timeout, init_method=url
+    )
+    me.doing("starting")
+    started = time.perf_counter()
+    rpc.init_rpc(
+        f"doctor{rank}", backend=backend, rank=rank, world_size=2, rpc_backend_options=options
+    )
+    data: dict[str, Any] = {"start_seconds": time.perf_counter() - started}
+    if rank == 0:
+        me.doing("calling")
+        data.update(_call(rpc))
+    me.doing("stopping")
+    started = time.perf_counter()
+    rpc.shutdown()
+    data["stop_seconds"] = time.perf_counter() - started
+    me.doing("ending the process")
+    return data
+
+
+def _call(rpc: Any) -> dict[str, Any]:
+    times = []
+    for _ in range(CALLS + 1):
+        started = time.perf_counter()
+        answered_by = rpc.rpc_sync("doctor1", os.getpid)
+        times.append(time.perf_counter() - started)
+        if answered_by == os.getpid():
+            raise RuntimeError("a call to the other worker was executed by the caller itself")
+    first, *later = times
+    return {
+        "first_call_seconds": first,
+        "median_call_seconds": statistics.median(later),
+        "calls": len(later),
+    }

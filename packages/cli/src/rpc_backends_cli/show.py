@@ -59,17 +59,15 @@ def gather(name: str) -> Page:
     :raises BackendLoadError: it cannot be loaded.
     """
     from rpc_backends_cli.torch_state import import_torch
-    from rpc_backends_core._api import records
-    from rpc_backends_core._contract import COMMITMENTS
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi import COMMITMENTS
+    from rpc_backends_core.spi.inspection import default_registry, records
 
     failure = import_torch()
     if failure is not None:
         raise Failure(f"torch cannot be imported: {failure}")
     registry = default_registry()
-    entry = registry.entry(name)
-    backend = registry.load(entry)
-    record = entry.record()
+    record = registry.load(name)
+    backend = registry.backend(name)
     # Not all names are ours: a backend may declare what only its users know.
     commitments = {str(name): text for name, text in COMMITMENTS.items()}
     others = [one for one in records() if one.name == record.name and one.state == "shadowed"]

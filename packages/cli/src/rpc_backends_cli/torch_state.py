@@ -39,7 +39,7 @@ def bridge() -> Bridge:
     """Return whether the bridge is in place, and why not; torch must have been imported."""
     import torch.distributed
 
-    from rpc_backends_core import _bridge as torch_bridge
+    from rpc_backends_core.spi import inspection as torch_bridge
 
     if torch_bridge.is_installed():
         return _installed()
@@ -71,7 +71,7 @@ def _installed() -> Bridge:
 
 def _switched_off() -> str | None:
     """Return the variable that somebody has switched it off with."""
-    from rpc_backends_core import _settings as settings
+    from rpc_backends_core.spi.inspection import settings
 
     if os.environ.get(TORCH_AUTOLOAD, "1") != "1":
         return f"{TORCH_AUTOLOAD}={os.environ[TORCH_AUTOLOAD]}"
@@ -81,9 +81,9 @@ def _switched_off() -> str | None:
 
 
 def _why_not() -> str:
-    from rpc_backends_core import autoload
+    from rpc_backends_core.spi.inspection import autoload_failure
 
-    failure = autoload.failure()
+    failure = autoload_failure()
     if failure is not None:
         return f"installing it failed with {type(failure).__name__}: {failure}"
     if not _has_entry_point():

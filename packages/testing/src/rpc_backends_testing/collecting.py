@@ -14,8 +14,8 @@ def check(items: list[pytest.Item]) -> None:
 
     :raises pytest.UsageError: none is named, or there is none of that name, or it cannot be loaded.
     """
-    from rpc_backends_core._api import construct_rpc_backend_options, records
-    from rpc_backends_core._errors import RpcBackendsError
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import construct_rpc_backend_options, records
 
     tried = []
     for item in items:

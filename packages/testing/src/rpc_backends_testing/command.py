@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Sequence
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rpc_backends_testing as testing
-from rpc_backends_cli.children import ended_by_signals
-from rpc_backends_cli.output import Failure, console, debug_option, json_option
+from rpc_backends_cli import Failure, console, debug_option, json_option
+from rpc_backends_cli.processes import Done, News, Template, WorkerError, Workers, exit_on_signals
+from rpc_backends_cli.processes import Failure as StepFailed
 from rpc_backends_testing.chapters import CHAPTERS
 from rpc_backends_testing.console import Progress, render
 
@@ -26,18 +26,11 @@ if TYPE_CHECKING:
     from rpc_backends_testing.results import Report
 
 #: Seconds that the run has to stop its workers after Ctrl-C.
-_GRACE = 10.0
+_GRACE_PERIOD = 10.0
 _USAGE = 2
-_TESTING = 'pip install "rpc-backends-core[testing]"'
 _SUITE = "rpc_backends_testing"
 _TORCH = "torch"  # the chapter that is a tier
 _FOLDER = Path(testing.__file__).parent
-
-# The path is handed over so that the child finds the packages that this process finds.
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-)
 
 
 class UsageFailure(Failure):
@@ -73,7 +66,7 @@ def arguments(
     # No conftest.py, not even from the current folder; and tests are named by their place in the suite.
     result += ["--noconftest", "--rootdir", str(_FOLDER)]
     result += ["--basetemp", str(folder / "tmp")]
-    result += ["-p", f"{_SUITE}.plugin", "-p", f"{_SUITE}.progress"]
+    result += ["-p", f"{_SUITE}.plugin"]
     result += ["--rpc-backend", name, "--rpc-report", str(folder / "report")]
     for option in options:
         result += ["--rpc-option", option]
@@ -90,47 +83,33 @@ def arguments(
     return [*result, "--pyargs", *chosen]
 
 
-def events(pytest_arguments: Sequence[str], log: Path) -> Generator[dict[str, Any]]:
-    """Run pytest in a child and yield what it tells; the last is ``ended`` with its ``status``.
+def events(pytest_arguments: Sequence[str]) -> Generator[dict[str, Any]]:
+    """Run pytest in a worker and yield what it reports.
 
-    However this generator is left, the child and its workers have ended by then.
-
-    :param log: what the child prints goes to this file.
+    The last is ``ended`` with pytest's ``status`` and what it ``printed``. When this generator is
+    left, in whatever way, the worker and its own workers have ended.
     """
-    reading, writing = os.pipe()
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others' plugins have no part in it
-    with os.fdopen(reading, encoding="utf-8") as lines:
-        with os.fdopen(writing, "wb") as theirs, log.open("wb") as output:
-            child = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)),
-                    *("--rpc-progress", str(writing), *pytest_arguments),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environ,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for us, and we end it
-            )
+    from rpc_backends_testing.progress import run_pytest
+
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others' plugins have no part in it
+    template = Template(variables=variables)
+    with Workers(1, seconds=math.inf, fresh=True, template=template) as workers:
+        worker = workers[0]
+        step = worker.start(run_pytest, pytest_arguments)
         try:
-            for line in lines:
-                yield json.loads(line)
-            yield {"event": "ended", "status": child.wait()}
+            for _, report in workers.listen([step]):
+                if isinstance(report, News):
+                    yield report.value
+            ending = step.ending
+            status = ending.value if isinstance(ending, Done) else worker.status
+            trace = ending.trace if isinstance(ending, StepFailed) else ""
+            yield {"event": "ended", "status": status, "printed": worker.output + trace}
         finally:
-            _end(child)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child that still runs as Ctrl-C would, so that it ends its workers, and then by force."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_GRACE)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+            if step.ending is None:  # as Ctrl-C would, so that it ends its workers
+                worker.interrupt()
+                with contextlib.suppress(WorkerError):
+                    step.is_over(_GRACE_PERIOD)
 
 
 def _run(
@@ -140,15 +119,14 @@ def _run(
 
     :raises UsageFailure: there was nothing to run, or not with these arguments.
     """
-    log = folder / "log"
     broken: list[str] = []
-    status = 0
-    with progress, contextlib.closing(events(pytest_arguments, log)) as told:
-        for event in told:
+    ended: dict[str, Any] = {}
+    with progress, contextlib.closing(events(pytest_arguments)) as reported:
+        for event in reported:
             if event["event"] == "broken":
                 broken.append(event["text"])
             elif event["event"] == "ended":
-                status = event["status"]
+                ended = event
             progress.take(event)
     report = folder / "report.json"
     if broken:
@@ -156,21 +134,18 @@ def _run(
     if report.exists():
         result: dict[str, Any] = json.loads(report.read_text())
         return result
-    printed = log.read_text(errors="replace").strip().splitlines()
+    status, printed = ended["status"], ended["printed"].strip().splitlines()
     errors = [line for line in printed if line.startswith("ERROR: ")]
     if errors:
-        said = errors[0].removeprefix("ERROR: ").removeprefix(f"--rpc-backend {name}: ")
-        raise UsageFailure("\n".join([said, *errors[1:]]))
+        first = errors[0].removeprefix("ERROR: ").removeprefix(f"--rpc-backend {name}: ")
+        raise UsageFailure("\n".join([first, *errors[1:]]))
     if status in (0, 5):
         raise UsageFailure("no requirement was chosen: -k and --chapter leave none.")
     text = "\n".join(printed[-40:])
     raise Failure(f"the run ended with status {status} and without a report; it printed:\n{text}")
 
 
-def _check_installed(jobs: int | None) -> None:
-    missing = [name for name in ("pytest", "jinja2") if find_spec(name) is None]
-    if missing:
-        raise UsageFailure(f"{' and '.join(missing)} is needed, and is not installed: {_TESTING}")
+def _check_jobs(jobs: int | None) -> None:
     if jobs is not None and jobs > 1 and find_spec("xdist") is None:
         raise UsageFailure(
             "--jobs needs pytest-xdist, which is not installed: pip install pytest-xdist"
@@ -283,11 +258,11 @@ def command(
     backend NAME keeps and what of its capabilities holds. Nothing of the current folder (pytest's
     configuration, conftest.py) has a part in it.
     """
-    _check_installed(jobs)
+    _check_jobs(jobs)
     _check_options(options)
     _check_chapters(chapters)
     _check_file(file)
-    with tempfile.TemporaryDirectory(prefix="rpc-backends-") as place, ended_by_signals():
+    with tempfile.TemporaryDirectory(prefix="rpc-backends-") as place, exit_on_signals():
         folder = Path(place)
         pytest_arguments = arguments(
             name,

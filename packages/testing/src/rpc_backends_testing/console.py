@@ -209,7 +209,7 @@ def _render_capabilities(report: Report, to: Console) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from rpc_backends_cli.output import grid
+    from rpc_backends_cli import grid
     from rpc_backends_testing.recording import WORDS
 
     capabilities = report.capabilities()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backends_cli.processes import Template, Workers
-from rpc_backends_core._default_registry import default_registry
+from rpc_backends_core.spi.inspection import default_registry
 from rpc_backends_testing import steps
 from rpc_backends_testing.checks import run_step
 from rpc_backends_testing.subject import Subject
@@ -85,7 +85,7 @@ class _Step:
     """A step on its way to a worker: by reference, because pickle would find the test made of it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        from rpc_backends_cli.processes.protocol import Reference
+        from rpc_backends_cli.processes import Reference
 
         self.reference = Reference.to(function)
 

@@ -1,6 +1,6 @@
-"""A pytest plugin that tells the process which started this run how it goes, line by line.
+"""Running pytest in a worker of ``rpc-backends conformance``, which is told how the run goes.
 
-``rpc-backends conformance`` loads it (``-p``) and reads. A line is a JSON object with an ``event``:
+Each report is a mapping with an ``event``:
 
 - ``collected``: ``chapters``, the number of tests in each;
 - ``test``: ``chapter`` and ``test``, which begins;
@@ -11,29 +11,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import pytest
 
+from rpc_backends_cli.processes import Me
+
 _REQUIREMENT = "rpc_requirement"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that has the file descriptor to write to."""
-    parser.addoption("--rpc-progress", type=int, metavar="FD", help="where to tell of progress")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Begin to tell, in the process that starts the others if there are several."""
-    descriptor = config.getoption("rpc_progress")
-    if descriptor is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Teller(descriptor))
+def run_pytest(me: Me, arguments: Sequence[str]) -> int:
+    """Run pytest, report what it does, and return its exit status."""
+    return int(pytest.main([*arguments], plugins=[_Reporter(me.tell)]))
 
 
 def chapter_of(nodeid: str) -> str:
@@ -42,17 +34,14 @@ def chapter_of(nodeid: str) -> str:
     return "torch" if path.parent.name == "torch_tier" else path.stem.removeprefix("test_")
 
 
-class _Teller:
-    def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # workers are not to keep it open
-        self._descriptor = descriptor
+class _Reporter:
+    """A pytest plugin; where pytest starts other processes, it is in the one that starts them."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        self._report = report
 
     def _tell(self, event: str, **facts: Any) -> None:
-        line = json.dumps({"event": event, **facts}) + "\n"
-        try:
-            os.write(self._descriptor, line.encode())
-        except BrokenPipeError:
-            pytest.exit("whoever started this run has gone", returncode=2)
+        self._report({"event": event, **facts})
 
     def _collected(self, nodeids: Iterable[str]) -> None:
         self._tell("collected", chapters=Counter(map(chapter_of, nodeids)))
@@ -81,7 +70,3 @@ class _Teller:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._tell("done", chapter=chapter_of(nodeid))
-
-    def pytest_unconfigure(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)

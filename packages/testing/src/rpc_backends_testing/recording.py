@@ -138,22 +138,20 @@ def file_of(report: Report, file: Path, among: int) -> Path:
 
 
 def _declared(name: str) -> list[str]:
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
     return sorted(default_registry().backend(name).capabilities)
 
 
 def _backend(name: str, config: pytest.Config) -> dict[str, Any]:
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
-    registry = default_registry()
-    entry = registry.entry(name)
-    record = entry.record()
+    record = default_registry().find(name)
     return {
         "name": record.name,
         "distribution": record.distribution,
         "version": record.version,
-        "description": registry.load(entry).description,
+        "description": default_registry().backend(name).description,
         "options": dict(config.getoption("rpc_option") or {}),
     }
 

@@ -25,7 +25,7 @@ class Subject:
 
         :raises RpcBackendsError: there is no such backend, or it cannot be loaded.
         """
-        from rpc_backends_core._default_registry import default_registry
+        from rpc_backends_core.spi.inspection import default_registry
 
         return default_registry().backend(self.name).capabilities
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rpc_backends_cli.report import Finding, Section
+from rpc_backends_cli import Finding, Section
 from rpc_backends_faults import files, replay, settings
 
 

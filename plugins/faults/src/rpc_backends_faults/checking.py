@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rpc_backends_core._settings import nearest
+from rpc_backends_core.spi import nearest
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import CALLS, KINDS, MESSAGE_TYPES, OF_A_WORKER, WRAPPERS
 from rpc_backends_faults.patterns import matches

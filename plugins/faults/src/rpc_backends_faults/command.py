@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rpc_backends_cli.output import Failure, debug_option, json_option, print_json
+from rpc_backends_cli import Failure, debug_option, json_option, print_json
 
 _PATH = click.Path(path_type=Path)
 

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from rpc_backends_agents import _C
-from rpc_backends_faults import marks
+from rpc_backends_faults import _native, marks
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import HOUSEKEEPING
 from rpc_backends_faults.rules import Rule, RuleSet
@@ -23,7 +22,7 @@ _MOST_NAMED = 10
 class Engine:
     """What one agent's faults come from.
 
-    :param agent: the agent in front.
+    :param pipeline: what does as the rules say.
     :param worker: its worker's name.
     :param given: rules of the program, which stay.
     :param replaying: the rules are those of a log, and nothing else counts.
@@ -31,7 +30,7 @@ class Engine:
 
     def __init__(
         self,
-        agent: _C.FaultInjectingAgent,
+        pipeline: _native.FaultPipeline,
         worker: str,
         *,
         seed: int,
@@ -42,7 +41,7 @@ class Engine:
         self.worker = worker
         self.seed = seed
         self.replaying = replaying
-        self._agent: _C.FaultInjectingAgent | None = agent
+        self._pipeline: _native.FaultPipeline | None = pipeline
         self._changing = threading.RLock()
         self._of_file = tuple(of_file)
         self._given = tuple(given)
@@ -101,14 +100,14 @@ class Engine:
 
     def set_mark(self, name: str, on: bool) -> None:
         """Tell the rules that the program has come into a mark, or out of one."""
-        if self._agent is not None:
-            self._agent.set_mark(name, on)
+        if self._pipeline is not None:
+            self._pipeline.set_mark(name, on)
             self.log("mark", name=name, on=on)
 
     def log(self, event: str, **members: Any) -> None:
         """Write a line to the event log, if there is one."""
-        if self._agent is not None:
-            self._agent.log_line(
+        if self._pipeline is not None:
+            self._pipeline.log_line(
                 json.dumps({"event": event, **members}, separators=(",", ":"))[1:-1]
             )
 
@@ -123,25 +122,25 @@ class Engine:
     def close(self) -> None:
         """Say what there is to say of the rules, and end; a second call does nothing."""
         with self._changing:
-            if self._agent is None:
+            if self._pipeline is None:
                 return
             marks.detach(self)
             for do in self._closing:
                 do()
             self._report()
-            self._agent.close_log()
-            self._agent = None
+            self._pipeline.close_log()
+            self._pipeline = None
 
     # --- within --------------------------------------------------------------------------------------
 
     def _apply(self) -> None:
-        if self._agent is not None and not self.replaying:
-            self._agent.set_rules(self.native_rules(), self.seed, list(HOUSEKEEPING))
+        if self._pipeline is not None and not self.replaying:
+            self._pipeline.set_rules(self.native_rules(), self.seed, list(HOUSEKEEPING))
 
     def _fired(self) -> dict[str, tuple[int, int]]:
-        if self._agent is None:
+        if self._pipeline is None:
             return {}
-        return {name: (matched, fired) for name, matched, fired in self._agent.fault_counts()}
+        return {name: (matched, fired) for name, matched, fired in self._pipeline.fault_counts()}
 
     def _check_names(self, rules: Iterable[Rule], others: Iterable[Rule]) -> None:
         taken = {rule.name: rule for rule in rules}
@@ -153,7 +152,7 @@ class Engine:
             )
 
     def _report(self) -> None:
-        assert self._agent is not None
+        assert self._pipeline is not None
         fired = self._fired()
         self.log("end of log", counts={name: count for name, (_, count) in fired.items()})
         if self.replaying:
@@ -176,8 +175,8 @@ class Engine:
             )
 
     def _report_divergence(self) -> None:
-        assert self._agent is not None
-        strangers, first, missing, first_missing = self._agent.divergence()
+        assert self._pipeline is not None
+        strangers, first, missing, first_missing = self._pipeline.divergence()
         self.log(
             "divergence",
             new=strangers,

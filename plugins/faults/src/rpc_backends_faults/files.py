@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_core._settings import nearest
+from rpc_backends_core.spi import nearest
 from rpc_backends_faults.checking import Where, check_rule
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.rules import Rule, RuleSet

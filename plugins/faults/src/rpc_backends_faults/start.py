@@ -1,4 +1,4 @@
-"""Putting the fault-injecting agent before another, with the rules that are wanted."""
+"""Putting fault injection in front of an agent, with the rules that are wanted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from rpc_backends_core._bridge import session
-from rpc_backends_core._settings import nearest
-from rpc_backends_faults import live, replay
-from rpc_backends_faults.agent import FaultInjectingAgent
+from rpc_backends_agents import intercept
+from rpc_backends_core.spi import current_session, nearest
+from rpc_backends_faults import _native, live, replay
 from rpc_backends_faults.engine import Engine, logger
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import HOUSEKEEPING
@@ -23,10 +22,12 @@ from rpc_backends_faults.wanted import Wanted
 from rpc_backends_faults.watching import Watcher
 
 FORMAT = 1
+#: The place among interceptors: close to the network, so that others see what faults do.
+ORDER = 900
 
 
-def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultInjectingAgent:
-    """Return an agent that stands before ``agent``.
+def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
+    """Return ``agent`` with fault injection in front of it.
 
     :raises ValueError: rules name workers that do not exist, or a log cannot be read or written.
     """
@@ -34,19 +35,19 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultInjectingAgent:
     _check_workers((*want.of_file.rules, *want.given), names)
     worker = agent.get_worker_info().name
     recording = replay.find(want.replay, worker) if want.replay is not None else None
-    front = FaultInjectingAgent(agent)
+    pipeline = _native.FaultPipeline(worker)
     if recording is None:
-        front.engine = Engine(
-            front, worker, seed=want.seed, of_file=want.of_file.rules, given=want.given
+        engine = Engine(
+            pipeline, worker, seed=want.seed, of_file=want.of_file.rules, given=want.given
         )
     else:
-        front.set_rules(recording.rules, recording.seed, list(HOUSEKEEPING))
-        front.set_replay(recording.entries)
-        front.engine = Engine(front, worker, seed=recording.seed, replaying=True)
+        pipeline.set_rules(recording.rules, recording.seed, list(HOUSEKEEPING))
+        pipeline.set_replay(recording.entries)
+        engine = Engine(pipeline, worker, seed=recording.seed, replaying=True)
     if want.log is not None:
-        path = _open_log(front, want.log, worker)
+        path = _open_log(pipeline, want.log, worker)
         logger.info("the event log of RPC worker %r is %s", worker, path)
-        front.engine.log(
+        engine.log(
             "start",
             format=FORMAT,
             worker=worker,
@@ -54,21 +55,22 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> FaultInjectingAgent:
             workers=names or [],
             pid=os.getpid(),
             torch=torch.__version__,
-            seed=front.engine.seed,
-            rules=recording.rules if recording is not None else front.engine.native_rules(),
+            seed=engine.seed,
+            rules=recording.rules if recording is not None else engine.native_rules(),
             replay=str(want.replay) if want.replay is not None else None,
             time=time.time(),
         )
     if want.file is not None and recording is None:
-        watcher = Watcher(want.file, front.engine, lambda rules: _check_file(rules, names))
-        front.engine.at_close(watcher.close)
-    live.set_current(front.engine)
+        watcher = Watcher(want.file, engine, lambda rules: _check_file(rules, names))
+        engine.at_close(watcher.close)
+    front = intercept(agent, pipeline, name="faults", order=ORDER, at_shutdown=engine.close)
+    live.set_current(engine)
     return front
 
 
 def _static_names(agent: Any) -> list[str] | None:
     """Return the names of all workers that there will ever be; None where that is not known."""
-    current = session.current()
+    current = current_session()
     if current is None or current.world_size is None:
         return None
     names = [worker.name for worker in agent.get_worker_infos()]
@@ -100,14 +102,14 @@ def _check_workers(rules: Iterable[Rule], names: list[str] | None) -> None:
         raise RuleError(problems)
 
 
-def _open_log(agent: FaultInjectingAgent, folder: Path, worker: str) -> Path:
+def _open_log(pipeline: _native.FaultPipeline, folder: Path, worker: str) -> Path:
     number = 1
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # A log is never added to: a worker that comes back has another.
         while (path := folder / replay.file_name(worker, number)).exists():
             number += 1
-        agent.open_log(str(path))
+        pipeline.open_log(str(path))
     except (OSError, RuntimeError) as error:
         raise ValueError(f"the event log cannot be written to {folder}: {error}") from error
     return path

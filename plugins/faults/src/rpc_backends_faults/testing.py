@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import Done, Failure, Me, Template, WorkerError, Workers
-from rpc_backends_cli.processes.protocol import Reference
+from rpc_backends_cli.processes import Done, Failure, Me, Reference, Template, WorkerError, Workers
 from rpc_backends_faults import replay
 
 #: Seconds that workers have to shut RPC down together when all went well.
@@ -151,7 +150,7 @@ def _start(
     from torch.distributed import rpc
 
     import rpc_backends_faults as faults
-    from rpc_backends_core import _settings as settings
+    from rpc_backends_core.spi.inspection import settings
 
     url, backend, rpc_timeout = meeting
     function.resolve()  # so that calls of its module's functions find it, whoever is first
@@ -159,7 +158,7 @@ def _start(
         faults.enable(file=rules, seed=seed)
     else:
         faults.enable(*rules, seed=seed)
-    member = rpc.BackendType[backend or settings.default_backend() or "TENSORPIPE"]
+    member = rpc.BackendType[backend or settings.value(settings.DEFAULT) or "TENSORPIPE"]
     options = rpc.backend_registry.construct_rpc_backend_options(
         member, rpc_timeout=rpc_timeout, init_method=url
     )
@@ -171,5 +170,7 @@ def _start(
 def _stop(me: Me, together: bool) -> None:
     from torch.distributed import rpc
 
-    if rpc.api._is_current_rpc_agent_set():
+    from rpc_backends_core.spi import torch_internals
+
+    if torch_internals.has_current_agent():
         rpc.shutdown(graceful=together, timeout=_LEAVING)

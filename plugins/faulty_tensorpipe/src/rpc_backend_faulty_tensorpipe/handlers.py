@@ -8,27 +8,29 @@ import torch.distributed as dist
 from torch.distributed.rpc._testing import FaultyTensorPipeAgent, FaultyTensorPipeRpcBackendOptions
 
 from rpc_backend_faulty_tensorpipe.options import construct_rpc_backend_options
-from rpc_backend_tensorpipe.agents import (
-    Ranked,
-    StaticGroupAgent,
-    group_for,
-    start_static_agent,
-)
-from rpc_backends_core import Backend, Capability
+from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
+from rpc_backends_core.spi import Backend, Capability, Group, RankMappingMixin, group_for
 
 
 class FaultyAgent(StaticGroupAgent, FaultyTensorPipeAgent):
     """Torch's faulty agent, in a group whose worker ids are the ranks."""
 
 
-class RankedFaultyAgent(Ranked, FaultyAgent):
+class RankedFaultyAgent(RankMappingMixin, FaultyAgent):
     """Torch's faulty agent, where a process keeps the worker id of an earlier group."""
 
 
 def init_backend(
-    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: Any,
+    group: Group | None = None,
 ) -> Any:
     """Start torch's faulty agent in a static group.
+
+    :param group: the group that ``init_rpc`` has formed; None joins one on ``store``.
 
     :returns: the agent, running and current.
     :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
@@ -46,7 +48,9 @@ def init_backend(
             f"worker {name!r} gives no world_size, and FAULTY_TENSORPIPE has no dynamic groups: torch's "
             "faulty agent needs the size of the group. Pass world_size, or use TENSORPIPE."
         )
-    group = group_for(store, name, rank, world_size, rpc_backend_options, "FAULTY_TENSORPIPE")
+    group = group_for(
+        store, name, rank, world_size, rpc_backend_options, "FAULTY_TENSORPIPE", group
+    )
     # Torch's faulty agent ignores device maps, so there are none to exchange.
     return start_static_agent(FaultyAgent, RankedFaultyAgent, group, rpc_backend_options, {}, [])
 
@@ -67,4 +71,5 @@ BACKEND = Backend(
         }
     ),
     description="torch's TensorPipe agent that fails and delays chosen messages, for tests",
+    spi_version=(1, 0),
 )

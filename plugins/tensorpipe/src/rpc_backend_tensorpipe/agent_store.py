@@ -20,17 +20,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_rpc import TensorPipeAgent
 from torch.distributed import rpc
 
-from rpc_backends_core._bridge.session import NEVER
-from rpc_backends_core._group import Group
-from rpc_backends_core._group.waiting import wait_for
+from rpc_backends_core.spi import NEVER, Group, wait_for
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 
 
-class EngineStore:
+class AgentStore:
     """The private store of one agent.
 
     :ivar store: to be given to the agent.
@@ -56,7 +53,7 @@ class EngineStore:
 
 
 @contextmanager
-def exchanging_addresses(engine: EngineStore, group: Group) -> Iterator[None]:
+def exchanging_addresses(engine: AgentStore, group: Group) -> Iterator[None]:
     """Exchange the agents' addresses while the agent starts in the block.
 
     The agent tells its address and waits for those of all others within one call, so the exchange has a
@@ -104,7 +101,7 @@ class Barriers:
     :param timeout: seconds that one barrier may take.
     """
 
-    def __init__(self, engine: EngineStore, group: Group) -> None:
+    def __init__(self, engine: AgentStore, group: Group) -> None:
         self._engine = engine.store
         self._group = group
         self._passed = 0
@@ -183,7 +180,7 @@ def _next_barrier() -> int:
     """
     store = _KeyWatcher()
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=1)
-    probe = TensorPipeAgent(store, "probe", 0, 1, options, {}, [])
+    probe = rpc.TensorPipeAgent(store, "probe", 0, 1, options, {}, [])
     probe.join()
     probe.shutdown()
     return store.last_number + 1

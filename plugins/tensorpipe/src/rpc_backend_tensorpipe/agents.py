@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from torch.distributed import rpc
-
-from rpc_backend_tensorpipe.agent_store import Barriers, EngineStore, exchanging_addresses
-from rpc_backends_core._bridge.agents import Ranked, group_for, worker_info
-from rpc_backends_core._group import Group
-
-__all__ = [
-    "Ranked",
-    "StaticGroupAgent",
-    "dumps",
-    "group_for",
-    "start_static_agent",
-    "worker_info",
-]
+from rpc_backend_tensorpipe.agent_store import AgentStore, Barriers, exchanging_addresses
+from rpc_backends_core.spi import Group, torch_internals, worker_info
 
 
 class StaticGroupAgent:
     """Mixed in before an agent of a static group: its barriers are held through the group's store."""
 
-    engine: EngineStore
+    engine: AgentStore
     group: Group
     barriers: Barriers
 
@@ -48,11 +36,12 @@ def start_static_agent(
 
     :param plain: the agent's class where every worker id is the rank, which is the rule: no Python of
         ours is then asked for a worker. It has :class:`StaticGroupAgent`.
-    :param ranked: its class, with :class:`Ranked` too, where a process keeps the id of an earlier group.
+    :param ranked: its class, with :class:`RankMappingMixin` too, where a process keeps the id of an
+        earlier group.
     :returns: the agent, running and current.
     :raises GroupError: another worker failed meanwhile.
     """
-    engine = EngineStore(group.name)
+    engine = AgentStore(group.name)
     for member in group.members:
         engine.add_worker(member.name, member.worker_id)
     renumbered = any(member.worker_id != member.rank for member in group.members)
@@ -71,7 +60,7 @@ def start_static_agent(
         agent.set_workers(workers, workers[group.rank])
     try:
         with exchanging_addresses(engine, group):
-            rpc.api._init_rpc_states(agent)
+            torch_internals.init_rpc_states(agent)
     except BaseException:
         agent.shutdown()
         raise

@@ -16,20 +16,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_rpc import TensorPipeAgent
 from torch.distributed import rpc
+from torch.distributed.rpc import TensorPipeAgent
 
-from rpc_backend_tensorpipe import devices, telling
-from rpc_backend_tensorpipe.agent_store import EngineStore
-from rpc_backend_tensorpipe.agents import (
-    Ranked,
-    dumps,
-    group_for,
-)
+from rpc_backend_tensorpipe import broadcast, devices
+from rpc_backend_tensorpipe.agent_store import AgentStore
+from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backend_tensorpipe.liveness import Pulse, is_alive
+from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
-from rpc_backends_core._bridge.session import fixed_worker_id
+from rpc_backends_core.spi import Group, RankMappingMixin, torch_internals
 
 #: Seconds given to requests that are being served when a worker leaves.
 _SERVING_PATIENCE = 5.0
@@ -45,19 +41,19 @@ _UNDOING_PATIENCE = 5.0
 _RREF_PATIENCE = timedelta(seconds=1)
 
 
-class DynamicAgent(Ranked, TensorPipeAgent):
+class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     """Torch's agent, told of its peers by the members' list in the store.
 
     A worker that comes back gets a new worker id, since its peers hold dead pipes to the old one;
     programs go on seeing its rank.
     """
 
-    engine: EngineStore
+    engine: AgentStore
     membership: Membership
     me: Peer
-    pulse: Pulse | None = None
+    listener: LivenessListener | None = None
 
-    def begin(self, engine: EngineStore, membership: Membership, me: Peer) -> None:
+    def begin(self, engine: AgentStore, membership: Membership, me: Peer) -> None:
         """Set what this agent knows before it is started."""
         self.engine, self.membership, self.me = engine, membership, me
         self._changing = threading.Lock()
@@ -84,7 +80,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
                     self._tell_engine(peer, used, known, joins=True)
             self._state = state
             self.set_workers([peer.info() for peer in new.values()], self.me.info())
-            _renew_gathers({self.me.name, *new})
+            torch_internals.set_worker_names({self.me.name, *new})
 
     def tell(self, state: State, *, timeout: float) -> list[Peer]:
         """Tell all other members of ``state`` at once; return those that did not answer.
@@ -93,14 +89,14 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         """
         self.apply(state)
         others = [one for one in state.peers.values() if one.worker_id != self.me.worker_id]
-        message = telling.sealed(dumps(state.to_json()).encode(), self.membership.key)
-        taken = telling.tell_all([peer.pulse for peer in others], message, timeout)
+        message = broadcast.sealed(dumps(state.to_json()).encode(), self.membership.key)
+        taken = broadcast.send_to_all([peer.listener for peer in others], message, timeout)
         return [peer for peer, answered in zip(others, taken, strict=True) if not answered]
 
     def listen(self, connection: socket.socket) -> None:
-        """Take in what another member tells by a connection to this one's pulse."""
+        """Take in a broadcast that another member sends to this one's listener."""
         try:
-            telling.take(connection, self.membership.key, self._learn)
+            broadcast.receive(connection, self.membership.key, self._learn)
         except Exception:
             logger.exception("RPC worker %r could not take in a change of its group", self.me.name)
 
@@ -119,8 +115,8 @@ class DynamicAgent(Ranked, TensorPipeAgent):
 
     def shutdown(self) -> None:
         """Stop the agent."""
-        if self.pulse is not None:
-            self.pulse.close()
+        if self.listener is not None:
+            self.listener.close()
         TensorPipeAgent.shutdown(self)
 
     def _learn(self, text: bytes) -> None:
@@ -129,11 +125,11 @@ class DynamicAgent(Ranked, TensorPipeAgent):
     def _delete_rrefs(self) -> bool:
         """Delete this worker's RRefs; return whether their owners have confirmed all of them."""
         try:
-            rpc.api._delete_all_user_and_unforked_owner_rrefs(_RREF_PATIENCE)
+            torch_internals.delete_rrefs(_RREF_PATIENCE)
         except RuntimeError as error:
             logger.warning("RPC worker %r leaves with RRefs not deleted: %s", self.me.name, error)
             return False
-        return rpc._rref_context_get_debug_info()["num_pending_users"] == "0"
+        return not torch_internals.has_unconfirmed_rrefs()
 
     def _finish_calling(self, others: State, seconds: float) -> bool:
         """Wait for this worker's calls; return False if there are some that will never count as ended.
@@ -150,7 +146,7 @@ class DynamicAgent(Ranked, TensorPipeAgent):
                 return False
             if now >= look:
                 look = now + _LOOKING_SECONDS
-                if not any(is_alive(peer.pulse) for peer in others.peers.values()):
+                if not any(is_alive(peer.listener) for peer in others.peers.values()):
                     # No answer can come any more, and the errors of broken pipes come at once.
                     end, look = now + _ERRORS_SECONDS, end
             time.sleep(0.02)
@@ -174,24 +170,24 @@ class DynamicAgent(Ranked, TensorPipeAgent):
         TensorPipeAgent._update_group_membership(self, peer.engine_info(), used, reverse, joins)
 
 
-def start(store: Any, name: str, rank: int, world_size: int | None, options: Any) -> Any:
-    """Join the dynamic group on ``store`` with a new agent.
+def start(group: Group, options: Any) -> Any:
+    """Join a dynamic group with a new agent.
 
     :raises RuntimeError: the name or the rank is another member's.
     :raises ValueError: device maps do not fit. In both cases the group is as it was.
     """
-    group = group_for(store, name, rank, world_size, options, "TENSORPIPE")
+    name, rank = group.name, group.rank
     mine = WorkerDevices.of_this_process(name, options)
     membership = Membership(group.store)
-    worker_id = membership.reserve(name, rank, mine, wanted=fixed_worker_id())
-    engine = EngineStore(name)
+    worker_id = membership.reserve(name, rank, mine, wanted=torch_internals.fixed_worker_id())
+    engine = AgentStore(name)
     agent = DynamicAgent(engine.store, name, worker_id, None, options, {}, [])
     me = Peer(name, rank, worker_id, mine)
     agent.begin(engine, membership, me)
     try:
-        rpc.api._init_rpc_states(agent)
-        agent.pulse = Pulse(engine.own_address, agent.listen)
-        agent.me = me = me.at(engine.own_address, agent.pulse.address)
+        torch_internals.init_rpc_states(agent)
+        agent.listener = LivenessListener(engine.own_address, agent.listen)
+        agent.me = me = me.at(engine.own_address, agent.listener.address)
         state = membership.add(me)
         _introduce(agent, state, options)
     except BaseException:
@@ -203,7 +199,7 @@ def start(store: Any, name: str, rank: int, world_size: int | None, options: Any
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
     """Tell every member of the new one; take members off the list that are no longer there."""
     silent = agent.tell(state, timeout=options.rpc_timeout)
-    gone = [peer for peer in silent if not is_alive(peer.pulse)]
+    gone = [peer for peer in silent if not is_alive(peer.listener)]
     _warn_of([peer for peer in silent if peer not in gone], agent.me)
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
@@ -221,17 +217,9 @@ def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     """Leave the group as it was before this worker tried to join."""
     try:
         state = membership.remove([me])
-        if rpc.api._is_current_rpc_agent_set():
+        if torch_internals.has_current_agent():
             _warn_of(agent.tell(state, timeout=_UNDOING_PATIENCE), me)
     except RuntimeError as error:
         logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
     finally:
         agent.shutdown()
-
-
-def _renew_gathers(names: set[str]) -> None:
-    """Make ``_all_gather`` span the members there are now, and number gathers alike on all of them."""
-    api = rpc.api
-    with api._all_gather_dict_lock:
-        api._ALL_WORKER_NAMES = names
-        api._all_gather_sequence_id.clear()

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.rpc import TensorPipeRpcBackendOptions
 from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 
-from rpc_backends_core import Backend, Capability
+from rpc_backends_core.spi import Backend, Capability, Group, group_for
 
 
 def construct_rpc_backend_options(
@@ -52,9 +52,16 @@ def construct_rpc_backend_options(
 
 
 def init_backend(
-    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: Any,
+    group: Group | None = None,
 ) -> Any:
     """Start a TensorPipe agent in a static group, or in a dynamic one where ``world_size`` is None.
+
+    :param group: the group that ``init_rpc`` has formed; None joins one on ``store``.
 
     :returns: the agent, running and current.
     :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
@@ -69,10 +76,11 @@ def init_backend(
         )
     # The one that is not needed is not imported: it is a fifth of what a start costs here.
     if world_size:
-        from rpc_backend_tensorpipe import static_group as group
+        from rpc_backend_tensorpipe import static_group as kind
     else:
-        from rpc_backend_tensorpipe import dynamic_group as group  # type: ignore[no-redef]
-    return group.start(store, name, rank, world_size, rpc_backend_options)
+        from rpc_backend_tensorpipe import dynamic_group as kind  # type: ignore[no-redef]
+    group = group_for(store, name, rank, world_size, rpc_backend_options, "TENSORPIPE", group)
+    return kind.start(group, rpc_backend_options)
 
 
 BACKEND = Backend(
@@ -93,4 +101,5 @@ BACKEND = Backend(
         }
     ),
     description="torch's TensorPipe agent: shared memory, TCP, InfiniBand, CUDA",
+    spi_version=(1, 0),
 )

@@ -3,7 +3,7 @@
 TensorPipe's own port must not be tried: its listener never accepts again once a connection to it has
 ended without a greeting (torch 2.13). So each member has a socket of its own that listens: the kernel
 answers as long as the process lives, and refuses when it is gone. By the same socket members are told of
-changes (:mod:`.telling`).
+changes (:mod:`.broadcast`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAUSE = 0.05
 _GONE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
-class Pulse:
+class LivenessListener:
     """The socket by which others can tell that this process lives, and tell it what is new.
 
     :param engine_address: where the agent listens; the socket is on the same host.
@@ -49,7 +49,9 @@ class Pulse:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._closed = False
-        self._thread = threading.Thread(target=self._accept, name="rpc-backends-pulse", daemon=True)
+        self._thread = threading.Thread(
+            target=self._accept, name="rpc-backends-listener", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -76,7 +78,7 @@ class Pulse:
             threading.Thread(
                 target=self._hand_over,
                 args=(connection,),
-                name="rpc-backends-pulse-reader",
+                name="rpc-backends-listener-reader",
                 daemon=True,
             ).start()
 
@@ -97,7 +99,7 @@ class Pulse:
 
 
 def is_alive(address: tuple[str, int]) -> bool:
-    """Return whether the process with its :class:`Pulse` at ``address`` is there, or may be."""
+    """Return whether the process that listens at ``address`` is there, or may be."""
     try:
         socket.create_connection(address, _PATIENCE).close()
     except OSError as error:

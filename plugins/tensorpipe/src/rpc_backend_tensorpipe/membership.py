@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch._C._distributed_rpc import WorkerInfo
+from torch.distributed.rpc import WorkerInfo
 
 from rpc_backend_tensorpipe import devices
-from rpc_backend_tensorpipe.agents import dumps, worker_info
+from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import is_alive
+from rpc_backends_core.spi import worker_info
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
 
@@ -30,7 +31,7 @@ class Peer:
 
     :ivar worker_id: what agents know it by; never given to a second worker of the group.
     :ivar address: where its agent listens, as TensorPipe writes it.
-    :ivar pulse: host and port by which to tell whether it lives; see :mod:`.liveness`.
+    :ivar listener: host and port by which to tell whether it lives; see :mod:`.liveness`.
     """
 
     name: str
@@ -38,11 +39,11 @@ class Peer:
     worker_id: int
     devices: WorkerDevices
     address: str = ""
-    pulse: tuple[str, int] = ("", 0)
+    listener: tuple[str, int] = ("", 0)
 
-    def at(self, address: str, pulse: tuple[str, int]) -> Peer:
+    def at(self, address: str, listener: tuple[str, int]) -> Peer:
         """Return this member with the addresses it has once its agent runs."""
-        return replace(self, address=address, pulse=pulse)
+        return replace(self, address=address, listener=listener)
 
     def info(self) -> WorkerInfo:
         """Return what programs see of it."""
@@ -76,7 +77,7 @@ class State:
                     peer.worker_id,
                     peer.devices.to_json(),
                     peer.address,
-                    list(peer.pulse),
+                    list(peer.listener),
                 ]
                 for peer in self.peers.values()
             ],
@@ -86,8 +87,8 @@ class State:
     def from_json(cls, value: dict[str, Any]) -> State:
         """Return what :meth:`to_json` wrote."""
         peers = [
-            Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, tuple(pulse))
-            for name, rank, worker_id, of, address, pulse in value["peers"]
+            Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, tuple(listener))
+            for name, rank, worker_id, of, address, listener in value["peers"]
         ]
         return cls(value["version"], {peer.name: peer for peer in peers}, frozenset(value["used"]))
 
@@ -183,7 +184,7 @@ def _others(state: State, name: str, rank: int) -> list[Peer]:
     for peer in state.peers.values():
         if name != peer.name and rank != peer.rank:
             others.append(peer)
-        elif is_alive(peer.pulse):
+        elif is_alive(peer.listener):
             what = f"name {name}" if name == peer.name else f"rank {rank}"
             raise RuntimeError(
                 f"RPC worker {what} is not unique: the member {peer.name!r} (rank {peer.rank}, "

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._C._distributed_rpc import TensorPipeAgent
+from torch.distributed.rpc import TensorPipeAgent
 
 from rpc_backend_tensorpipe import devices
-from rpc_backend_tensorpipe.agents import (
-    Ranked,
-    StaticGroupAgent,
-    group_for,
-    start_static_agent,
-)
+from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
 from rpc_backend_tensorpipe.devices import WorkerDevices
+from rpc_backends_core.spi import Group, RankMappingMixin
 
 
 class StaticAgent(StaticGroupAgent, TensorPipeAgent):
     """Torch's agent, in a group whose worker ids are the ranks."""
 
 
-class RankedStaticAgent(Ranked, StaticAgent):
+class RankedStaticAgent(RankMappingMixin, StaticAgent):
     """Torch's agent, in a group in which a process keeps the worker id of an earlier group."""
 
 
-def start(store: Any, name: str, rank: int, world_size: int | None, options: Any) -> Any:
+def start(group: Group, options: Any) -> Any:
     """Start the agent of one worker; returns when the agents of all workers listen.
 
     :raises ValueError: device maps do not fit; every worker raises the same.
     :raises GroupError: a worker failed or did not come; every worker raises the same.
     """
-    group = group_for(store, name, rank, world_size, options, "TENSORPIPE")
-    mine = WorkerDevices.of_this_process(name, options)
+    mine = WorkerDevices.of_this_process(group.name, options)
     workers = [WorkerDevices.from_json(value) for value in group.exchange(mine.to_json())]
     devices.check(workers, complete=True)
     reverse = devices.reverse_maps(mine, workers)

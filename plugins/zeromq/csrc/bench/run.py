@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent
-HEADERS = HERE.parents[3] / "agents/src/rpc_backends_agents/include"
+HEADERS = HERE.parents[3] / "packages/agents/src/rpc_backends_agents/include"
 UNITS = {"latency": "us/round trip", "rate": "messages/s", "bulk": "GB/s", "bulk2": "GB/s"}
 WAYS = ("ours", "raw", "socket", "pyzmq")
 PYZMQ = """

@@ -10,15 +10,11 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.rendezvous import Rendezvous
-from rpc_backends_core._settings import nearest
-
-if TYPE_CHECKING:
-    from rpc_backends_cli.addresses import Interface
+from rpc_backends_core.spi import Interface, interface_of, interfaces, is_loopback, nearest
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 #: Any: a datagram socket that is connected sends nothing.
@@ -105,14 +101,7 @@ def find(wanted: Wanted, meeting: Rendezvous) -> list[Place]:
 
 def interface_name(place: Place) -> str | None:
     """Return the name of the network interface that has the address, None if it is not found."""
-    from rpc_backends_cli.addresses import interface_of
-
-    return place.scope or interface_of(place.address, _interfaces())
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether a numeric address without a scope is of the loopback interface."""
-    return ipaddress.ip_address(address).is_loopback
+    return place.scope or interface_of(place.address, interfaces())
 
 
 def is_link_local(address: str) -> bool:
@@ -203,7 +192,7 @@ def _asked_for(wanted: str, said_by: str) -> Place:
 
 
 def _of_interface(wanted: str, said_by: str) -> list[Place]:
-    here = _interfaces()
+    here = interfaces()
     addresses = [one.address for one in here if one.name == wanted]
     if not addresses:
         close = nearest(wanted, {one.name for one in here})
@@ -245,12 +234,5 @@ def _loopback(why: str) -> Place:
 
 def _remedy(here: list[Interface] | None = None) -> str:
     """Return what can be asked for here."""
-    there = ", ".join(f"{one.name} {one.address}" for one in here or _interfaces())
+    there = ", ".join(f"{one.name} {one.address}" for one in here or interfaces())
     return f"Set the option address or interface to one of this machine that the workers share: {there}."
-
-
-def _interfaces() -> list[Interface]:
-    # Not at the top: most workers find their address by the route, and import it in vain.
-    from rpc_backends_cli.addresses import interfaces
-
-    return interfaces()

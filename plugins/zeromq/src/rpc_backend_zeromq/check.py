@@ -10,8 +10,8 @@ from rpc_backend_zeromq import addresses, environment, identity, policy, setting
 from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import Settings
-from rpc_backends_cli.report import Finding, Section
-from rpc_backends_core._errors import RpcBackendsError
+from rpc_backends_cli import Finding, Section
+from rpc_backends_core.spi import RpcBackendsError
 
 _INIT_METHOD = "env://"
 

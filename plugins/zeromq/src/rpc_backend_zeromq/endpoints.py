@@ -10,6 +10,7 @@ from rpc_backend_zeromq.host import Host
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication, UnixSocket, parse_tcp
 from rpc_backend_zeromq.unix_sockets import Node
+from rpc_backends_core.spi import is_loopback
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def _reachable(endpoint: str, peer: Publication, me: Surroundings) -> tuple[str 
     assert parsed is not None  # a publication holds no others
     address, port = parsed
     said = f"it listens on {address} ({peer.place})"
-    if addresses.is_loopback(address):
+    if is_loopback(address):
         if peer.host == me.host:
             return endpoint, ""
         return None, f"{said}, the loopback interface of another host or container"
@@ -72,7 +73,7 @@ def _reachable(endpoint: str, peer: Publication, me: Surroundings) -> tuple[str 
 
 
 def _remedy(peer: Publication, me: Surroundings) -> str:
-    loopback = all(addresses.is_loopback(address) for address in _addresses(peer))
+    loopback = all(is_loopback(address) for address in _addresses(peer))
     if loopback and me.policy.lack is not None:
         return f"{me.policy.lack.capitalize()} ZEROMQ runs on one host alone. {me.policy.remedy}"
     return (

@@ -6,8 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from rpc_backends_core._errors import SettingError
-from rpc_backends_core._settings import nearest
+from rpc_backends_core.spi import SettingError, nearest
 
 PREFIX = "RPC_BACKENDS_ZEROMQ_"
 SECRET = f"{PREFIX}SECRET"

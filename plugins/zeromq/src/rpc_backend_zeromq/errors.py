@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpc_backends_core._errors import GroupError, RpcBackendsError
+from rpc_backends_core.spi import GroupError, RpcBackendsError
 
 
 class SecretError(RpcBackendsError, ValueError):

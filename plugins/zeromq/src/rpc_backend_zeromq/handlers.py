@@ -9,16 +9,22 @@ import torch.distributed as dist
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions, construct_rpc_backend_options
 from rpc_backend_zeromq.transport import ZeroMQTransport
 from rpc_backends_agents import Settings, start_agent
-from rpc_backends_core import Backend, Capability
-from rpc_backends_core._bridge.agents import group_for
+from rpc_backends_core.spi import Backend, Capability, Group, group_for
 
 NAME = "ZEROMQ"
 
 
 def init_backend(
-    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+    store: Any,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: Any,
+    group: Group | None = None,
 ) -> Any:
     """Start an agent over ZeroMQ in a static group, or in a dynamic one where ``world_size`` is None.
+
+    :param group: the group that ``init_rpc`` has formed; None joins one on ``store``.
 
     :returns: the agent, running and current.
     :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
@@ -32,7 +38,7 @@ def init_backend(
             f"rpc_backend_options is a {type(options).__name__}; {NAME} takes "
             "ZeroMQRpcBackendOptions alone."
         )
-    group = group_for(store, name, rank, world_size, options, NAME)
+    group = group_for(store, name, rank, world_size, options, NAME, group)
     settings = Settings(
         num_worker_threads=options.num_worker_threads,
         rpc_timeout=options.rpc_timeout,
@@ -60,4 +66,5 @@ BACKEND = Backend(
         }
     ),
     description="ZeroMQ: authenticated and encrypted, CPU tensors, no TensorPipe",
+    spi_version=(1, 0),
 )

@@ -9,7 +9,7 @@ import click
 
 from rpc_backend_zeromq import secret
 from rpc_backend_zeromq.environment import SECRET, SECRET_FILE
-from rpc_backends_cli.output import Failure, debug_option, json_option, print_json
+from rpc_backends_cli import Failure, debug_option, json_option, print_json
 
 
 @click.command(

@@ -11,7 +11,7 @@ from rpc_backend_zeromq import environment, ports, secret
 from rpc_backend_zeromq.addresses import Wanted
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.ports import Ports
-from rpc_backends_core._errors import SettingError
+from rpc_backends_core.spi import SettingError
 
 if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions

@@ -22,11 +22,11 @@ from rpc_backend_zeromq.publication import Publication, UnixSocket, printable
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
-from rpc_backends_core._errors import SettingError
+from rpc_backends_core.spi import SettingError
 
 if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
-    from rpc_backends_core._group import Group
+    from rpc_backends_core.spi import Group
 
 #: Seconds that somebody who connects has to prove who it is.
 HANDSHAKE_TIMEOUT = 10.0

@@ -1,4 +1,4 @@
-"""What the processes of a test say to each other: steps, their outcomes, and news on the way."""
+"""What a worker and the process that started it send each other: steps, news on the way, outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Me:
     connection: Connection | None = None
 
     def tell(self, news: Any) -> None:
-        """Say something to the test before the step is over; `Step.news` returns it there."""
+        """Report something before the step is over; `Step.news` and `Workers.listen` return it."""
         assert self.connection is not None
         self.connection.send(News(news))
 
@@ -34,7 +34,7 @@ class Me:
 
 @dataclass(frozen=True)
 class News:
-    """What a step says while it is under way."""
+    """What a step reports while it is under way."""
 
     value: Any
 
@@ -60,6 +60,7 @@ class Failure:
 
     :ivar kinds: names of the exception's classes, its own first.
     :ivar deviation: what a conformance check found, if it was one that failed.
+    :ivar when: ``time.monotonic()``, which all processes of a machine share, of the moment it raised.
     """
 
     kinds: tuple[str, ...]
@@ -67,6 +68,17 @@ class Failure:
     trace: str
     seconds: float
     deviation: Any = None
+    when: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended before its step was over.
+
+    :ivar status: its exit status, negative for a signal; None if it has not ended and hears nothing.
+    """
+
+    status: int | None
 
 
 class Reference(NamedTuple):

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 
 from rpc_backends_cli.processes.protocol import Reference
-from rpc_backends_core._settings import OVERRIDE
 
 #: What every template imports: what starting and stopping RPC would import otherwise, in each worker.
 PRELOAD = (
@@ -25,16 +24,17 @@ PRELOAD = (
     "torch.distributed.rpc.rref_proxy",
     "importlib_metadata",
     "pluggy",
-    "rpc_backends_core._registry",
-    "rpc_backends_core._bridge.agents",
+    "rpc_backends_core.spi.inspection",
+    "rpc_backends_core._bridge.install_agent",
     "rpc_backends_core._bridge.start",
     "rpc_backends_core._bridge.stop",
-    "rpc_backends_core._builtin_backends",
 )
 #: What is imported besides where it is installed: not everybody who needs workers has tests.
 _IF_INSTALLED = ("pytest",)
-#: Variables by which a worker of a test would take itself for one of a job, or meet another's store.
+#: Variables by which a worker would take itself for one of a job, or meet another's store.
 _OF_A_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+#: The core's, without importing it: that may import torch, and every worker imports this module.
+_OVERRIDE = "RPC_BACKENDS_OVERRIDE"
 
 #: A process's id, and what waits for its end and returns its exit status.
 Started = tuple[int, Callable[[], int]]
@@ -48,7 +48,7 @@ def environ() -> dict[str, str]:
     kept = {
         key: value
         for key, value in os.environ.items()
-        if key not in (*_OF_A_JOB, OVERRIDE) and not key.startswith("TORCHELASTIC_")
+        if key not in (*_OF_A_JOB, _OVERRIDE) and not key.startswith("TORCHELASTIC_")
     }
     kept.setdefault("OMP_NUM_THREADS", "1")
     return kept
@@ -77,19 +77,19 @@ class Template:
         packages: Mapping[str, str] | None = None,
     ) -> None:
         self._environ = dict(environ() if variables is None else variables)
-        self._settings = {
-            "path": [*path, *sys.path],
-            "packages": dict(packages or {}),
-            "preload": [*PRELOAD, *filter(find_spec, _IF_INSTALLED), *preload],
-            "prepare": [*map(Reference.to, prepare)],
-        }
+        self._path = [*dict.fromkeys([*path, *sys.path])]
+        self._packages = dict(packages or {})
+        self._preload = [*PRELOAD, *preload]
+        self._prepare = [tuple(Reference.to(function)) for function in prepare]
 
     @functools.cached_property
     def _requests(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        preload = [*filter(find_spec, _IF_INSTALLED), *self._preload]
         with theirs:
-            self._start_python(f"serve({theirs.fileno()})", [theirs.fileno()], None, {})
-        ours.send(pickle.dumps(self._settings))
+            fd = theirs.fileno()
+            call = f"serve({fd}, {self._packages!r}, {preload!r}, {self._prepare!r})"
+            self._start_python(call, [fd], None, {})
         return ours
 
     def fork(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
@@ -100,11 +100,8 @@ class Template:
 
     def start_fresh(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
         """Start a worker with an interpreter of its own; as :meth:`fork`, and takes seconds."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            ours.send(pickle.dumps(self._settings))
-            call = f"work_alone({connection}, {theirs.fileno()})"
-            process = self._start_python(call, [connection, theirs.fileno()], log, env)
+        call = f"make_packages({self._packages!r}); worker.work({connection})"
+        process = self._start_python(call, [connection], log, env)
         return process.pid, process.wait
 
     def _wait(self, pid: int) -> int:
@@ -122,7 +119,7 @@ class Template:
         self, call: str, fds: list[int], log: int | None, env: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         code = (
-            f"import sys; sys.path[:0] = {self._settings['path']!r}; "
+            f"import sys; sys.path[:] = {self._path!r}; "
             f"from rpc_backends_cli.processes import worker; worker.{call}"
         )
         return subprocess.Popen(
@@ -132,7 +129,7 @@ class Template:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=None if log is None else subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the tests' process, which then ends us
+            start_new_session=True,  # Ctrl-C is for this process, which then ends it
         )
 
 

@@ -1,4 +1,4 @@
-"""What runs in the processes of a test: the template that workers are forked from, and a worker."""
+"""What runs in the processes: the template that workers are forked from, and a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,18 +25,31 @@ from rpc_backends_cli.processes.protocol import Done, Failure, Me, Reference
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(fd: int) -> None:
-    """Be the template: fork, or wait for, one worker a request, until the tests' process is gone."""
+def serve(
+    fd: int, packages: Mapping[str, str], preload: Iterable[str], prepare: Iterable[Iterable[Any]]
+) -> None:
+    """Be the template: fork, or wait for, one worker a request, until the parent is gone.
+
+    :param packages: folders to be packages, by name.
+    :param preload: modules to import before any worker is forked.
+    :param prepare: references to functions to call then.
+    """
     requests = socket.socket(fileno=fd)
-    _set_up(pickle.loads(requests.recv(1_000_000)), preload=True)
+    make_packages(packages)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in preload:
+            importlib.import_module(module)
+        for reference in prepare:
+            Reference(*reference).resolve()()
     gc.freeze()
     while True:
         try:
             data, fds, _, _ = socket.recv_fds(requests, 100_000, 2)
         except ConnectionResetError:
-            data = b""  # it has ended without reading an answer
+            data = b""  # the parent has ended without reading an answer
         if not data:
-            os._exit(0)  # the tests' process is gone, and there is nothing to tidy up
+            os._exit(0)  # the parent is gone, and there is nothing to tidy up
         request = pickle.loads(data)
         if isinstance(request, int):
             requests.send(str(os.waitpid(request, 0)[1]).encode())
@@ -47,6 +60,7 @@ def serve(fd: int) -> None:
         requests.send(str(pid).encode())
         for each in fds:
             os.close(each)
+    os.setpgid(0, 0)  # so that what it starts can be ended with it
     requests.close()
     os.environ.update(request)
     connection, log = fds
@@ -56,49 +70,30 @@ def serve(fd: int) -> None:
     work(connection)
 
 
-def work_alone(fd: int, set_up: int) -> None:
-    """Be a worker with an interpreter of its own."""
-    with socket.socket(fileno=set_up) as there:
-        _set_up(pickle.loads(there.recv(1_000_000)), preload=False)
-    work(fd)
+def make_packages(packages: Mapping[str, str]) -> None:
+    """Make packages of folders, by name, though nothing installs them."""
+    for name, folder in packages.items():
+        package = types.ModuleType(name)
+        package.__path__ = [folder]
+        sys.modules[name] = package
 
 
 def work(fd: int) -> None:
     """Be a worker: run steps until there are no more."""
-    # No worker outlives the tests' process, however that ends.
+    # No worker outlives its parent, however that ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # A shell makes background jobs ignore it, and who is started by one inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # prints where every thread is
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.set_inheritable(fd, False)  # what the worker starts is not to keep it open
     connection = Connection(fd)
     me = connection.recv()
     me.connection = connection
     with contextlib.suppress(EOFError):
         while True:
             connection.send_bytes(_run(me, connection.recv_bytes()))
-
-
-def _set_up(settings: Mapping[str, Any], preload: bool) -> None:
-    """Make this process find the modules of the tests' process.
-
-    :param settings: ``path``, what to have on ``sys.path``; ``packages``, folders to
-        be packages, by name; ``preload``, modules to import before any worker is forked, and ``prepare``,
-        functions to call.
-    """
-    sys.path[:] = dict.fromkeys([*settings["path"], *sys.path])
-    for name, folder in settings["packages"].items():
-        package = types.ModuleType(name)
-        package.__path__ = [folder]
-        sys.modules[name] = package
-    if preload:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for module in settings["preload"]:
-                importlib.import_module(module)
-            for function in settings["prepare"]:
-                function.resolve()()
 
 
 def _run(me: Me, request: bytes) -> bytes:
@@ -113,6 +108,5 @@ def _run(me: Me, request: bytes) -> bytes:
     except BaseException as error:  # KeyboardInterrupt and SystemExit are outcomes like others
         kinds = tuple(kind.__name__ for kind in type(error).__mro__)
         trace = "".join(traceback.format_exception(error))
-        seconds = time.monotonic() - begin
-        found = getattr(error, "deviation", None)
-        return pickle.dumps(Failure(kinds, str(error), trace, seconds, found))
+        now, found = time.monotonic(), getattr(error, "deviation", None)
+        return pickle.dumps(Failure(kinds, str(error), trace, now - begin, found, now))

@@ -1,6 +1,6 @@
-"""Worker processes for tests that need several, told step by step what to do.
+"""Worker processes that are told step by step what to do.
 
-A worker lives until its `Workers` ends, so a scenario is a sequence of steps, and a test waits for
+A worker lives until its `Workers` ends, so a scenario is a sequence of steps, and the parent waits for
 results and not for time to pass::
 
     with Workers(3) as workers:
@@ -10,11 +10,13 @@ results and not for time to pass::
         workers[2].kill()
         assert "eof" in waiting.error().text         # the end of a step that was started before
 
-A step is a function of a test module; its first argument is the `Me` of the worker that runs it.
+A step is a function of a module; its first argument is the `Me` of the worker that runs it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import pickle
 import select
@@ -23,12 +25,13 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from rpc_backends_cli.processes.protocol import (
     Doing,
     Done,
+    Ended,
     Failure,
     Me,
     News,
@@ -36,14 +39,15 @@ from rpc_backends_cli.processes.protocol import (
 )
 from rpc_backends_cli.processes.template import Template, default_template
 
-__all__ = ["Done", "Failure", "Me", "Step", "Worker", "WorkerError", "Workers"]
+#: What is heard of a step: news, and how it ended.
+Report: TypeAlias = News | Done | Failure | Ended
 
 
 class WorkerError(AssertionError):
     """A step failed, a worker died or was too late; the text shows tracebacks and what they printed.
 
     :ivar deviation: what a conformance check found in the first step that failed, if that is the reason.
-    :ivar stuck: what each worker that was not through with its step was doing, as it said itself.
+    :ivar stuck: what each worker that was not through with its step was doing, as it reported itself.
     :ivar failures: the steps that failed, the first worker's first.
     """
 
@@ -64,7 +68,7 @@ class WorkerError(AssertionError):
 class StepFailure(NamedTuple):
     """A step that failed.
 
-    :ivar doing: what it did last, as it said itself.
+    :ivar doing: what it did last, as it reported itself.
     """
 
     worker: str
@@ -73,11 +77,21 @@ class StepFailure(NamedTuple):
 
 
 class Step:
-    """A step under way in one worker."""
+    """A step under way in one worker.
+
+    :ivar ending: how it ended, None as long as that has not been heard.
+    """
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._outcome: Done | Failure | None = None
+        self.worker = worker
+        self.ending: Done | Failure | Ended | None = None
+
+    def hear(self, seconds: float) -> Report | None:
+        """Wait, at most ``seconds``, for what the step has to report; None for nothing."""
+        report = self.worker.hear(seconds)
+        if not isinstance(report, News | None):
+            self.ending = report
+        return report
 
     def is_over(self, seconds: float = 0.0) -> bool:
         """Wait for the end, at most ``seconds``, and return whether it has come; drops news.
@@ -86,22 +100,21 @@ class Step:
         """
         __tracebackhide__ = True
         end = time.monotonic() + seconds
-        while self._outcome is None:
-            said = self._worker.hear(max(0.0, end - time.monotonic()))
-            if said is None:
+        while self.ending is None:
+            if self.hear(end - time.monotonic()) is None:
                 return False
-            if not isinstance(said, News):
-                self._outcome = said
+        self._outcome()
         return True
 
     def outcome(self, seconds: float | None = None) -> Done | Failure:
-        """Wait for the end, at most ``seconds`` or until the time of all `Workers` is up."""
+        """Wait for the end, at most ``seconds`` or until the time of all `Workers` is up.
+
+        :raises WorkerError: the worker died, or it is too late.
+        """
         __tracebackhide__ = True
-        while self._outcome is None:
-            said = self._worker.receive(seconds)
-            if not isinstance(said, News):
-                self._outcome = said
-        return self._outcome
+        while self.ending is None:
+            self._receive(seconds)
+        return self._outcome()
 
     def result(self, seconds: float | None = None) -> Any:
         """Return what the step returned.
@@ -109,22 +122,40 @@ class Step:
         :raises WorkerError: it raised.
         """
         __tracebackhide__ = True
-        return _results([self._worker], [self.outcome(seconds)])[0]
+        return _results([self.worker], [self.outcome(seconds)])[0]
 
     def error(self, seconds: float | None = None) -> Failure:
         """Return how the step failed, which it must."""
         __tracebackhide__ = True
-        return _failures([self._worker], [self.outcome(seconds)])[0]
+        return _failures([self.worker], [self.outcome(seconds)])[0]
 
     def news(self) -> Any:
-        """Wait for what the step says by `Me.tell` and return it."""
+        """Wait for what the step reports by `Me.tell` and return it."""
         __tracebackhide__ = True
-        said = self._worker.receive(None)
-        if isinstance(said, News):
-            return said.value
-        self._outcome = said
-        _results([self._worker], [said])
-        raise WorkerError(f"{self._worker.name} was through with its step and had said nothing")
+        report = self._receive(None)
+        if isinstance(report, News):
+            return report.value
+        self.result()
+        raise WorkerError(f"{self.worker.name} was through with its step and had reported nothing")
+
+    def _receive(self, seconds: float | None) -> Report:
+        """Wait for what the step has to report; when it is too late, fail and show why."""
+        __tracebackhide__ = True
+        workers = self.worker.workers
+        left = workers.seconds_left()
+        report = self.hear(left if seconds is None else min(left, seconds))
+        if report is None:
+            workers.give_up(f"{self.worker.name} was not through with its step in time")
+        return report
+
+    def _outcome(self) -> Done | Failure:
+        __tracebackhide__ = True
+        assert self.ending is not None
+        if isinstance(self.ending, Ended):
+            worker = self.worker
+            text = f"{worker.name} ended, exit status {self.ending.status}\n{worker.output}"
+            raise WorkerError(text, stuck={worker.name: worker.doing} if worker.doing else {})
+        return self.ending
 
 
 class Worker:
@@ -135,9 +166,9 @@ class Worker:
         self.name = f"worker{index}"
         #: The exit status, once the process has ended.
         self.status: int | None = None
-        self._workers = workers
+        self.workers = workers
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        #: What the step under way does, as it last said itself; empty between steps.
+        #: What the step under way does, as it last reported itself; empty between steps.
         self.doing = ""
         #: What the last step did last.
         self.last_doing = ""
@@ -146,13 +177,13 @@ class Worker:
             start = workers.template.start_fresh if fresh else workers.template.fork
             self.pid, self._reap = start(theirs.fileno(), self._log.fileno(), env)
         self._pidfd = os.pidfd_open(self.pid)
-        self._connection = Connection(ours.detach())
-        self._connection.send(Me(index, self.name, workers.size))
+        self.connection = Connection(ours.detach())
+        self.connection.send(Me(index, self.name, workers.size))
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Step:
         """Begin a step; the one before must have ended."""
         where = Reference.to(function) if hasattr(function, "__qualname__") else function
-        self._connection.send_bytes(pickle.dumps((where, pickle.dumps((args, kwargs)))))
+        self.connection.send_bytes(pickle.dumps((where, pickle.dumps((args, kwargs)))))
         return Step(self)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -168,60 +199,46 @@ class Worker:
         """End the process at once (SIGKILL) and wait until the kernel has closed all it had open."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
-            self._wait_for_end(30)
+            self.wait_for_end(30)
+
+    def finish(self) -> None:
+        """Let the process end as a program does: there are no more steps."""
+        self.connection.close()
 
     def end(self) -> int:
         """Let the process end as a program does, and return its exit status."""
         __tracebackhide__ = True
-        self._connection.close()
-        if not self._wait_for_end(self._workers.seconds_left()):
-            self._workers.give_up(f"{self.name} did not end")
+        self.finish()
+        if not self.wait_for_end(self.workers.seconds_left()):
+            self.workers.give_up(f"{self.name} did not end")
         assert self.status is not None
         return self.status
 
-    def receive(self, seconds: float | None) -> Done | Failure | News:
-        """Wait for what the step under way has to say; when it is too late, fail and show why."""
-        __tracebackhide__ = True
-        left = self._workers.seconds_left()
-        said = self.hear(left if seconds is None else min(left, seconds))
-        if said is None:
-            self._workers.give_up(f"{self.name} was not through with its step in time")
-        return said
-
-    def hear(self, seconds: float) -> Done | Failure | News | None:
-        """Wait, at most ``seconds``, for what the step under way has to say; None for nothing."""
-        __tracebackhide__ = True
+    def hear(self, seconds: float) -> Report | None:
+        """Wait, at most ``seconds``, for what the step under way has to report; None for nothing."""
         end = time.monotonic() + seconds
-        while True:
-            if not self._connection.poll(max(0.0, end - time.monotonic())):
-                return None
+        while self.connection.poll(_timeout(end - time.monotonic())):
             try:
-                said: Doing | Done | Failure | News = self._connection.recv()
+                report: Doing | Done | Failure | News = self.connection.recv()
             except (EOFError, ConnectionResetError):
-                self._wait_for_end(5)
-                text = f"{self.name} ended, exit status {self.status}\n{self.output}"
-                raise WorkerError(text, stuck=self._stuck()) from None
-            if not isinstance(said, Doing):
-                break
-            self.doing = said.what
-        if not isinstance(said, News):
-            self.doing, self.last_doing = "", self.doing
-        return said
+                self.wait_for_end(5)
+                return Ended(self.status)
+            if isinstance(report, Doing):
+                self.doing = report.what
+                continue
+            if not isinstance(report, News):
+                self.doing, self.last_doing = "", self.doing
+            return report
+        return None
 
-    def catch_up(self) -> None:
-        """Take note of what the step under way has said of what it does."""
-        while self._connection.poll(0):
-            try:
-                said = self._connection.recv()
-            except (EOFError, ConnectionResetError):
-                return
-            if isinstance(said, Doing):
-                self.doing = said.what
-            elif not isinstance(said, News):
-                self.doing = ""
-
-    def _stuck(self) -> dict[str, str]:
-        return {self.name: self.doing} if self.doing else {}
+    def wait_for_end(self, seconds: float) -> bool:
+        """Wait, at most ``seconds``, for the end of the process and return whether it has come."""
+        if self.status is None and select.select([self._pidfd], [], [], _timeout(seconds))[0]:
+            # What the worker has started ends with it; its id is taken until it is waited for.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.status = self._reap()
+        return self.status is not None
 
     @property
     def output(self) -> str:
@@ -229,24 +246,14 @@ class Worker:
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
-    def print_stacks(self) -> None:
-        """Make the process print where each of its threads is; its Python need not be running."""
-        if self.status is None:
-            os.kill(self.pid, signal.SIGUSR1)
-
     def close(self) -> None:
         """End the process if it lives, and let go of it; a second time does nothing."""
         if self._log.closed:
             return
         self.kill()
-        self._connection.close()
+        self.connection.close()
         os.close(self._pidfd)
         self._log.close()
-
-    def _wait_for_end(self, seconds: float) -> bool:
-        if self.status is None and select.select([self._pidfd], [], [], seconds)[0]:
-            self.status = self._reap()
-        return self.status is not None
 
 
 class Workers:
@@ -325,6 +332,30 @@ class Workers:
         __tracebackhide__ = True
         return _failures(*self._outcomes(function, args, kwargs, on))
 
+    def listen(
+        self, steps: Iterable[Step], *, silence: float = math.inf, grace: float = math.inf
+    ) -> Iterator[tuple[Step, Report]]:
+        """Yield what ``steps`` report, each with its step, until all are over or it is too late.
+
+        It is too late when the time of all is up, when nobody has reported anything for ``silence``
+        seconds, and ``grace`` seconds after one has failed. Steps that still run have no ``ending`` then.
+        """
+        waiting, end = list(steps), self._end
+        while waiting and (left := end - time.monotonic()) > 0:
+            by_connection = {step.worker.connection: step for step in waiting}
+            ready = wait(by_connection, _timeout(min(left, silence)))
+            if not ready:
+                return
+            for step in (by_connection[one] for one in by_connection if one in ready):
+                report = step.hear(0)
+                if report is None:
+                    continue  # it has reported what it does next
+                if step.ending is not None:
+                    waiting.remove(step)
+                if isinstance(report, Failure | Ended):
+                    end = min(end, time.monotonic() + grace)
+                yield step, report
+
     def seconds_left(self) -> float:
         """Return how much of the time is left."""
         return max(0.0, self._end - time.monotonic())
@@ -333,13 +364,20 @@ class Workers:
         """Raise a `WorkerError` that shows where every worker is."""
         __tracebackhide__ = True
         for worker in self._all:
-            worker.catch_up()
-            worker.print_stacks()
-        time.sleep(0.5)  # nothing says when stacks are printed
+            while not worker.connection.closed and isinstance(worker.hear(0), News):
+                pass  # what it does is reported behind its news
+        self.print_stacks()
         shown = "\n".join(f"--- {worker.name}\n{worker.output}" for worker in self._all)
         stuck = {worker.name: worker.doing for worker in self._all if worker.doing}
         text = f"{why}; what the workers printed, and their stacks:\n{shown}"
         raise WorkerError(text, stuck=stuck)
+
+    def print_stacks(self) -> None:
+        """Make every process print where each of its threads is; its Python need not be running."""
+        for worker in self._all:
+            if worker.status is None:
+                os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(0.5)  # nothing says when stacks are printed
 
     def _outcomes(
         self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None
@@ -349,6 +387,11 @@ class Workers:
         chosen = alive if on is None else [self._all[index] for index in on]
         steps = [worker.start(function, *args, **kwargs) for worker in chosen]
         return chosen, [step.outcome() for step in steps]
+
+
+def _timeout(seconds: float) -> float | None:
+    """Return ``seconds`` as functions that wait take it, which do not know infinity."""
+    return None if seconds == math.inf else max(0.0, seconds)
 
 
 def _results(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Any]:

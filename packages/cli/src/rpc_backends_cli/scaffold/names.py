@@ -7,7 +7,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from rpc_backends_core._errors import RpcBackendsError
+from rpc_backends_core.spi import RpcBackendsError
 
 _MEMBER = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 

@@ -25,7 +25,7 @@ def files(names: Names, author: str | None = None) -> dict[str, str]:
 
     :param author: ``Name`` or ``Name <address>``.
     """
-    from rpc_backends_testing.suite import SUITE_VERSION
+    from rpc_backends_core.spi import CONTRACT_VERSION
 
     values = {
         "NAME": names.member,
@@ -34,7 +34,7 @@ def files(names: Names, author: str | None = None) -> dict[str, str]:
         "distribution": names.distribution,
         "authors": f"authors = [{_author(author)}]\n" if author else "",
         "core": __version__,
-        "suite_version": str(SUITE_VERSION),
+        "suite_version": str(CONTRACT_VERSION),
     }
     source = f"src/{names.package}"
     templates = {

@@ -46,7 +46,7 @@ def options_type(subject: Subject) -> type:
 
 def count_starts(subject: Subject) -> list[str]:
     """Return a list that gets the names of the workers that this backend, and no other, starts here."""
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
     started: list[str] = []
     backend = default_registry().backend(subject.name)
@@ -208,8 +208,7 @@ def test_by_environment(rpc_groups: Groups, environment: dict[str, str]) -> None
 def shared_with(me: Me, subject: Subject) -> str | None:
     """Return the backend that has options of the very same type and was there first, if any."""
     from rpc_backends_core import records
-    from rpc_backends_core._bridge import options_type_of_torchs
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry, options_type_of
 
     mine = options_type(subject)
     if mine is rpc.RpcBackendOptions:
@@ -218,7 +217,7 @@ def shared_with(me: Me, subject: Subject) -> str | None:
         if record.name == subject.name or record.error is not None:
             continue
         registry = default_registry()
-        kinds = {options_type_of_torchs(record.name)}
+        kinds = {options_type_of(record.name)}
         if record.state in ("loaded", "registered"):
             kinds.add(registry.backend(record.name).options_type)
         if mine in kinds:
@@ -281,7 +280,7 @@ def see_not_running(me: Me) -> None:
 
 
 def refuse_unknown(me: Me, subject: Subject) -> None:
-    from rpc_backends_core._default_registry import default_registry
+    from rpc_backends_core.spi.inspection import default_registry
 
     handler = default_registry().backend(subject.name).construct_rpc_backend_options_handler
     assert UNKNOWN not in inspect.signature(handler).parameters

@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed import rpc
 from torch.testing._internal.distributed.rpc.rpc_agent_test_fixture import RpcAgentTestFixture
 
-from rpc_backends_core._settings import OVERRIDE
+from rpc_backends_core.spi.inspection import settings
 from rpc_backends_testing.subject import Subject
 
 #: How the processes of a test, which are started with nothing but a class's name, know the backend.
@@ -18,7 +18,7 @@ VARIABLE = "_RPC_BACKENDS_TORCH_TIER"
 
 def announce(subject: Subject) -> None:
     """Say which backend is under test, to this process and those it starts."""
-    os.environ.pop(OVERRIDE, None)
+    os.environ.pop(settings.OVERRIDE, None)
     os.environ[VARIABLE] = json.dumps([subject.name, dict(subject.options)])
 
 

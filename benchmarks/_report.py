@@ -1,0 +1,202 @@
+"""What the programs here share: comparisons of two sides against a bar, their table and their file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rpc_backends_bench import formatting, machine
+from rpc_backends_bench.compare import ENOUGH
+from rpc_backends_bench.progress import Progress
+from rpc_backends_bench.statistics import Point, Ratio, ratio, spread
+
+Verdict = Literal["met", "NOT MET", "open"]
+
+_STYLES = {"met": "green", "NOT MET": "bold red", "open": "yellow"}
+_INTERRUPTED = 130
+_BUSY = 0.15
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The ratio (ours to the reference) that is required."""
+
+    high: float = float("inf")
+    low: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.low:
+            return f"<= {self.high:.2f}"
+        if self.high == float("inf"):
+            return f">= {self.low:.2f}"
+        middle = (self.low + self.high) / 2
+        return f"{middle:.2f} +/- {self.high - middle:.2f}"
+
+    def judge(self, found: Ratio | None) -> Verdict:
+        """Judge a ratio by its interval; "open" if a limit lies within it, or too little was measured."""
+        if found is None or found.pairs < ENOUGH:
+            return "open"
+        if self.low <= found.low and found.high <= self.high:
+            return "met"
+        return "NOT MET" if found.low > self.high or found.high < self.low else "open"
+
+
+@dataclass
+class Comparison:
+    """The values of two sides, of which those of one round were measured one after the other."""
+
+    section: str
+    name: str
+    bar: Bar | None = None
+    shown: Callable[[float], str] = formatting.seconds
+    ours: list[Point] = field(default_factory=list)
+    reference: list[Point] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """The ratio of the medians, with its interval of 95 % confidence."""
+        return ratio(self.ours, self.reference)
+
+    @property
+    def verdict(self) -> Verdict | Literal[""]:
+        """Whether the bar is met; empty without one."""
+        return self.bar.judge(self.ratio) if self.bar else ""
+
+    def cells(self) -> list[str]:
+        """Return its line of the table."""
+        style = _STYLES.get(self.verdict)
+        return [
+            f"  {self.name}",
+            self._median(self.ours),
+            self._median(self.reference),
+            formatting.ratio(self.ratio, digits=3),
+            str(self.bar or ""),
+            f"[{style}]{self.verdict}[/]" if style else "",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it with every value."""
+        found = self.ratio
+        return {
+            "section": self.section,
+            "name": self.name,
+            "ratio": found and found.middle,
+            "interval": found and [found.low, found.high],
+            "bar": str(self.bar or ""),
+            "verdict": self.verdict,
+            "ours": self.ours,
+            "reference": self.reference,
+        }
+
+    def _median(self, points: Sequence[Point]) -> str:
+        return self.shown(spread([value for _, _, value in points]).middle) if points else ""
+
+
+class Report:
+    """All that a program has measured.
+
+    :param distributions: whose versions are told.
+    """
+
+    def __init__(self, title: str, ours: str, reference: str, *distributions: str) -> None:
+        self._title = title
+        self._sides = ours, reference
+        self.machine = {**machine.describe(distributions), "busy_before": machine.busy_share()}
+        self._comparisons: dict[tuple[str, str], Comparison] = {}
+
+    def add(self, comparison: Comparison) -> None:
+        """Add a comparison."""
+        self._comparisons[comparison.section, comparison.name] = comparison
+
+    def add_pair(
+        self,
+        section: str,
+        name: str,
+        at: tuple[int, int],
+        values: tuple[float, float],
+        bar: Bar | None = None,
+    ) -> None:
+        """Add what both sides took in one round, in seconds.
+
+        :param at: the numbers of the process set and of the round.
+        :param values: ours, and the reference's.
+        """
+        new = Comparison(section, name, bar)
+        one = self._comparisons.setdefault((section, name), new)
+        one.ours.append((*at, values[0]))
+        one.reference.append((*at, values[1]))
+
+    def finish(self, arguments: argparse.Namespace) -> bool:
+        """Print the table, and write the file of ``--json``; return whether every bar is met or open."""
+        self.machine.update(machine.finished())
+        comparisons = sorted(self._comparisons.values(), key=lambda one: one.section)
+        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+        console.print(self._table(comparisons))
+        console.print(f"[dim]{machine.in_words(self.machine)}[/]")
+        if self.machine["busy_before"] > _BUSY:
+            console.print("The machine was busy when this began.", style="yellow")
+        if arguments.json is not None:
+            whole = {
+                "title": self._title,
+                "machine": self.machine,
+                "comparisons": [one.to_json() for one in comparisons],
+            }
+            arguments.json.write_text(json.dumps(whole, indent=1))
+        return all(one.verdict != "NOT MET" for one in comparisons)
+
+    def _table(self, comparisons: Sequence[Comparison]) -> Table:
+        caption = "medians; in brackets the interval of 95 %, by bootstrap"
+        table = Table(title=self._title, caption=caption, box=box.SIMPLE_HEAD)
+        table.add_column("measured")
+        for column in (*self._sides, "ratio", "bar", ""):
+            table.add_column(column, justify="right", no_wrap=True)
+        section = ""
+        for one in comparisons:
+            if one.section != section:
+                section = one.section
+                table.add_section()
+                table.add_row(f"[bold]{section}[/]")
+            table.add_row(*one.cells())
+        return table
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that every program here has."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--quick", action="store_true", help="a few rounds: only shows that it works")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write every value to FILE")
+    made.add_argument("--check", action="store_true", help="exit with 1 if a bar is not met")
+    made.add_argument("--seed", type=int, default=0, help="of the order of the sides (0)")
+    return made
+
+
+def run(
+    report: Report,
+    arguments: argparse.Namespace,
+    rounds: int,
+    measure: Callable[[Progress], None],
+) -> int:
+    """Measure, report and return the exit status; Ctrl-C keeps what was measured.
+
+    :param rounds: how often ``measure`` advances the progress by 1.
+    """
+    print(machine.in_words(report.machine), file=sys.stderr)
+    status = 0
+    with Progress(rounds) as progress:
+        try:
+            measure(progress)
+        except KeyboardInterrupt:
+            status = _INTERRUPTED
+    good = report.finish(arguments)
+    return status or int(arguments.check and not good)

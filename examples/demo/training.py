@@ -1,0 +1,137 @@
+"""Running the demo: the data, and the processes of one run after another."""
+
+from __future__ import annotations
+
+import math
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from demo import fault_rules, worker
+from demo.backends import Choice
+from demo.dataset import prepare
+from demo.plan import SERVER, WORKERS, Plan
+from demo.results import EpochDone, Run, StepDone
+from demo.view import View
+from rpc_backends_cli.processes import (
+    Ended,
+    Failure,
+    News,
+    Step,
+    Template,
+    Worker,
+    Workers,
+    environ,
+)
+
+SILENCE = 180.0  # seconds without a report after which the run is given up
+GRACE_PERIOD = 1.0  # seconds that the other workers have to report after the first failure
+LOG_LINES = 20
+
+
+class WorkerFailedError(Exception):
+    """A worker ended with an error or fell silent; the text says which and shows its traceback."""
+
+
+def play(choice: Choice, epochs: int, seed: int, view: View) -> list[Run]:
+    """Train once on each backend chosen, one after another; return what came out.
+
+    :raises MissingDependencyError: the data set is not there.
+    :raises WorkerFailedError: a worker failed; all processes are ended.
+    """
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="rpc-backends-demo-") as folder:
+        learn, test = prepare(Path(folder), seed)
+        view.opening(version("torch"), choice, learn, test)
+        for number, (origin, faults) in enumerate(choice.parts, start=1):
+            place = Path(folder, f"{number}-{origin.backend}")
+            place.mkdir()
+            plan = Plan(origin.backend, str(place), folder, epochs=epochs, seed=seed, faults=faults)
+            run = Run(origin, faults)
+            begin = time.perf_counter()
+            with view.run(run, f"{number}/{len(choice.parts)}") as drawing, start(plan) as workers:
+                for report in train(workers, plan):
+                    if isinstance(report, StepDone):
+                        drawing.advanced(report, epochs)
+                    elif epoch := run.add(report):
+                        drawing.epoch(epoch)
+            run.seconds = time.perf_counter() - begin
+            runs.append(run)
+    view.closing(runs)
+    return runs
+
+
+def start(plan: Plan) -> Workers:
+    """Return the processes of a run, for a ``with`` block: those of WORKERS, in this order.
+
+    They get the plan's backend and its faults, and no others that programs get here.
+    """
+    variables = {
+        name: value
+        for name, value in environ().items()
+        if not name.startswith(fault_rules.VARIABLE)
+    }
+    if plan.faults.by:
+        variables[fault_rules.VARIABLE] = str(fault_rules.write(plan))
+    if any(interface == "lo" for _, interface in socket.if_nameindex()):
+        variables.setdefault("TP_SOCKET_IFNAME", "lo")
+    template = Template(variables=variables)
+    return Workers(len(WORKERS), seconds=math.inf, fresh=True, template=template)
+
+
+def train(workers: Workers, plan: Plan, silence: float = SILENCE) -> Iterator[StepDone | EpochDone]:
+    """Train as planned and yield what the trainers report.
+
+    :param silence: seconds without any report after which it is given up.
+    :raises WorkerFailedError: a worker failed, or nobody reported anything for too long.
+    """
+    trainers = [one for one in workers if WORKERS[one.index] != SERVER]
+    for function, chosen in (
+        (worker.join, workers),
+        (worker.train, trainers),
+        (worker.leave, workers),
+    ):
+        steps = [one.start(function, plan) for one in chosen]
+        for _, report in workers.listen(steps, silence=silence, grace=GRACE_PERIOD):
+            if isinstance(report, News):
+                yield report.value
+        _check(workers, steps, silence)
+    for one in workers:
+        one.finish()
+    silent = [one for one in workers if not one.wait_for_end(silence)]
+    _raise({one: Ended(one.status) for one in workers if one.status}, silent, silence)
+
+
+def _check(workers: Workers, steps: list[Step], silence: float) -> None:
+    """Raise an error unless all ``steps`` have ended well."""
+    endings = {step.worker: step.ending for step in steps}
+    failed = {one: ending for one, ending in endings.items() if isinstance(ending, Failure | Ended)}
+    silent = [one for one, ending in endings.items() if ending is None]
+    if failed or silent:  # perhaps because of one without a step, which reports nothing but its end
+        idle = ((one, one.hear(0)) for one in workers if one not in endings)
+        failed |= {one: report for one, report in idle if isinstance(report, Ended)}
+    _raise(failed, silent, silence)
+
+
+def _raise(failed: Mapping[Worker, Failure | Ended], silent: list[Worker], silence: float) -> None:
+    """Raise an error if a worker has failed or is silent.
+
+    Those that died without a word come first: the others' errors mostly follow from that.
+    """
+    if failed:
+        ordered = sorted(failed.items(), key=lambda item: isinstance(item[1], Failure))
+        raise WorkerFailedError("\n\n".join(_complaint(*item) for item in ordered))
+    if silent:
+        names = ", ".join(sorted(WORKERS[one.index] for one in silent))
+        raise WorkerFailedError(f"no news for {silence:g} s from {names}")
+
+
+def _complaint(one: Worker, ending: Failure | Ended) -> str:
+    name = WORKERS[one.index]
+    if isinstance(ending, Failure):
+        return f"{name} failed:\n{ending.trace.rstrip()}"
+    log = "\n".join(one.output.splitlines()[-LOG_LINES:]) or "(its log is empty)"
+    return f"{name} ended with status {ending.status}:\n{log}"

@@ -1,0 +1,476 @@
+#include "intercepted_call.h"
+
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "log.h"
+#include "request_inspector.h"
+
+namespace rpc_backends {
+
+using torch::distributed::rpc::Message;
+using torch::distributed::rpc::MessageType;
+
+namespace {
+
+FuturePtr completed(MessagePtr message) {
+  auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+  future->markCompleted(c10::IValue(std::move(message)));
+  return future;
+}
+
+FuturePtr error_of(const std::string& text, ErrorKind kind) {
+  const bool is_plain = kind == ErrorKind::kOther;
+  const auto torchs = static_cast<torch::distributed::rpc::RPCErrorType>(kind);
+  return failed(std::make_exception_ptr(
+      std::runtime_error(is_plain ? text : torch::distributed::rpc::makeRPCError(text, torchs))));
+}
+
+MessagePtr copy_of(const Message& message) {
+  std::vector<char> payload = message.payload();
+  std::vector<at::Tensor> tensors = message.tensors();
+  return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), message.type(), message.id());
+}
+
+}  // namespace
+
+FuturePtr failed(std::exception_ptr error) {
+  auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+  future->setError(std::move(error));
+  return future;
+}
+
+// A message with what was read of it so far. One thread at a time has it: a repeated request is copied.
+class MessageHead final : public RequestHead {
+ public:
+  MessageHead(std::shared_ptr<InterceptedCall> call, MessagePtr message)
+      : call_(std::move(call)),
+        message_(std::move(message)),
+        inspected_(inspect(*message_)),
+        payload_bytes_(message_->payload().size()),
+        tensors_(message_->tensors().size()) {}
+
+  Direction direction() const override { return call_->direction_; }
+  int32_t type() const override { return inspected_.type; }
+  const std::vector<int32_t>& wrappers() const override { return inspected_.wrappers; }
+  int peer_id() const override { return call_->peer_id_; }
+  const std::string& peer() const override { return call_->peer(); }
+  const std::string& worker() const override { return call_->chain_->agent().worker; }
+  std::chrono::milliseconds timeout() const override { return call_->timeout_; }
+  uint64_t payload_bytes() const override { return payload_bytes_; }
+  size_t tensors() const override { return tensors_; }
+
+  const std::string& function() const override {
+    return read(function_, [this] { return function_of(inspected_); });
+  }
+  uint64_t tensor_bytes() const override {
+    return read(tensor_bytes_, [this] { return tensor_bytes_of(*message_); });
+  }
+  uint64_t digest() const override {
+    return read(digest_, [this] { return digest_of(inspected_); });
+  }
+  uint64_t full_digest() const override {
+    return read(full_digest_, [this] { return full_digest_of(inspected_); });
+  }
+
+  MessagePtr copy() const { return copy_of(*message_); }
+  MessagePtr take() { return std::move(message_); }
+
+ private:
+  template <typename Value, typename Read>
+  const Value& read(std::optional<Value>& known, const Read& from_message) const {
+    if (!known) {
+      if (!message_) {
+        throw std::logic_error("a request that has been passed on cannot be read any more");
+      }
+      known = from_message();
+    }
+    return *known;
+  }
+
+  const std::shared_ptr<InterceptedCall> call_;
+  MessagePtr message_;
+  const InspectedRequest inspected_;
+  const uint64_t payload_bytes_;
+  const size_t tensors_;
+  mutable std::optional<std::string> function_;
+  mutable std::optional<uint64_t> tensor_bytes_, digest_, full_digest_;
+};
+
+// What an interceptor decides once: a request, or an answer.
+class Decision {
+ public:
+  // Called when the interceptor has returned: what is not decided by then is held.
+  void returned() {
+    if (is_decided()) {
+      return;
+    }
+    call_->chain_->held();
+    State fresh = State::kFresh;
+    if (state_.compare_exchange_strong(fresh, State::kHeld)) {
+      call_->keep();
+    } else {
+      call_->chain_->moved();
+    }
+  }
+
+  // Called when it has thrown.
+  void threw(const std::exception& error) {
+    if (state_.exchange(State::kDecided) == State::kDecided) {
+      warn("RPC: the interceptor '" + name() + "' failed after it had decided: " + error.what());
+    } else {
+      come_back(back_, error_of("the interceptor '" + name() + "' failed: " + error.what(), ErrorKind::kOther));
+    }
+  }
+
+ protected:
+  enum class State { kFresh, kHeld, kDecided };
+
+  Decision(std::shared_ptr<InterceptedCall> call, size_t position, PassingRequestPtr back)
+      : call_(std::move(call)), position_(position), back_(std::move(back)) {}
+
+  ~Decision() {
+    const State state = state_;
+    if (state == State::kDecided) {
+      return;
+    }
+    if (!call_->is_over()) {
+      // Elsewhere: whoever lets go of it may hold locks.
+      call_->chain_->agent().scheduler->post([call = call_, back = back_, name = name()] {
+        call->come_back(back, error_of("the interceptor '" + name + "' has let go of it undecided", ErrorKind::kOther));
+      });
+    }
+    if (state == State::kHeld) {
+      call_->chain_->moved();
+    }
+  }
+
+  // Lives while a decision is carried out. Throws the second time.
+  class Deciding {
+   public:
+    explicit Deciding(Decision& decision) : decision_(decision), before_(decision.state_.exchange(State::kDecided)) {
+      if (before_ == State::kDecided) {
+        throw std::logic_error("the interceptor '" + decision.name() + "' has decided this already");
+      }
+    }
+    ~Deciding() {
+      if (before_ == State::kHeld) {
+        decision_.call_->chain_->moved();
+      }
+    }
+    Deciding(const Deciding&) = delete;
+    Deciding& operator=(const Deciding&) = delete;
+
+    bool was_held() const { return before_ == State::kHeld; }
+
+   private:
+    Decision& decision_;
+    const State before_;
+  };
+
+  const std::string& name() const { return call_->chain_->installed()[position_].name; }
+  bool is_decided() const { return state_ == State::kDecided; }
+  void come_back(const PassingRequestPtr& last, FuturePtr answer) { call_->come_back(last, std::move(answer)); }
+
+  const std::shared_ptr<InterceptedCall> call_;
+  const size_t position_;         // the interceptor's, in the chain
+  const PassingRequestPtr back_;  // where an answer goes on to; none at the beginning
+
+ private:
+  std::atomic<State> state_{State::kFresh};
+};
+
+class PassingRequest final : public Request, public Decision, public std::enable_shared_from_this<PassingRequest> {
+ public:
+  // `step` counts the interceptors from where the request begins.
+  PassingRequest(std::shared_ptr<InterceptedCall> call, size_t position, size_t step,
+                 std::shared_ptr<MessageHead> message, PassingRequestPtr from)
+      : Decision(std::move(call), position, std::move(from)), step_(step), message_(std::move(message)) {}
+
+  const RequestHead& head() const override { return *message_; }
+
+  void observe(std::shared_ptr<Observer> observer) override {
+    if (is_decided() || observer_) {
+      throw std::logic_error("the interceptor '" + name() + "' observes a request once, and before it decides it");
+    }
+    observer_ = std::move(observer);
+    call_->add_observer(observer_);
+  }
+
+  bool carries_context() const override { return call_->chain_->agent().carries_context; }
+
+  void attach(std::string_view context) override {
+    if (is_decided() || call_->direction_ == Direction::kIncoming) {
+      throw std::logic_error("the interceptor '" + name() + "' attaches to a request that it has not decided, and "
+                             "that this worker sends");
+    }
+    Contexts all;
+    collect(all, back_.get());
+    all.push_back({name(), std::string(context)});
+    if (context.size() > kMaxContextBytes || size_of(all) > kMaxAllContextBytes) {
+      throw std::length_error("the interceptor '" + name() + "' attaches " + std::to_string(context.size()) +
+                              " bytes, and there is room for " + std::to_string(kMaxContextBytes) + " of one, and " +
+                              std::to_string(kMaxAllContextBytes) + " of all");
+    }
+    if (carries_context()) {
+      context_ = context;
+    }
+  }
+
+  std::string_view context() const override {
+    for (const Context& context : call_->arrived_) {
+      if (context.name == name()) {
+        return context.bytes;
+      }
+    }
+    return {};
+  }
+
+  void pass() override {
+    const Deciding deciding(*this);
+    if (!call_->chain_->is_stopped()) {
+      call_->advance(step_ + 1, message_, shared_from_this());
+    }
+  }
+
+  void repeat(uint64_t times) override {
+    if (times == 0) {
+      throw std::invalid_argument("a request is passed on once at least; drop() loses it");
+    }
+    const Deciding deciding(*this);
+    call_->repeated_ = true;
+    // Copied first: what is passed on may be taken to pieces.
+    std::vector<std::shared_ptr<MessageHead>> all;
+    while (all.size() + 1 < times) {
+      all.push_back(std::make_shared<MessageHead>(call_, message_->copy()));
+    }
+    all.push_back(message_);
+    for (const auto& message : all) {
+      if (call_->chain_->is_stopped()) {
+        return;
+      }
+      call_->advance(step_ + 1, message, shared_from_this());
+    }
+  }
+
+  void answer(int32_t type, std::string_view payload) override {
+    if ((type & torch::distributed::rpc::MessageTypeFlags::RESPONSE_TYPE) == 0) {
+      throw std::invalid_argument("a request is answered by a response, and " + std::to_string(type) + " is none");
+    }
+    const Deciding deciding(*this);
+    come_back(back_, completed(c10::make_intrusive<Message>(std::vector<char>(payload.begin(), payload.end()),
+                                                            std::vector<at::Tensor>(),
+                                                            static_cast<MessageType>(type))));
+  }
+
+  void drop() override {
+    const Deciding deciding(*this);
+    message_->take();
+    call_->drop();
+  }
+
+  void fail(const std::string& text, ErrorKind kind) override {
+    const Deciding deciding(*this);
+    come_back(back_, error_of(text, kind));
+  }
+
+  // What those have attached that the request has passed.
+  static void collect(Contexts& contexts, const PassingRequest* last) {
+    for (; last != nullptr; last = last->back_.get()) {
+      if (!last->context_.empty()) {
+        contexts.push_back({last->name(), last->context_});
+      }
+    }
+  }
+
+  const std::shared_ptr<Observer>& observer() const { return observer_; }
+  const PassingRequestPtr& back() const { return back_; }
+  size_t position() const { return position_; }
+
+ private:
+  const size_t step_;
+  const std::shared_ptr<MessageHead> message_;
+  std::shared_ptr<Observer> observer_;
+  std::string context_;
+};
+
+class PassingAnswer final : public Answer, public Decision {
+ public:
+  PassingAnswer(std::shared_ptr<InterceptedCall> call, const PassingRequest& request, FuturePtr answer)
+      : Decision(std::move(call), request.position(), request.back()), answer_(std::move(answer)) {}
+
+  bool is_error() const override { return answer_->hasError(); }
+  std::string error() const override { return is_error() ? answer_->tryRetrieveErrorMessage() : std::string(); }
+  int32_t type() const override { return is_error() ? 0 : static_cast<int32_t>(message().type()); }
+  std::string_view payload() const override {
+    return is_error() ? std::string_view() : std::string_view(message().payload().data(), message().payload().size());
+  }
+  uint64_t bytes() const override {
+    return is_error() ? 0 : message().payload().size() + tensor_bytes_of(message());
+  }
+
+  void pass() override {
+    const Deciding deciding(*this);
+    if (deciding.was_held()) {
+      // By a callback: it brings the streams of the answer's devices along.
+      answer_->addCallback([this](JitFuture&) { come_back(back_, answer_); });
+    } else {
+      come_back(back_, answer_);
+    }
+  }
+
+  void drop() override {
+    const Deciding deciding(*this);
+    call_->drop();
+  }
+
+  void fail(const std::string& text, ErrorKind kind) override {
+    const Deciding deciding(*this);
+    come_back(back_, error_of(text, kind));
+  }
+
+ private:
+  const Message& message() const {
+    if (!message_) {
+      message_ = answer_->constValue().toCustomClass<Message>();
+    }
+    return *message_;
+  }
+
+  const FuturePtr answer_;
+  mutable MessagePtr message_;
+};
+
+// --- the call ---------------------------------------------------------------------------------------
+
+InterceptedCall::InterceptedCall(std::shared_ptr<InterceptorChain> chain, Direction direction, int peer_id,
+                                 std::chrono::milliseconds timeout, Contexts arrived)
+    : chain_(std::move(chain)),
+      direction_(direction),
+      peer_id_(peer_id),
+      timeout_(timeout),
+      arrived_(std::move(arrived)) {}
+
+InterceptedCall::~InterceptedCall() {
+  for (Observing* one = observing_; one != nullptr;) {
+    delete std::exchange(one, one->next);
+  }
+}
+
+void InterceptedCall::begin(MessagePtr message) {
+  advance(0, std::make_shared<MessageHead>(shared_from_this(), std::move(message)), nullptr);
+}
+
+void InterceptedCall::advance(size_t step, const std::shared_ptr<MessageHead>& message,
+                              const PassingRequestPtr& from) {
+  const auto& installed = chain_->installed();
+  for (; step < installed.size(); ++step) {
+    const size_t position = direction_ == Direction::kOutgoing ? step : installed.size() - 1 - step;
+    Interceptor& interceptor = *installed[position].interceptor;
+    if (!interceptor.wants(direction_)) {
+      continue;
+    }
+    const auto request = std::make_shared<PassingRequest>(shared_from_this(), position, step, message, from);
+    try {
+      interceptor.on_request(request);
+    } catch (const std::exception& error) {
+      request->threw(error);
+    }
+    request->returned();
+    return;
+  }
+  Contexts contexts;
+  PassingRequest::collect(contexts, from.get());
+  transmit(message->take(), contexts, from);
+}
+
+void InterceptedCall::come_back(PassingRequestPtr last, FuturePtr answer) {
+  for (; last; last = last->back()) {
+    const auto observer = last->observer();
+    if (!observer) {
+      continue;
+    }
+    if (over_) {
+      return;  // another answer was first, or it was too late
+    }
+    const auto passing = std::make_shared<PassingAnswer>(shared_from_this(), *last, std::move(answer));
+    try {
+      observer->on_answer(passing);
+    } catch (const std::exception& error) {
+      passing->threw(error);
+    }
+    passing->returned();
+    return;
+  }
+  end(answer->hasError() ? End::Kind::kError : End::Kind::kAnswer, answer.get());
+}
+
+bool InterceptedCall::is_observed(const PassingRequest* last) {
+  for (; last != nullptr; last = last->back().get()) {
+    if (last->observer()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void InterceptedCall::add_observer(const std::shared_ptr<Observer>& observer) {
+  auto* const one = new Observing{observer, observing_.load()};
+  while (!observing_.compare_exchange_weak(one->next, one)) {
+  }
+}
+
+std::optional<double> InterceptedCall::seconds_left() const {
+  if (timeout_.count() == 0) {
+    return std::nullopt;
+  }
+  return std::chrono::duration<double>(started_ + timeout_ - std::chrono::steady_clock::now()).count();
+}
+
+void InterceptedCall::keep() {
+  kept_ = true;  // before the chain looks whether it is over, as end() looks the other way round
+  chain_->keep(shared_from_this());
+}
+
+void InterceptedCall::drop() {
+  if (direction_ == Direction::kIncoming) {
+    end(End::Kind::kDropped, nullptr);
+  } else {
+    keep();
+  }
+}
+
+void InterceptedCall::run_out() {
+  end(End::Kind::kTimeout, failed(std::make_exception_ptr(std::runtime_error(timeout_text(timeout_)))).get());
+}
+
+void InterceptedCall::shut_down() {
+  const std::string text = "RPC to '" + peer() + "' failed: the RPC agent of this worker has been shut down";
+  const FuturePtr error = direction_ == Direction::kOutgoing ? error_of(text, ErrorKind::kOther) : nullptr;
+  end(End::Kind::kShutdown, error.get());
+}
+
+void InterceptedCall::end(End::Kind kind, JitFuture* answer) {
+  if (over_.exchange(true)) {
+    return;
+  }
+  if (kept_) {
+    chain_->let_go(*this);
+  }
+  if (Observing* one = observing_.exchange(nullptr)) {
+    const End end{kind, answer != nullptr && answer->hasError() ? answer->tryRetrieveErrorMessage() : std::string()};
+    while (one != nullptr) {
+      try {
+        one->observer->on_end(end);
+      } catch (const std::exception& error) {
+        warn(std::string("RPC: an interceptor failed at the end of a call: ") + error.what());
+      }
+      delete std::exchange(one, one->next);
+    }
+  }
+  finish(answer);
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,199 @@
+#include "intercepting_agent.h"
+
+#include <thread>
+
+#include "agent.h"
+#include "intercepted_call.h"
+#include "python_state.h"
+
+namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
+
+namespace {
+
+// Torch's base wants a callback. Nothing arrives here: the inner agent has its own.
+class NoCallback final : public rpc::RequestCallback {
+ protected:
+  c10::intrusive_ptr<rpc::JitFuture> processMessage(rpc::Message& /*request*/,
+                                                    std::vector<c10::Stream> /*streams*/) const override {
+    TORCH_CHECK(false, "requests arrive at the inner agent");
+  }
+};
+
+// A request of this worker, from send() until its answer.
+class OutgoingCall final : public InterceptedCall {
+ public:
+  OutgoingCall(std::shared_ptr<InterceptorChain> chain, std::shared_ptr<rpc::RpcAgent> inner,
+               std::shared_ptr<TransportAgent> transport_agent, const rpc::WorkerInfo& to, float inner_timeout,
+               std::chrono::milliseconds timeout, const rpc::DeviceMap& device_map)
+      : InterceptedCall(std::move(chain), Direction::kOutgoing, to.id_, timeout, {}),
+        inner_(std::move(inner)),
+        transport_agent_(std::move(transport_agent)),
+        to_(to),
+        inner_timeout_(inner_timeout),
+        device_map_(device_map),
+        future_(c10::make_intrusive<JitFuture>(at::AnyClassType::get(), inner_->getDevices())) {}
+
+  FuturePtr send(MessagePtr message) {
+    sending_ = true;
+    begin(std::move(message));
+    sending_ = false;
+    if (thrown_ && future_->completed() && future_->exception_ptr() == thrown_->exception_ptr()) {
+      std::rethrow_exception(thrown_->exception_ptr());  // where the inner agent throws it
+    }
+    return unobserved_ ? unobserved_ : future_;
+  }
+
+ protected:
+  void transmit(MessagePtr message, const Contexts& contexts, const PassingRequestPtr& last) override {
+    const bool in_send = std::this_thread::get_id() == sender_ && sending_;
+    FuturePtr answer;
+    try {
+      answer = contexts.empty()
+          ? inner_->send(to_, std::move(message), inner_timeout_, device_map_)
+          : transport_agent_->send(to_, std::move(message), inner_timeout_, device_map_, contexts);
+    } catch (const std::exception&) {
+      const FuturePtr error = failed(std::current_exception());
+      if (in_send) {
+        thrown_ = error;
+      }
+      come_back(last, error);
+      return;
+    }
+    if (in_send && !repeated_ && !is_observed(last.get())) {
+      unobserved_ = std::move(answer);
+      return;
+    }
+    auto self = std::static_pointer_cast<OutgoingCall>(shared_from_this());
+    answer->addCallback([self, last](JitFuture& done) { self->come_back(last, FuturePtr::reclaim_copy(&done)); });
+  }
+
+  void finish(JitFuture* answer) override {
+    if (answer->hasError()) {
+      future_->setError(answer->exception_ptr());
+    } else {
+      future_->markCompleted(answer->constValue(), answer->storages());
+    }
+  }
+
+  const std::string& peer() const override { return to_.name_; }
+
+ private:
+  const std::shared_ptr<rpc::RpcAgent> inner_;
+  const std::shared_ptr<TransportAgent> transport_agent_;
+  const rpc::WorkerInfo to_;
+  const float inner_timeout_;
+  const rpc::DeviceMap device_map_;
+  const FuturePtr future_;
+  // Of the thread that sends, while it is in send():
+  const std::thread::id sender_ = std::this_thread::get_id();
+  bool sending_ = false;
+  FuturePtr unobserved_;  // the inner agent's future, where nobody wants to see the answer
+  FuturePtr thrown_;      // what the inner agent has thrown
+};
+
+}  // namespace
+
+InterceptingAgent::InterceptingAgent(std::shared_ptr<RpcAgent> inner)
+    : RpcAgent(static_cast<const RpcAgent&>(*inner).getWorkerInfo(), std::make_unique<NoCallback>(),
+               inner->getRpcTimeout()),
+      inner_(std::move(inner)),
+      transport_agent_(std::dynamic_pointer_cast<TransportAgent>(inner_)),
+      interceptors_(std::make_shared<InterceptorChain>(workerInfo_.name_, transport_agent_ != nullptr)) {
+  if (transport_agent_) {
+    transport_agent_->set_interceptors(interceptors_);
+  }
+}
+
+InterceptingAgent::~InterceptingAgent() {
+  if (!rpcAgentRunning_) {
+    return;
+  }
+  const WithoutGil without;
+  shutdown();
+  inner_->shutdown();
+}
+
+c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                             float rpc_timeout_seconds, const DeviceMap& device_map) {
+  const auto default_timeout = rpcTimeout_.load();
+  if (inner_->getRpcTimeout() != default_timeout) {
+    inner_->setRpcTimeout(default_timeout);  // Python sets it on the agent that is installed
+  }
+  if (!interceptors_->wants(Direction::kOutgoing)) {
+    return inner_->send(to, std::move(message), rpc_timeout_seconds, device_map);
+  }
+  auto timeout = default_timeout;
+  if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
+    timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
+  }
+  return std::make_shared<OutgoingCall>(interceptors_, inner_, transport_agent_, to, rpc_timeout_seconds, timeout,
+                                        device_map)
+      ->send(std::move(message));
+}
+
+const rpc::WorkerInfo& InterceptingAgent::getWorkerInfo(const std::string& name) const {
+  return inner_->getWorkerInfo(name);
+}
+
+const rpc::WorkerInfo& InterceptingAgent::getWorkerInfo(rpc::worker_id_t id) const {
+  return inner_->getWorkerInfo(id);
+}
+
+std::vector<rpc::WorkerInfo> InterceptingAgent::getWorkerInfos() const {
+  return inner_->getWorkerInfos();
+}
+
+void InterceptingAgent::join(bool shutdown, float timeout) {
+  interceptors_->settle();
+  inner_->join(shutdown, timeout);
+}
+
+void InterceptingAgent::sync() {
+  inner_->sync();
+}
+
+void InterceptingAgent::startImpl() {
+  interceptors_->start();
+  inner_->setTypeResolver(getTypeResolver());
+  inner_->start();
+}
+
+void InterceptingAgent::shutdownImpl() {
+  interceptors_->stop();
+}
+
+std::unordered_map<std::string, std::string> InterceptingAgent::getMetrics() {
+  if (inner_->isGILProfilingEnabled() != isGILProfilingEnabled()) {
+    inner_->enableGILProfiling(isGILProfilingEnabled());
+  }
+  auto found = interceptors_->metrics();
+  if (isGILProfilingEnabled()) {
+    const uint64_t waits = gil_waits_;
+    found["agent.gil_average_wait_time_us"] = std::to_string(waits ? gil_wait_us_ / waits : 0);
+  }
+  found.merge(inner_->getMetrics());
+  return found;
+}
+
+std::unordered_map<std::string, std::string> InterceptingAgent::getDebugInfo() {
+  auto found = getMetrics();
+  found.merge(inner_->getDebugInfo());
+  return found;
+}
+
+rpc::DeviceMap InterceptingAgent::getDeviceMap(const WorkerInfo& to) const {
+  return inner_->getDeviceMap(to);
+}
+
+const std::vector<c10::Device>& InterceptingAgent::getDevices() const {
+  return inner_->getDevices();
+}
+
+void InterceptingAgent::addGilWaitTime(std::chrono::microseconds wait) {
+  ++gil_waits_;
+  gil_wait_us_ += static_cast<uint64_t>(wait.count());
+}
+
+}  // namespace rpc_backends

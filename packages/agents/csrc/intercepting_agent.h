@@ -1,0 +1,56 @@
+// An agent that stands in front of any other, and shows its messages to interceptors.
+#pragma once
+
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "interceptor_chain.h"
+
+namespace rpc_backends {
+
+class TransportAgent;
+
+class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
+ public:
+  using WorkerInfo = torch::distributed::rpc::WorkerInfo;
+  using Message = torch::distributed::rpc::Message;
+  using JitFuture = torch::distributed::rpc::JitFuture;
+  using DeviceMap = torch::distributed::rpc::DeviceMap;
+
+  // `inner` does everything else; nobody else starts or stops it.
+  explicit InterceptingAgent(std::shared_ptr<RpcAgent> inner);
+  ~InterceptingAgent() override;
+
+  c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                     float rpc_timeout_seconds, const DeviceMap& device_map) override;
+
+  const WorkerInfo& getWorkerInfo(const std::string& name) const override;
+  const WorkerInfo& getWorkerInfo(torch::distributed::rpc::worker_id_t id) const override;
+  std::vector<WorkerInfo> getWorkerInfos() const override;
+  void join(bool shutdown, float timeout) override;
+  void sync() override;
+  void startImpl() override;
+  // Ends what is held here. The inner agent is shut down by whoever shuts down this one, with its own method,
+  // which may be Python's; else by the destructor.
+  void shutdownImpl() override;
+  std::unordered_map<std::string, std::string> getMetrics() override;
+  std::unordered_map<std::string, std::string> getDebugInfo() override;
+  DeviceMap getDeviceMap(const WorkerInfo& to) const override;
+  const std::vector<c10::Device>& getDevices() const override;
+
+  InterceptorChain& interceptors() { return *interceptors_; }
+
+ private:
+  void addGilWaitTime(std::chrono::microseconds wait) override;
+
+  const std::shared_ptr<RpcAgent> inner_;
+  const std::shared_ptr<TransportAgent> transport_agent_;  // the same, if it is one of ours
+  const std::shared_ptr<InterceptorChain> interceptors_;
+  std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
+};
+
+}  // namespace rpc_backends

@@ -1,0 +1,134 @@
+#include "interceptor_chain.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
+
+#include "intercepted_call.h"
+
+namespace rpc_backends {
+
+namespace {
+
+// Seconds that what runs on the scheduler's threads has to end.
+constexpr double kEnding = 5.0;
+
+}  // namespace
+
+InterceptorChain::InterceptorChain(const std::string& worker, bool carries_context)
+    : scheduler_(std::make_shared<ThreadedScheduler>()), agent_{worker, carries_context, scheduler_} {}
+
+void InterceptorChain::add(std::shared_ptr<Interceptor> interceptor, const std::string& name, int order) {
+  if (started_) {
+    throw std::runtime_error("the interceptor '" + name + "' comes too late: the agent has been started");
+  }
+  if (name.empty() || name.size() > kMaxInterceptorName) {
+    throw std::invalid_argument("the name of an interceptor has 1 to " + std::to_string(kMaxInterceptorName) +
+                                " bytes, and '" + name + "' has " + std::to_string(name.size()));
+  }
+  const auto is_it = [&](const Installed& other) { return other.name == name; };
+  if (std::any_of(installed_.begin(), installed_.end(), is_it)) {
+    throw std::invalid_argument("there is an interceptor '" + name + "' already in front of this agent");
+  }
+  installed_.push_back({order, name, std::move(interceptor)});
+  std::sort(installed_.begin(), installed_.end(), [](const Installed& one, const Installed& other) {
+    return std::tie(one.order, one.name) < std::tie(other.order, other.name);
+  });
+}
+
+void InterceptorChain::start() {
+  started_ = true;
+  for (const Installed& one : installed_) {
+    one.interceptor->on_start(agent_);
+  }
+}
+
+bool InterceptorChain::wants(Direction direction) const {
+  return std::any_of(installed_.begin(), installed_.end(),
+                     [&](const Installed& one) { return one.interceptor->wants(direction); });
+}
+
+std::unordered_map<std::string, std::string> InterceptorChain::metrics() const {
+  std::unordered_map<std::string, std::string> found;
+  for (const Installed& one : installed_) {
+    for (const auto& [name, value] : one.interceptor->metrics()) {
+      found[one.name + "." + name] = value;
+    }
+  }
+  return found;
+}
+
+void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (call->is_over() || kept_.count(call.get()) != 0) {
+    return;
+  }
+  Kept kept{call, {}};
+  if (const auto seconds = call->seconds_left()) {
+    kept.deadline = scheduler_->after(*seconds, [weak = std::weak_ptr<InterceptedCall>(call)] {
+      if (const auto late = weak.lock()) {
+        late->run_out();
+      }
+    });
+  }
+  kept_.emplace(call.get(), std::move(kept));
+}
+
+void InterceptorChain::let_go(const InterceptedCall& call) {
+  Kept kept;  // what it holds is let go of without the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = kept_.find(&call);
+  if (found == kept_.end()) {
+    return;
+  }
+  kept = std::move(found->second);
+  kept_.erase(found);
+  scheduler_->cancel(kept.deadline);
+  settled_.notify_all();
+}
+
+void InterceptorChain::moved() {
+  --held_;
+  if (settling_) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    settled_.notify_all();
+  }
+}
+
+void InterceptorChain::settle() {
+  for (const Installed& one : installed_) {
+    one.interceptor->on_settle();
+  }
+  settling_ = true;
+  std::unique_lock<std::mutex> lock(mutex_);
+  settled_.wait(lock, [this] {
+    // What was dropped and never times out stays; nobody can wait for that.
+    return stopped_ || (held_ == 0 && std::none_of(kept_.begin(), kept_.end(), [](const auto& one) {
+                          return one.second.call->seconds_left().has_value();
+                        }));
+  });
+}
+
+void InterceptorChain::stop() {
+  if (stopped_.exchange(true)) {
+    return;
+  }
+  for (const Installed& one : installed_) {
+    one.interceptor->on_stop();
+  }
+  std::vector<std::shared_ptr<InterceptedCall>> left;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [call, kept] : kept_) {
+      left.push_back(kept.call);
+    }
+    settled_.notify_all();
+  }
+  for (const auto& call : left) {
+    call->shut_down();
+  }
+  left.clear();
+  scheduler_->stop(kEnding);
+}
+
+}  // namespace rpc_backends

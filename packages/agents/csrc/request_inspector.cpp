@@ -1,0 +1,447 @@
+#include "request_inspector.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "rpc_backends_agents/interceptor.h"
+#include "rpc_backends_agents/siphash.h"
+
+namespace rpc_backends {
+
+namespace {
+
+using torch::distributed::rpc::MessageType;
+
+// The header of interceptors has torch's numbers without torch.
+constexpr int32_t kNumbers[][2] = {
+    {kScriptCall, MessageType::SCRIPT_CALL},
+    {kPythonCall, MessageType::PYTHON_CALL},
+    {kScriptRemoteCall, MessageType::SCRIPT_REMOTE_CALL},
+    {kPythonRemoteCall, MessageType::PYTHON_REMOTE_CALL},
+    {kScriptRRefFetchCall, MessageType::SCRIPT_RREF_FETCH_CALL},
+    {kPythonRRefFetchCall, MessageType::PYTHON_RREF_FETCH_CALL},
+    {kRRefUserDelete, MessageType::RREF_USER_DELETE},
+    {kRRefForkRequest, MessageType::RREF_FORK_REQUEST},
+    {kRRefChildAccept, MessageType::RREF_CHILD_ACCEPT},
+    {kForwardAutogradRequest, MessageType::FORWARD_AUTOGRAD_REQ},
+    {kBackwardAutogradRequest, MessageType::BACKWARD_AUTOGRAD_REQ},
+    {kCleanupAutogradContextRequest, MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ},
+    {kRunWithProfilingRequest, MessageType::RUN_WITH_PROFILING_REQ},
+    {kRRefBackwardRequest, MessageType::RREF_BACKWARD_REQ},
+};
+constexpr bool are_the_same() {
+  for (const auto& [ours, torchs] : kNumbers) {
+    if (ours != torchs) {
+      return false;
+    }
+  }
+  return true;
+}
+static_assert(are_the_same());
+static_assert(static_cast<int>(ErrorKind::kTimeout) == torch::distributed::rpc::RPCErrorType::TIMEOUT &&
+              static_cast<int>(ErrorKind::kIntentional) == torch::distributed::rpc::RPCErrorType::INTENTIONAL_FAILURE);
+
+// Keys of digests: any, but the same in every process and release.
+constexpr uint64_t kDigestKey0 = 0x7270632d6661756cULL;
+constexpr uint64_t kDigestKey1 = 0x74732d6469676573ULL;
+// Opcodes that are looked at before a search is given up.
+constexpr int kMostOpcodes = 4096;
+
+// Walks the opcodes of a pickle without doing what they say. It follows texts only: what they are, and where in
+// the memo they are kept.
+class PickleScan {
+ public:
+  explicit PickleScan(std::string_view bytes) : bytes_(bytes) {}
+
+  enum class Found { kEnd, kText, kBytes, kGlobal, kOther };
+
+  // Goes on to the next opcode; kEnd at the end, and at what is not understood.
+  Found next() {
+    unsigned char op = 0;
+    if (!take_byte(op)) {
+      return Found::kEnd;
+    }
+    switch (op) {
+      case 0x80:  // PROTO
+        return skip(1) ? Found::kOther : Found::kEnd;
+      case 0x95:  // FRAME
+        return skip(8) ? Found::kOther : Found::kEnd;
+      case 0x8c:  // SHORT_BINUNICODE
+        return text_of(1);
+      case 'X':  // BINUNICODE
+        return text_of(4);
+      case 0x8d:  // BINUNICODE8
+        return text_of(8);
+      case 'C':  // SHORT_BINBYTES
+        return bytes_of(1);
+      case 'B':  // BINBYTES
+        return bytes_of(4);
+      case 0x8e:  // BINBYTES8
+      case 0x96:  // BYTEARRAY8
+        return bytes_of(8);
+      case 'T':  // BINSTRING
+        return bytes_of(4);
+      case 'U':  // SHORT_BINSTRING
+        return bytes_of(1);
+      case 0x94: {  // MEMOIZE
+        memo_[memo_.size()] = last_is_text_ ? std::optional(last_) : std::nullopt;
+        return Found::kOther;
+      }
+      case 'q': {  // BINPUT
+        uint64_t at = 0;
+        return take_number(1, at) ? keep(at) : Found::kEnd;
+      }
+      case 'r': {  // LONG_BINPUT
+        uint64_t at = 0;
+        return take_number(4, at) ? keep(at) : Found::kEnd;
+      }
+      case 'h': {  // BINGET
+        uint64_t at = 0;
+        return take_number(1, at) ? recall(at) : Found::kEnd;
+      }
+      case 'j': {  // LONG_BINGET
+        uint64_t at = 0;
+        return take_number(4, at) ? recall(at) : Found::kEnd;
+      }
+      case 0x93: {  // STACK_GLOBAL: of the two texts before it
+        global_ = std::string(before_last_) + "." + std::string(last_);
+        last_is_text_ = false;
+        return Found::kGlobal;
+      }
+      case 'c': {  // GLOBAL: two lines
+        std::string_view module;
+        std::string_view name;
+        if (!take_line(module) || !take_line(name)) {
+          return Found::kEnd;
+        }
+        global_ = std::string(module) + "." + std::string(name);
+        last_is_text_ = false;
+        return Found::kGlobal;
+      }
+      case 'K':  // BININT1
+        return other(1);
+      case 'M':  // BININT2
+        return other(2);
+      case 'J':  // BININT
+        return other(4);
+      case 'G':  // BINFLOAT
+        return other(8);
+      case 0x8a:  // LONG1
+        return other_of(1);
+      case 0x8b:  // LONG4
+        return other_of(4);
+      case '(':   // MARK
+      case ')':   // EMPTY_TUPLE
+      case ']':   // EMPTY_LIST
+      case '}':   // EMPTY_DICT
+      case 't':   // TUPLE
+      case 0x85:  // TUPLE1
+      case 0x86:  // TUPLE2
+      case 0x87:  // TUPLE3
+      case 'N':   // NONE
+      case 0x88:  // NEWTRUE
+      case 0x89:  // NEWFALSE
+      case 'R':   // REDUCE
+      case 'b':   // BUILD
+      case 'a':   // APPEND
+      case 'e':   // APPENDS
+      case 's':   // SETITEM
+      case 'u':   // SETITEMS
+      case 'd':   // DICT
+      case 'l':   // LIST
+      case '0':   // POP
+      case '1':   // POP_MARK
+      case '2':   // DUP
+      case 'Q':   // BINPERSID
+      case 0x81:  // NEWOBJ
+      case 0x92:  // NEWOBJ_EX
+      case 0x8f:  // EMPTY_SET
+      case 0x90:  // ADDITEMS
+      case 0x91:  // FROZENSET
+      case 0x97:  // NEXT_BUFFER
+      case 0x98:  // READONLY_BUFFER
+        return other(0);
+      default:  // STOP, and what neither Python nor torch writes
+        return Found::kEnd;
+    }
+  }
+
+  std::string_view text() const { return last_; }
+  const std::string& global() const { return global_; }
+  size_t position() const { return at_; }
+
+ private:
+  bool take_byte(unsigned char& byte) {
+    if (at_ >= bytes_.size()) {
+      return false;
+    }
+    byte = static_cast<unsigned char>(bytes_[at_++]);
+    return true;
+  }
+
+  bool take_number(int size, uint64_t& number) {
+    if (bytes_.size() - at_ < static_cast<size_t>(size)) {
+      return false;
+    }
+    number = 0;
+    for (int i = 0; i < size; ++i) {
+      number |= static_cast<uint64_t>(static_cast<unsigned char>(bytes_[at_ + i])) << (8 * i);
+    }
+    at_ += size;
+    return true;
+  }
+
+  bool skip(uint64_t size) {
+    if (bytes_.size() - at_ < size) {
+      return false;
+    }
+    at_ += size;
+    return true;
+  }
+
+  bool take_line(std::string_view& line) {
+    const size_t end = bytes_.find('\n', at_);
+    if (end == std::string_view::npos) {
+      return false;
+    }
+    line = bytes_.substr(at_, end - at_);
+    at_ = end + 1;
+    return true;
+  }
+
+  Found text_of(int size_bytes) {
+    uint64_t size = 0;
+    if (!take_number(size_bytes, size) || bytes_.size() - at_ < size) {
+      return Found::kEnd;
+    }
+    push(bytes_.substr(at_, size));
+    at_ += size;
+    return Found::kText;
+  }
+
+  Found bytes_of(int size_bytes) {
+    uint64_t size = 0;
+    if (!take_number(size_bytes, size) || bytes_.size() - at_ < size) {
+      return Found::kEnd;
+    }
+    last_ = bytes_.substr(at_, size);
+    last_is_text_ = false;
+    at_ += size;
+    return Found::kBytes;
+  }
+
+  Found other(uint64_t size) {
+    last_is_text_ = false;
+    return skip(size) ? Found::kOther : Found::kEnd;
+  }
+
+  Found other_of(int size_bytes) {
+    uint64_t size = 0;
+    return take_number(size_bytes, size) ? other(size) : Found::kEnd;
+  }
+
+  void push(std::string_view text) {
+    before_last_ = last_is_text_ ? last_ : std::string_view();
+    last_ = text;
+    last_is_text_ = true;
+  }
+
+  Found keep(uint64_t at) {
+    memo_[at] = last_is_text_ ? std::optional(last_) : std::nullopt;
+    return Found::kOther;
+  }
+
+  Found recall(uint64_t at) {
+    const auto found = memo_.find(at);
+    if (found == memo_.end() || !found->second) {
+      last_is_text_ = false;
+      return Found::kOther;
+    }
+    push(*found->second);
+    return Found::kText;
+  }
+
+  const std::string_view bytes_;
+  size_t at_ = 0;
+  std::string_view last_;
+  std::string_view before_last_;
+  bool last_is_text_ = false;
+  std::string global_;
+  std::unordered_map<uint64_t, std::optional<std::string_view>> memo_;
+};
+
+bool is_wrapper(int32_t type) {
+  return type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
+}
+
+// The first whole number of a pickle of torch, which is of a tuple.
+std::optional<int32_t> first_number(std::string_view pickle) {
+  size_t at = 0;
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(pickle[i]); };
+  if (pickle.size() < 5 || byte(0) != 0x80) {
+    return std::nullopt;
+  }
+  at = 2;
+  if (byte(at) == '(') {
+    ++at;
+  }
+  const size_t left = pickle.size() - at;
+  if (byte(at) == 'K' && left >= 2) {
+    return byte(at + 1);
+  }
+  if (byte(at) == 'M' && left >= 3) {
+    return byte(at + 1) | (byte(at + 2) << 8);
+  }
+  if (byte(at) == 'J' && left >= 5) {
+    return static_cast<int32_t>(byte(at + 1) | (byte(at + 2) << 8) | (byte(at + 3) << 16) |
+                                (static_cast<uint32_t>(byte(at + 4)) << 24));
+  }
+  return std::nullopt;
+}
+
+// Takes off what torch has put around a payload: a pickle at its end, and after that the pickle's length.
+bool take_wrapper(InspectedRequest& request) {
+  std::string_view all = request.payload;
+  if (all.size() < 8) {
+    return false;
+  }
+  uint64_t size = 0;
+  for (size_t i = all.size() - 8; i < all.size(); ++i) {
+    size = (size << 8) | static_cast<unsigned char>(all[i]);
+  }
+  all.remove_suffix(8);
+  if (size > all.size()) {
+    return false;
+  }
+  const auto type = first_number(all.substr(all.size() - size));
+  if (!type) {
+    return false;
+  }
+  all.remove_suffix(size);
+  request.wrappers.push_back(request.type);
+  request.type = *type;
+  request.payload = all;
+  return true;
+}
+
+// The pickle of a Python function with its arguments, inside a request.
+std::string_view python_part(const InspectedRequest& request) {
+  if (request.type == MessageType::PYTHON_CALL) {
+    return request.payload.empty() ? request.payload : request.payload.substr(1);
+  }
+  // PYTHON_REMOTE_CALL: a pickle of torch, and in it, after the tensors, the pickle of Python as a text.
+  PickleScan scan(request.payload);
+  for (int i = 0; i < kMostOpcodes; ++i) {
+    const auto found = scan.next();
+    if (found == PickleScan::Found::kEnd) {
+      break;
+    }
+    if ((found == PickleScan::Found::kText || found == PickleScan::Found::kBytes) && scan.text().size() > 2 &&
+        static_cast<unsigned char>(scan.text()[0]) == 0x80) {
+      return scan.text();
+    }
+  }
+  return {};
+}
+
+// Python pickles PythonUDF(function, arguments, keywords): the first global is PythonUDF, and the function is
+// what comes next.
+std::string python_function(std::string_view pickle) {
+  PickleScan scan(pickle);
+  int globals = 0;
+  for (int i = 0; i < kMostOpcodes; ++i) {
+    const auto found = scan.next();
+    if (found == PickleScan::Found::kEnd) {
+      break;
+    }
+    if (found == PickleScan::Found::kGlobal && ++globals == 2) {
+      return scan.global();
+    }
+  }
+  return {};
+}
+
+// The name is the last text of a script call; `end` becomes where it ends.
+std::string script_function(std::string_view pickle, size_t& end) {
+  PickleScan scan(pickle);
+  std::string_view last;
+  end = 0;
+  while (true) {
+    const auto found = scan.next();
+    if (found == PickleScan::Found::kEnd) {
+      break;
+    }
+    if (found == PickleScan::Found::kText) {
+      last = scan.text();
+      end = scan.position();
+    }
+  }
+  return std::string(last);
+}
+
+uint64_t digest(std::string_view bytes) {
+  SipHash hash(kDigestKey0, kDigestKey1);
+  hash.add(bytes.data(), bytes.size());
+  return hash.finish();
+}
+
+}  // namespace
+
+InspectedRequest inspect(const torch::distributed::rpc::Message& message) {
+  InspectedRequest request;
+  request.type = message.type();
+  request.payload = std::string_view(message.payload().data(), message.payload().size());
+  while (is_wrapper(request.type) && take_wrapper(request)) {
+  }
+  return request;
+}
+
+std::string function_of(const InspectedRequest& request) {
+  size_t end = 0;
+  switch (request.type) {
+    case MessageType::PYTHON_CALL:
+    case MessageType::PYTHON_REMOTE_CALL:
+      return python_function(python_part(request));
+    case MessageType::SCRIPT_CALL:
+    case MessageType::SCRIPT_REMOTE_CALL:
+      return script_function(request.payload, end);
+    default:
+      return {};
+  }
+}
+
+uint64_t digest_of(const InspectedRequest& request) {
+  switch (request.type) {
+    case MessageType::PYTHON_CALL:
+    case MessageType::SCRIPT_CALL:
+      return digest(request.payload);
+    case MessageType::PYTHON_REMOTE_CALL:
+      return digest(python_part(request));
+    case MessageType::SCRIPT_REMOTE_CALL: {
+      size_t end = 0;
+      script_function(request.payload, end);
+      return digest(request.payload.substr(0, end));
+    }
+    default:
+      return 0;
+  }
+}
+
+uint64_t full_digest_of(const InspectedRequest& request) {
+  return digest(request.payload);
+}
+
+uint64_t tensor_bytes_of(const torch::distributed::rpc::Message& message) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : message.tensors()) {
+    if (tensor.defined() && tensor.layout() == c10::kStrided) {
+      bytes += static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
+    }
+  }
+  return bytes;
+}
+
+}  // namespace rpc_backends

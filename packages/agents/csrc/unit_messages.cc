@@ -1,0 +1,5 @@
+// What knows torch's messages and tensors; see unit_agent.cc.
+#include "codec.cpp"
+#include "memory_transport.cpp"
+#include "request_inspector.cpp"
+#include "tensors.cpp"

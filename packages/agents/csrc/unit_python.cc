@@ -1,0 +1,3 @@
+// What knows Python's objects; see unit_agent.cc.
+#include "bindings.cpp"
+#include "python_transport.cpp"

@@ -1,0 +1,81 @@
+"""The interceptor of the tests, which is compiled when it is first needed: see recorder.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import rpc_backends_agents
+
+#: Seconds in which what is on its way has arrived.
+PATIENCE = 30.0
+
+
+def build(folder: Path) -> Path:
+    """Compile it against interceptor.h alone, as C++17, and return the library."""
+    library = folder / "recorder.so"
+    source = Path(__file__).with_suffix(".cpp")
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    include = f"-I{rpc_backends_agents.include_dir()}"
+    subprocess.run(["c++", *flags, include, str(source), "-o", str(library)], check=True)
+    return library
+
+
+class Recorder:
+    """An interceptor that does as it is told, and writes down what it sees.
+
+    :param orders: verbs for ``outgoing`` and ``incoming`` requests and for each ``answer``; ``observe``
+        to see answers; ``context``: bytes to attach.
+    """
+
+    def __init__(self, library: Path, **orders: str | bytes) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.recorder_new.restype = ctypes.c_void_p
+        self._library.recorder_capsule_name.restype = ctypes.c_char_p
+        self._library.recorder_events.restype = ctypes.c_size_t
+        self._handle = ctypes.c_void_p(self._library.recorder_new())
+        self._name = ctypes.c_char_p(self._library.recorder_capsule_name())
+        self.order(**orders)
+
+    def __rpc_interceptor__(self) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
+        return new(self._handle, self._name, None)
+
+    def order(self, **orders: str | bytes) -> None:
+        """Change what it does from here on."""
+        for what, how in orders.items():
+            text = how.encode() if isinstance(how, str) else how
+            self._library.recorder_order(self._handle, what.encode(), text)
+
+    def release(self) -> None:
+        """Have it pass on what it holds."""
+        self._library.recorder_release(self._handle)
+
+    def events(self) -> list[str]:
+        """Return what it has seen so far."""
+        room = ctypes.create_string_buffer(1 << 16)
+        size = self._library.recorder_events(self._handle, room, ctypes.c_size_t(1 << 16))
+        assert size < 1 << 16
+        return room.value.decode().splitlines()
+
+    def wait_for(self, begin: str, times: int = 1) -> list[str]:
+        """Wait until so many events begin like this, and return these."""
+        until = time.monotonic() + PATIENCE
+        while len(found := [event for event in self.events() if event.startswith(begin)]) < times:
+            assert time.monotonic() < until, (begin, self.events())
+            time.sleep(0.005)
+        return found
+
+
+class WrongCapsule:
+    """What was built for another version of the interface."""
+
+    def __rpc_interceptor__(self) -> Any:
+        return object()

@@ -1,0 +1,106 @@
+"""The threads of an agent: whatever some of them wait for, there is one that takes answers."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from agents_kit import AT_ONCE, in_worker, two_agents
+from torch.distributed import rpc
+
+released = threading.Event()
+entered = threading.Semaphore(0)
+
+
+def wait_for_release() -> str:
+    entered.release()
+    assert released.wait(60)
+    return "released"
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something holds of which nobody tells."""
+    until = time.monotonic() + AT_ONCE
+    while not condition():
+        assert time.monotonic() < until, "never"
+        time.sleep(0.01)
+
+
+def call_back(depth: int) -> int:
+    """Call the other worker, which calls back, and so on."""
+    here = threading.current_thread()
+    assert here is not threading.main_thread()
+    return 1 + rpc.rpc_sync("b", call_back, args=(depth - 1,)) if depth else 0
+
+
+@in_worker
+def test_answers_arrive_while_all_threads_for_requests_are_blocked(me: Any) -> None:
+    released.clear()
+    with two_agents(num_worker_threads=2) as (_, other):
+        blocked = [rpc.rpc_async("b", wait_for_release) for _ in range(2)]
+        for _ in blocked:
+            assert entered.acquire(timeout=AT_ONCE)
+        # A third waits its turn, and is not started.
+        third = rpc.rpc_async("b", wait_for_release)
+        # Both agents have their threads; a's are free, and its calls to itself are served.
+        assert rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+        assert not entered.acquire(blocking=False)
+        while other.get_metrics()["agent.server_active_calls"] != "3":
+            time.sleep(0.01)  # nobody tells that it has arrived
+        released.set()
+        assert [future.wait() for future in (*blocked, third)] == ["released"] * 3
+        assert entered.acquire(timeout=AT_ONCE)
+
+
+@in_worker
+def test_handlers_that_wait_for_answers_one_within_the_other_get_them(me: Any) -> None:
+    with two_agents(num_worker_threads=40):
+        assert rpc.rpc_sync("b", call_back, args=(20,)) == 20
+
+
+@in_worker
+def test_a_burst_leaves_no_more_threads_than_the_requests_that_may_run_and_a_few(me: Any) -> None:
+    may_run, burst = 8, 400
+    # The pool keeps as many that wait as requests may run and four, beside those that run.
+    most = 2 * may_run + 4
+    released.clear()
+    with two_agents(num_worker_threads=may_run) as (_, other):
+
+        def metric(name: str) -> int:
+            return int(other.get_metrics()[f"agent.{name}"])
+
+        futures = [rpc.rpc_async("b", wait_for_release) for _ in range(burst)]
+        for _ in range(may_run):
+            assert entered.acquire(timeout=AT_ONCE)
+        eventually(lambda: metric("server_active_calls") == burst)
+        # While they arrive there may be more, as threads are interrupted in the middle of one.
+        eventually(lambda: may_run < metric("threads") <= most)
+        released.set()
+        torch.futures.wait_all(futures)
+        eventually(lambda: metric("threads") <= most)
+        while entered.acquire(blocking=False):
+            pass
+
+
+@in_worker
+def test_no_message_needs_the_gil(me: Any) -> None:
+    """This thread keeps the GIL from the call to its answer: traffic() does not let go of it."""
+    usual = sys.getswitchinterval()
+    with two_agents() as (one, other):
+        # Whatever is done once.
+        rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
+        one.on_unknown_member(lambda: None)
+        other.on_unknown_member(lambda: None)
+        sys.setswitchinterval(1000)
+        try:
+            future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1))
+            until = time.monotonic() + AT_ONCE
+            while one.traffic().answered < 2:
+                assert time.monotonic() < until, "something waits for the GIL"
+        finally:
+            sys.setswitchinterval(usual)
+        assert future.wait().tolist() == [2, 2]

@@ -1,0 +1,283 @@
+"""Participants: the processes that are measured, suspended (SIGSTOP) while others run their blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, TypeAlias
+
+from rpc_backends_bench import baselines, worker_tasks
+from rpc_backends_bench.plan import BY_ID
+from rpc_backends_bench.results import BASELINE
+from rpc_backends_bench.subjects import Subject
+from rpc_backends_cli.processes import Done, Failure, Step, Template, WorkerError, Workers, environ
+
+#: Seconds that a task may take, and how many more for each worker: on few cores they wait for each other.
+GRACE_PERIOD, GRACE_PERIOD_A_WORKER = 90.0, 3.0
+#: Seconds that the other workers have to end a task when one has failed.
+_GRACE_AFTER_FAILURE = 2.0
+#: Seconds from asking all workers of a group to the moment when all begin.
+_LEAD = 0.01
+#: Seconds after which resumed processes run again.
+_RESUME_DELAY = 0.002
+#: The interface that torch's agents and Gloo use in workers: only this host.
+LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+
+#: Times of single calls, in seconds, by the label that they are reported under.
+Times: TypeAlias = "dict[str, array[float]]"
+
+
+class ParticipantError(Exception):
+    """Processes that are measured have failed; the text says how in a line.
+
+    :ivar detail: tracebacks and what the processes printed.
+    """
+
+    def __init__(self, text: str, detail: str = "") -> None:
+        super().__init__(text)
+        self.detail = detail
+
+
+@functools.cache
+def template(own: bool) -> Template:
+    """Return how workers start.
+
+    :param own: without any package that extends torch; else as in a program that imports torch.
+    """
+    variables = {**LOOPBACK, **environ(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    if own:
+        variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    prepare = () if own else (worker_tasks.find_backends,)
+    return Template(preload=worker_tasks.PRELOAD, prepare=prepare, variables=variables)
+
+
+class Participant:
+    """Processes of which the first makes the calls that are measured.
+
+    They are suspended while other participants run: TensorPipe polls, so an idle worker takes half a
+    core from those that are measured.
+
+    :param own: run without any package that extends torch.
+    :param seconds: how long the processes may live.
+    :param env: more environment variables.
+    """
+
+    #: The module whose ``latency``, ``throughput`` and ``size`` make the calls.
+    _tasks: ClassVar[ModuleType]
+
+    def __init__(
+        self,
+        label: str,
+        size: int,
+        *,
+        own: bool,
+        seconds: float,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.label = label
+        self.workers = Workers(size, seconds=seconds, env=env, template=template(own))
+
+    def open(self) -> None:
+        """Start the processes."""
+        with _worker_errors():
+            self.workers.__enter__()
+
+    def stop(self) -> object:
+        """Leave the group, or end what is called; by default nothing."""
+        return None
+
+    def close(self) -> None:
+        """End the processes; those in a group do not shut it down."""
+        self.workers.__exit__()
+
+    # --- running tasks in the processes ---
+
+    def run(self, task: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a task in all workers at once.
+
+        :raises ParticipantError: it failed in one.
+        """
+        with _worker_errors():
+            return self._results([one.start(task, *args, **kwargs) for one in self.workers])
+
+    def run_each(self, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run a task in the first workers at once, each with its own arguments."""
+        with _worker_errors():
+            return self._results(
+                [self.workers[rank].start(task, *one) for rank, one in enumerate(arguments)]
+            )
+
+    def call(self, rank: int, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a task in one worker."""
+        with _worker_errors():
+            return self._results([self.workers[rank].start(task, *args, **kwargs)])[0]
+
+    def pin(self) -> None:
+        """Keep the first process on one half of the cores and all others on the other half."""
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        if half:
+            for rank, worker in enumerate(self.workers):
+                os.sched_setaffinity(worker.pid, cores[:half] if rank == 0 else cores[half:])
+
+    def suspend(self) -> None:
+        """Stop the processes (SIGSTOP)."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the processes continue (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+        time.sleep(_RESUME_DELAY)
+
+    # --- measuring calls ---
+
+    def has(self, row: str) -> bool:
+        """Return whether a row applies to this participant."""
+        return True
+
+    def latency(self, row: str, calls: int, seconds: float) -> Times:
+        """Return the times of round trips."""
+        kind, how = row.rpartition(".")[2], {"loaded": True} if ".loaded." in row else {}
+        return {self.label: self.call(0, self._tasks.latency, kind, calls, seconds, **how)}
+
+    def throughput(self, in_flight: int, seconds: float) -> float:
+        """Return how many no-ops end per second."""
+        return float(self.call(0, self._tasks.throughput, in_flight, seconds))
+
+    def size(self, kind: str, length: int, calls: int, seconds: float) -> Times:
+        """Return the times of sending ``length`` bytes."""
+        return {self.label: self.call(0, self._tasks.size, kind, length, calls, seconds)}
+
+    def _results(self, running: Sequence[Step]) -> list[Any]:
+        """Wait for all tasks, or a moment once one has failed; return what they returned."""
+        grace_period = GRACE_PERIOD + GRACE_PERIOD_A_WORKER * self.workers.size
+        deadline, failed = time.monotonic() + grace_period, None
+        waiting = list(running)
+        while waiting:
+            over = [one for one in waiting if one.is_over(0.02 / len(waiting))]
+            waiting = [one for one in waiting if one not in over]
+            for one in over:
+                outcome = one.outcome()
+                if isinstance(outcome, Failure) and failed is None:
+                    failed = outcome
+                    deadline = min(deadline, time.monotonic() + _GRACE_AFTER_FAILURE)
+            if waiting and time.monotonic() > deadline:
+                if failed is None:
+                    self.workers.give_up(f"not done in {grace_period:g} s")
+                break
+        if failed is not None:
+            raise ParticipantError(f"{failed.kinds[0]}: {failed.text}", failed.trace)
+        outcomes = [one.outcome() for one in running]
+        return [outcome.value for outcome in outcomes if isinstance(outcome, Done)]
+
+    def _signal(self, number: int) -> None:
+        for worker in self.workers:
+            if worker.status is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
+
+
+class Group(Participant):
+    """Workers of a group under a backend."""
+
+    _tasks: ClassVar[ModuleType] = worker_tasks
+
+    def __init__(
+        self,
+        subject: Subject,
+        size: int,
+        seconds: float = 300,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(subject.label, size, own=subject.own, seconds=seconds, env=env)
+        self.subject = subject
+        self._store: Any = None
+        self._url = ""
+
+    def start(self) -> float:
+        """Call ``init_rpc`` for a static group of all; return the seconds from first to last."""
+        self._host_store()
+        size = self.workers.size
+        return length(self.run(worker_tasks.join, self.subject, self._url, size, soon(size)))
+
+    def join(self, rank: int) -> float:
+        """Let one worker join a dynamic group, rank 0 first; return how long that takes."""
+        if rank == 0:
+            self._host_store()
+        return length([self.call(rank, worker_tasks.join, self.subject, self._url, None)])
+
+    def stop(self) -> float:
+        """Call ``shutdown`` in all; return the seconds from first to last."""
+        return length(self.run(worker_tasks.leave, soon(self.workers.size)))
+
+    def close(self) -> None:
+        """End the processes, and the store after them."""
+        super().close()
+        self._store = None
+
+    def _host_store(self) -> None:
+        """Host a new store, as a launcher does."""
+        from torch.distributed import TCPStore
+
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._url = f"tcp://127.0.0.1:{self._store.port}"
+
+
+class Baselines(Participant):
+    """Two processes without RPC, which measure copying memory and a bare socket."""
+
+    def __init__(self) -> None:
+        super().__init__("baselines", 2, own=True, seconds=900)
+
+    def start(self) -> None:
+        """Connect them."""
+        self.call(0, baselines.connect, self.call(1, baselines.serve))
+
+    def has(self, row: str) -> bool:
+        """Return whether a row has a baseline."""
+        return bool(BY_ID[row].baselines)
+
+    def latency(self, row: str, calls: int, seconds: float) -> Times:
+        """Return the times of a few bytes there and back."""
+        return self._measure(("socket",), "echo", baselines.SMALL, calls, seconds)
+
+    def size(self, kind: str, length: int, calls: int, seconds: float) -> Times:
+        """Return the times of moving ``length`` bytes."""
+        return self._measure(("memcpy", "socket"), kind, length, calls, seconds)
+
+    def _measure(
+        self, names: Sequence[str], kind: str, length: int, calls: int, seconds: float
+    ) -> Times:
+        block = baselines.block
+        return {
+            f"{BASELINE}{name}": self.call(0, block, name, kind, length, calls, seconds)
+            for name in names
+        }
+
+
+def soon(count: int) -> float:
+    """Return the time at which ``count`` workers that are asked now can all begin."""
+    return time.perf_counter() + _LEAD + 0.001 * count
+
+
+def length(spans: Iterable[worker_tasks.Span]) -> float:
+    """Return the seconds from the first begin to the last end."""
+    begins, ends = zip(*spans, strict=True)
+    return float(max(ends) - min(begins))
+
+
+@contextlib.contextmanager
+def _worker_errors() -> Iterator[None]:
+    try:
+        yield
+    except WorkerError as error:
+        text = str(error)
+        raise ParticipantError(text.splitlines()[0], text) from error
+    except OSError as error:  # the connection to a worker
+        raise ParticipantError(f"a worker has ended ({error})") from error

@@ -1,0 +1,85 @@
+"""A process set: the participants that are alive at once, of which one at a time runs a block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from rpc_backends_bench.participants import Participant, ParticipantError
+from rpc_backends_bench.results import Problem
+
+_Item = TypeVar("_Item")
+_Participant = TypeVar("_Participant", bound=Participant)
+
+
+class ProgressListener(Protocol):
+    """Receives the progress of a run."""
+
+    def describe(self, what: str) -> None:
+        """Receive what is measured next."""
+
+    def advance(self, seconds: float) -> None:
+        """Receive that work is done that was expected to take ``seconds``."""
+
+
+def shuffled(items: Sequence[_Item], rng: random.Random) -> list[_Item]:
+    """Return the order of one round, which is drawn."""
+    return rng.sample(items, k=len(items))
+
+
+class ProcessSet(dict[str, _Participant]):
+    """Participants by label. Failed participants are reported, terminated and removed.
+
+    A context: all processes end with it.
+
+    :param problems: to which failures are added.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__()
+        self._problems = problems
+
+    def __enter__(self) -> ProcessSet[_Participant]:
+        """Start with no participant."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all processes."""
+        for one in self.values():
+            one.close()
+
+    @contextmanager
+    def guarded(self, label: str, what: str) -> Iterator[None]:
+        """Remove the participant ``label`` if the block fails; the others go on.
+
+        :param what: what is being done, for the report.
+        """
+        try:
+            yield
+        except ParticipantError as error:
+            self._problems.append(Problem(label, what, str(error), error.detail))
+            failed = self.pop(label, None)
+            if failed is not None:
+                failed.close()
+
+    def add(self, one: _Participant, start: Callable[[], object]) -> bool:
+        """Start a participant's processes, call ``start``, and suspend them.
+
+        :returns: whether that succeeded.
+        """
+        self[one.label] = one
+        with self.guarded(one.label, "start"):
+            one.open()
+            start()
+            one.suspend()
+        return one.label in self
+
+    @contextmanager
+    def block(self, label: str, what: str) -> Iterator[None]:
+        """Resume one participant for a block; the others stay suspended."""
+        with self.guarded(label, what):
+            self[label].resume()
+            yield
+            self[label].suspend()

@@ -1,0 +1,159 @@
+"""Running what may crash or hang in processes of its own, and saying what became of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpc_backends_cli.processes import (
+    Done,
+    Failure,
+    News,
+    Step,
+    Template,
+    Workers,
+    exit_on_signals,
+)
+
+#: Seconds that the others have to end by themselves when one has failed.
+_GRACE_PERIOD = 5.0
+_LOG_LINES = 15
+_PLACES = 3
+
+_DUMP = re.compile(r"^(Fatal Python error: |(Current thread|Thread) 0x)", re.MULTILINE)
+_STACK = re.compile(r'^(?:Current thread|Thread) 0x.*\n((?:  File ".+\n?)+)', re.MULTILINE)
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
+_IMPORTING = re.compile(r"<frozen importlib|importlib(_metadata)?/")
+_OURS = re.compile(r"/rpc_backends_(cli|core)/")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a function in a process of its own.
+
+    :ivar result: what it returned; None if it did not.
+    :ivar reported: what it reported on its way (``me.tell``).
+    :ivar error: what went wrong, None if nothing did.
+    :ivar traceback: of the exception, if there was one.
+    :ivar stage: what it reported that it did last (``me.doing``).
+    :ivar log: the end of what it wrote to stdout and stderr.
+    :ivar timed_out: whether its time was up.
+    :ivar at: the innermost places of its Python code then, or where it crashed; "" if not known.
+    :ivar when: ``time.monotonic()`` of the exception; infinity without one.
+    """
+
+    result: Any
+    reported: list[Any]
+    error: str | None
+    traceback: str | None
+    stage: str
+    log: str
+    timed_out: bool
+    at: str
+    when: float
+
+
+def run(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[Any, ...]],
+    limit: float,
+    *,
+    each: bool = False,
+) -> list[Outcome]:
+    """Run ``function(me, *one)`` for each of ``arguments``, side by side, in fresh interpreters.
+
+    :param limit: seconds for all of it; what still runs then is ended.
+    :param each: the limit is that between two reports instead.
+    """
+    template = Template(variables={"OMP_NUM_THREADS": "1", **os.environ})
+    seconds = math.inf if each else limit
+    with (
+        exit_on_signals(),
+        Workers(len(arguments), seconds=seconds, fresh=True, template=template) as workers,
+    ):
+        steps = [
+            worker.start(function, *one) for worker, one in zip(workers, arguments, strict=True)
+        ]
+        reported: dict[Step, list[Any]] = {step: [] for step in steps}
+        for step, report in workers.listen(steps, silence=limit, grace=_GRACE_PERIOD):
+            if isinstance(report, News):
+                reported[step].append(report.value)
+            else:
+                step.worker.finish()
+        # The end of a process belongs to what is tried: libraries crash or hang there as well.
+        failed = any(not isinstance(step.ending, Done) for step in steps)
+        end = time.monotonic() + min(workers.seconds_left(), _GRACE_PERIOD if failed else limit)
+        late = {
+            step
+            for step in steps
+            if step.ending is None
+            or (
+                isinstance(step.ending, Done)
+                and not step.worker.wait_for_end(end - time.monotonic())
+            )
+        }
+        if late:
+            workers.print_stacks()
+        return [_outcome(step, reported[step], step in late) for step in steps]
+
+
+def _outcome(step: Step, reported: list[Any], timed_out: bool) -> Outcome:
+    output = step.worker.output
+    found = _DUMP.search(output)
+    log, dump = (output[: found.start()], output[found.start() :]) if found else (output, "")
+    log = "\n".join(log.strip().splitlines()[-_LOG_LINES:])
+    at = _innermost(dump)
+    ending = step.ending
+    failure = ending if isinstance(ending, Failure) else None
+    if failure is not None:
+        error: str | None = f"{failure.kinds[0]}: {failure.text}"
+    else:
+        error = _how_it_ended(step, timed_out)
+        if error is not None:
+            error += (f", at {at}" if at else "") + (f"; it wrote:\n{log}" if log else "")
+    return Outcome(
+        result=ending.value if isinstance(ending, Done) else None,
+        reported=reported,
+        error=error,
+        traceback=None if failure is None else failure.trace,
+        stage=step.worker.doing or step.worker.last_doing,
+        log=log,
+        timed_out=timed_out,
+        at=at,
+        when=math.inf if failure is None else failure.when,
+    )
+
+
+def _how_it_ended(step: Step, timed_out: bool) -> str | None:
+    """Return what was wrong with the end of a process that raised nothing, None if all was well."""
+    status = step.worker.status
+    if timed_out or status is None:
+        return "it was not done in time and was ended"
+    if status < 0:
+        return f"the process was ended by {signal.Signals(-status).name}"
+    if status > 0:
+        return f"the process ended with status {status}"
+    return None if isinstance(step.ending, Done) else "the process ended silently"
+
+
+def _innermost(dump: str) -> str:
+    """Return where the main thread was, the innermost place first; its stack is the last one."""
+    stacks = _STACK.findall(dump)
+    places: list[str] = []
+    others = False
+    for file, line, name in _FRAME.findall(stacks[-1] if stacks else ""):
+        if _IMPORTING.search(file):
+            continue
+        ours = _OURS.search(file) is not None
+        if ours and others:
+            break  # nobody needs to know how we got there
+        others = others or not ours
+        places.append(f"{Path(file).name}:{line} ({name})")
+    return " < ".join(places[:_PLACES])

@@ -1,0 +1,147 @@
+// What Python sees of fault injection.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "fault_pipeline.h"
+
+namespace py = pybind11;
+
+namespace rpc_backends {
+
+namespace {
+
+template <typename Value>
+void take(const py::dict& settings, const char* key, Value& value) {
+  if (settings.contains(key)) {
+    value = settings[key].cast<Value>();
+  }
+}
+
+template <typename Value>
+void take(const py::dict& settings, const char* key, Value& value,
+          const std::vector<std::pair<const char*, Value>>& names) {
+  if (!settings.contains(key)) {
+    return;
+  }
+  const auto name = settings[key].cast<std::string>();
+  for (const auto& [known, meant] : names) {
+    if (name == known) {
+      value = meant;
+      return;
+    }
+  }
+  throw py::value_error("a fault rule has " + std::string(key) + " '" + name + "', which this agent does not know");
+}
+
+std::vector<std::pair<const char*, FaultKind>> kinds() {
+  std::vector<std::pair<const char*, FaultKind>> found;
+  for (int i = 0; i <= static_cast<int>(FaultKind::kCrash); ++i) {
+    found.emplace_back(kind_name(static_cast<FaultKind>(i)), static_cast<FaultKind>(i));
+  }
+  return found;
+}
+
+// Python has checked it: what is wrong here is a mistake of ours.
+FaultRule rule_from(const py::dict& settings) {
+  FaultRule rule;
+  take(settings, "name", rule.name);
+  take(settings, "what", rule.kind, kinds());
+  take(settings, "messages", rule.types);
+  take(settings, "senders", rule.senders);
+  take(settings, "receivers", rule.receivers);
+  take(settings, "functions", rule.functions);
+  take(settings, "housekeeping", rule.housekeeping);
+  take(settings, "one_way", rule.one_way);
+  take(settings, "probability", rule.probability);
+  take(settings, "after", rule.after);
+  take(settings, "every", rule.every);
+  take(settings, "first", rule.first);
+  take(settings, "per", rule.per,
+       {{"all", FaultRule::Per::kAll}, {"pair", FaultRule::Per::kPair}, {"payload", FaultRule::Per::kPayload}});
+  take(settings, "budget", rule.budget);
+  take(settings, "start", rule.start);
+  take(settings, "end", rule.end);
+  take(settings, "mark", rule.mark);
+  take(settings, "shape", rule.shape,
+       {{"fixed", FaultRule::Shape::kFixed},
+        {"uniform", FaultRule::Shape::kUniform},
+        {"normal", FaultRule::Shape::kNormal},
+        {"exponential", FaultRule::Shape::kExponential}});
+  take(settings, "seconds", rule.seconds);
+  take(settings, "spread", rule.spread);
+  take(settings, "others", rule.others);
+  take(settings, "bound", rule.bound);
+  take(settings, "rate", rule.rate);
+  take(settings, "copies", rule.copies);
+  take(settings, "exit_code", rule.exit_code);
+  take(settings, "text", rule.text);
+  return rule;
+}
+
+std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts_of(FaultPipeline& pipeline) {
+  std::vector<std::tuple<std::string, uint64_t, uint64_t>> found;
+  for (const FaultCount& count : pipeline.rules.counts()) {
+    found.emplace_back(count.rule, count.matched, count.fired);
+  }
+  return found;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  py::class_<FaultPipeline, std::shared_ptr<FaultPipeline>>(module, "FaultPipeline")
+      .def(py::init<const std::string&>(), py::arg("worker"))
+      .def("__rpc_interceptor__",
+           [](const std::shared_ptr<FaultPipeline>& self) {
+             auto* held = new std::shared_ptr<Interceptor>(self);
+             return py::capsule(held, kInterceptorCapsule, [](PyObject* capsule) {
+               delete static_cast<std::shared_ptr<Interceptor>*>(PyCapsule_GetPointer(capsule, kInterceptorCapsule));
+             });
+           })
+      .def("set_rules",
+           [](FaultPipeline& self, const std::vector<py::dict>& rules, uint64_t seed,
+              std::vector<std::string> housekeeping) {
+             std::vector<FaultRule> parsed;
+             for (const py::dict& rule : rules) {
+               parsed.push_back(rule_from(rule));
+             }
+             self.rules.set(std::move(parsed), seed, std::move(housekeeping));
+           },
+           py::arg("rules"), py::arg("seed"), py::arg("housekeeping"))
+      .def("set_replay",
+           [](FaultPipeline& self,
+              const std::vector<std::tuple<std::string, std::string, uint64_t, uint64_t,
+                                           std::vector<std::pair<std::string, double>>,
+                                           std::vector<std::pair<std::string, double>>>>& entries) {
+             std::vector<ReplayEntry> parsed;
+             for (const auto& [receiver, type, digest, nth, faults, answer_faults] : entries) {
+               parsed.push_back({receiver, type, digest, nth, faults, answer_faults});
+             }
+             self.rules.set_replay(std::move(parsed));
+           },
+           py::arg("entries"))
+      .def("set_mark",
+           [](FaultPipeline& self, const std::string& mark, bool on) { self.rules.set_mark(mark, on); },
+           py::arg("mark"), py::arg("on"))
+      .def("open_log",
+           [](FaultPipeline& self, const std::string& path) {
+             self.log.open(path);
+             self.rules.watch(true);
+           },
+           py::arg("path"))
+      .def("close_log",
+           [](FaultPipeline& self) {
+             self.rules.watch(false);
+             self.log.close();
+           })
+      .def("log_line", [](FaultPipeline& self, const std::string& members) { self.log.add(members); },
+           py::arg("members"))
+      .def("fault_counts", &counts_of)
+      .def("divergence",
+           [](FaultPipeline& self) {
+             FaultRules& rules = self.rules;
+             return std::make_tuple(rules.strangers(), rules.first_stranger(), rules.missing(), rules.first_missing());
+           });
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,287 @@
+#include "fault_pipeline.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace rpc_backends {
+
+namespace {
+
+[[noreturn]] void end_process(int exit_code) {
+  if (exit_code < 0) {
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::_exit(exit_code < 0 ? 137 : exit_code);
+}
+
+const char* outcome_of(End::Kind kind) {
+  switch (kind) {
+    case End::Kind::kAnswer:
+      return "answer";
+    case End::Kind::kTimeout:
+      return "timeout";
+    case End::Kind::kShutdown:
+      return "shutdown";
+    default:
+      return "error";
+  }
+}
+
+// What a fault says, if its rule says nothing else.
+std::string text_of(const FaultRule& rule, const std::string& begin, const std::string& end) {
+  return rule.text.empty() ? begin + end + " by the fault rule '" + rule.name + "'" : rule.text;
+}
+
+}  // namespace
+
+// A call that meets faults, or whose end is logged.
+class FaultCall final : public Observer, public std::enable_shared_from_this<FaultCall> {
+ public:
+  FaultCall(std::shared_ptr<FaultPipeline> pipeline, uint64_t id, const RequestHead& head, FaultMessage message,
+            Faults faults, bool answers)
+      : id(id),
+        peer_id(head.peer_id()),
+        peer(head.peer()),
+        message(std::move(message)),
+        faults(std::move(faults)),
+        pipeline_(std::move(pipeline)),
+        answers_(answers) {}
+
+  void on_answer(AnswerPtr answer) override;
+  void on_end(const End& end) override;
+
+  // Makes a fault the reason of an error that follows.
+  void set_outcome(const char* outcome) { outcome_ = outcome; }
+
+  const Fault* find(FaultKind kind) const {
+    const auto found =
+        std::find_if(faults.begin(), faults.end(), [&](const Fault& fault) { return fault.rule->kind == kind; });
+    return found == faults.end() ? nullptr : &*found;
+  }
+
+  double held() const {
+    double seconds = 0;
+    for (const Fault& fault : faults) {
+      const FaultKind kind = fault.rule->kind;
+      if (kind == FaultKind::kDelay || kind == FaultKind::kBandwidth || kind == FaultKind::kPause) {
+        seconds += fault.seconds;
+      }
+    }
+    return seconds;
+  }
+
+  const uint64_t id;
+  const int peer_id;
+  const std::string peer;
+  const FaultMessage message;
+  const Faults faults;
+
+ private:
+  void pass(const AnswerPtr& answer, const Faults& answer_faults);
+
+  const std::shared_ptr<FaultPipeline> pipeline_;
+  const bool answers_;  // rules of links look at the answer
+  std::atomic<const char*> outcome_{nullptr};
+  std::atomic<bool> answered_{false};
+  Faults answer_faults_;  // of the answer that was passed on, by whoever has set `answered_`
+};
+
+void FaultCall::on_answer(AnswerPtr answer) {
+  if (find(FaultKind::kReplyLost)) {
+    answer->drop();
+    return;
+  }
+  if (const Fault* replaced = find(FaultKind::kReplyFail)) {
+    set_outcome("reply_failed");
+    answer->fail(text_of(*replaced->rule, std::string("The answer to ") + type_name(message.type) + " from '" + peer,
+                         "' was replaced by this error"),
+                 ErrorKind::kIntentional);
+    return;
+  }
+  Faults answer_faults;
+  if (answers_) {
+    answer_faults = pipeline_->rules.decide_answer(message, answer->bytes());
+  }
+  double seconds = 0;
+  for (const Fault& fault : answer_faults) {
+    if (fault.rule->kind == FaultKind::kPartition) {
+      pipeline_->log.add_end(id, "answer_lost", {}, answer_faults);
+      answer->drop();
+      return;
+    }
+    seconds += fault.seconds;
+  }
+  for (const Fault& fault : faults) {
+    seconds += fault.rule->kind == FaultKind::kReplyDelay ? fault.seconds : 0;
+  }
+  if (seconds > 0) {
+    pipeline_->later(seconds, [self = shared_from_this(), answer, answer_faults] { self->pass(answer, answer_faults); });
+  } else {
+    pass(answer, answer_faults);
+  }
+}
+
+void FaultCall::pass(const AnswerPtr& answer, const Faults& answer_faults) {
+  if (answered_.exchange(true)) {
+    answer->drop();  // the answer to another copy was first
+    return;
+  }
+  answer_faults_ = answer_faults;
+  answer->pass();
+}
+
+void FaultCall::on_end(const End& end) {
+  const bool by_answer = end.kind == End::Kind::kAnswer || end.kind == End::Kind::kError;
+  const char* const outcome = end.kind == End::Kind::kError && outcome_ ? outcome_.load() : outcome_of(end.kind);
+  pipeline_->log.add_end(id, outcome, end.text, by_answer ? answer_faults_ : Faults());
+}
+
+void FaultPipeline::on_start(const AgentInfo& agent) {
+  scheduler_ = agent.scheduler;
+  rules.start();
+}
+
+void FaultPipeline::on_request(RequestPtr request) {
+  const RequestHead& head = request->head();
+  const int peer = head.peer_id();
+  Faults faults;
+  bool answers = false;
+  auto seen = rules.decide(head, faults, answers);
+  const uint64_t id = ++next_;
+  if (seen) {
+    log.add_request(id, *seen, faults);
+  }
+  const bool meets_none = faults.empty() && !answers;
+  if (!seen || (meets_none && !log.is_open())) {
+    request->pass();
+    passed(peer);
+    return;
+  }
+  const auto call =
+      std::make_shared<FaultCall>(shared_from_this(), id, head, std::move(*seen), std::move(faults), answers);
+  if (const Fault* crash = call->find(FaultKind::kCrash)) {
+    end_process(crash->rule->exit_code);  // the log has it
+  }
+  request->observe(call);
+  if (const Fault* failed = call->find(FaultKind::kFail)) {
+    call->set_outcome("failed");
+    request->fail(text_of(*failed->rule,
+                          std::string("Send attempt failed intentionally for ") + type_name(call->message.type) +
+                              " to '" + call->peer,
+                          "'"),
+                  ErrorKind::kIntentional);
+    return;
+  }
+  if (call->find(FaultKind::kDrop) || call->find(FaultKind::kPartition)) {
+    request->drop();
+    return;
+  }
+  const double seconds = call->held();
+  if (seconds > 0) {
+    later(seconds, [self = shared_from_this(), call, request] { self->hold(call, request); });
+  } else {
+    hold(call, request);
+  }
+}
+
+void FaultPipeline::hold(const FaultCallPtr& call, const RequestPtr& request) {
+  const Fault* reorder = call->find(FaultKind::kReorder);
+  if (!reorder) {
+    transmit(*call, request);
+    return;
+  }
+  ++held_;
+  const int peer = call->peer_id;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto bound = scheduler_->after(reorder->rule->bound,
+                                       [self = shared_from_this(), peer, request] { self->release(peer, request); });
+  waiting_[peer].push_back({call, request, reorder->rule->others, bound});
+  ++waiting_now_;
+}
+
+void FaultPipeline::release(int peer, const RequestPtr& request) {
+  FaultCallPtr call;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& queue = waiting_[peer];
+    const auto found =
+        std::find_if(queue.begin(), queue.end(), [&](const Waiting& one) { return one.request == request; });
+    if (found == queue.end()) {
+      return;
+    }
+    call = found->call;
+    queue.erase(found);
+    --waiting_now_;
+  }
+  transmit(*call, request);
+  --held_;
+}
+
+void FaultPipeline::passed(int peer) {
+  if (waiting_now_ == 0) {
+    return;
+  }
+  std::vector<Waiting> free;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& queue = waiting_[peer];
+    for (auto one = queue.begin(); one != queue.end();) {
+      if (--one->others > 0) {
+        ++one;
+        continue;
+      }
+      free.push_back(*one);
+      one = queue.erase(one);
+      --waiting_now_;
+    }
+  }
+  for (const Waiting& one : free) {
+    scheduler_->cancel(one.bound);
+    scheduler_->post([self = shared_from_this(), call = one.call, request = one.request] {
+      self->transmit(*call, request);
+      --self->held_;
+    });
+  }
+}
+
+void FaultPipeline::transmit(const FaultCall& call, const RequestPtr& request) {
+  const bool reordered = call.find(FaultKind::kReorder) != nullptr;
+  if (call.held() > 0 || reordered) {
+    log.add_sent(call.id);
+  }
+  const Fault* duplicate = call.find(FaultKind::kDuplicate);
+  const uint64_t copies = duplicate ? duplicate->rule->copies : 1;
+  request->repeat(copies);
+  for (uint64_t i = 0; i < copies && !reordered; ++i) {
+    passed(call.peer_id);
+  }
+}
+
+void FaultPipeline::later(double seconds, std::function<void()> job) {
+  ++held_;
+  scheduler_->after(seconds, [self = shared_from_this(), job = std::move(job)] {
+    job();
+    --self->held_;
+  });
+}
+
+void FaultPipeline::on_stop() {
+  rules.close();
+  std::map<int, std::list<Waiting>> dropped;  // let go of without the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  dropped.swap(waiting_);
+  waiting_now_ = 0;
+}
+
+std::map<std::string, std::string> FaultPipeline::metrics() const {
+  auto found = rules.metrics();
+  if (!found.empty()) {
+    found["held"] = std::to_string(held_);
+  }
+  return found;
+}
+
+}  // namespace rpc_backends

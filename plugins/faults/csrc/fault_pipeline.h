@@ -1,0 +1,63 @@
+// The way of a request and of its answer through the faults that they meet, as an interceptor.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "fault_log.h"
+#include "fault_rules.h"
+#include "rpc_backends_agents/interceptor.h"
+
+namespace rpc_backends {
+
+class FaultCall;
+using FaultCallPtr = std::shared_ptr<FaultCall>;
+
+class FaultPipeline : public Interceptor, public std::enable_shared_from_this<FaultPipeline> {
+ public:
+  explicit FaultPipeline(const std::string& worker) : rules(worker) {}
+
+  void on_start(const AgentInfo& agent) override;
+  bool wants(Direction direction) const noexcept override {
+    return direction == Direction::kOutgoing && !rules.idle();
+  }
+  void on_request(RequestPtr request) override;
+  // From here on no message meets a fault.
+  void on_settle() override { rules.close(); }
+  void on_stop() override;
+  std::map<std::string, std::string> metrics() const override;
+
+  FaultRules rules;
+  FaultLog log;
+
+ private:
+  friend class FaultCall;
+
+  // A request that waits for others to pass.
+  struct Waiting {
+    FaultCallPtr call;
+    RequestPtr request;
+    uint64_t others;
+    Scheduler::Key bound;
+  };
+
+  void hold(const FaultCallPtr& call, const RequestPtr& request);
+  void transmit(const FaultCall& call, const RequestPtr& request);
+  void passed(int peer);
+  void release(int peer, const RequestPtr& request);
+  void later(double seconds, std::function<void()> job);
+
+  std::shared_ptr<Scheduler> scheduler_;
+  std::mutex mutex_;
+  std::map<int, std::list<Waiting>> waiting_;  // by the peer that they are for
+  std::atomic<size_t> waiting_now_{0};
+  std::atomic<uint64_t> held_{0};  // requests and answers
+  std::atomic<uint64_t> next_{0};
+};
+
+}  // namespace rpc_backends

@@ -1,0 +1,102 @@
+"""Where the workers of a group meet: torch's rendezvous, with an end to each wait."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from rpc_backends_core._bridge import torch_internals
+from rpc_backends_core._errors import GroupTimeoutError
+from rpc_backends_core._settings import JOIN_TIMEOUT
+
+#: Seconds between two looks whether the host listens.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
+
+
+class Meeting(NamedTuple):
+    """What a rendezvous has given.
+
+    :ivar store: the raw store that all workers share.
+    :ivar iterator: torch's rendezvous, which keeps the store alive.
+    """
+
+    store: Any
+    rank: int
+    iterator: Any
+
+
+def meet(
+    init_method: str, name: str, rank: int, world_size: int | None, limit: float | None
+) -> Meeting:
+    """Meet the other workers.
+
+    :param init_method: the URL of the rendezvous.
+    :param name: this worker's name, for messages.
+    :param limit: seconds to wait for the others; None waits as torch does.
+    :raises GroupTimeoutError: nothing listened there in that time.
+    """
+    scheme = init_method.partition(":")[0]
+    if rank == -1 and scheme == "env" and "RANK" in os.environ:
+        rank = int(os.environ["RANK"])
+    if limit is None or scheme not in ("env", "tcp"):
+        # torch's own schemes take a timeout; one that a program has registered may not
+        iterator = torch_internals.rendezvous(init_method, rank, world_size)
+        store, found, _ = next(iterator)
+    else:
+        # A TCP store that knows the size of the group waits for that many clients, by count alone; the
+        # group's own formation knows who is missing.
+        url = init_method if rank == -1 else _tcp(init_method)
+        if rank > 0:
+            _wait_for_host(url, limit)
+        try:
+            iterator = torch_internals.rendezvous(url, rank, None, timeout=timedelta(seconds=limit))
+            store, found, _ = next(iterator)
+        except dist.DistError as error:
+            if "timed out" not in str(error).lower():
+                raise
+            raise GroupTimeoutError(
+                f"RPC worker {name!r} (rank {rank}) waited {limit:g} s for the others at "
+                f"{init_method}: {str(error).partition(chr(10))[0]} Start every worker with the same "
+                f"world_size and address; {JOIN_TIMEOUT}=SECONDS sets how long they wait."
+            ) from error
+    return Meeting(store, rank if world_size is None else found, iterator)
+
+
+def _tcp(init_method: str) -> str:
+    """Return the ``tcp://`` address that an ``env://`` one stands for, which needs no world size.
+
+    Where the environment lacks the address, torch's own handler is left to say so.
+    """
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not init_method.startswith("env:") or not host or not port or not port.isdigit():
+        return init_method
+    query = init_method.partition("?")[2]
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port}{'?' if query else ''}{query}"
+
+
+def _wait_for_host(url: str, limit: float) -> None:
+    """Wait until something listens at a ``tcp://`` address, or for ``limit`` seconds at most.
+
+    Torch's own client, if the host does not listen when it first tries, sleeps for up to a second.
+    """
+    address = urlsplit(url)
+    if address.scheme != "tcp" or not address.hostname or not address.port:
+        return
+    end = time.monotonic() + limit
+    pause = _SHORTEST_PAUSE
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((address.hostname, address.port), timeout=1).close()
+        except (ConnectionRefusedError, TimeoutError):
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+        except OSError:
+            return  # a name that does not resolve, say: torch's client words it
+        else:
+            return

@@ -1,0 +1,123 @@
+"""Which discovered backends can be used, and the text of each refusal: asked, found, what to do."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rpc_backends_core._errors import (
+    BackendConflictError,
+    BackendDeniedError,
+    BackendLoadError,
+    RpcBackendsError,
+    SpiVersionError,
+)
+
+if TYPE_CHECKING:
+    from rpc_backends_core._record import Record
+
+
+def resolve_conflicts(found: Iterable[Record]) -> tuple[dict[str, Record], list[Record]]:
+    """Sort what was found into usable names and records that cannot be used.
+
+    Names that differ only in case are one name: a string is looked up without regard to case.
+    """
+    claims: dict[str, list[Record]] = {}
+    unusable: list[Record] = []
+    for record in found:
+        if _is_member_name(record.name):
+            claims.setdefault(record.name.casefold(), []).append(record)
+        else:
+            error = RpcBackendsError(
+                f"{record.origin} declares an RPC backend under the name {record.name!r}, which cannot "
+                "be a member of BackendType: a name must be a Python identifier, without a leading "
+                "underscore, no keyword, and not one of mro, name, value. Its author must rename the "
+                "entry point."
+            )
+            unusable.append(replace(record, state="invalid", error=error))
+    plugins: dict[str, Record] = {}
+    for claimants in claims.values():
+        if len(claimants) == 1:
+            plugins[claimants[0].name] = claimants[0]
+            continue
+        conflict = BackendConflictError(_why_conflict(claimants))
+        for record in claimants:
+            refused = replace(record, state="conflict", error=conflict)
+            if record.name in plugins:
+                unusable.append(refused)
+            else:
+                plugins[record.name] = refused
+    return plugins, unusable
+
+
+def shadowed(record: Record) -> Record:
+    """Return ``record`` as another one of its name hides it."""
+    return record if record.error is not None else replace(record, state="shadowed")
+
+
+def not_loaded(record: Record, cause: BaseException, *, fallback: bool) -> BackendLoadError:
+    """Return the error for a plugin that cannot be used; ``fallback``: torch has one of its own."""
+    if isinstance(cause, SpiVersionError):
+        error = BackendLoadError(
+            f"RPC backend {record.name!r} of {record.origin} cannot be used: {cause}"
+        )
+        error.__cause__ = cause
+        return error
+    own = f", or set RPC_BACKENDS_DENY={record.name} to use torch's own" if fallback else ""
+    if isinstance(cause, ImportError) and (cause.name or "").startswith("rpc_backends_core"):
+        remedy = (
+            "It was written for another version of rpc-backends-core; upgrade both: "
+            f"pip install --upgrade rpc-backends-core {record.distribution or ''}".rstrip()
+        )
+    else:
+        remedy = "Fix or reinstall the package"
+        if record.distribution:
+            remedy += f" (pip install --force-reinstall {record.distribution})"
+    error = BackendLoadError(
+        f"RPC backend {record.name!r} of {record.origin} cannot be used: "
+        f"{record.value} failed with {type(cause).__name__}: {_text(cause).rstrip('.')}. "
+        f"{remedy}, or uninstall it{own}."
+    )
+    error.__cause__ = cause
+    return error
+
+
+def denied(record: Record, denial: str) -> BackendDeniedError:
+    """Return the error for a plugin that an environment variable forbids; ``denial`` says which."""
+    return BackendDeniedError(
+        f"RPC backend {record.name!r} is installed ({record.origin}) and may not "
+        f"be used: {denial}. Change that variable to use it."
+    )
+
+
+def _is_member_name(name: str) -> bool:
+    return (
+        name.isidentifier()
+        and not name.startswith("_")
+        and not keyword.iskeyword(name)
+        and name not in ("mro", "name", "value")  # what an enum class has already
+    )
+
+
+def _why_conflict(claimants: list[Record]) -> str:
+    who = " and ".join(f"{one.origin} ({one.value})" for one in claimants)
+    packages = sorted({one.distribution for one in claimants if one.distribution})
+    if len(packages) == 1:
+        return (
+            f"RPC backend {claimants[0].name!r} is declared more than once by one package: {who}. "
+            f"Its author must remove all but one entry point; until then, pip uninstall {packages[0]}."
+        )
+    return (
+        f"RPC backend {claimants[0].name!r} is claimed by more than one installed package: {who}. "
+        f"Uninstall all but one of them: pip uninstall {' or '.join(packages) or 'PACKAGE'}."
+    )
+
+
+def _text(error: BaseException) -> str:
+    """Return what an error says, also where saying it fails."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be made)"

@@ -1,0 +1,66 @@
+"""The network interfaces of this machine, for a backend that must choose where it listens."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# Linux: <linux/sockios.h> and <linux/if.h>.
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_UP_AND_RUNNING = 0x1 | 0x40
+_IPV6_TABLE = Path("/proc/net/if_inet6")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An address of this machine and the network interface that has it."""
+
+    name: str
+    address: str
+
+
+def interface_of(address: str, among: list[Interface]) -> str | None:
+    """Return the name of the interface that has ``address``; all of 127.0.0.0/8 is one interface's."""
+    for interface in among:
+        if interface.address == address:
+            return interface.name
+    if is_loopback(address):
+        return next((one.name for one in among if is_loopback(one.address)), None)
+    return None
+
+
+def interfaces() -> list[Interface]:
+    """Return the addresses of the interfaces that are up; the first IPv4 one of each, and IPv6."""
+    if not sys.platform.startswith("linux"):
+        return []
+    import fcntl
+
+    found: list[Interface] = []
+    names = [name for _, name in socket.if_nameindex()]
+    up: set[str] = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for name in names:
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # it went away, or has no IPv4 address
+                flags = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)[16:18]
+                if struct.unpack("H", flags)[0] & _UP_AND_RUNNING != _UP_AND_RUNNING:
+                    continue
+                up.add(name)
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+                found.append(Interface(name, socket.inet_ntoa(answer[20:24])))
+    with contextlib.suppress(OSError):  # a machine without IPv6
+        for line in _IPV6_TABLE.read_text().splitlines():
+            digits, *_, name = line.split()
+            if name in up:
+                found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a numeric address, with or without a scope, is of the loopback interface."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,0 +1,256 @@
+"""Our functions in the place of torch's: putting them there, and taking them out again.
+
+Each keeps torch's name, signature and errors. They are thin on purpose: `import torch` imports this,
+and what does the work is imported when a function is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rpc_backends_core._backend_type import BackendType
+from rpc_backends_core._process_state import STATE
+
+if TYPE_CHECKING:
+    from rpc_backends_core._registry import Registry
+
+
+def install() -> None:
+    """Put the registry into ``torch.distributed.rpc``. Twice is once; no RPC in torch, no change.
+
+    Backends that torch, or a package whose ``torch.backends`` entry point ran earlier, has registered by
+    then are taken over.
+    """
+    import torch.distributed
+
+    if (
+        STATE.patches
+        or not torch.distributed.is_available()
+        or not torch.distributed.rpc.is_available()
+    ):
+        return
+    from torch.distributed import rpc
+
+    torchs: Any = rpc.backend_registry.BackendType
+    if torchs is not BackendType:
+        STATE.prepare_registry(lambda registry: _take_over(registry, torchs))
+    for module, name, value in _replacements(rpc):
+        STATE.patches.append((module, name, module.__dict__.get(name, _ABSENT)))
+        setattr(module, name, value)
+
+
+def uninstall() -> None:
+    """Give ``torch.distributed.rpc`` back what it had; what was registered since stays registered."""
+    if not STATE.patches:
+        return
+    rpc = sys.modules["torch.distributed.rpc"]
+    while STATE.patches:
+        module, name, value = STATE.patches.pop()
+        if value is _ABSENT:
+            delattr(module, name)
+        else:
+            setattr(module, name, value)
+    from rpc_backends_core._default_registry import default_registry
+
+    for record in default_registry().registered():
+        if record.backend and not rpc.backend_registry.backend_registered(record.name):
+            rpc.backend_registry.register_backend(record.name, *record.backend.value)
+            rpc.__dict__["BackendType"] = rpc.backend_registry.BackendType
+
+
+def is_installed() -> bool:
+    """Return whether the registry is in ``torch.distributed.rpc``."""
+    return bool(STATE.patches)
+
+
+# --- in torch's place ---------------------------------------------------------------------------------
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Return whether ``backend_name`` can be used: registered here, installed, or torch's own."""
+    from rpc_backends_core import _api
+
+    return _api.backend_registered(backend_name)
+
+
+def register_backend(
+    backend_name: str,
+    construct_rpc_backend_options_handler: Any,
+    init_backend_handler: Any,
+) -> Any:
+    """Register a backend in this process; see :func:`rpc_backends_core.register_backend`."""
+    from rpc_backends_core import _api
+
+    owner = sys._getframe(1).f_globals.get("__name__", "__main__")
+    handlers = (construct_rpc_backend_options_handler, init_backend_handler)
+    return _api.register_for(owner, backend_name, handlers)
+
+
+def construct_rpc_backend_options(
+    backend: Any, rpc_timeout: float = 60.0, init_method: str = "env://", **kwargs: Any
+) -> Any:
+    """Construct the options of ``backend``; ``rpc_timeout`` in seconds, 0 for never."""
+    from rpc_backends_core import _api
+
+    return _api.construct_rpc_backend_options(backend, rpc_timeout, init_method, **kwargs)
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the init handler of ``backend`` and return the agent."""
+    from rpc_backends_core import _api
+
+    return _api.init_backend(backend, *args, **kwargs)
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """Start RPC in this process, as ``torch.distributed.rpc.init_rpc`` does.
+
+    :param name: this worker's name, unique in the group: letters, digits, ``_``, ``:``, ``-``; below 128.
+    :param backend: a member of ``BackendType`` or a backend's name. If it is not given, the type of
+        ``rpc_backend_options`` decides, then ``RPC_BACKENDS_DEFAULT``, then it is TENSORPIPE.
+        ``RPC_BACKENDS_OVERRIDE`` goes before all of them.
+    :param rank: this worker's rank.
+    :param world_size: how many workers there are; None for a group that workers join and leave.
+    :param rpc_backend_options: the backend's options; its defaults where they are not given.
+    """
+    from rpc_backends_core._bridge import start
+
+    start.init_rpc(name, backend, rank, world_size, rpc_backend_options)
+
+
+def _init_rpc_backend(
+    backend: Any = None,
+    store: Any = None,
+    name: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """Start a backend on a store that the caller brings; torch's tests and some programs do."""
+    from rpc_backends_core._bridge import start
+
+    start.init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
+
+
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    """Stop RPC in this process, as ``torch.distributed.rpc.shutdown`` does.
+
+    :param graceful: wait until all workers of a static group have come here and all work is done; in a
+        dynamic group, tell the other members.
+    :param timeout: seconds to wait for the others; 0 means no limit.
+    """
+    from rpc_backends_core._bridge import stop
+
+    stop.shutdown(graceful, timeout)
+
+
+def _wait_all_workers(timeout: float = 0) -> None:
+    from rpc_backends_core._bridge import stop
+
+    stop.wait_all_workers(timeout)
+
+
+def _set_and_start_rpc_agent(agent: Any) -> None:
+    from rpc_backends_core._bridge import install_agent
+
+    install_agent.set_and_start_agent(agent)
+
+
+def _reset_current_rpc_agent() -> None:
+    from rpc_backends_core._bridge import stop
+
+    stop.reset_current_agent()
+
+
+def _delete_all_user_and_unforked_owner_rrefs(*timeout: Any) -> None:
+    from rpc_backends_core._bridge import stop
+
+    stop.delete_rrefs(*timeout)
+
+
+#: Arguments of torch's ``TensorPipeRpcBackendOptions`` that cannot be read back: torch keeps them in C++.
+_KEPT = ("_transports", "_channels")
+
+
+def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """Return the ``__init__`` of torch's options, keeping what they do not show as their attributes.
+
+    `_carried_options` has to know if a program has chosen transports; nothing else looks at it.
+    """
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        for name in _KEPT:
+            if kwargs.get(name) is not None:
+                setattr(self, name, kwargs[name])
+
+    return __init__
+
+
+# --- putting them there -----------------------------------------------------------------------------
+
+
+_ABSENT: Any = object()
+_DELETE_RREFS = "_delete_all_user_and_unforked_owner_rrefs"
+
+
+def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
+    registry_module, api = rpc.backend_registry, rpc.api
+    options: Any = getattr(rpc, "TensorPipeRpcBackendOptions", None)
+    shared = {
+        "BackendType": BackendType,
+        "backend_registered": backend_registered,
+        "register_backend": register_backend,
+        "construct_rpc_backend_options": construct_rpc_backend_options,
+        "init_backend": init_backend,
+    }
+    return [
+        *((registry_module, name, value) for name, value in shared.items()),
+        *((rpc, name, value) for name, value in shared.items()),
+        (rpc, "BackendValue", registry_module.BackendValue),
+        (rpc, "init_rpc", init_rpc),
+        (rpc, "_init_rpc_backend", _init_rpc_backend),
+        (rpc, "shutdown", shutdown),
+        (api, "shutdown", shutdown),
+        (api, "_wait_all_workers", _wait_all_workers),
+        (api, "_set_and_start_rpc_agent", _set_and_start_rpc_agent),
+        (api, "_reset_current_rpc_agent", _reset_current_rpc_agent),
+        (api, _DELETE_RREFS, _delete_all_user_and_unforked_owner_rrefs),
+        *([(options, "__init__", keeping_arguments(options.__init__))] if options else []),
+    ]
+
+
+def _take_over(registry: Registry, torchs: Any) -> None:
+    """Register the members of an enum that torch made."""
+    from rpc_backends_core._builtin_backends import options_type_of
+
+    for member in reversed(torchs):  # torch puts the newest first
+        if registry.is_registered(member.name):
+            continue
+        own = _is_torchs(member.value)
+        registry.register(
+            member.name,
+            tuple(member.value),
+            owner=_home(member.value),
+            torch_own=own,
+            options_type=options_type_of(member.name) if own else None,
+            look=False,
+        )
+
+
+def _is_torchs(value: Any) -> bool:
+    return _home(value).startswith("torch.distributed.")
+
+
+def _home(value: Any) -> str:
+    return str(getattr(value[1], "__module__", None) or "__main__")

@@ -1,0 +1,223 @@
+"""Which backend a call means, resolved once: by name, member, options, default or override."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rpc_backends_core import _hooks
+from rpc_backends_core._backend_type import coerce_member
+from rpc_backends_core._builtin_backends import options_type_of
+from rpc_backends_core._default_registry import default_registry
+from rpc_backends_core._errors import RpcBackendsError, SettingError, UnknownBackendError
+from rpc_backends_core._record import Record, ResolvedBackend
+from rpc_backends_core._registry import Registry
+from rpc_backends_core._settings import DEFAULT, OVERRIDE, Settings
+
+logger = logging.getLogger("rpc_backends")
+
+_TORCHS_DEFAULT = "TENSORPIPE"
+#: What torch uses where a caller gives neither.
+DEFAULT_TIMEOUT = 60.0
+DEFAULT_INIT_METHOD = "env://"
+
+
+def resolve(backend: Any) -> ResolvedBackend:
+    """Return the backend that ``backend`` (a member, torch's member or a name) stands for, loaded.
+
+    :raises TypeError: it is none of these; torch's text.
+    """
+    registry = default_registry()
+    return _loaded(registry, registry.load(name_of(backend)))
+
+
+def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBackend:
+    """Return the backend that an ``init_rpc`` with these arguments starts, with its options.
+
+    ``RPC_BACKENDS_OVERRIDE`` comes first, then ``backend``, the type of ``options``,
+    ``RPC_BACKENDS_DEFAULT``, and TENSORPIPE.
+
+    :raises TypeError: ``backend`` is neither a member nor a name, or no backend has options of that type.
+    :raises SettingError: a variable names no backend, or one that cannot be used.
+    """
+    registry = default_registry()
+    asked = None if backend is None else name_of(backend)
+    if settings.override is not None:
+        resolved = _overriding(registry, settings.override, asked, options)
+    elif asked is not None:
+        resolved = _loaded(registry, registry.load(asked))
+    elif options is not None:
+        resolved = _loaded(registry, _by_options(registry, options, settings.default))
+    else:
+        resolved = _loaded(registry, _default(registry, settings.default))
+    if options is None:
+        options = construct_options(resolved, DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})
+    elif settings.override is not None and not _takes(registry, resolved.record, options):
+        from rpc_backends_core._carried_options import carried_options
+
+        values = carried_options(resolved, options)
+        options = construct_options(resolved, options.rpc_timeout, options.init_method, values)
+    return replace(resolved, options=options)
+
+
+def construct_options(
+    resolved: ResolvedBackend, rpc_timeout: float, init_method: str, options: Mapping[str, Any]
+) -> Any:
+    """Construct options of a backend through the hooks; their type finds the backend from then on."""
+    handler = resolved.backend.construct_rpc_backend_options_handler
+    constructed = resolved.hooks.rpc_backends_construct_options(
+        backend=resolved.name,
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        options=options,
+        proceed=lambda: handler(rpc_timeout, init_method, **options),
+    )
+    if resolved.record.options_type is None and constructed is not None:
+        default_registry().learn_options_type(resolved.record, type(constructed))
+    return constructed
+
+
+def name_of(backend: Any) -> str:
+    """Return the name that ``backend`` (a member, torch's member or a name) stands for.
+
+    :raises TypeError: it is none of these; torch's text.
+    """
+    if isinstance(backend, str):
+        return backend
+    member = coerce_member(backend)
+    if member is None:
+        raise TypeError(
+            "Argument backend must be a member of BackendType, or a name; got "
+            f"{backend!r}, a {type(backend).__name__}."
+        )
+    return str(member.name)
+
+
+def _loaded(registry: Registry, record: Record) -> ResolvedBackend:
+    assert record.backend is not None, "the registry has just loaded it"
+    return ResolvedBackend(record, record.backend, _hooks.loaded_hooks(registry))
+
+
+def _default(registry: Registry, name: str | None) -> Record:
+    try:
+        return registry.load(name or _TORCHS_DEFAULT)
+    except UnknownBackendError as error:
+        if name is None:
+            raise
+        raise SettingError(f"{DEFAULT}={name!r}: {error}") from error
+
+
+def _overriding(registry: Registry, name: str, asked: str | None, options: Any) -> ResolvedBackend:
+    try:
+        resolved = _loaded(registry, registry.load(name))
+    except RpcBackendsError as error:
+        raise SettingError(f"{OVERRIDE}={name!r}: {error}") from error
+    if asked is None:
+        asked = "none" if options is None else f"the one of its {type(options).__name__}"
+    if asked.casefold() != resolved.name.casefold():
+        logger.info("%s: asked for %s, starting %s", OVERRIDE, asked, resolved.name)
+    return resolved
+
+
+def _takes(registry: Registry, record: Record, options: Any) -> bool:
+    """Return whether a backend takes ``options`` as they are."""
+    from torch.distributed.rpc import RpcBackendOptions
+
+    kind = _known_type(record) or _constructed_type(registry, record)
+    if kind is RpcBackendOptions:
+        return type(options) is kind  # the base of all: it would be every backend's
+    return kind is not None and isinstance(options, kind)
+
+
+# --- by the type of options -------------------------------------------------------------------------
+
+
+def _by_options(registry: Registry, options: Any, default: str | None) -> Record:
+    """Find the backend whose options type is nearest, loading and constructing as little as can be.
+
+    A backend whose options are exactly of that class is looked for among all, before any that has a
+    base of it: among types that are known, then plugins of the package that the class is from, then
+    all other plugins, and last old-style backends, whose default options alone tell the type.
+    """
+    records = []
+    for name in registry.names():
+        try:
+            records.append(registry.find(name))
+        except RpcBackendsError:
+            # A name that cannot be used does not matter, unless the options are its own.
+            if options_type_of(name) in type(options).__mro__:
+                raise
+    records.sort(key=lambda record: record.name.casefold() != (default or "").casefold())
+    by_name = {record.name: record for record in records}
+    loaded_type = functools.cache(lambda name: _loaded_type(registry, by_name[name]))
+    constructed_type = functools.cache(lambda name: _constructed_type(registry, by_name[name]))
+
+    for kind in type(options).__mro__:
+        package = kind.__module__.partition(".")[0]
+        own = [record for record in records if _package(record) == package]
+        for candidates, type_of in (
+            (records, lambda name: _known_type(by_name[name])),
+            (own, loaded_type),
+            (records, loaded_type),
+            (records, constructed_type),
+        ):
+            for record in candidates:
+                if type_of(record.name) is kind:
+                    _report_inferred(record)
+                    return registry.load(record)
+    now = map(registry.find, by_name)  # loading has shown types of options
+    types = ", ".join(
+        f"{record.name}: {known.__name__}" for record in now if (known := _known_type(record))
+    )
+    raise TypeError(
+        f"Could not infer backend for options {options!r} of type {type(options).__name__}. Pass "
+        f"backend=NAME, or options of one of these types ({types})."
+    )
+
+
+def _report_inferred(record: Record) -> None:
+    from torch.distributed import rpc
+
+    if record.name != _TORCHS_DEFAULT:
+        rpc.logger.warning(
+            "init_rpc was given options of %(name)s and no backend, so %(name)s is used rather than "
+            "TENSORPIPE. Pass backend=%(name)r to say so yourself.",
+            {"name": record.name},
+        )
+
+
+def _package(record: Record) -> str | None:
+    """Return the package that an installed backend is in, None for any other backend."""
+    return record.value.partition(":")[0].partition(".")[0] if record.value else None
+
+
+def _known_type(record: Record) -> type | None:
+    return record.options_type or options_type_of(record.name)
+
+
+def _loaded_type(registry: Registry, record: Record) -> type | None:
+    if record.source != "plugin":
+        return None
+    try:
+        return registry.load(record).options_type
+    except RpcBackendsError:
+        return None  # kept on its record; a program that names that backend gets the error
+
+
+def _constructed_type(registry: Registry, record: Record) -> type | None:
+    """Return the type of an old-style backend's default options, None if it cannot be known."""
+    try:
+        record = registry.load(record)
+        if record.options_type is None:
+            options = construct_options(
+                _loaded(registry, record), DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {}
+            )
+            return None if options is None else type(options)
+    except Exception:
+        return (
+            None  # it has required options, say; a program that names that backend gets the error
+        )
+    return record.options_type

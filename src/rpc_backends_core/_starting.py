@@ -1,0 +1,29 @@
+"""Starting a resolved backend through the hooks of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rpc_backends_core._process_state import STATE
+
+if TYPE_CHECKING:
+    from rpc_backends_core._record import ResolvedBackend
+
+
+def init_backend(
+    resolved: ResolvedBackend, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Initialise a backend through the hooks, and return the agent."""
+    handler = resolved.backend.init_backend_handler
+    token = STATE.starting.set(resolved)
+    try:
+        return resolved.hooks.rpc_backends_init_backend(
+            backend=resolved.name,
+            resolved=resolved,
+            args=args,
+            kwargs=kwargs,
+            proceed=lambda: handler(*args, **kwargs),
+        )
+    finally:
+        STATE.starting.reset(token)

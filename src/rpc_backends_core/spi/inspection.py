@@ -1,0 +1,29 @@
+"""For tools that look into the registry of a process: what is there, whether it works, what is set."""
+
+from __future__ import annotations
+
+from rpc_backends_core._lazy import lazy_names
+
+_HOMES = {
+    "construct_rpc_backend_options": "_api",
+    "record": "_api",
+    "records": "_api",
+    "refresh": "_api",
+    "options_type_of": "_builtin_backends",
+    "BUILTIN_CAPABILITIES": "_builtin_backends:CAPABILITIES",
+    "default_registry": "_default_registry",
+    "BACKENDS_GROUP": "_discovery",
+    "CHECKS_GROUP": "_discovery",
+    "COMMANDS_GROUP": "_discovery",
+    "HOOKS_GROUP": "_discovery",
+    "declared": "_discovery",
+    "HookWarning": "_hooks",
+    "Hooks": "_hooks",
+    "is_installed": "_patches",
+    "settings": "_settings:",
+    "autoload_failure": "autoload:failure",
+}
+
+__all__ = list(_HOMES)
+
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,126 @@
+"""What crashes, hangs or fails in a process of its own leaves a reason and no process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_cli import isolation
+
+SOURCE = """
+import os, subprocess, sys, time
+def main(me, code):
+    me.tell(os.getpid())
+    exec(code)
+"""
+Run = Callable[..., list[isolation.Outcome]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Give what runs code, each in a process; the first that each reports is its id."""
+    (tmp_path / "some_module.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import some_module
+
+    monkeypatch.delitem(sys.modules, "some_module")
+    return lambda *codes, limit=20.0, **settings: isolation.run(
+        some_module.main, [(code,) for code in codes], limit, **settings
+    )
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process still runs a moment from now: one that was killed takes a while."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_result_and_reports_come_back(run: Run) -> None:
+    (outcome,) = run("print('noise'); me.doing('sums'); me.tell(42)")
+
+    assert outcome.reported[1:] == [42]
+    assert outcome.stage == "sums"
+    assert outcome.error is None
+    assert not _runs(outcome.reported[0])
+
+
+def test_an_exception_comes_back_with_its_traceback(run: Run) -> None:
+    (outcome,) = run("raise ValueError('no')")
+
+    assert outcome.error == "ValueError: no"
+    assert "some_module.py" in (outcome.traceback or "")
+
+
+def test_a_crash_is_named_with_its_place_and_the_last_output(run: Run) -> None:
+    (outcome,) = run("print('last words', flush=True); os.abort()")
+
+    assert outcome.error is not None
+    assert "SIGABRT" in outcome.error
+    assert "some_module.py:5 (main)" in outcome.error
+    assert outcome.error.endswith("last words")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("os._exit(7)", "the process ended with status 7"),
+        ("os._exit(0)", "the process ended silently"),
+        ("import atexit; atexit.register(os._exit, 3)", "the process ended with status 3"),
+    ],
+    ids=["status 7", "status 0", "after the function"],
+)
+def test_an_exit_without_a_word_is_an_error(run: Run, code: str, error: str) -> None:
+    (outcome,) = run(code)
+
+    assert outcome.error == error
+
+
+def test_what_hangs_is_ended_with_what_it_started(run: Run) -> None:
+    (outcome,) = run("me.tell(subprocess.Popen(['sleep', '600']).pid); time.sleep(600)", limit=2)
+
+    assert outcome.timed_out
+    assert "some_module.py:5 (main)" in outcome.at
+    assert outcome.error == f"it was not done in time and was ended, at {outcome.at}"
+    process, started = outcome.reported
+    assert not _runs(process)
+    assert not _runs(started)
+
+
+def test_what_hangs_when_its_process_ends_is_ended(run: Run) -> None:
+    (outcome,) = run("import atexit; atexit.register(time.sleep, 600)", limit=2)
+
+    assert outcome.timed_out
+    assert not _runs(outcome.reported[0])
+
+
+def test_the_limit_can_be_that_of_each_report(run: Run) -> None:
+    code = "for _ in range(5): time.sleep(0.6); me.tell('on')\nif hang: time.sleep(600)"
+
+    (well,), (hung,) = (run(f"hang = {hang}\n{code}", limit=2, each=True) for hang in (False, True))
+
+    assert (well.error, well.reported[1:]) == (None, ["on"] * 5)
+    assert (hung.timed_out, hung.reported[1:]) == (True, ["on"] * 5)
+
+
+@pytest.mark.slow
+def test_when_one_fails_the_other_is_not_waited_for(run: Run) -> None:
+    started = time.monotonic()
+
+    failed, other = run("raise ValueError('no')", "time.sleep(600)", limit=60)
+
+    assert time.monotonic() - started < 30
+    assert failed.error == "ValueError: no"
+    assert failed.when < other.when
+    assert not _runs(other.reported[0])

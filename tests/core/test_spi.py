@@ -1,0 +1,215 @@
+"""What packages see of the core: the version of its interface, and what an init handler is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.kit import BACKEND, Children, Site
+from rpc_backends_core import spi
+from rpc_backends_core._bridge.install_agent import agent_to_install
+from rpc_backends_core._hooks import HookWarning
+from rpc_backends_core._registry import Registry
+
+MAJOR, MINOR = spi.SPI_VERSION
+UPGRADE_CORE = "pip install --upgrade rpc-backends-core"
+#: Versions that this core does not have, with the words that say so and what to upgrade.
+REFUSED = {
+    "newer by a major number": (
+        (MAJOR + 1, 0),
+        (f"it needs version {MAJOR + 1}.0 of", f"has version {MAJOR}.{MINOR}.", UPGRADE_CORE),
+    ),
+    "newer by a minor number": (
+        (MAJOR, MINOR + 1),
+        (f"it needs version {MAJOR}.{MINOR + 1} of", UPGRADE_CORE),
+    ),
+    "older by a major number": (
+        (MAJOR - 1, 99),
+        (
+            f"it was written for version {MAJOR - 1}.99 of",
+            f"has version {MAJOR}.{MINOR}.",
+            "pip install --upgrade rpc-{kind}-pigeon",
+        ),
+    ),
+    "no pair": ((MAJOR,), ("must be a pair of numbers", f"for example {spi.SPI_VERSION}")),
+    "a text": ("1.0", ("spi_version is '1.0'", "must be a pair of numbers")),
+    "no numbers": ((True, 0), ("must be a pair of numbers",)),
+}
+each_refused = pytest.mark.parametrize(
+    ("version", "words"), list(REFUSED.values()), ids=list(REFUSED)
+)
+
+
+# --- backends ---------------------------------------------------------------------------------------
+
+
+def declaring(version: object) -> str:
+    """Return the source of a backend that declares a version of the interface."""
+    return BACKEND.replace(
+        "options_type=Options,", f"options_type=Options, spi_version={version!r},"
+    )
+
+
+@each_refused
+def test_a_backend_for_another_core_is_refused(
+    site: Site, registry: Registry, version: object, words: tuple[str, ...]
+) -> None:
+    site.add_backend("PIGEON", declaring(version))
+    with pytest.raises(spi.BackendLoadError) as caught:
+        registry.backend("PIGEON")
+    assert isinstance(caught.value.__cause__, spi.SpiVersionError)
+    for part in ("'PIGEON'", "rpc-backend-pigeon 1.0", *words):
+        assert part.format(kind="backend") in str(caught.value)
+    assert "--force-reinstall" not in str(caught.value)  # which mends nothing here
+    assert registry.find("PIGEON").state == "failed"
+
+
+@pytest.mark.parametrize("version", [None, spi.SPI_VERSION, (MAJOR, 0)])
+def test_a_backend_for_this_core_is_loaded(
+    site: Site, registry: Registry, version: tuple[int, int] | None
+) -> None:
+    site.add_backend("PIGEON", declaring(version))
+    assert registry.backend("PIGEON").spi_version == version
+
+
+def test_an_object_with_handlers_may_declare_a_version(site: Site, registry: Registry) -> None:
+    source = f"""
+        class BACKEND:
+            spi_version = {(MAJOR + 1, 0)}
+            construct_rpc_backend_options_handler = staticmethod(lambda *args: None)
+            init_backend_handler = staticmethod(lambda **kwargs: None)
+    """
+    site.add_backend("PIGEON", source)
+    with pytest.raises(spi.BackendLoadError, match=UPGRADE_CORE):
+        registry.backend("PIGEON")
+
+
+# --- hook packages ----------------------------------------------------------------------------------
+
+
+@each_refused
+def test_a_hook_package_for_another_core_is_left_out(
+    site: Site, registry: Registry, version: object, words: tuple[str, ...]
+) -> None:
+    site.add_hooks("pigeon", hooks_declaring(version))
+    with pytest.warns(HookWarning) as warned:
+        assert agent_to_install("agent") == "agent"
+    (warning,) = warned
+    for part in ("rpc-hooks-pigeon 1.0", *words):
+        assert part.format(kind="hooks") in str(warning.message)
+
+
+@each_refused
+def test_its_variable_makes_it_an_error(
+    site: Site,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    version: object,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_PIGEON", "1")
+    site.add_hooks("pigeon", hooks_declaring(version))
+    with pytest.raises(spi.HookError) as caught:
+        agent_to_install("agent")
+    assert isinstance(caught.value.__cause__, spi.SpiVersionError)
+    for part in ("RPC_BACKENDS_PIGEON is set", "rpc-hooks-pigeon 1.0", *words):
+        assert part.format(kind="hooks") in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [None, spi.SPI_VERSION, (MAJOR, 0)])
+def test_a_hook_package_for_this_core_takes_part(
+    site: Site, registry: Registry, version: tuple[int, int] | None
+) -> None:
+    site.add_hooks("pigeon", hooks_declaring(version))
+    assert agent_to_install("agent") == "theirs"
+
+
+def hooks_declaring(version: object) -> str:
+    """Return the source of a hook package that declares a version of the interface."""
+    return f"""
+        spi_version = {version!r}
+
+        @hookimpl
+        def rpc_backends_agent(agent):
+            return "theirs"
+    """
+
+
+# --- the group that an init handler is given --------------------------------------------------------
+
+#: A backend that keeps what its init handler was called with, and ends the start.
+KEEPING = """
+    from torch.distributed import rpc
+    from rpc_backends_core.spi import Backend
+
+    CALLS = []
+
+    class Stop(Exception):
+        pass
+
+    def construct(rpc_timeout, init_method):
+        return rpc.RpcBackendOptions(rpc_timeout, init_method)
+
+    def init(store, name, rank, world_size, rpc_backend_options{parameter}):
+        CALLS.append(dict(locals()))
+        raise Stop
+
+    BACKEND = Backend(construct_rpc_backend_options_handler=construct, init_backend_handler=init)
+"""
+
+START = """
+import torch.distributed as dist
+from torch.distributed import rpc
+from rpc_backends_core import _patches as patches, spi
+patches.install()
+options = rpc.backend_registry.construct_rpc_backend_options("PIGEON", init_method="file://{folder}/s")
+import sample_backend_pigeon as pigeon
+store = dist.HashStore()
+try:
+    {call}
+except pigeon.Stop:
+    (given,) = pigeon.CALLS
+group = given.get("group")
+assert spi.current_session() is None
+"""
+INIT_RPC = 'rpc.init_rpc("w", "PIGEON", 0, 1, options)'
+OWN_STORE = 'rpc._init_rpc_backend("PIGEON", store, "w", 0, 1, options)'
+
+
+def started(site: Site, parameter: str, call: str = INIT_RPC) -> str:
+    """Return code that starts a backend whose init handler has one more parameter."""
+    site.add_backend("PIGEON", KEEPING.format(parameter=parameter))
+    return START.format(folder=site.folder, call=call)
+
+
+def test_a_parameter_group_gets_the_group(site: Site, children: Children) -> None:
+    code = started(site, ", group=None") + (
+        "assert isinstance(group, spi.Group)\n"
+        "assert [member.name for member in group.members] == ['w']\n"
+        "assert group.world_size == 1\n"
+    )
+    children.run(code, site=site)
+
+
+@pytest.mark.parametrize("parameter", ["", ", **more"])
+def test_a_handler_without_the_parameter_gets_none(
+    site: Site, children: Children, parameter: str
+) -> None:
+    code = started(site, parameter) + (
+        "assert given.pop('more', {}) == {}\n"
+        "assert list(given) == ['store', 'name', 'rank', 'world_size', 'rpc_backend_options']\n"
+    )
+    children.run(code, site=site)
+
+
+def test_a_callers_own_store_has_no_group(site: Site, children: Children) -> None:
+    code = started(site, ", group='unset'", OWN_STORE) + (
+        "assert group is None\nassert given['store'] is store\n"
+    )
+    children.run(code, site=site)
+
+
+def test_a_parameter_group_must_have_a_default(site: Site, registry: Registry) -> None:
+    """A program that calls ``init_backend`` itself, as torch's signature has it, gives no group."""
+    site.add_backend("PIGEON", KEEPING.format(parameter=", group"))
+    with pytest.raises(spi.BackendLoadError, match="missing a required argument: 'group'"):
+        registry.backend("PIGEON")

@@ -1,0 +1,33 @@
+"""The tutorial shows the very files that are built and run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "interceptors.md"
+SHOWN = re.findall(r"<!-- file: (\S+) -->\n\n```\w+\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+def test_the_tutorial_shows_the_whole_example() -> None:
+    folder = ROOT / "examples" / "interceptor"
+    files = {
+        str(path.relative_to(ROOT))
+        for ending in ("cpp", "py", "toml")
+        for path in folder.rglob(f"*.{ending}")
+        if "build" not in path.parts
+    }
+    assert {name for name, _ in SHOWN} == files
+
+
+@pytest.mark.parametrize(("name", "text"), SHOWN, ids=[name for name, _ in SHOWN])
+def test_what_the_tutorial_shows_is_the_file(name: str, text: str) -> None:
+    assert text == (ROOT / name).read_text()
+
+
+def test_the_interceptor_is_about_forty_lines() -> None:
+    lines = (ROOT / "examples/interceptor/csrc/allowlist.cpp").read_text().splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= 40

@@ -1,0 +1,157 @@
+"""What a package may import from another, and that nothing imports upwards."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from structure.imports import ROOT, Import, imports, modules
+
+#: What each package may import, beside itself: what its distribution depends on.
+BELOW = {
+    "rpc_backends_core": set[str](),
+    "rpc_backends_agents": {"rpc_backends_core"},
+    "rpc_backend_tensorpipe": {"rpc_backends_core"},
+    "rpc_backend_faulty_tensorpipe": {"rpc_backends_core", "rpc_backend_tensorpipe"},
+    "rpc_backends_cli": {
+        "rpc_backends_core",
+        "rpc_backend_tensorpipe",
+        "rpc_backend_faulty_tensorpipe",
+    },
+    "rpc_backends_testing": {"rpc_backends_core", "rpc_backends_cli"},
+    "rpc_backends_bench": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_testing"},
+    "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
+    "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
+}
+#: What other packages may import from one; every other module of it is its own.
+PUBLIC = {
+    "rpc_backends_core": {
+        "rpc_backends_core",
+        "rpc_backends_core.spi",
+        "rpc_backends_core.spi.inspection",
+    },
+    "rpc_backends_agents": {"rpc_backends_agents"},
+    "rpc_backend_tensorpipe": {"rpc_backend_tensorpipe.agents"},
+    "rpc_backends_cli": {"rpc_backends_cli", "rpc_backends_cli.processes"},
+    "rpc_backends_testing": {"rpc_backends_testing"},
+}
+#: Modules that a command or a test runner loads, where that is installed; no backend's runtime does.
+TOOLS = {
+    "rpc_backend_zeromq.check": {"rpc_backends_cli"},
+    "rpc_backend_zeromq.secret_command": {"rpc_backends_cli"},
+    "rpc_backends_faults.check": {"rpc_backends_cli"},
+    "rpc_backends_faults.command": {"rpc_backends_cli"},
+    "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},
+    "rpc_backends_faults.testing": {"rpc_backends_testing", "rpc_backends_cli"},
+}
+#: A private name of torch, as an attribute of one of its RPC modules.
+PRIVATE_NAME_OF_TORCH = re.compile(
+    r"\b(?:rpc|api|dist_autograd|backend_registry|torch\._C)\.(?:api\.)?_(?!_|testing\b)\w+"
+    r"|from torch\._C\b|from torch\.distributed\.rpc\._(?!testing\b)"
+)
+
+
+def between_packages() -> list[Import]:
+    return [one for one in imports() if one.packages[0] != one.packages[1]]
+
+
+def show(found: list[Import]) -> str:
+    return "\n".join(f"{one.importer} imports {one.imported} {one.name}" for one in found)
+
+
+def test_every_package_is_known_here() -> None:
+    assert {name.partition(".")[0] for name in modules()} == set(BELOW)
+
+
+def test_no_package_imports_upwards() -> None:
+    wrong = [
+        one
+        for one in between_packages()
+        if one.packages[1] not in BELOW[one.packages[0]] | TOOLS.get(one.importer, set())
+    ]
+    assert not wrong, show(wrong)
+
+
+def test_packages_import_only_what_is_public() -> None:
+    wrong = [
+        one
+        for one in between_packages()
+        if one.imported not in PUBLIC.get(one.packages[1], {one.packages[1]})
+    ]
+    assert not wrong, show(wrong)
+
+
+def test_no_runtime_loads_a_tool() -> None:
+    """Nothing that a backend or a hook package imports leads to a module of the command or of tests."""
+    wrong = [one for one in imports() if one.imported in TOOLS and one.importer not in TOOLS]
+    assert not wrong, show(wrong)
+
+
+def test_no_plugin_is_named_in_the_core() -> None:
+    others = "|".join(set(BELOW) - {"rpc_backends_core"})
+    named = {
+        f"{name}: {line.strip()}"
+        for name, file in modules().items()
+        if name.startswith("rpc_backends_core")
+        for line in file.read_text().splitlines()
+        if re.search(rf"\b({others})\b", line)
+    }
+    assert not named, "\n".join(sorted(named))
+
+
+@pytest.mark.parametrize("package", sorted(BELOW))
+def test_no_modules_import_each_other(package: str) -> None:
+    """Imports made when a module loads form no cycle, and late ones neither."""
+    uses: dict[str, set[str]] = {name: set() for name in modules() if name.split(".")[0] == package}
+    for one in imports():
+        if one.importer in uses and one.imported in uses and one.importer != one.imported:
+            uses[one.importer].add(one.imported)
+    left = dict(uses)
+    while free := [name for name, used in left.items() if not used & left.keys()]:
+        for name in free:
+            del left[name]
+    cycle = {name: sorted(used & left.keys()) for name, used in left.items()}
+    assert not cycle, "\n".join(f"{name} imports {', '.join(used)}" for name, used in cycle.items())
+
+
+def test_torchs_private_names_stand_in_one_module() -> None:
+    """The conformance suite is left out: what programs touch of torch is what it tests."""
+    allowed = {"rpc_backends_core._bridge.torch_internals", "rpc_backends_core._patches"}
+    found = {
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for name, file in modules().items()
+        if name not in allowed
+        and not name.startswith(("rpc_backends_testing", "rpc_backends_bench"))
+        for line in file.read_text().splitlines()
+        if PRIVATE_NAME_OF_TORCH.search(line) and not line.strip().startswith(("#", '"torch.'))
+    }
+    assert not found, "\n".join(sorted(found))
+
+
+@pytest.mark.parametrize("name", ["rpc_backends_core.spi", "rpc_backends_core.spi.inspection"])
+def test_every_public_name_is_found_and_typed(name: str) -> None:
+    """The stub, which type checkers read, has the same names as the module, and all of them exist."""
+    module = importlib.import_module(name)
+    stub = ast.parse(modules()[name].with_suffix(".pyi").read_text())
+    (typed,) = [
+        ast.literal_eval(node.value)
+        for node in stub.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert sorted(module.__all__) == sorted(typed)
+    for public in module.__all__:
+        assert getattr(module, public) is not None
+
+
+def test_the_public_interface_imports_torch_only_where_it_is_needed() -> None:
+    code = (
+        "import sys; from rpc_backends_core.spi import nearest; "
+        "from rpc_backends_core.spi.inspection import declared, settings; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
