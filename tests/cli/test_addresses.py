@@ -97,7 +97,10 @@ def test_the_interfaces_of_this_machine_have_the_addresses_it_can_bind() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variable", [None, "lo"])
+@pytest.mark.parametrize(
+    "variable",
+    [None, "lo", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("", "no-such-if"))],
+)
 def test_torch_s_agent_listens_where_it_is_said_to(command: Any, variable: str | None) -> None:
     code = """
         import torch.distributed as dist

@@ -117,6 +117,7 @@ def test_nothing_of_the_current_folder_has_a_part_in_it(command: Any) -> None:
     assert not (here / ".pytest_cache").exists()
 
 
+@pytest.mark.thorough
 def test_several_jobs_give_the_same_report(command: Any) -> None:
     both = [
         command("conformance", "FAULTY_TENSORPIPE", "--json", *CALLS, *more).json
