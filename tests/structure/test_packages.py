@@ -148,6 +148,15 @@ def test_every_public_name_is_found_and_typed(name: str) -> None:
         assert getattr(module, public) is not None
 
 
+@pytest.mark.parametrize("name", ["rpc_backends_core.spi", "rpc_backends_core.spi.inspection"])
+def test_the_reference_names_every_public_name(name: str) -> None:
+    page = (ROOT / "docs/spi.md").read_text()
+    missing = [
+        public for public in importlib.import_module(name).__all__ if f"`{public}`" not in page
+    ]
+    assert not missing
+
+
 def test_the_public_interface_imports_torch_only_where_it_is_needed() -> None:
     code = (
         "import sys; from rpc_backends_core.spi import nearest; "
