@@ -12,7 +12,12 @@ from rpc_backends_core import _hooks
 from rpc_backends_core._backend_type import coerce_member
 from rpc_backends_core._builtin_backends import options_type_of
 from rpc_backends_core._default_registry import default_registry
-from rpc_backends_core._errors import RpcBackendsError, SettingError, UnknownBackendError
+from rpc_backends_core._errors import (
+    HookError,
+    RpcBackendsError,
+    SettingError,
+    UnknownBackendError,
+)
 from rpc_backends_core._record import Record, ResolvedBackend
 from rpc_backends_core._registry import Registry
 from rpc_backends_core._settings import DEFAULT, OVERRIDE, Settings
@@ -216,8 +221,8 @@ def _constructed_type(registry: Registry, record: Record) -> type | None:
                 _loaded(registry, record), DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {}
             )
             return None if options is None else type(options)
+    except HookError:
+        raise  # it is no backend's fault
     except Exception:
-        return (
-            None  # it has required options, say; a program that names that backend gets the error
-        )
+        return None  # it has required options; a program that names the backend gets the error
     return record.options_type

@@ -11,7 +11,7 @@ from torch.distributed import rpc
 from core.kit import BACKEND, Site, calls
 from rpc_backends_core import _api as functions
 from rpc_backends_core._backend_type import BackendType
-from rpc_backends_core._errors import BackendConflictError, SettingError
+from rpc_backends_core._errors import BackendConflictError, HookError, SettingError
 from rpc_backends_core._record import ResolvedBackend
 from rpc_backends_core._registry import Registry
 from rpc_backends_core._resolve import resolve_start
@@ -346,3 +346,22 @@ def test_options_of_no_backend_are_refused_with_torchs_text_and_the_types_there_
     assert "TENSORPIPE: TensorPipeRpcBackendOptions" in str(caught.value)
     # It was loaded to see its type, which is thereby known.
     assert "PIGEON: Options" in str(caught.value)
+
+
+def test_a_hook_that_fails_during_inference_is_named(site: Site, with_torchs: Registry) -> None:
+    """The program learns of the hook, and not that no backend fits its options."""
+    site.add_hooks(
+        "broken",
+        """
+        @hookimpl
+        def rpc_backends_construct_options(backend):
+            raise OSError("mine")
+        """,
+    )
+    functions.register_backend("OLD", construct, init)
+
+    class Strange(rpc.RpcBackendOptions):
+        pass
+
+    with pytest.raises(HookError, match="rpc-hooks-broken"):
+        resolve(None, Strange())
