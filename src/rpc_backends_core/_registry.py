@@ -295,11 +295,11 @@ class Registry:
 
     def _look(self) -> tuple[dict[str, Record], list[Record], list[Record]]:
         """Look at the installed packages; changes nothing."""
-        from rpc_backends_core import _discovery as discovery
+        from rpc_backends_core import _discovery
         from rpc_backends_core._settings import Choice
 
         choice = Choice()
-        found = (self._scan or discovery.scan)()
+        found = (self._scan or _discovery.scan)()
         plugins, unusable = resolve_conflicts(found.backends)
         with self._lock:
             choice.check((*plugins, *self._torch))

@@ -15,7 +15,7 @@ import time
 import uuid
 from typing import Any
 
-from rpc_backends_core import _settings as settings
+from rpc_backends_core import _settings
 from rpc_backends_core._errors import GroupError, GroupTimeoutError
 from rpc_backends_core._group.composition import MAX_ID, compose
 from rpc_backends_core._group.group import Group, Member, get_all, group_error, settle
@@ -61,7 +61,7 @@ def join_group(
     arrival = _Arrival(PrefixStore("rpc_backends", store), name, rank, backend, fixed_id)
     if not world_size:
         return arrival.join_dynamic(timeout)
-    limit = settings.join_timeout() if join_timeout is None else join_timeout
+    limit = _settings.join_timeout() if join_timeout is None else join_timeout
     return arrival.join_static(world_size, timeout, limit)
 
 
@@ -161,7 +161,7 @@ class _Arrival:
                 f"the group of {world_size} workers was not complete after {limit:g} s. "
                 f"Missing: {self._missing(g, world_size)}. "
                 f"Start every worker with the same world_size and init_method; "
-                f"{settings.JOIN_TIMEOUT}=SECONDS changes how long they wait for each other."
+                f"{_settings.JOIN_TIMEOUT}=SECONDS changes how long they wait for each other."
             )
             self._give_up(g, reason, GroupTimeoutError.__name__)
             value = self._store.get(key)

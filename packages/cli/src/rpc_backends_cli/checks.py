@@ -11,8 +11,7 @@ from importlib import metadata
 from rpc_backends_cli.report import Finding, Section
 from rpc_backends_cli.torch_state import bridge, import_torch
 from rpc_backends_core import __version__
-from rpc_backends_core.spi import RpcBackendsError
-from rpc_backends_core.spi import inspection as discovery
+from rpc_backends_core.spi import RpcBackendsError, inspection
 from rpc_backends_core.spi.inspection import settings
 
 _DEPENDENCIES = ("pluggy", "importlib-metadata", "click", "rich")
@@ -63,8 +62,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> Section:
     findings = [
         _variable(name, environ) for name in settings.VARIABLES if environ.get(name, "").strip()
     ]
-    installed = {found.name for found in discovery.declared(discovery.BACKENDS_GROUP)}
-    hooks = {found.name.upper() for found in discovery.declared(discovery.HOOKS_GROUP)}
+    installed = {found.name for found in inspection.declared(inspection.BACKENDS_GROUP)}
+    hooks = {found.name.upper() for found in inspection.declared(inspection.HOOKS_GROUP)}
     for name, close in settings.unknown_variables(environ):
         backend = next((one for one in installed if name.startswith(f"RPC_BACKENDS_{one}_")), None)
         if backend is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rpc_backends_core.spi import inspection as discovery
+from rpc_backends_core.spi import inspection
 
 if TYPE_CHECKING:
     from rpc_backends_cli.report import Section
@@ -28,7 +28,7 @@ def commands(taken: Iterable[str]) -> dict[str, list[Record]]:
     """
     taken = set(taken)
     by_name: dict[str, list[Record]] = {}
-    for found in discovery.declared(discovery.COMMANDS_GROUP):
+    for found in inspection.declared(inspection.COMMANDS_GROUP):
         if found.name not in taken:
             by_name.setdefault(found.name, []).append(found)
     return by_name

@@ -11,7 +11,7 @@ from rpc_backends_cli import isolation
 from rpc_backends_cli.installed import UnusableError, remedy, run_check
 from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_cli.report import Finding, Section
-from rpc_backends_core.spi import inspection as discovery
+from rpc_backends_core.spi import inspection
 
 if TYPE_CHECKING:
     from rpc_backends_core.spi import Record
@@ -24,7 +24,7 @@ def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -
     :param limit: seconds for one of them.
     """
     keys = set(taken)
-    for number, found in enumerate(discovery.declared(discovery.CHECKS_GROUP)):
+    for number, found in enumerate(inspection.declared(inspection.CHECKS_GROUP)):
         status(f"looking at what {found.origin} looks at")
         key = found.name if found.name not in keys else f"{found.name} of {found.origin}"
         keys.add(key)
@@ -47,7 +47,7 @@ def _section(key: str, number: int, found: Record, limit: float) -> Section:
 
 def _look(_me: WorkerContext, number: int) -> tuple[str | None, dict[str, Any] | None]:
     """Run check ``number`` of all packages; return why it cannot be used, or its section as data."""
-    found = discovery.declared(discovery.CHECKS_GROUP)[number]
+    found = inspection.declared(inspection.CHECKS_GROUP)[number]
     try:
         section = run_check(found)
     except UnusableError as error:

@@ -39,9 +39,9 @@ def bridge() -> Bridge:
     """Return whether the bridge is in place, and why not; torch must have been imported."""
     import torch.distributed
 
-    from rpc_backends_core.spi import inspection as torch_bridge
+    from rpc_backends_core.spi import inspection
 
-    if torch_bridge.is_installed():
+    if inspection.is_installed():
         return _installed()
     if not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
         return Bridge("absent", "this torch is built without RPC; install one that has it")
