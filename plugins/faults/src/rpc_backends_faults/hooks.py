@@ -7,8 +7,10 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
-from rpc_backends_core import RefusedError, hookimpl
+from rpc_backends_core.spi import RefusedError, hookimpl
 
+#: The version of rpc_backends_core.spi that this package was written for.
+spi_version = (1, 0)
 #: What the names of all variables of this package begin with.
 _VARIABLES = "RPC_BACKENDS_FAULTS"
 
