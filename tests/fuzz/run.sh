@@ -7,14 +7,14 @@ target=$1
 inputs=${2:-10000000}
 processes=${3:-1}
 work=${FUZZ_FOLDER:-build}
-zeromq=../../../plugins/zeromq/csrc
+zeromq=../../plugins/zeromq/csrc
 common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr
-    -I ../src/rpc_backends_agents/include)
+    -I ../../packages/agents/src/rpc_backends_agents/include)
 case $target in
 decode)
     torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
-    sources=(decode.cpp ../csrc/codec.cpp ../csrc/frame.cpp ../csrc/tensors.cpp)
-    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -I ../csrc/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
+    sources=(decode.cpp ../../packages/agents/csrc/codec.cpp ../../packages/agents/csrc/frame.cpp ../../packages/agents/csrc/tensors.cpp)
+    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -I ../../packages/agents/csrc/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
         -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
     length=10000
     ;;
@@ -30,7 +30,7 @@ assemble)
 esac
 mkdir -p "$work/$target-corpus"
 program=$work/$target
-if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find ../csrc $zeromq -newer "$program" -name '*.[ch]*')" ]; then
+if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find ../../packages/agents/csrc $zeromq -newer "$program" -name '*.[ch]*')" ]; then
     echo "==> building (a minute)"
     clang++ "${common[@]}" "${sources[@]}" "${flags[@]}" -o "$program"
 fi

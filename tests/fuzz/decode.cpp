@@ -12,7 +12,7 @@
 
 #include <ATen/ATen.h>
 
-#include "../csrc/codec.h"
+#include "../../packages/agents/csrc/codec.h"
 
 namespace {
 

@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "../../../plugins/zeromq/csrc/assembler.h"
-#include "../../../plugins/zeromq/csrc/packed.h"
-#include "../../../plugins/zeromq/csrc/route.h"
-#include "../../../plugins/zeromq/csrc/wire.h"
+#include "../../plugins/zeromq/csrc/assembler.h"
+#include "../../plugins/zeromq/csrc/packed.h"
+#include "../../plugins/zeromq/csrc/route.h"
+#include "../../plugins/zeromq/csrc/wire.h"
 
 // What is not under test: its branches are nothing to look for.
 #define FUZZER __attribute__((no_sanitize("coverage")))

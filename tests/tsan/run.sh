@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 root=$(realpath ../..)
-export PYTHONPATH=$PWD/build:$root/src:$root/plugins/tensorpipe/src${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD/build:$root/src:$root/packages/cli/src:$root/plugins/tensorpipe/src${PYTHONPATH:+:$PYTHONPATH}
 export OMP_NUM_THREADS=1
 export TSAN_OPTIONS="suppressions=$PWD/suppressions.txt history_size=5 exitcode=66 ${TSAN_OPTIONS:-}"
 # Without random addresses, which newer kernels spread further than ThreadSanitizer knows.
