@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parents[1] / "tests")]
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "packages/agents/tests"), str(ROOT / "tests")]
 
 import agents_kit  # noqa: E402
 import recorder  # noqa: E402
@@ -43,7 +43,7 @@ def cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
 def run_tests() -> None:
     """Run the tests in this process."""
     test_mutated_frames.FRAMES = 2000
-    library = recorder.build(HERE / "build")
+    library = recorder.build(ROOT / "build")
     modules = (test_calls, test_codec, test_interceptors, test_start, test_thread_pool)
     for module in (*modules, test_mutated_frames):
         for name, test in inspect.getmembers(module, inspect.isfunction):
