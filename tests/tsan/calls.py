@@ -43,7 +43,7 @@ def cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
 def run_tests() -> None:
     """Run the tests in this process."""
     test_mutated_frames.FRAMES = 2000
-    library = recorder.build(ROOT / "build")
+    library = recorder.build(Path(__file__).parent / "build")
     modules = (test_calls, test_codec, test_interceptors, test_start, test_thread_pool)
     for module in (*modules, test_mutated_frames):
         for name, test in inspect.getmembers(module, inspect.isfunction):
