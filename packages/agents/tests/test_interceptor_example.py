@@ -15,7 +15,7 @@ from torch.distributed import rpc
 from support import steps
 from support.workers import WorkerContext, Workers
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "interceptor"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "interceptor"
 
 
 def call(me: WorkerContext, function: Any, *arguments: Any) -> str:
