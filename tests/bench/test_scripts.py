@@ -81,7 +81,7 @@ def test_bars_compares_with_stock_torch_and_a_control(tmp_path: Path) -> None:
     assert all(one["ratio"] > 0 for one in found)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_discovery_compares_scans_of_each_size(tmp_path: Path) -> None:
     file = tmp_path / "discovery.json"
 
@@ -92,7 +92,7 @@ def test_discovery_compares_scans_of_each_size(tmp_path: Path) -> None:
     assert all(one["ratio"] > 0 for one in found)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_import_cost_measures_all_situations() -> None:
     done = run("import_cost.py", "--rounds", "2", "--json")
 
@@ -102,7 +102,7 @@ def test_import_cost_measures_all_situations() -> None:
     assert max(times["entry point"]) < min(times["not installed"])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_faults_compares_with_rules_without_and_with_itself(tmp_path: Path) -> None:
     if find_spec("rpc_backends_faults") is None or find_spec("rpc_backend_zeromq") is None:
         pytest.skip("the plugins that are written in C++ are not installed")
