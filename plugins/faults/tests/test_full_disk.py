@@ -1,0 +1,43 @@
+"""An event log that cannot be written."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rpc_backends_faults import _native
+from rpc_backends_faults.engine import Engine
+
+FULL = "/dev/full"  # a file on a disk without space
+
+
+@pytest.fixture
+def pipeline() -> _native.FaultPipeline:
+    pipeline = _native.FaultPipeline("w")
+    pipeline.open_log(FULL)
+    return pipeline
+
+
+def test_a_full_disk_is_said_once_and_counted(
+    pipeline: _native.FaultPipeline, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        pipeline.log_line('"event":"mark"')
+
+    error = capfd.readouterr().err
+    assert error.count("the event log '/dev/full' is cut off: No space left on device") == 1
+    assert pipeline.log_failure() == (3, "No space left on device")
+
+
+def test_a_log_that_is_cut_off_is_an_error_at_the_end(
+    pipeline: _native.FaultPipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(pipeline, "w", seed=0)
+    engine.log_rules()
+    engine.close()
+
+    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert "the event log of RPC worker 'w' lacks 2 lines: No space left on device" in (
+        record.getMessage()
+    )
