@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
-from rpc_backends_faults import _native
+from rpc_backends_faults import _native, start
 from rpc_backends_faults.engine import Engine
+from rpc_backends_faults.errors import RuleError
 
 FULL = "/dev/full"  # a file on a disk without space
 
@@ -41,3 +43,10 @@ def test_a_log_that_is_cut_off_is_an_error_at_the_end(
     assert "the event log of RPC worker 'w' lacks 2 lines: No space left on device" in (
         record.getMessage()
     )
+
+
+def test_a_log_without_its_first_line_starts_no_program(pipeline: _native.FaultPipeline) -> None:
+    pipeline.log_line('"event":"start"')
+
+    with pytest.raises(RuleError, match="event log /dev/full cannot be written: No space left"):
+        start._check_written(pipeline, Path(FULL))

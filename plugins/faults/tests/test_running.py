@@ -205,6 +205,24 @@ def test_a_rule_that_means_nothing_is_refused_where_it_is_given(url: str) -> Non
     assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error.text
 
 
+def test_a_rule_that_another_worker_refuses_is_said_as_it_said_it(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(acts.join, url, "TENSORPIPE")
+        error = workers[0].call(refused_by, "worker1")
+        workers.run(steps.leave)
+
+    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error
+
+
+def refused_by(me: WorkerContext, to: str) -> str:
+    """Give another worker a rule that means nothing."""
+    try:
+        faults.Worker(to).add(what="dorp")
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
 def test_a_file_that_changes_is_taken_over_and_one_that_is_broken_is_not(
     url: str, rules: Path, tmp_path: Path
 ) -> None:

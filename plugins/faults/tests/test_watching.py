@@ -139,3 +139,19 @@ def test_a_file_that_becomes_readable_is_read_again(
 
     assert path.stat().st_ctime_ns != before
     wait_for(lambda: "have changed" in caplog.text)
+
+
+def test_a_program_that_goes_to_another_folder_is_still_served(
+    path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "INTERVAL", 0.01)
+    monkeypatch.chdir(path.parent)
+    watcher = Watcher(Path(path.name), engine, lambda rules: None)
+    engine.at_close(watcher.close)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+    replace(path, OLD.replace("old", "new"))
+    wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])

@@ -60,9 +60,7 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
             replay=str(want.replay) if want.replay is not None else None,
             time=time.time(),
         )
-        lost, why = pipeline.log_failure()
-        if lost:
-            raise RuleError([f"the event log {path} cannot be written: {why}."])
+        _check_written(pipeline, path)
     if want.file is not None and recording is None:
         watcher = Watcher(want.file, engine, lambda rules: _check_file(rules, names))
         engine.at_close(watcher.close)
@@ -116,3 +114,9 @@ def _open_log(pipeline: _native.FaultPipeline, folder: Path, worker: str) -> Pat
     except (OSError, RuntimeError) as error:
         raise RuleError([f"the event log cannot be written to {folder}: {error}"]) from error
     return path
+
+
+def _check_written(pipeline: _native.FaultPipeline, path: Path) -> None:
+    lost, why = pipeline.log_failure()
+    if lost:
+        raise RuleError([f"the event log {path} cannot be written: {why}."])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ class Watcher:
     """
 
     def __init__(self, path: Path, engine: Engine, check: Callable[[RuleSet], None]) -> None:
-        self._path = path
+        self._path = path.absolute()  # the program may go to another folder
         self._engine = engine
         self._check = check
         self._seen: tuple[int, ...] | None = _state(path)
@@ -82,6 +81,6 @@ class Watcher:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    found = os.stat(path)  # noqa: PTH116  # a relative path stays relative
+    found = path.stat()
     # The last changes when a file becomes readable, too.
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
