@@ -307,6 +307,13 @@ def test_a_file_that_cannot_be_honoured_is_refused(text: str, said: str) -> None
     assert len(problem) < 500
 
 
+@pytest.mark.parametrize("header", ["", "[[rule]]\nwhat = 'drop'\n"])
+def test_thousands_of_unknown_keys_take_no_time(header: str) -> None:
+    found = problems(header + "".join(f"key{number} = 1\n" for number in range(50_000)))
+
+    assert len(found) == 20
+
+
 def test_the_limits_themselves_are_accepted() -> None:
     [delay, bandwidth, duplicate] = rules(
         """

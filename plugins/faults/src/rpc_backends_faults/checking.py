@@ -158,10 +158,11 @@ class _Check:
         allowed = {*COMMON, *(kind.needs | kind.takes if kind else ALL_KEYS)}
         if what in OF_A_WORKER:
             allowed.add("worker")
+        unknown = [key for key in self.settings if key not in ALL_KEYS]
+        for key in unknown[: limits.MOST_UNKNOWN]:
+            self.problem(key, f"{shown(key)} is no key of a rule.{_hint(key, ALL_KEYS)}")
         for key in self.settings:
-            if key not in ALL_KEYS:
-                self.problem(key, f"{shown(key)} is no key of a rule.{_hint(key, ALL_KEYS)}")
-            elif key not in allowed:
+            if key in ALL_KEYS and key not in allowed:
                 own = sorted(allowed - set(COMMON))
                 self.problem(
                     key,

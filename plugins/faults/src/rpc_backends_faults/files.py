@@ -43,14 +43,14 @@ def parse(text: str, name: str) -> RuleSet:
     settings = _settings(text, name)
     lines = _Lines(text)
     problems = []
-    for key in settings:
-        if key not in _KEYS:
-            close = nearest(key[:100], _KEYS)
-            hint = f" Did you mean {close!r}?" if close else ""
-            problems.append(
-                f"{name}:{lines.top(key)}: {shown(key)} means nothing here.{hint} A rule file has a "
-                "'seed' and a [[rule]] for each rule."
-            )
+    unknown = [key for key in settings if key not in _KEYS]
+    for key in unknown[: limits.MOST_UNKNOWN]:
+        close = nearest(key[:100], _KEYS)
+        hint = f" Did you mean {close!r}?" if close else ""
+        problems.append(
+            f"{name}:{lines.top(key)}: {shown(key)} means nothing here.{hint} A rule file has a "
+            "'seed' and a [[rule]] for each rule."
+        )
     seed = settings.get("seed", 0)
     if not is_seed(seed):
         problems.append(

@@ -18,6 +18,8 @@ MOST_PATTERNS = 1000
 MOST_BYTES = 2**20
 MOST_RULES = 1000
 MOST_PARTS = 16
+#: Unknown keys of one table that an error names: each is looked for in the file.
+MOST_UNKNOWN = 20
 
 _MOST_SHOWN = 100
 
