@@ -136,6 +136,7 @@ PYBIND11_MODULE(_native, module) {
            })
       .def("log_line", [](FaultPipeline& self, const std::string& members) { self.log.add(members); },
            py::arg("members"))
+      .def("log_failure", [](FaultPipeline& self) { return self.log.failure(); })
       .def("fault_counts", &counts_of)
       .def("divergence",
            [](FaultPipeline& self) {

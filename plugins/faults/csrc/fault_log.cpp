@@ -61,19 +61,34 @@ void FaultLog::open(const std::string& path) {
   if (file < 0) {
     throw std::runtime_error("the event log '" + path + "' cannot be written: " + std::strerror(errno));
   }
+  std::lock_guard<std::mutex> lock(mutex_);
+  path_ = path;
   file_ = file;
 }
 
 void FaultLog::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
   const int file = file_.exchange(-1);
-  if (file >= 0) {
-    ::close(file);
+  // Disks of a network may say only now that they are full.
+  if (file >= 0 && ::close(file) != 0 && lost_ == 0) {
+    fail(errno);
+  }
+}
+
+std::pair<uint64_t, std::string> FaultLog::failure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {lost_, why_};
+}
+
+void FaultLog::fail(int error) {
+  if (lost_++ == 0) {
+    why_ = std::strerror(error);
+    std::fprintf(stderr, "RPC faults: the event log '%s' is cut off: %s\n", path_.c_str(), why_.c_str());
   }
 }
 
 void FaultLog::write_line(std::string_view members) {
-  const int file = file_;
-  if (file < 0) {
+  if (!is_open()) {
     return;
   }
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -82,8 +97,21 @@ void FaultLog::write_line(std::string_view members) {
   line += ',';
   line += members;
   line += "}\n";
-  // One write a line: lines of several threads do not mix, and what is written outlives the process.
-  [[maybe_unused]] const auto written = ::write(file, line.data(), line.size());
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (lost_ > 0) {
+    ++lost_;
+    return;
+  }
+  // What is written outlives the process. A line that does not fit is continued, which tells why it did not.
+  for (size_t done = 0; done < line.size();) {
+    const auto written = ::write(file_, line.data() + done, line.size() - done);
+    if (written >= 0) {
+      done += static_cast<size_t>(written);
+    } else if (errno != EINTR) {
+      fail(errno);
+      return;
+    }
+  }
 }
 
 void FaultLog::add(std::string_view members) {

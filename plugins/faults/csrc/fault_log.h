@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "fault_rules.h"
 
@@ -21,6 +23,9 @@ class FaultLog {
   void open(const std::string& path);
   void close();
   bool is_open() const { return file_ >= 0; }
+  // How many lines could not be written, and why the first could not. From the first on none is written: what
+  // stands in the file is what happened up to a moment.
+  std::pair<uint64_t, std::string> failure() const;
 
   // A line that Python has made: an object without its braces, less the time.
   void add(std::string_view members);
@@ -32,7 +37,13 @@ class FaultLog {
  private:
   void write_line(std::string_view members);
 
+  void fail(int error);
+
   std::atomic<int> file_{-1};
+  mutable std::mutex mutex_;  // of the file, so that it is not closed under a write
+  std::string path_;
+  uint64_t lost_ = 0;
+  std::string why_;
 };
 
 }  // namespace rpc_backends

@@ -262,7 +262,7 @@ void FaultPipeline::transmit(const FaultCall& call, const RequestPtr& request) {
 
 void FaultPipeline::later(double seconds, std::function<void()> job) {
   ++held_;
-  scheduler_->after(seconds, [self = shared_from_this(), job = std::move(job)] {
+  scheduler_->after(std::min(seconds, kMostSeconds), [self = shared_from_this(), job = std::move(job)] {
     job();
     --self->held_;
   });
@@ -280,6 +280,10 @@ std::map<std::string, std::string> FaultPipeline::metrics() const {
   auto found = rules.metrics();
   if (!found.empty()) {
     found["held"] = std::to_string(held_);
+  }
+  const uint64_t lost = log.failure().first;
+  if (lost > 0) {
+    found["log_failures"] = std::to_string(lost);
   }
   return found;
 }

@@ -18,6 +18,11 @@ constexpr uint64_t kLength = 1;
 constexpr uint64_t kLength2 = 2;
 constexpr uint64_t kAnswer = 8;
 
+FaultRules::Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<FaultRules::Clock::duration>(
+      std::chrono::duration<double>(std::min(seconds, kMostSeconds)));
+}
+
 bool any_matches(const std::vector<std::string>& patterns, const std::string& text) {
   return patterns.empty() ||
       std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) { return matches(pattern, text); });
@@ -238,7 +243,7 @@ Faults FaultRules::decide_answer(const FaultMessage& message, uint64_t bytes) {
     answer.bytes = bytes;
     if (rule.kind == FaultKind::kPause) {
       const double left = std::chrono::duration<double>(state->paused_until - Clock::now()).count();
-      const bool in_window = rule.end < FaultRule::kForever && rule.seconds == 0 && is_on(rule);
+      const bool in_window = rule.end < FaultRule::kForever && rule.seconds == 0 && rule.spread == 0 && is_on(rule);
       if (left > 0 || in_window) {
         count(*state, answer, false);
         faults.push_back({state->rule, left > 0 ? left : rule.end - now()});
@@ -406,18 +411,17 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
       seconds *= -std::log(1 - draw(rule, message, lane + kLength));
       break;
   }
-  seconds = std::max(seconds, 0.0);
+  seconds = std::clamp(seconds, 0.0, kMostSeconds);
   const auto at = Clock::now();
   if (rule.kind == FaultKind::kPause) {
     if (at >= state.paused_until) {
-      const double length = rule.seconds > 0 ? seconds : rule.end - now();
-      state.paused_until = at + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(length));
+      const bool has_length = rule.seconds > 0 || rule.spread > 0;
+      state.paused_until = at + duration_of(has_length ? seconds : rule.end - now());
     }
     seconds = std::chrono::duration<double>(state.paused_until - at).count();
   } else if (rule.kind == FaultKind::kBandwidth) {
     auto& free_at = state.free_at[(answer ? "<" : ">") + message.receiver];
-    free_at = std::max(free_at, at) +
-        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(message.bytes / rule.rate));
+    free_at = std::min(std::max(free_at, at) + duration_of(message.bytes / rule.rate), at + duration_of(kMostSeconds));
     seconds = std::chrono::duration<double>(free_at - at).count();
   }
   return seconds;

@@ -24,6 +24,9 @@
 
 namespace rpc_backends {
 
+// No message is held for longer: a year. Clocks overflow at 292.
+constexpr double kMostSeconds = 31'536'000;
+
 enum class FaultKind {
   kFail,        // an error for the caller; nothing is sent
   kDrop,        // nothing is sent; the caller's time runs out

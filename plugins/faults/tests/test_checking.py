@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
 
-from rpc_backends_faults import files
+from rpc_backends_faults import files, live, wanted
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import KINDS, MESSAGE_TYPES, WRAPPERS
+from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.rules import Length, Rule
 from rpc_backends_faults.words import explain
 
@@ -200,6 +203,187 @@ def test_a_seed_that_is_none_is_refused(seed: str) -> None:
 def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match=r"rules\.toml cannot be read: No such file"):
         files.read(tmp_path / "rules.toml")
+
+
+# --- what cannot be honoured ----------------------------------------------------------------------
+
+LONG = "9" * 401
+
+
+@pytest.mark.parametrize(
+    ("rule", "where_and_what", "allowed"),
+    [
+        ('what = ["drop", "delay"]', "rules.toml:2: 'what' is ['drop', 'delay']", "one of: fail"),
+        ("what = 3", "rules.toml:2: 'what' is 3", "one of: fail"),
+        (f'what = "drop"\nprobability = {LONG}', "rules.toml:3: the probability is 999", "0 to 1"),
+        (
+            f'what = "drop"\nprobability = 0x{"f" * 5000}',
+            "rules.toml:3: the probability is an int too large to show",
+            "0 to 1",
+        ),
+        ('what = "delay"\nseconds = 1e10', "rules.toml:3: 'seconds' is 10000000000.0", "31536000"),
+        (f'what = "delay"\nseconds = {LONG}', "rules.toml:3: 'seconds' is 999", "31536000"),
+        (
+            'what = "delay"\nseconds = {uniform = [1, 1e10]}',
+            "rules.toml:3: 'seconds' is {'uniform': [1, 10000000000.0]}",
+            "31536000",
+        ),
+        (
+            'what = "delay"\nseconds = {normal = [1, 1e10]}',
+            "rules.toml:3: 'seconds' is {'normal'",
+            "31536000",
+        ),
+        (
+            'what = "delay"\nseconds = {exponential = 1e10}',
+            "rules.toml:3: 'seconds' is {'exponential'",
+            "31536000",
+        ),
+        (
+            'what = "delay"\nseconds = [[[[[[1]]]]]]',
+            "rules.toml:3: 'seconds' is [[[[[[1]]]]]]",
+            "a number",
+        ),
+        ('what = "pause"\nseconds = 0', "rules.toml:3: 'seconds' is 0", "above 0"),
+        ('what = "drop"\nstart = 1e10', "rules.toml:3: 'start' is 10000000000.0", "31536000"),
+        ('what = "drop"\nend = 1e10', "rules.toml:3: 'end' is 10000000000.0", "31536000"),
+        ('what = "reorder"\nwithin = 1e10', "rules.toml:3: 'within' is 10000000000.0", "31536000"),
+        ('what = "bandwidth"\nrate = 1e-300', "rules.toml:3: 'rate' is 1e-300", "1 or more"),
+        ('what = "bandwidth"\nrate = 1e300', "rules.toml:3: 'rate' is 1e+300", "1000000000000"),
+        (
+            'what = "duplicate"\ncopies = 1000000000',
+            "rules.toml:3: 'copies' is 1000000000",
+            "1000 at most",
+        ),
+        (f'what = "drop"\nfirst = {LONG}', "rules.toml:3: 'first' is 999", str(2**63 - 1)),
+        ('what = "drop"\nsender = []', "rules.toml:3: 'sender' is empty", "leave it out"),
+        ('what = "drop"\nreceiver = []', "rules.toml:3: 'receiver' is empty", "leave it out"),
+        ('what = "drop"\nmessage = []', "rules.toml:3: 'message' is empty", "leave it out"),
+        ('what = "drop"\nfunction = []', "rules.toml:3: 'function' is empty", "leave it out"),
+        ('what = "crash"\nworker = []', "rules.toml:3: 'worker' is empty", "leave it out"),
+        ('what = "drop"\nmark = ""', "rules.toml:3: 'mark' is empty", "leave it out"),
+        (
+            f'what = "drop"\nsender = "{"w" * 1001}"',
+            "rules.toml:3: 'sender' has a pattern of 1001 letters",
+            "1000 at most",
+        ),
+        (
+            f'what = "fail"\ntext = "{"w" * 10_001}"',
+            "rules.toml:3: 'text' has 10001 letters",
+            "10000 at most",
+        ),
+        ('what = "drop"\nper = ["pair"]', "rules.toml:3: 'per' is ['pair']", "payload"),
+        ('what = "drop"\nfirst = 2020-01-01', "rules.toml:3: 'first' is datetime", "whole number"),
+    ],
+)
+def test_a_rule_that_cannot_be_honoured_is_refused(
+    rule: str, where_and_what: str, allowed: str
+) -> None:
+    [text] = problems(f"[[rule]]\n{rule}\n")
+
+    assert text.startswith(where_and_what)
+    assert allowed in text
+    assert len(text) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"seed = 3\nrule = {'[' * 5000}", "rules.toml:2: the values are nested too deeply"),
+        (
+            f"[[rule]]\nwhat = 'delay'\nseconds{'.a' * 20} = 1",
+            "rules.toml:3: a key of more than 16 parts",
+        ),
+        (f"[{'a.' * 20}a]", "rules.toml:1: a key of more than 16 parts"),
+        (f"[[rule]]\nwhat = 'drop'\nafter = {'9' * 5000}", "rules.toml:3: a number of 5000 digits"),
+        (f"seed = {LONG}", "rules.toml:1: the seed is 999"),
+        ("[[rule]]\nwhat = 'drop'\n" * 1001, "rules.toml:2001: there are 1001 rules; 1000 at most"),
+        ("rule = [{what = 'drop'}, {what = 'dorp'}]", "rules.toml:1: rule 2: 'dorp' is no kind"),
+    ],
+)
+def test_a_file_that_cannot_be_honoured_is_refused(text: str, said: str) -> None:
+    [problem] = problems(text)
+
+    assert problem.startswith(said)
+    assert len(problem) < 500
+
+
+@pytest.mark.parametrize("header", ["", "[[rule]]\nwhat = 'drop'\n"])
+def test_thousands_of_unknown_keys_take_no_time(header: str) -> None:
+    found = problems(header + "".join(f"key{number} = 1\n" for number in range(50_000)))
+
+    assert len(found) == 20
+
+
+def test_the_limits_themselves_are_accepted() -> None:
+    [delay, bandwidth, duplicate] = rules(
+        """
+        [[rule]]
+        what = "delay"
+        seconds = 31536000
+        [[rule]]
+        what = "bandwidth"
+        rate = 1
+        [[rule]]
+        what = "duplicate"
+        copies = 1000
+        """
+    )
+
+    assert delay.length == Length(31536000.0)
+    assert (bandwidth.rate, duplicate.copies) == (1.0, 1000)
+
+
+def test_a_rule_file_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rules.toml")
+
+    with pytest.raises(RuleError, match=r"rules\.toml is not a regular file"):
+        files.read(tmp_path / "rules.toml")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/"])
+def test_a_device_or_a_folder_is_no_rule_file(path: str) -> None:
+    with pytest.raises(RuleError, match=r"is not a regular file|Is a directory"):
+        files.read(Path(path))
+
+
+def test_a_rule_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text("#" * (2**20 + 1))
+
+    with pytest.raises(RuleError, match="1048576 bytes at most"):
+        files.read(path)
+
+
+def test_a_pattern_of_many_stars_takes_no_time() -> None:
+    assert not matches("*a" * 25 + "b", "a" * 80)
+    assert matches("*a" * 25 + "*", "a" * 80)
+    assert matches("a*b?c", "a--b-c")
+    assert not matches("a*a", "a")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([{"what": "drop", "sender": "\ud800"}], "cannot be written as UTF-8"),
+        ([{"what": "fail", "text": "\ud800"}], "cannot be written as UTF-8"),
+        ([{"what": {"drop"}}], "'what' is {'drop'}"),
+        ([["what", "drop"]], "each rule must be a dict"),
+        (3, "each rule must be a dict"),
+        ([{3: "drop"}], "each rule must be a dict"),
+    ],
+)
+def test_a_rule_of_the_program_that_cannot_be_honoured_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        live.rule_set(given)
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, "7", True])
+def test_a_seed_of_the_program_that_is_none_is_refused(seed: Any) -> None:
+    with pytest.raises(RuleError, match="the seed is"):
+        live.enable(seed=seed)
+    wanted.disable()
 
 
 def test_every_kind_is_explained_in_words_of_its_own() -> None:

@@ -138,6 +138,14 @@ def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(
     assert "the rule lacks 'what'" in broken.findings[1].text
 
 
+def test_doctor_names_a_variable_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOGS", "logs")
+    [found] = check().findings
+
+    assert found.level == "problem"
+    assert "Did you mean RPC_BACKENDS_FAULTS_LOG?" in found.text
+
+
 def test_doctor_knows_whose_the_variables_are() -> None:
     environ = {
         "RPC_BACKENDS_FAULTS": "x",

@@ -226,6 +226,15 @@ def test_a_paused_worker_sends_nothing_until_the_pause_is_over(workers: Workers,
     assert times_done(workers, call) == 1
 
 
+def test_a_pause_may_last_from_no_time_on(workers: Workers, call: str) -> None:
+    rule = {"what": "pause", "worker": "worker0", "seconds": {"uniform": [0, 0.5]}, **OURS}
+    seconds = [
+        workers[0].call(acts.attempt, "worker1", f"{call} {i}", 30, (rule,))[1] for i in range(5)
+    ]
+
+    assert 0.1 < sum(seconds) < 5
+
+
 def test_a_paused_worker_does_not_answer_until_the_pause_is_over(
     workers: Workers, call: str
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -203,6 +205,24 @@ def test_a_rule_that_means_nothing_is_refused_where_it_is_given(url: str) -> Non
     assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error.text
 
 
+def test_a_rule_that_another_worker_refuses_is_said_as_it_said_it(url: str) -> None:
+    with Workers(2) as workers:
+        workers.run(acts.join, url, "TENSORPIPE")
+        error = workers[0].call(refused_by, "worker1")
+        workers.run(steps.leave)
+
+    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error
+
+
+def refused_by(me: WorkerContext, to: str) -> str:
+    """Give another worker a rule that means nothing."""
+    try:
+        faults.Worker(to).add(what="dorp")
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
 def test_a_file_that_changes_is_taken_over_and_one_that_is_broken_is_not(
     url: str, rules: Path, tmp_path: Path
 ) -> None:
@@ -265,6 +285,83 @@ def test_a_file_that_means_nothing_is_refused_at_the_start(url: str, rules: Path
         [error] = workers.errors(steps.join, url)
 
     assert f"{rules}:6: the probability is 2; it must be from 0 to 1." in error.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[rule]]\nwhat = ["drop", "delay"]\n', "'what' is ['drop', 'delay']"),
+        (f'[[rule]]\nwhat = "drop"\nprobability = {"9" * 401}\n', "the probability is 999"),
+        (f"rule = {'[' * 5000}", "the values are nested too deeply"),
+        (None, "is not a regular file"),
+    ],
+)
+def test_a_file_that_cannot_be_honoured_starts_no_program(
+    url: str, tmp_path: Path, text: str | None, said: str
+) -> None:
+    path = tmp_path / "rules.toml"
+    if text is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(text)
+    with Workers(1, env={"RPC_BACKENDS_FAULTS": str(path)}, seconds=60) as workers:
+        [error] = workers.errors(steps.join, url)
+
+    assert error.kinds[0] == "RefusedError"
+    assert said in error.text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("RPC_BACKENDS_FAULTS", "1", "must be 'on' or a rule file"),
+        ("RPC_BACKENDS_FAULTS_LOGS", "logs", "Did you mean RPC_BACKENDS_FAULTS_LOG?"),
+    ],
+)
+def test_a_variable_that_cannot_be_honoured_starts_no_program(
+    url: str, variable: str, value: str, said: str
+) -> None:
+    with Workers(1, env={variable: value}) as workers:
+        [error] = workers.errors(steps.join, url)
+
+    assert error.kinds[0] == "RefusedError"
+    assert said in error.text
+
+
+def test_a_recording_without_a_seed_starts_no_program(url: str, tmp_path: Path) -> None:
+    (tmp_path / "worker0.jsonl").write_text('{"event": "start", "rules": []}\n{"event": "x"}\n')
+    with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
+        [error] = workers.errors(steps.join, url)
+
+    assert error.kinds[0] == "RefusedError"
+    assert "worker0.jsonl:1: 'seed' is missing" in error.text
+
+
+def test_a_log_that_is_cut_off_is_counted_and_harms_no_call(url: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = {"RPC_BACKENDS_FAULTS": "on", "RPC_BACKENDS_FAULTS_LOG": str(log)}
+    with Workers(2, env=env) as workers:
+        workers.run(steps.join, url)
+        found = workers[0].call(call_with_small_files, str(log / "worker0.jsonl"))
+        workers.run(steps.leave)
+        output = workers[0].output
+
+    assert found == [["1", "2", "3"], True]
+    assert output.count("is cut off: File too large") == 1
+    assert "the event log of RPC worker 'worker0' lacks" in output
+    kept = (log / "worker0.jsonl").read_text().splitlines()[:-1]
+    assert all(json.loads(line) for line in kept)
+
+
+def call_with_small_files(me: WorkerContext, log: str) -> list[Any]:
+    """Make calls while the log cannot grow, and look at the metrics."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (Path(log).stat().st_size + 50, before[1]))
+    try:
+        answers = [acts.attempt(me, "worker1", number)[0] for number in (1, 2, 3)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return [answers, int(acts.metrics(me)["faults.log_failures"]) >= 3]
 
 
 def test_rules_that_never_fired_are_named_at_the_end_where_they_could_have(

@@ -27,7 +27,7 @@ def check() -> Section:
                     {"rules": [rule.name for rule in rules.rules]},
                 )
             )
-        if asked.replay is not None and asked.replay.is_file():
+        if asked.replay is not None and not asked.replay.is_dir():
             replay.read(asked.replay)
     except ValueError as error:
         findings.append(Finding("problem", "rules", str(error), {}))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rpc_backends_core.spi import nearest
+from rpc_backends_faults import limits
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import CALLS, KINDS, MESSAGE_TYPES, OF_A_WORKER, WRAPPERS
+from rpc_backends_faults.limits import MOST_SECONDS, is_count, is_number, shown
 from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.rules import Length, Rule
 
@@ -32,7 +33,6 @@ ALL_KEYS = tuple(sorted({*COMMON, "worker"}.union(*(k.needs | k.takes for k in K
 _NAME = re.compile(r"[A-Za-z0-9_:.-]{1,80}")
 _PER = ("all", "pair", "payload")
 _SHAPES = ("uniform", "normal", "exponential")
-_MOST = 2**63 - 1
 
 #: Says where a key of the rule stands (None: the rule itself), to begin a text with.
 Where = Callable[[str | None], str]
@@ -54,6 +54,17 @@ def check_rule(
     return rule
 
 
+def default_name(settings: Mapping[str, Any], suffix: object) -> str:
+    """Return the name of a rule that has none."""
+    what = settings.get("what")
+    return f"{what if isinstance(what, str) and what in KINDS else 'rule'}-{suffix}"
+
+
+def is_seed(value: object) -> bool:
+    """Tell whether a value can be a seed."""
+    return is_count(value, 0)
+
+
 class _Check:
     def __init__(self, settings: Mapping[str, Any], where: Where) -> None:
         self.settings = settings
@@ -67,7 +78,7 @@ class _Check:
         name = self.name(default_name)
         what = self.what()
         self.keys(what)
-        start, end = self.number("start", 0.0), self.optional_number("end")
+        start, end = self.seconds("start", 0.0), self.optional_seconds("end")
         if end is not None and end <= start:
             self.problem(
                 "end",
@@ -85,8 +96,10 @@ class _Check:
         if what == "pause":
             if length is None and end is None:
                 self.problem(None, "a pause needs its length: 'seconds', or an 'end'.")
-            limits = ("first", "budget", "every", "probability", "after", "mark", "end")
-            if length is not None and not any(key in self.settings for key in limits):
+            if length == Length(0.0):
+                self.problem("seconds", "'seconds' is 0; a pause lasts above 0 seconds.")
+            ends = ("first", "budget", "every", "probability", "after", "mark", "end")
+            if length is not None and not any(key in self.settings for key in ends):
                 budget = 1  # not once more as soon as it is over
         return Rule(
             name=name,
@@ -107,10 +120,10 @@ class _Check:
             mark=self.mark(),
             length=length,
             others=self.count("others", 1, least=1),
-            within=self.number("within", 1.0, above=0.0),
+            within=self.seconds("within", 1.0, above=True),
             one_way=self.flag("one_way"),
-            rate=self.number("rate", 0.0, above=0.0),
-            copies=self.count("copies", 2, least=2),
+            rate=self.rate() if "rate" in self.settings else 0.0,
+            copies=self.count("copies", 2, least=2, most=limits.MOST_COPIES),
             exit_code=self.exit_code(),
             text=self.text("text"),
             source=self.where(None).removesuffix(": "),
@@ -121,7 +134,7 @@ class _Check:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             self.problem(
                 "name",
-                f"the name {name!r} is none: letters, digits, '_', '-', '.' and ':', 80 at most.",
+                f"the name {shown(name)} is none: letters, digits, '_', '-', '.' and ':', 80 at most.",
             )
             return default
         return name
@@ -130,10 +143,14 @@ class _Check:
         what = self.settings.get("what")
         if what is None:
             self.problem(None, f"the rule lacks 'what', one of: {', '.join(KINDS)}.")
+        elif not isinstance(what, str):
+            self.problem(
+                "what", f"'what' is {shown(what)}; it must be a text, one of: {', '.join(KINDS)}."
+            )
         elif what not in KINDS:
-            self.problem("what", f"{what!r} is no kind of fault.{_hint(what, KINDS)}")
+            self.problem("what", f"{shown(what)} is no kind of fault.{_hint(what, KINDS)}")
         else:
-            return str(what)
+            return what
         return ""
 
     def keys(self, what: str) -> None:
@@ -141,10 +158,11 @@ class _Check:
         allowed = {*COMMON, *(kind.needs | kind.takes if kind else ALL_KEYS)}
         if what in OF_A_WORKER:
             allowed.add("worker")
+        unknown = [key for key in self.settings if key not in ALL_KEYS]
+        for key in unknown[: limits.MOST_UNKNOWN]:
+            self.problem(key, f"{shown(key)} is no key of a rule.{_hint(key, ALL_KEYS)}")
         for key in self.settings:
-            if key not in ALL_KEYS:
-                self.problem(key, f"{key!r} is no key of a rule.{_hint(key, ALL_KEYS)}")
-            elif key not in allowed:
+            if key in ALL_KEYS and key not in allowed:
                 own = sorted(allowed - set(COMMON))
                 self.problem(
                     key,
@@ -163,13 +181,14 @@ class _Check:
             if any(matches(pattern, wrapper) for wrapper in WRAPPERS):
                 self.problem(
                     "message",
-                    f"no rule sees {pattern}: a message that is wrapped for autograd or profiling counts"
-                    " as what is inside, PYTHON_CALL say.",
+                    f"no rule sees {pattern[:100]}: a message that is wrapped for autograd or profiling"
+                    " counts as what is inside, PYTHON_CALL say.",
                 )
             else:
                 self.problem(
                     "message",
-                    f"{pattern!r} is no type of request that torch has.{_hint(pattern, MESSAGE_TYPES)}",
+                    f"{shown(pattern)} is no type of request that torch has."
+                    f"{_hint(pattern, MESSAGE_TYPES)}",
                 )
         if (
             patterns
@@ -178,80 +197,140 @@ class _Check:
         ):
             self.problem(
                 "function",
-                f"messages of {' and '.join(patterns)} call no function; those that do: "
+                f"messages of {' and '.join(patterns)[:100]} call no function; those that do: "
                 f"{', '.join(CALLS)}.",
             )
         return patterns
 
     def patterns(self, key: str) -> tuple[str, ...]:
-        value = self.settings.get(key, ())
+        if key not in self.settings:
+            return ()
+        value = self.settings[key]
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list | tuple) or not all(
             isinstance(one, str) and one for one in values
         ):
-            self.problem(key, f"{key!r} is {value!r}; it must be a text, or a list of texts.")
+            self.problem(key, f"{key!r} is {shown(value)}; it must be a text, or a list of texts.")
+            return ()
+        if not values:
+            self.problem(key, f"{key!r} is empty and would mean nobody; leave it out to mean all.")
+        if len(values) > limits.MOST_PATTERNS:
+            self.problem(
+                key,
+                f"{key!r} is a list of {len(values)}; it may have {limits.MOST_PATTERNS} at most.",
+            )
             return ()
         for one in values:
-            self.no_brackets(key, one)
+            self.pattern(key, one)
         return tuple(values)
 
-    def no_brackets(self, key: str, pattern: str) -> None:
+    def pattern(self, key: str, pattern: str) -> None:
+        if len(pattern) > limits.MOST_PATTERN:
+            self.problem(
+                key,
+                f"{key!r} has a pattern of {len(pattern)} letters; a pattern may have "
+                f"{limits.MOST_PATTERN} at most.",
+            )
+        self.utf8(key, pattern)
         if set(pattern) & set("[]"):
             self.problem(
                 key,
-                f"the pattern {pattern!r} has brackets, which mean themselves here, and no name has any."
-                " A pattern has '*' for any text and '?' for any letter; several go in a list.",
+                f"the pattern {shown(pattern)} has brackets, which mean themselves here, and no name has"
+                " any. A pattern has '*' for any text and '?' for any letter; several go in a list.",
             )
+
+    def utf8(self, key: str, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.problem(key, f"{key!r} is {shown(text)}, which cannot be written as UTF-8.")
 
     def probability(self) -> float:
         value = self.settings.get("probability", 1.0)
-        if not _is_number(value) or not 0 <= value <= 1:
-            self.problem("probability", f"the probability is {value!r}; it must be from 0 to 1.")
+        if not is_number(value, 0, 1):
+            self.problem(
+                "probability", f"the probability is {shown(value)}; it must be from 0 to 1."
+            )
             return 1.0
         return float(value)
 
-    def count(self, key: str, default: int, *, least: int = 0) -> int:
-        value = self.settings.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-            self.problem(key, f"{key!r} is {value!r}; it must be a whole number, {least} or more.")
-            return default
-        return value
+    def count(
+        self, key: str, default: int, *, least: int = 0, most: int = limits.MOST_COUNT
+    ) -> int:
+        value: Any = self.settings.get(key, default)
+        if is_count(value, least, most):
+            return int(value)
+        limited = most < limits.MOST_COUNT or is_count(value, most, value)
+        bound = f", {most} at most" if limited else ""
+        self.problem(
+            key, f"{key!r} is {shown(value)}; it must be a whole number, {least} or more{bound}."
+        )
+        return default
 
-    def number(self, key: str, default: float, *, above: float | None = None) -> float:
-        value = self.settings.get(key, default)
-        if not _is_number(value) or value < 0 or (above is not None and value <= above):
-            if key in self.settings:
-                least = "above 0" if above is not None else "0 or more"
-                self.problem(key, f"{key!r} is {value!r}; it must be a number, {least}.")
-            return default
-        return float(value)
+    def seconds(self, key: str, default: float, *, above: bool = False) -> float:
+        value: Any = self.settings.get(key, default)
+        if is_number(value, 0, MOST_SECONDS) and (value > 0 or not above):
+            return float(value)
+        least = "above 0" if above else "0 or more"
+        self.problem(
+            key,
+            f"{key!r} is {shown(value)}; it must be a number of seconds, {least}, "
+            f"{MOST_SECONDS:.0f} (a year) at most.",
+        )
+        return default
 
-    def optional_number(self, key: str) -> float | None:
-        return self.number(key, 0.0) if key in self.settings else None
+    def rate(self) -> float:
+        value: Any = self.settings.get("rate", limits.LEAST_RATE)
+        if is_number(value, limits.LEAST_RATE, limits.MOST_RATE):
+            return float(value)
+        self.problem(
+            "rate",
+            f"'rate' is {shown(value)}; it must be a number of bytes a second, "
+            f"{limits.LEAST_RATE:.0f} or more, {limits.MOST_RATE:.0f} at most.",
+        )
+        return limits.LEAST_RATE
+
+    def optional_seconds(self, key: str) -> float | None:
+        found = self.seconds(key, -1.0) if key in self.settings else -1.0
+        return found if found >= 0 else None
 
     def flag(self, key: str) -> bool:
         value = self.settings.get(key, False)
         if not isinstance(value, bool):
-            self.problem(key, f"{key!r} is {value!r}; it must be true or false.")
+            self.problem(key, f"{key!r} is {shown(value)}; it must be true or false.")
             return False
         return value
 
     def text(self, key: str) -> str:
         value = self.settings.get(key, "")
         if not isinstance(value, str):
-            self.problem(key, f"{key!r} is {value!r}; it must be a text.")
+            self.problem(key, f"{key!r} is {shown(value)}; it must be a text.")
             return ""
+        if len(value) > limits.MOST_TEXT:
+            self.problem(
+                key, f"{key!r} has {len(value)} letters; it may have {limits.MOST_TEXT} at most."
+            )
+        self.utf8(key, value)
         return value
 
     def mark(self) -> str:
-        pattern = self.text("mark")
-        self.no_brackets("mark", pattern)
-        return pattern
+        value = self.settings.get("mark")
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            self.problem("mark", f"'mark' is {shown(value)}; it must be a text.")
+            return ""
+        if not value:
+            self.problem(
+                "mark", "'mark' is empty and would name no mark; leave it out to mean all."
+            )
+        self.pattern("mark", value)
+        return value
 
     def word(self, key: str, known: Iterable[str], default: str) -> str:
         value = self.settings.get(key, default)
         if value not in known:
-            self.problem(key, f"{key!r} is {value!r}.{_hint(value, known)}")
+            self.problem(key, f"{key!r} is {shown(value)}.{_hint(value, known)}")
             return default
         return str(value)
 
@@ -259,19 +338,19 @@ class _Check:
         value = self.settings.get("exit_code")
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+        if not is_count(value, 0, 255):
             self.problem(
                 "exit_code",
-                f"'exit_code' is {value!r}; it must be from 0 to 255, or left out for SIGKILL.",
+                f"'exit_code' is {shown(value)}; it must be from 0 to 255, or left out for SIGKILL.",
             )
             return None
-        return value
+        return int(value)
 
     def length(self) -> Length | None:
         value = self.settings.get("seconds")
         if value is None:
             return None
-        if _is_number(value) and value >= 0:
+        if _is_seconds(value):
             return Length(float(value))
         if isinstance(value, Mapping) and len(value) == 1:
             [(shape, numbers)] = value.items()
@@ -279,12 +358,15 @@ class _Check:
             if made is not None:
                 return made
             if shape not in _SHAPES:
-                self.problem("seconds", f"{shape!r} is no distribution.{_hint(shape, _SHAPES)}")
+                self.problem(
+                    "seconds", f"{shown(shape)} is no distribution.{_hint(shape, _SHAPES)}"
+                )
                 return None
         self.problem(
             "seconds",
-            f"'seconds' is {value!r}; it must be a number, 0 or more, or one of "
-            "{uniform = [LEAST, MOST]}, {normal = [MEAN, DEVIATION]}, {exponential = MEAN}.",
+            f"'seconds' is {shown(value)}; it must be a number, 0 or more, or one of "
+            "{uniform = [LEAST, MOST]}, {normal = [MEAN, DEVIATION]}, {exponential = MEAN}; each "
+            f"number {MOST_SECONDS:.0f} (a year) at most.",
         )
         return None
 
@@ -292,25 +374,25 @@ class _Check:
 def _length(shape: str, numbers: Any) -> Length | None:
     if shape == "exponential":
         return (
-            Length(float(numbers), "exponential") if _is_number(numbers) and numbers > 0 else None
+            Length(float(numbers), "exponential") if _is_seconds(numbers) and numbers > 0 else None
         )
     if not (
-        isinstance(numbers, list | tuple) and len(numbers) == 2 and all(map(_is_number, numbers))
+        isinstance(numbers, list | tuple) and len(numbers) == 2 and all(map(_is_seconds, numbers))
     ):
         return None
     one, two = map(float, numbers)
-    if shape == "uniform" and 0 <= one <= two:
+    if shape == "uniform" and one <= two:
         return Length(one, "uniform", two)
-    if shape == "normal" and one >= 0 and two >= 0:
+    if shape == "normal":
         return Length(one, "normal", two)
     return None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_seconds(value: Any) -> bool:
+    return is_number(value, 0, MOST_SECONDS)
 
 
 def _hint(word: Any, known: Iterable[str]) -> str:
     known = list(known)
-    close = nearest(str(word), known)
+    close = nearest(word[:100], known) if isinstance(word, str) else None
     return (f" Did you mean {close!r}?" if close else "") + f" There are: {', '.join(known)}."

@@ -31,7 +31,9 @@ def command() -> None:
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
 @click.option("--rules", type=_PATH, metavar="FILE", help="The rule file.")
-@click.option("--seed", type=click.IntRange(min=0), help="In place of the rule file's.")
+@click.option(
+    "--seed", type=click.IntRange(min=0, max=2**63 - 1), help="In place of the rule file's."
+)
 @click.option(
     "--log", type=_PATH, metavar="DIR", help="Where to write event logs, a file a worker."
 )

@@ -68,8 +68,12 @@ class Engine:
         """
         with self._changing:
             self._check_names(rules.rules, (*self._given, *self._live.values()))
-            self._of_file = rules.rules
-            self._apply()
+            before, self._of_file = self._of_file, rules.rules
+            try:
+                self._apply()
+            except Exception:
+                self._of_file = before
+                raise
             self.log_rules()
 
     def add(self, rule: Rule) -> None:
@@ -129,6 +133,14 @@ class Engine:
                 do()
             self._report()
             self._pipeline.close_log()
+            lost, why = self._pipeline.log_failure()
+            if lost:
+                logger.error(
+                    "the event log of RPC worker %r lacks %s: %s",
+                    self.worker,
+                    "1 line" if lost == 1 else f"{lost} lines",
+                    why,
+                )
             self._pipeline = None
 
     # --- within --------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ class RuleError(ValueError):
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = list(problems)
+        # One text: what torch makes the exception of where another worker has raised it.
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
 
 

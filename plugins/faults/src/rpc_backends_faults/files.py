@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backends_core.spi import nearest
-from rpc_backends_faults.checking import Where, check_rule
+from rpc_backends_faults import limits
+from rpc_backends_faults.checking import Where, check_rule, default_name, is_seed
 from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.limits import shown
+from rpc_backends_faults.regular_files import read_text
 from rpc_backends_faults.rules import Rule, RuleSet
 
 _HEADER = re.compile(r"\s*\[\[\s*(?:rule|\"rule\"|'rule')\s*\]\]\s*(?:#.*)?$")
 _TABLE = re.compile(r"\s*\[")
 _KEYS = ("rule", "seed")
-_MOST_SEED = 2**63 - 1
+# `tomllib` takes time by the square of the parts of a key.
+_LONG_KEY = re.compile(
+    r"(?<![\w.-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"
+    rf"{{{limits.MOST_PARTS}}}"
+)
+_LONG_NUMBER = re.compile(r"(?<!\w)\d[\d_]{1000,}")
 
 
 def read(path: Path) -> RuleSet:
@@ -23,12 +31,7 @@ def read(path: Path) -> RuleSet:
 
     :raises RuleError: it cannot be read, or does not mean anything.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RuleError([f"the rule file {path} cannot be read: {reason}."]) from error
-    return parse(text, str(path))
+    return parse(read_text(path, "rule file", most=limits.MOST_BYTES), str(path))
 
 
 def parse(text: str, name: str) -> RuleSet:
@@ -37,30 +40,32 @@ def parse(text: str, name: str) -> RuleSet:
     :param name: the file's, for errors.
     :raises RuleError: with all that is wrong.
     """
-    try:
-        settings = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"\(at line (\d+)", str(error))
-        line = f"{at[1]}" if at else f"{text.count(chr(10)) + 1}"
-        raise RuleError([f"{name}:{line}: this is no TOML: {error}."]) from error
+    settings = _settings(text, name)
     lines = _Lines(text)
     problems = []
-    for key in settings:
-        if key not in _KEYS:
-            close = nearest(key, _KEYS)
-            hint = f" Did you mean {close!r}?" if close else ""
-            problems.append(
-                f"{name}:{lines.top(key)}: {key!r} means nothing here.{hint} A rule file has a 'seed' "
-                "and a [[rule]] for each rule."
-            )
-    seed = settings.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MOST_SEED:
+    unknown = [key for key in settings if key not in _KEYS]
+    for key in unknown[: limits.MOST_UNKNOWN]:
+        close = nearest(key[:100], _KEYS)
+        hint = f" Did you mean {close!r}?" if close else ""
         problems.append(
-            f"{name}:{lines.top('seed')}: the seed is {seed!r}; it must be a whole number, 0 or more."
+            f"{name}:{lines.top(key)}: {shown(key)} means nothing here.{hint} A rule file has a "
+            "'seed' and a [[rule]] for each rule."
+        )
+    seed = settings.get("seed", 0)
+    if not is_seed(seed):
+        problems.append(
+            f"{name}:{lines.top('seed')}: the seed is {shown(seed)}; it must be a whole number, 0 or "
+            f"more, {limits.MOST_COUNT} at most."
         )
     tables = settings.get("rule", [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         problems.append(f"{name}:{lines.top('rule')}: write each rule under [[rule]].")
+        tables = []
+    if len(tables) > limits.MOST_RULES:
+        line = lines.of(limits.MOST_RULES, None)
+        problems.append(
+            f"{name}:{line}: there are {len(tables)} rules; {limits.MOST_RULES} at most."
+        )
         tables = []
     rules = _rules(tables, name, lines, problems)
     if problems:
@@ -68,13 +73,52 @@ def parse(text: str, name: str) -> RuleSet:
     return RuleSet(tuple(rules), seed)
 
 
+def _settings(text: str, name: str) -> dict[str, Any]:
+    long_key = _LONG_KEY.search(text)
+    if long_key:
+        raise RuleError(
+            [
+                f"{name}:{_line(text, long_key.start())}: a key of more than {limits.MOST_PARTS} parts "
+                "joined by dots; no key of a rule has any."
+            ]
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+)", str(error))
+        line = f"{at[1]}" if at else f"{text.count(chr(10)) + 1}"
+        raise RuleError([f"{name}:{line}: this is no TOML: {str(error)[:300]}."]) from error
+    except RecursionError as error:
+        deepest = max(enumerate(text.splitlines(), 1), key=lambda line: _brackets(line[1]))
+        raise RuleError(
+            [
+                f"{name}:{deepest[0]}: the values are nested too deeply; no rule needs more than a "
+                "list in a table."
+            ]
+        ) from error
+    except ValueError as error:  # Python reads no number of more than 4300 digits
+        number = _LONG_NUMBER.search(text)
+        begin, digits = (number.start(), len(number[0])) if number else (0, 0)
+        what = f"a number of {digits} digits" if number else str(error)[:300]
+        raise RuleError(
+            [f"{name}:{_line(text, begin)}: {what}; {limits.MOST_COUNT} is the largest."]
+        ) from error
+
+
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def _brackets(line: str) -> int:
+    return line.count("[") + line.count("{")
+
+
 def _rules(tables: list[Any], name: str, lines: _Lines, problems: list[str]) -> list[Rule]:
     rules: dict[str, Rule] = {}
     for number, table in enumerate(tables):
         where = _where(name, lines, number)
-        default = f"{table.get('what', 'rule')}-{number + 1}"
         try:
-            rule = check_rule(table, default_name=default, where=where)
+            rule = check_rule(table, default_name=default_name(table, number + 1), where=where)
         except RuleError as error:
             problems += error.problems
             continue
@@ -88,7 +132,9 @@ def _rules(tables: list[Any], name: str, lines: _Lines, problems: list[str]) -> 
 
 
 def _where(name: str, lines: _Lines, number: int) -> Where:
-    return lambda key: f"{name}:{lines.of(number, key)}: "
+    # Rules that do not stand under a [[rule]] of their own have no lines of their own.
+    rule = "" if lines.has(number) else f"rule {number + 1}: "
+    return lambda key: f"{name}:{lines.of(number, key)}: {rule}"
 
 
 class _Lines:
@@ -98,9 +144,13 @@ class _Lines:
         self._lines = text.splitlines()
         self._headers = [n for n, line in enumerate(self._lines) if _HEADER.match(line)]
 
+    def has(self, rule: int) -> bool:
+        """Tell whether a rule has lines of its own."""
+        return rule < len(self._headers)
+
     def of(self, rule: int, key: str | None) -> int:
         """Return the line of a key of a rule, or of the rule."""
-        if rule >= len(self._headers):
+        if not self.has(rule):
             return 1  # rule = [{...}], in one line
         begin = self._headers[rule]
         end = self._headers[rule + 1] if rule + 1 < len(self._headers) else len(self._lines)

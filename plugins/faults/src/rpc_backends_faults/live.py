@@ -11,9 +11,10 @@ from typing import Any
 from torch.distributed import rpc
 
 from rpc_backends_faults import files, wanted
-from rpc_backends_faults.checking import check_rule
+from rpc_backends_faults.checking import check_rule, default_name, is_seed
 from rpc_backends_faults.engine import Engine
-from rpc_backends_faults.errors import NotWrappedError
+from rpc_backends_faults.errors import NotWrappedError, RuleError
+from rpc_backends_faults.limits import shown
 from rpc_backends_faults.rules import Rule, RuleSet
 
 _numbers = itertools.count(1)
@@ -47,6 +48,8 @@ def enable(*rules: dict[str, Any], file: str | Path | None = None, seed: int = 0
     :param seed: in place of the file's.
     :raises RuleError: a rule means nothing.
     """
+    if not is_seed(seed):
+        raise RuleError([f"the seed is {shown(seed)}; it must be a whole number, 0 or more."])
     of_file = rule_set(file) if file is not None else RuleSet()
     made = rule_set(rules)
     wanted.enable(RuleSet((*of_file.rules, *made.rules), seed or of_file.seed))
@@ -59,7 +62,13 @@ def rule_set(rules: str | Path | Iterable[Mapping[str, Any]]) -> RuleSet:
     """
     if isinstance(rules, str | Path):
         return files.read(Path(rules))
-    return RuleSet(tuple(make(**rule) for rule in rules))
+    given = list(rules) if isinstance(rules, Iterable) else [rules]
+    for rule in given:
+        if not isinstance(rule, Mapping) or not all(isinstance(key, str) for key in rule):
+            raise RuleError(
+                [f"each rule must be a dict with the keys of a rule file; here is {shown(rule)}."]
+            )
+    return RuleSet(tuple(make(**rule) for rule in given))
 
 
 def make(**settings: Any) -> Rule:
@@ -67,9 +76,7 @@ def make(**settings: Any) -> Rule:
 
     :raises RuleError: it means nothing.
     """
-    return check_rule(
-        settings, default_name=f"{settings.get('what', 'rule')}-live-{next(_numbers)}"
-    )
+    return check_rule(settings, default_name=default_name(settings, f"live-{next(_numbers)}"))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpc_backends_core.spi import nearest
+from rpc_backends_faults.checking import is_seed
+from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.limits import MOST_COUNT, shown
+
 RULES = "RPC_BACKENDS_FAULTS"
 SEED = "RPC_BACKENDS_FAULTS_SEED"
 LOG = "RPC_BACKENDS_FAULTS_LOG"
@@ -18,6 +23,8 @@ VARIABLES = {
     REPLAY: "an earlier run's folder of event logs, or one log: the same faults for the same messages",
 }
 _ON = "on"
+#: What people write to switch something, and do not mean as the name of a file.
+_SWITCHES = frozenset({"1", "true", "yes", "on", "0", "false", "no", "off"})
 
 
 @dataclass(frozen=True)
@@ -38,17 +45,52 @@ class Settings:
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
     """Return what the environment asks for.
 
-    :raises ValueError: a variable means nothing.
+    :raises RuleError: a variable means nothing, or is unknown.
     """
+    _refuse_unknown(environ)
     rules = environ.get(RULES, "").strip()
+    if rules != _ON and rules.lower() in _SWITCHES:
+        raise RuleError(
+            [
+                f"{RULES}={rules!r} must be 'on' or a rule file; without faults it is not set. Write "
+                f"'./{rules}' for a file of that name."
+            ]
+        )
     seed = environ.get(SEED, "").strip()
-    if seed and not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
-        raise ValueError(f"{SEED}={seed!r} is no seed: it must be a whole number, 0 or more.")
-    log, replay = environ.get(LOG, "").strip(), environ.get(REPLAY, "").strip()
+    if seed and not (seed.isascii() and seed.isdigit() and len(seed) < 20 and is_seed(int(seed))):
+        raise RuleError(
+            [
+                f"{SEED}={shown(seed)} is no seed: it must be a whole number, 0 or more, "
+                f"{MOST_COUNT} at most."
+            ]
+        )
+    log, replay = _path(LOG, environ), _path(REPLAY, environ)
     return Settings(
-        rules=Path(rules).expanduser() if rules and rules != _ON else None,
+        rules=_path(RULES, environ) if rules != _ON else None,
         on=bool(rules or log or replay),
         seed=int(seed) if seed else None,
-        log=Path(log).expanduser() if log else None,
-        replay=Path(replay).expanduser() if replay else None,
+        log=log,
+        replay=replay,
     )
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    problems = []
+    for name in sorted(environ):
+        if not name.startswith(RULES) or name in VARIABLES or not environ[name].strip():
+            continue
+        # All begin alike, which makes none of them nearer than the others.
+        endings = {known.removeprefix(RULES): known for known in VARIABLES}
+        close = nearest(name.removeprefix(RULES), endings)
+        hint = f"Did you mean {endings[close]}?" if close else f"There are: {', '.join(VARIABLES)}."
+        problems.append(f"{name} is no variable of fault injection. {hint}")
+    if problems:
+        raise RuleError(problems)
+
+
+def _path(name: str, environ: Mapping[str, str]) -> Path | None:
+    text = environ.get(name, "").strip()
+    try:
+        return Path(text).expanduser() if text else None
+    except RuntimeError as error:
+        raise RuleError([f"{name}={shown(text)} names no file: {error}"]) from error

@@ -29,7 +29,7 @@ ORDER = 900
 def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
     """Return ``agent`` with fault injection in front of it.
 
-    :raises ValueError: rules name workers that do not exist, or a log cannot be read or written.
+    :raises RuleError: rules name workers that do not exist, or a log cannot be read or written.
     """
     names = _static_names(agent)
     _check_workers((*want.of_file.rules, *want.given), names)
@@ -60,6 +60,7 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
             replay=str(want.replay) if want.replay is not None else None,
             time=time.time(),
         )
+        _check_written(pipeline, path)
     if want.file is not None and recording is None:
         watcher = Watcher(want.file, engine, lambda rules: _check_file(rules, names))
         engine.at_close(watcher.close)
@@ -111,5 +112,11 @@ def _open_log(pipeline: _native.FaultPipeline, folder: Path, worker: str) -> Pat
             number += 1
         pipeline.open_log(str(path))
     except (OSError, RuntimeError) as error:
-        raise ValueError(f"the event log cannot be written to {folder}: {error}") from error
+        raise RuleError([f"the event log cannot be written to {folder}: {error}"]) from error
     return path
+
+
+def _check_written(pipeline: _native.FaultPipeline, path: Path) -> None:
+    lost, why = pipeline.log_failure()
+    if lost:
+        raise RuleError([f"the event log {path} cannot be written: {why}."])

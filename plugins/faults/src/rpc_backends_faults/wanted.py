@@ -52,7 +52,7 @@ def carried_by(rules: RuleSet | None) -> Iterator[None]:
 def now() -> Wanted | None:
     """Return what an agent that is started now is to start with; None if nothing stands before it.
 
-    :raises ValueError: a variable or a rule file means nothing.
+    :raises RuleError: a variable or a rule file means nothing.
     """
     asked = settings.read()
     sources = [rules for rules in (_program.rules, _options.rules) if rules is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,8 @@ from rpc_backends_faults.rules import RuleSet
 
 #: Seconds between looks.
 INTERVAL = 0.5
+#: Looks in a row that do not find the file before it counts as gone.
+_MOST_MISSING = 2
 
 
 class Watcher:
@@ -23,10 +24,10 @@ class Watcher:
     """
 
     def __init__(self, path: Path, engine: Engine, check: Callable[[RuleSet], None]) -> None:
-        self._path = path
+        self._path = path.absolute()  # the program may go to another folder
         self._engine = engine
         self._check = check
-        self._seen = _state(path)
+        self._seen: tuple[int, ...] | None = _state(path)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rpc-faults-file", daemon=True)
         self._thread.start()
@@ -38,13 +39,33 @@ class Watcher:
             self._thread.join()
 
     def _watch(self) -> None:
+        missing = 0
         while not self._end.wait(INTERVAL):
-            state = _state(self._path)
-            # A file that is not there may be about to be: editors write a new one in its place.
-            if state is None or state == self._seen:
+            try:
+                state = _state(self._path)
+                missing = 0
+            except OSError as error:
+                # Once it may be about to be there: some editors remove a file before they write it.
+                missing += 1
+                if missing == _MOST_MISSING:
+                    self._gone(error)
+                continue
+            if state == self._seen:
                 continue
             self._seen = state
-            self._take()
+            try:
+                self._take()
+            except Exception:  # whatever it is: the next file may be sound
+                logger.exception("the changed fault rules are not used, the old ones stay")
+
+    def _gone(self, error: OSError) -> None:
+        self._seen = None
+        logger.error(
+            "the fault rule file %s is gone (%s); its rules stay", self._path, error.strerror
+        )
+        self._engine.log(
+            "refused", file=str(self._path), problems=[f"it is gone: {error.strerror}"]
+        )
 
     def _take(self) -> None:
         try:
@@ -59,9 +80,7 @@ class Watcher:
             logger.info("the fault rules in %s have changed, and are now: %s", self._path, names)
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116  # a relative path stays relative
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+def _state(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    # The last changes when a file becomes readable, too.
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns

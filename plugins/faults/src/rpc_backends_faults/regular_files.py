@@ -1,0 +1,40 @@
+"""Reading files that a user names, which may be anything."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from rpc_backends_faults.errors import RuleError
+
+
+def read_text(path: Path, what: str, *, most: int | None = None, errors: str = "strict") -> str:
+    """Return the text of a file.
+
+    :param what: the file's purpose, for errors.
+    :param most: bytes that it may have; None for no limit.
+    :param errors: as of :meth:`bytes.decode`.
+    :raises RuleError: it cannot be read, is too large, or is a FIFO or a device, which may never end.
+    """
+    try:
+        data = _data(path, -1 if most is None else most + 1)
+        if data is None:
+            problem = f"the {what} {path} is not a regular file."
+        elif most is not None and len(data) > most:
+            problem = f"the {what} {path} is too large: it may have {most} bytes at most."
+        else:
+            return data.decode("utf-8", errors)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or no UTF-8
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RuleError([f"the {what} {path} cannot be read: {reason}."]) from error
+    raise RuleError([problem])
+
+
+def _data(path: Path, most: int) -> bytes | None:
+    with open(path, "rb", opener=_without_waiting) as file:
+        return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would wait for its writer

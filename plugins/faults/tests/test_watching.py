@@ -1,0 +1,157 @@
+"""A rule file that changes, breaks and goes while the program runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_faults import _native, files, watching
+from rpc_backends_faults.engine import Engine
+from rpc_backends_faults.rules import RuleSet
+from rpc_backends_faults.watching import Watcher
+
+OLD = '[[rule]]\nname = "old"\nwhat = "drop"\n'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.toml"
+    path.write_text(OLD)
+    return path
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    engine = Engine(_native.FaultPipeline("w"), "w", seed=0, of_file=files.read(path).rules)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def watch(
+    path: Path,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> Callable[[Callable[[RuleSet], None]], None]:
+    """Begin to watch."""
+    monkeypatch.setattr(watching, "INTERVAL", 0.01)
+    caplog.set_level(logging.INFO, "rpc_backends.faults")
+
+    def begin(check: Callable[[RuleSet], None] = lambda rules: None) -> None:
+        watcher = Watcher(path, engine, check)
+        engine.at_close(watcher.close)
+
+    return begin
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def wait_for(found: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < end, "it did not happen in 20 s"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '[[rule]]\nwhat = ["drop", "delay"]\n',
+        f'[[rule]]\nwhat = "drop"\nprobability = {"9" * 401}\n',
+        f"rule = {'[' * 5000}",
+        '[[rule]]\nwhat = "drop"\nsender = []\n',
+        "fifo",
+    ],
+)
+def test_a_broken_change_is_logged_and_its_correction_is_read(
+    path: Path,
+    engine: Engine,
+    watch: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+    broken: str,
+) -> None:
+    watch()
+    if broken == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        replace(path, broken)
+    wait_for(lambda: "the old ones stay" in caplog.text)
+    assert [rule.name for rule in engine.rules] == ["old"]
+
+    path.unlink()
+    replace(path, OLD.replace("old", "new"))
+    wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
+
+
+def test_a_failure_of_the_watcher_itself_does_not_end_it(
+    path: Path,
+    engine: Engine,
+    watch: Callable[[Callable[[RuleSet], None]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def check(rules: RuleSet) -> None:
+        if rules.rules[0].name == "bad":
+            raise MemoryError("none left")
+
+    watch(check)
+    replace(path, OLD.replace("old", "bad"))
+    wait_for(lambda: "none left" in caplog.text)
+    assert [rule.name for rule in engine.rules] == ["old"]
+
+    replace(path, OLD.replace("old", "new"))
+    wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
+
+
+def test_a_removed_file_is_logged_once_and_its_rules_stay(
+    path: Path, engine: Engine, watch: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch()
+    path.unlink()
+    wait_for(lambda: "is gone" in caplog.text)
+    time.sleep(0.2)
+
+    assert caplog.text.count("is gone") == 1
+    assert [rule.name for rule in engine.rules] == ["old"]
+
+    replace(path, OLD.replace("old", "new"))
+    wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
+    path.unlink()
+    wait_for(lambda: caplog.text.count("is gone") == 2)
+
+
+def test_a_file_that_becomes_readable_is_read_again(
+    path: Path, engine: Engine, watch: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch()
+    before = path.stat().st_ctime_ns
+    path.chmod(0o600 if path.stat().st_mode & 0o777 != 0o600 else 0o644)
+
+    assert path.stat().st_ctime_ns != before
+    wait_for(lambda: "have changed" in caplog.text)
+
+
+def test_a_program_that_goes_to_another_folder_is_still_served(
+    path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "INTERVAL", 0.01)
+    monkeypatch.chdir(path.parent)
+    watcher = Watcher(Path(path.name), engine, lambda rules: None)
+    engine.at_close(watcher.close)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+    replace(path, OLD.replace("old", "new"))
+    wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
