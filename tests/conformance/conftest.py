@@ -126,7 +126,7 @@ def _pytest(
     arguments: list[str], folder: Path, packages: Path, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     # Most of the time a test waits, a broken backend's all the more.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "4"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "6"]
     return subprocess.run(
         [*command, *arguments],
         cwd=folder,
