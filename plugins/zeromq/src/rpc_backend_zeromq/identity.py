@@ -54,11 +54,11 @@ def unix_proofs(
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """Return what two workers show each other on a Unix socket, 32 bytes each.
 
-    Nobody but this user can read what goes over it, so a proof is sent as it is. It holds for two sessions,
-    for one direction, and, where there is a secret, for holders of it alone.
+    Nobody but this user can read what goes over it, so a proof is sent as it is. It holds for two
+    sessions, for one direction, and, where there is a secret, for holders of it alone.
 
-    :returns: what this worker shows when it connects, and what the peer shows when it does; then what this
-        worker answers, and what the peer answers.
+    :returns: what this worker shows when it connects, and what the peer shows when it does; then what
+        this worker answers, and what the peer answers.
     """
     key = (
         hashlib.sha256(mine.group.encode()).digest()

@@ -69,7 +69,7 @@ def settings_of(
 
 
 def _unix_sockets(encryption: bool | None, wanted: bool | None) -> bool | None:
-    """Return whether to use Unix sockets: not where the user asks for encryption, of which they have none.
+    """Return whether to use Unix sockets: not where the user asks for encryption, which they lack.
 
     :raises SettingError: both are asked for.
     """
@@ -77,9 +77,9 @@ def _unix_sockets(encryption: bool | None, wanted: bool | None) -> bool | None:
         return wanted
     if wanted is True:
         raise SettingError(
-            "encryption and Unix sockets are both asked for, and Unix sockets are not encrypted: nobody but "
-            f"this user can read what goes over them. Leave out either encryption=True ({environment.ENCRYPTION}) "
-            f"or unix_sockets=True ({environment.UNIX_SOCKETS})."
+            "encryption and Unix sockets are both asked for, and Unix sockets are not encrypted: nobody "
+            "but this user can read what goes over them. Leave out either encryption=True "
+            f"({environment.ENCRYPTION}) or unix_sockets=True ({environment.UNIX_SOCKETS})."
         )
     return False
 
