@@ -40,6 +40,8 @@ from rpc_backends_cli.processes import Step, Template, WorkerError, Workers
 #: Seconds that starting and stopping may take, and the last calls to end.
 _PATIENCE = 3 * traffic.PATIENCE
 _PROGRESS_EVERY = 10.0  # seconds
+#: Letters of an error that are shown: workers print the traceback of every call that raises on purpose.
+_SHOWN = 4000
 
 Samples = dict[str, dict[str, list[float]]]
 
@@ -85,8 +87,8 @@ def soak(plan: Plan, progress: Callable[[str], None]) -> tuple[Samples, dict[str
 
     :raises WorkerError: a worker died, hung or did not shut down.
     """
-    # What the traffic is, is found by its name in every worker.
-    template = Template(path=[str(Path(__file__).parent)])
+    # Every worker finds the modules of this folder by their names, whichever call needs them first.
+    template = Template(path=[str(Path(__file__).parent)], preload=["churn", "traffic"])
     samples: Samples = {}
     with (
         tempfile.TemporaryDirectory(prefix="rpc-soak-") as folder,
@@ -181,6 +183,13 @@ def progress_line(plan: Plan, seconds: float, calls: int, samples: Samples) -> s
     )
 
 
+def shortened(text: str) -> str:
+    """Return the first line of an error, and of the rest why a process ended, or the end."""
+    first, _, rest = text.partition("\n")
+    reason = rest.rfind("terminate called")
+    return f"{first}\n{rest[reason:][:_SHOWN] if reason >= 0 else rest[-_SHOWN:]}"
+
+
 def verdicts_of(samples: Samples, tolerances: Mapping[str, Tolerance]) -> list[Verdict]:
     """Judge every figure of every worker."""
     return [
@@ -239,7 +248,7 @@ def main() -> int:
     try:
         samples, said = soak(plan, lambda line: print(line, file=sys.stderr, flush=True))
     except WorkerError as error:
-        print(f"FAILED: {error}")
+        print(f"FAILED: {shortened(str(error))}")
         return 1
     verdicts = verdicts_of(samples, CHURNED if plan.peers else TOLERANCES)
     counts: collections.Counter[str] = collections.Counter()
