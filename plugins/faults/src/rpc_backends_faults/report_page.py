@@ -341,7 +341,7 @@ def _terms(rule: dict[str, Any]) -> str:
     for member, value in rule.items():
         key = _KEYS.get(member, member)
         said = value != usual.get(member) or (key in own and value not in ("", [], False))
-        if said and member not in {"name", "seconds", "shape", "spread"}:
+        if said and member not in {"name", "what", "seconds", "shape", "spread"}:
             terms.append(f"{key} = {json.dumps(value)}")
     if "seconds" in rule:
         terms.append(f"seconds = {_length(rule)}")
