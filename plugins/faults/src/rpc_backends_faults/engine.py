@@ -172,8 +172,11 @@ class Engine:
     def _report(self) -> None:
         assert self._pipeline is not None
         fired = self._fired()
-        self._log_looked_at()
-        self.log("end of log", counts={name: count for name, (_, count) in fired.items()})
+        self.log(
+            "end of log",
+            counts={name: count for name, (_, count) in fired.items()},
+            looked_at={name: matched for name, (matched, _) in fired.items()},
+        )
         if self.replaying:
             self._report_divergence()
             return

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import KINDS
@@ -86,7 +86,7 @@ def cut_off(file: Path) -> str | None:
 
     :raises OSError: it cannot be read.
     """
-    with file.open("rb") as log:
+    with _opened(file) as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - _TAIL))
         lines = log.read().decode(errors="replace").splitlines(keepends=True)
@@ -103,6 +103,11 @@ def cut_off(file: Path) -> str | None:
         if event.get("event") == "request":
             crash = crash or _crash_of(event)
     return _cut_off(bool(lines) and not lines[-1].endswith("\n"), crash)
+
+
+def _opened(file: Path) -> BinaryIO:
+    """Open a log; a FIFO does not wait for its writer, and cannot be sought in."""
+    return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
 def _cut_off(torn: bool, crash: str) -> str:
@@ -169,7 +174,7 @@ class _Reader:
             self._rules[place]["uncounted"] += 1
         for place, seen in log.done.items():
             self._rules[place]["looked_at"] += seen
-        with file.open("rb") as written:
+        with _opened(file) as written:
             written.seek(-1, os.SEEK_END)
             torn = written.read() != b"\n"
         self._logs.append((log, "is complete" if log.ended else _cut_off(torn, log.crash)))
@@ -187,10 +192,11 @@ class _Reader:
         if kind in {"start", "rules"}:
             log.facts["seed"] = event["seed"]
             self._force(log, event["rules"])
-        elif kind == "counts":
-            log.looked_at.update(
-                (log.force[name], seen) for name, seen in event["looked_at"].items()
-            )
+        elif kind in {"counts", "end of log"}:
+            # Logs of earlier versions do not have it.
+            for name, seen in event.get("looked_at", {}).items():
+                log.looked_at[log.force[name]] = seen
+            log.ended = kind == "end of log"
         elif kind == "request":
             open_[event["id"]] = self._request(worker, event)
             log.messages += 1
@@ -205,8 +211,6 @@ class _Reader:
             message["text"] = event.get("text", "")
             message["faults"] += [{**one, "of_answer": True} for one in event.get("faults", [])]
             self._count(log, event)
-        elif kind == "end of log":
-            log.ended = True
         if kind not in _NOT_NOTES and kind != "request":
             note = {key: value for key, value in event.items() if key not in {"t", "rules"}}
             if kind == "rules":
@@ -311,7 +315,7 @@ def _described(rule: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": rule["name"],
         "what": rule["what"],
-        "words": _words(rule),
+        "words": words(rule),
         "terms": _terms(rule),
         "workers": [],
         "acted": 0,
@@ -320,8 +324,8 @@ def _described(rule: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _words(rule: dict[str, Any]) -> str:
-    """Return what a rule does in words; the name of its kind if the log has what no rule has."""
+def words(rule: dict[str, Any]) -> str:
+    """Return what a rule of a log does, in words; its kind alone if it has what no rule has."""
     given = {_KEYS.get(key, key): value for key, value in rule.items()}
     plural = {"message", "sender", "receiver", "function"}
     given |= {f"{key}s": tuple(given.pop(key)) for key in plural if key in given}
