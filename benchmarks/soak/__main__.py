@@ -8,10 +8,10 @@ has grown, if a call gave what it should not have, or if the group did not shut 
 
     python benchmarks/soak --peers 4 --minutes 10
 
-Besides the workers, which are watched as above, four peers are called that die: killed, suspended and resumed
-at random, and replaced by new ones. Every call of the workers must end within its timeout, with the right
-result or an error, and no worker may end. With ``--static`` the group is a static one, which nobody joins
-later: the peers die one after the other, and the workers go on.
+Besides the workers, which are watched as above, four peers are called that die: killed, suspended and
+resumed at random, and replaced by new ones. Every call of the workers must end within its timeout, with
+the right result or an error, and no worker may end. With ``--static`` the group is a static one, which
+nobody joins later: the peers die one after the other, and the workers go on.
 """
 
 from __future__ import annotations
@@ -221,7 +221,9 @@ def parsed() -> tuple[Plan, Path | None]:
         choices=["memory", "files", "threads"],
         help="leak some of this with each sample, to see that it is found; may be repeated",
     )
-    parser.add_argument("--peers", type=int, default=0, help="peers that die, besides the workers (0)")
+    parser.add_argument(
+        "--peers", type=int, default=0, help="peers that die, besides the workers (0)"
+    )
     parser.add_argument(
         "--deaths", type=float, default=2, help="mean seconds between two of them (2)"
     )

@@ -12,7 +12,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import traffic
 
@@ -54,7 +53,7 @@ def be_a_peer(
 
 @dataclass
 class Peer:
-    """A peer: a process in a group of workers of its own, so that nothing of it is kept when it is gone."""
+    """A peer: a process in a `Workers` of its own, so that nothing of it is kept when it is gone."""
 
     name: str
     workers: Workers
@@ -72,7 +71,8 @@ class Peer:
 class Churn:
     """The peers of a run.
 
-    :ivar replaced: whether a new peer takes the place of one that is killed; a static group has no new ones.
+    :ivar start: starts the peer of a number.
+    :ivar replaced: whether a new peer takes the place of one that is killed: in a dynamic group.
     :ivar deaths: mean of the ticks between two of them.
     :ivar list: the file that has the names of the peers for the survivors.
     :ivar wrong: what peers report, and ends that nobody has caused.

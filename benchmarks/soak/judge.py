@@ -35,8 +35,8 @@ TOLERANCES = {
     "files": Tolerance(fixed=2.0, share=0.0),
     "threads": Tolerance(fixed=4.0, share=0.2),
 }
-#: Where peers die and others come: a worker has about 5 files for each peer, and at any moment one peer may
-#: be gone and not yet replaced, or have come while the one before is not yet given up.
+#: Where peers die and others come: a worker has about 5 files for each peer, and of two peers one may
+#: have come while the one before is not given up yet. Memory and threads must be as flat as ever.
 CHURNED = {**TOLERANCES, "files": Tolerance(fixed=10.0, share=0.0)}
 
 

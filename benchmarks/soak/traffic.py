@@ -27,8 +27,8 @@ _KEPT = 20
 #: Seconds in which every thread must get through with what it is doing, whatever that is.
 PATIENCE = 120.0
 _LONG_NAP, _SHORT_TIMEOUT = 0.3, 0.05
-#: Where peers die: seconds after which each call times out, and by how much it may miss that. A busy machine
-#: of two cores may take seconds to run a thread; a call that nothing ends takes forever.
+#: Where peers die: seconds after which each call times out, and by how much it may miss that. A busy
+#: machine of two cores may take seconds to run a thread; a call that nothing ends takes forever.
 CALL_TIMEOUT, SLACK = 5.0, 5.0
 #: Seconds for which the list of peers is not read again.
 _LIST_AGE = 0.1
@@ -145,7 +145,7 @@ IN_A_ROW = {use_an_rref: 4, share_an_rref: 2}
 class Peers:
     """The names of the peers that live, or were killed a moment ago, as a file has them.
 
-    :param list_: the file, which is replaced when they change; None for the other workers of a fixed group.
+    :param list_: the file, which is replaced when they change; None for all workers of a fixed group.
     """
 
     def __init__(self, me: WorkerContext, list_: Path | None = None) -> None:
@@ -212,7 +212,9 @@ class Traffic:
             took = time.monotonic() - begin
             limit = CALL_TIMEOUT * IN_A_ROW.get(call, 1) + SLACK
             if self.dying and not self.suspended and took > limit:
-                self.note(f"{call.__name__} took {took:.1f} s; a call times out after {CALL_TIMEOUT:g} s")
+                self.note(
+                    f"{call.__name__} took {took:.1f} s; a call times out after {CALL_TIMEOUT:g} s"
+                )
             with self.lock:
                 self.counts[call.__name__] += 1
                 self.longest = max(self.longest, took)

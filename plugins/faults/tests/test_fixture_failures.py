@@ -10,7 +10,7 @@ import pytest
 
 from support.environments import clean_environ
 
-TESTS = '''
+TESTS = """
 import os, threading
 from torch.distributed import rpc
 
@@ -44,7 +44,7 @@ def test_hangs(rpc_faults):
 
 def test_passes(rpc_faults):
     assert rpc_faults(train, 1)[0].error is None
-'''
+"""
 pytestmark = pytest.mark.slow
 
 

@@ -126,7 +126,9 @@ def test_a_rule_that_changes_its_terms_is_two_rules(folder: Path) -> None:
     assert [(one["looked_at"], one["acted"]) for one in rules] == [(5, 1), (9, 2)]
 
 
-def test_rules_of_a_run_have_how_often_they_were_looked_at_and_acted(url: str, folder: Path) -> None:
+def test_rules_of_a_run_have_how_often_they_were_looked_at_and_acted(
+    url: str, folder: Path
+) -> None:
     kept = {"name": "kept", "what": "fail", "function": "*.acts.do", "every": 2}
     gone = {"name": "gone", "what": "duplicate", "function": "*.acts.also_do"}
     with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(folder)}) as workers:

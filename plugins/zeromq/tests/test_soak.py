@@ -33,7 +33,9 @@ def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     # With few arenas the allocator finds its size sooner, and what grows is what the program keeps.
     environ = {**clean_environ(), "MALLOC_ARENA_MAX": "2"}
     command = [sys.executable, str(SOAK), *SMALL, *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=800, check=False)
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=800, check=False
+    )
 
 
 @pytest.mark.thorough
@@ -66,7 +68,7 @@ def test_what_leaks_is_found_and_what_does_not_is_not() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("group", ["dynamic", "static"])
 def test_calls_end_and_nothing_grows_while_peers_are_killed(tmp_path: Path, group: str) -> None:
-    """A call gives its result or an error within its timeout; the worker keeps its memory, threads and files."""
+    """Each call ends within its timeout; memory, threads and files of the worker stay as they are."""
     report = tmp_path / "soak.json"
     done = soak(*DYING, *(["--static"] if group == "static" else []), "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr

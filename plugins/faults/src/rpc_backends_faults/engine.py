@@ -123,7 +123,9 @@ class Engine:
 
     def _log_looked_at(self) -> None:
         """Write how many messages each rule was for so far; what the rules count ends with them."""
-        self.log("counts", looked_at={name: matched for name, (matched, _) in self._fired().items()})
+        self.log(
+            "counts", looked_at={name: matched for name, (matched, _) in self._fired().items()}
+        )
 
     def at_close(self, do: Any) -> None:
         """Have ``do`` called when the agent has stopped."""

@@ -36,8 +36,8 @@ _KEYS = {
 class Story:
     """What several workers' logs tell together.
 
-    :ivar data: `logs`, `workers` (names), `rules`, `messages`, `notes`; times are in seconds from the first
-        event of all.
+    :ivar data: `logs`, `workers` (names), `rules`, `messages`, `notes`; times are in seconds from
+        the first event of all.
     """
 
     data: dict[str, Any]
@@ -115,8 +115,8 @@ def _cut_off(torn: bool, crash: str) -> str:
     if crash:
         return f"stops {where}: the fault rule {crash!r} ended the process"
     return (
-        f"is cut off, it stops {where}: its process was killed, has not shut RPC down, or could not write "
-        "it (a full disk, say). What happened later is not in it."
+        f"is cut off, it stops {where}: its process was killed, has not shut RPC down, or could not "
+        "write it (a full disk, say). What happened later is not in it."
     )
 
 
@@ -179,7 +179,9 @@ class _Reader:
             torn = written.read() != b"\n"
         self._logs.append((log, "is complete" if log.ended else _cut_off(torn, log.crash)))
 
-    def _add_event(self, log: _Log, open_: dict[int, dict[str, Any]], event: dict[str, Any]) -> None:
+    def _add_event(
+        self, log: _Log, open_: dict[int, dict[str, Any]], event: dict[str, Any]
+    ) -> None:
         kind, at = event["event"], float(event["t"])
         if kind == "start":
             log.facts = {
@@ -309,8 +311,7 @@ class _Reader:
 def _described(rule: dict[str, Any]) -> dict[str, Any]:
     """Return a rule of a log as the page has it.
 
-    `looked_at` counts messages that it was for; `uncounted` the logs that do not say that, since they are cut
-    off.
+    `looked_at` counts messages that it was for; `uncounted` the logs that do not have that.
     """
     return {
         "name": rule["name"],

@@ -82,7 +82,7 @@ class Run:
     error: str = ""
 
     def describe(self, test: str) -> str:
-        """Return what happened: the seed and how to set it, rules, the log; of each worker its end and faults.
+        """Return what happened: seed, rules, log; and of each worker its end, faults and output.
 
         :param test: the test's name for pytest.
         """
@@ -110,7 +110,7 @@ class Run:
 
         events = [event for outcome in self.outcomes for event in outcome.log]
         acted = Counter(fault["rule"] for event in events for fault in event.get("faults", ()))
-        found = {}
+        found: dict[str, None] = {}
         for rule in (rule for event in events for rule in event.get("rules", ())):
             times = {0: "never", 1: "once"}.get(acted[rule["name"]], f"{acted[rule['name']]} times")
             found[f"{rule['name']} ({rule['what']}), acted {times}: {words(rule)}"] = None
@@ -190,7 +190,9 @@ class Runner:
                 with contextlib.suppress(WorkerError):
                     group.run(_stop, together, on=alive)
             except BaseException as error:
-                run.error = f"{type(error).__name__}: {str(error).splitlines()[0].partition(';')[0]}"
+                run.error = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0].partition(';')[0]}"
+                )
                 raise
             finally:
                 run.seconds = time.monotonic() - begin
