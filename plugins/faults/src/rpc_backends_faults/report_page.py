@@ -196,8 +196,10 @@ class _Reader:
             self._force(log, event["rules"])
         elif kind in {"counts", "end of log"}:
             # Logs of earlier versions do not have it.
-            for name, seen in event.get("looked_at", {}).items():
-                log.looked_at[log.force[name]] = seen
+            looked_at = event.get("looked_at", {})
+            log.looked_at |= {
+                log.force[name]: seen for name, seen in looked_at.items() if name in log.force
+            }
             log.ended = kind == "end of log"
         elif kind == "request":
             open_[event["id"]] = self._request(worker, event)
