@@ -25,8 +25,8 @@ class Transport:
     :param handshake_timeout: seconds to connect, and again seconds to prove who one is.
     :param io_threads: threads of libzmq's.
     :param on_unknown_key: called with a public key (Z85) that was not learned when somebody connects
-        with it; returns the id of the worker that has it, or None to refuse. What it raises is written
-        to stderr, and refuses. Never called without encryption.
+        with it, and with the seconds since then; returns the id of the worker that has it, or None to
+        refuse. What it raises is written to stderr, and refuses. Never called without encryption.
     :param on_refused: called with a line for the log when somebody is refused, or something that came
         was no message. Parts of it come from who is refused.
     :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption and is asked for it.
@@ -46,7 +46,7 @@ class Transport:
         heartbeat_timeout: float,
         handshake_timeout: float,
         io_threads: int = 1,
-        on_unknown_key: Callable[[bytes], int | None] | None = None,
+        on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...
     def bind(self, endpoints: list[str]) -> list[str]:
