@@ -36,9 +36,9 @@ class SocketTransport(Transport):
             connection = socket.create_connection(self._addresses[peer])
             connection.sendall(self._me)
             self._link(connection, peer, peer_calls=False)
-        connection, _ = self._links[peer, reply]
-        for part in (struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts)), *parts):
-            connection.sendall(part)
+        head = struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts))
+        for part in (memoryview(head), *parts):
+            self._links[peer, reply][0].sendall(part)
 
     def forget(self, peer: int) -> None:
         for key in ((peer, False), (peer, True)):
@@ -61,7 +61,7 @@ class SocketTransport(Transport):
                 connection, _ = self._listener.accept()
                 connection.settimeout(GREETING_SECONDS)
                 try:
-                    self._link(connection, *struct.unpack("<i", receive(connection, 4)), True)
+                    self._link(connection, int.from_bytes(receive(connection, 4), "little"), True)
                 except (OSError, RuntimeError):
                     connection.close()  # no worker, or there is no thread for it
 
