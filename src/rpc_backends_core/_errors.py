@@ -57,3 +57,7 @@ class GroupError(RpcBackendsError, RuntimeError):
 
 class GroupTimeoutError(GroupError, TimeoutError):
     """A group was not complete in time; the text names who was there and who was not."""
+
+
+class StoreError(GroupError):
+    """The store of a group cannot be used: it is lost, does not answer, or holds what no worker wrote."""

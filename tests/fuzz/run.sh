@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Fuzz what reads what arrives: ./run.sh decode|assemble [INPUTS] [PROCESSES], ten million and one by default.
-# Needs clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev), and torch in the Python that is on the path.
+# Fuzz what reads what arrives: ./run.sh TARGET|all [INPUTS] [PROCESSES], ten million and one by default.
+# Needs clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev) for decode and assemble, and the project in the
+# Python that is on the path.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-target=$1
+target=${1:-all}
 inputs=${2:-10000000}
 processes=${3:-1}
 work=${FUZZ_FOLDER:-build}
@@ -11,6 +12,29 @@ zeromq=../../plugins/zeromq/csrc
 common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr
     -I ../../packages/agents/src/rpc_backends_agents/include)
 case $target in
+all)
+    status=0
+    for each in decode assemble records group publications members; do
+        echo "==> $each"
+        ./run.sh "$each" "$inputs" "$processes" || status=$?
+    done
+    exit $status
+    ;;
+records | group | publications | members)
+    mkdir -p "$work"
+    pids=()
+    for ((i = 0; i < processes; ++i)); do
+        # Another seed for each process of each run.
+        python store.py "$target" $((inputs / processes)) "$RANDOM$i" >"$work/$target-$i.log" 2>&1 &
+        pids+=($!)
+    done
+    status=0
+    for pid in "${pids[@]}"; do
+        wait "$pid" || status=$?
+    done
+    tail -q -n 1 "$work/$target"-[0-9]*.log
+    exit $status
+    ;;
 decode)
     torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
     sources=(decode.cpp ../../packages/agents/csrc/codec.cpp ../../packages/agents/csrc/frame.cpp ../../packages/agents/csrc/tensors.cpp)
@@ -19,12 +43,12 @@ decode)
     length=10000
     ;;
 assemble)
-    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
+    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/blocks.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
     flags=()
     length=6000
     ;;
 *)
-    echo "error: '$target' is no target; decode and assemble are" >&2
+    echo "error: '$target' is no target; decode, assemble, records, group, publications, members and all are" >&2
     exit 2
     ;;
 esac

@@ -106,7 +106,7 @@ def zeromq(encrypted: bool) -> Any:
         heartbeat=1,
         heartbeat_timeout=20,
         handshake_timeout=20,
-        on_unknown_key=keys.get,
+        on_unknown_key=lambda key, _: keys.get(key),
     )
     number = len(keys) % 2
     if public is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
+import signal
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,12 +25,13 @@ class Received:
 
     def __init__(self) -> None:
         self.messages: queue.Queue[tuple[int, list[bytes]]] = queue.Queue()
+        self.losses: queue.Queue[tuple[int, str]] = queue.Queue()
 
     def deliver(self, peer: int, parts: list[Any]) -> None:
         self.messages.put((peer, [bytes(part) for part in parts]))
 
     def lost(self, peer: int, reason: str) -> None:
-        """Hear of it."""
+        self.losses.put((peer, reason))
 
     def found(self, peer: int) -> None:
         """Hear of it."""
@@ -94,3 +99,58 @@ def test_forgetting_a_peer_ends_its_connections_and_an_unknown_one_does_no_harm(
     for _, reader in list(caller._links.values()):
         reader.join(PATIENCE)
     assert not caller._links
+
+
+def test_a_signal_in_the_middle_of_a_message_does_no_harm() -> None:
+    here, there = socket.socketpair()
+    main, piece, pieces = threading.get_ident(), b"p" * 1000, 300
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+
+    def send_and_disturb() -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more
+            for _ in range(pieces):
+                there.sendall(piece)
+                signal.pthread_kill(main, signal.SIGUSR2)
+
+    sender = threading.Thread(target=send_and_disturb)
+    try:
+        sender.start()
+        assert sockets.receive(here, len(piece) * pieces) == piece * pieces
+    finally:
+        here.close()
+        sender.join(PATIENCE)
+        signal.signal(signal.SIGUSR2, before)
+        there.close()
+
+
+@pytest.mark.thorough
+def test_a_part_of_more_than_two_gibibytes_arrives() -> None:
+    size = (1 << 31) + 5
+    here, there = socket.socketpair()
+    with here, there:
+        sender = threading.Thread(target=lambda: there.sendall(bytes(size)))
+        sender.start()
+        assert len(sockets.receive(here, size)) == size
+        sender.join(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [struct.pack("<IQ", 1, 2**64 - 1), struct.pack("<IQQ", 2, 1 << 40, 1), b"\xff" * 4],
+    ids=["size", "two sizes", "number of parts"],
+)
+def test_a_peer_that_announces_what_cannot_be_is_lost_and_no_memory_is_taken(
+    answer: bytes,
+) -> None:
+    transport, inbox = SocketTransport(), Received()
+    transport.listen(0, "worker0", inbox)  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as callee:
+        transport.learn(1, "worker1", json.dumps(callee.getsockname()))
+        transport.send(1, [memoryview(b"call")], reply=False)
+        connection, _ = callee.accept()
+        with connection:
+            connection.sendall(answer)
+            connection.shutdown(socket.SHUT_WR)
+
+            assert inbox.losses.get(timeout=PATIENCE)[0] == 1
+    transport.close(PATIENCE)

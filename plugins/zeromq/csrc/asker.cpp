@@ -27,6 +27,7 @@ struct Asker::State {
   struct Task {
     std::string text;
     Answer answer;
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   };
 
   bool add(Task task) {
@@ -53,7 +54,8 @@ struct Asker::State {
       lock.unlock();
       std::optional<int> worker;
       if (task.answer) {
-        worker = on_unknown_key(task.text);
+        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - task.since;
+        worker = on_unknown_key(task.text, waited.count());
       } else {
         on_refused(task.text);
       }
@@ -88,12 +90,12 @@ bool Asker::can_ask() const {
 }
 
 bool Asker::ask(const std::string& key, Answer answer) {
-  return can_ask() && state_->add({key, std::move(answer)});
+  return can_ask() && state_->add(State::Task{key, std::move(answer)});
 }
 
 void Asker::tell(const std::string& line) {
   if (state_->on_refused) {
-    state_->add({line, nullptr});
+    state_->add(State::Task{line, nullptr});
   }
 }
 

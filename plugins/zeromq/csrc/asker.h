@@ -12,8 +12,8 @@ namespace rpc_backends::zeromq {
 
 class Asker {
  public:
-  // Whose public key (Z85) it is; none for nobody's.
-  using OnUnknownKey = std::function<std::optional<int>(const std::string& key)>;
+  // Whose public key (Z85) it is, which was asked so many seconds ago; none for nobody's.
+  using OnUnknownKey = std::function<std::optional<int>(const std::string& key, double waited)>;
   // A line for the log.
   using OnRefused = std::function<void(const std::string& line)>;
   using Answer = std::function<void(std::optional<int>)>;

@@ -95,10 +95,10 @@ Asker::OnUnknownKey unknown_key_callback(const py::object& function) {
   if (function.is_none()) {
     return {};
   }
-  return [function = shared(function)](const std::string& key) -> std::optional<int> {
+  return [function = shared(function)](const std::string& key, double waited) -> std::optional<int> {
     const py::gil_scoped_acquire gil;
     try {
-      const py::object worker = (*function)(py::bytes(key));
+      const py::object worker = (*function)(py::bytes(key), waited);
       return worker.is_none() ? std::nullopt : std::optional<int>(worker.cast<int>());
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("on_unknown_key");

@@ -83,6 +83,23 @@ def test_one_who_has_joined_is_found_by_looking() -> None:
     assert seen == [KEY, OTHER]
 
 
+def test_one_look_answers_all_keys_that_were_asked_before_it() -> None:
+    doorkeeper = Doorkeeper(expected=0, patience=SOON)
+    looks: list[bytes] = []
+
+    def look(key: bytes) -> None:
+        looks.append(key)
+        doorkeeper.learn(7, KEY)
+
+    doorkeeper.look = look
+
+    answers = [doorkeeper.whose(b"%040d" % stranger, waited=SOON) for stranger in range(200)]
+
+    assert answers == [None] * 200
+    assert doorkeeper.whose(KEY, waited=SOON) == 7
+    assert len(looks) == 1
+
+
 def test_a_look_that_fails_is_in_the_log_and_lets_nobody_in(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

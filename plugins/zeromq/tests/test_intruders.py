@@ -247,7 +247,7 @@ def test_who_writes_another_address_for_a_member_diverts_no_call(
         pid = workers[1].pid
         for why, address in forgeries(address_of(url, 1, dynamic)).items():
             if dynamic:
-                workers[2].call(announce, url, "worker1", 1, 1, address)
+                workers[2].call(announce, url, "worker1", 1, 9, address)
                 assert workers[0].call(names) == ["worker0", "worker1"]
                 said(workers[0], "RPC worker 'worker1' is not let in", why)
             else:  # what is in the store is read once, so there is nothing to log
@@ -256,8 +256,11 @@ def test_who_writes_another_address_for_a_member_diverts_no_call(
                 workers[2].call(overwrite, url, keys)
             assert workers[0].call(steps.call, "worker1") == f"worker1 {pid}"
         if dynamic:
-            # What is true, of somebody else.
             genuine = address_of(url, 1, dynamic=True)
+            workers[2].call(announce, url, "worker1", 1, 1, genuine)
+            assert workers[0].call(names) == ["worker0", "worker1"]
+            said(workers[0], "its 'id' is 1, which another worker has had")
+            # What is true, of somebody else.
             workers[2].call(announce, url, "stranger", 7, 7, genuine)
             assert workers[0].call(names) == ["worker0", "worker1"]
             said(workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'")

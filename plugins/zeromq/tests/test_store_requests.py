@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+import zmq
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from support import steps
 from support.stores import CountingStore
 from support.workers import WorkerContext, Workers
-from support.zeromq import join
+from support.zeromq import eventually, exercise, join, metric
 
 pytestmark = pytest.mark.slow
 
@@ -66,3 +68,34 @@ def test_the_start_of_a_static_group_takes_as_many_requests_of_a_worker_whatever
 def test_joining_a_dynamic_group_takes_as_many_requests_however_many_are_there() -> None:
     counts = start(10, dynamic=True)
     assert len(set(counts)) == 1, counts
+
+
+def test_strangers_do_not_have_the_store_asked_for_each_and_keep_no_worker_out() -> None:
+    strangers = 400
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with Workers(2, seconds=120) as workers, zmq.Context(io_threads=1) as context:
+        workers.run(meet_at_a_counting_store, store.port)
+        workers[0].call(join, URL, dynamic=True, unix_sockets=False)
+        before = workers[0].call(requests)
+        record = json.loads(dist.PrefixStore("rpc_backends/0", store).get("record/1"))
+        address = json.loads(record["address"][record["address"].index("{") :])
+        context.setsockopt(zmq.LINGER, 0)
+        context.set(zmq.MAX_SOCKETS, 2 * strangers)
+        sockets = [context.socket(zmq.DEALER) for _ in range(strangers)]
+        for socket in sockets:
+            socket.curve_serverkey = address["public_key"].encode()
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.connect(address["tcp"][0])
+
+        workers[1].call(join, URL, dynamic=True, unix_sockets=False)
+        workers[1].call(exercise, "worker0")
+
+        def refused() -> int:
+            return workers[0].call(metric, "transport.zeromq.refused")
+
+        eventually(lambda: refused() >= strangers, lambda: "all have tried")
+        made = workers[0].call(requests) - before
+        for socket in sockets:
+            socket.close()
+        workers.run(steps.leave)
+    assert made < strangers // 2

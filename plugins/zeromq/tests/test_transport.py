@@ -22,7 +22,7 @@ from rpc_backend_zeromq._native import TransportError
 from rpc_backend_zeromq.errors import AddressError, ExposureError, PublicationError, SecretError
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
-from rpc_backends_core.spi import Group, Member, SettingError
+from rpc_backends_core.spi import Group, Member, SettingError, join_group
 
 pytestmark = pytest.mark.slow
 
@@ -227,6 +227,55 @@ def test_an_address_of_an_earlier_group_is_refused(
 
     with pytest.raises(PublicationError, match="is of another group"):
         one.learn(1, "w1", earlier)
+
+
+def test_a_static_group_takes_nothing_of_an_earlier_one_whoever_writes_to_its_store(
+    text: str,
+) -> None:
+    """What makes the group another is not what somebody has put into the store before it began."""
+    options = ZeroMQRpcBackendOptions(init_method="file:///x", secret=text)
+    transports = []
+    for _ in range(2):
+        store = dist.HashStore()
+        store.set("rpc_backends/0/zeromq/nonce", "what the intruder chooses")
+        group = join_group(store, "w0", 0, 1, backend="ZEROMQ", timeout=SOON, join_timeout=SOON)
+        transports.append(ZeroMQTransport(options, group))
+    texts = [transport.listen(0, "w0") for transport in transports]
+
+    with pytest.raises(PublicationError, match="is of another group"):
+        transports[1].learn(0, "w0", texts[0])
+    for transport in transports:
+        transport.close(0)
+
+
+def test_an_earlier_address_of_a_dynamic_group_s_worker_brings_no_call_to_whoever_is_there_now(
+    place: Place, text: str
+) -> None:
+    """The intruder has what was in the store, and the address; the keys of that session are gone."""
+    one, old = (place.transport(rank, dynamic=True, secret=text) for rank in range(2))
+    one.listen(0, "w0")
+    earlier, port = old.listen(1, "w1"), tcp_port(old)
+    old.close(0)
+    there = place.transport(1, dynamic=True, secret=text, ports=str(port))
+    there.listen(1, "w1")
+
+    one.learn(1, "w1", earlier, rank=1)
+    send(one, 1, b"hello")
+
+    assert received(one)[0] == "lost"
+    assert there._native.receive(0.2) is None
+
+
+def test_two_workers_with_one_key_are_not_both_believed(place: Place) -> None:
+    one, two = place.transport(0, dynamic=True), place.transport(1, dynamic=True)
+    one.listen(0, "w0")
+    theirs = two.listen(1, "w1")
+    one.learn(1, "w1", theirs, rank=1)
+    same = theirs.replace('"name":"w1"', '"name":"w2"').replace('"rank":1', '"rank":2')
+    same = same.replace('"worker_id":1', '"worker_id":2')
+
+    with pytest.raises(PublicationError, match="worker 'w2' has the key of worker 1"):
+        one.learn(2, "w2", same, rank=2)
 
 
 def test_an_address_of_another_worker_is_refused(place: Place, text: str) -> None:

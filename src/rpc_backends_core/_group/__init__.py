@@ -10,6 +10,14 @@ from __future__ import annotations
 
 from rpc_backends_core._group.formation import join_group
 from rpc_backends_core._group.group import Group, Member, get_all
-from rpc_backends_core._group.waiting import wait_for
+from rpc_backends_core._group.waiting import STORE_PATIENCE, StoreAccess, wait_for
 
-__all__ = ["Group", "Member", "get_all", "join_group", "wait_for"]
+__all__ = [
+    "STORE_PATIENCE",
+    "Group",
+    "Member",
+    "StoreAccess",
+    "get_all",
+    "join_group",
+    "wait_for",
+]

@@ -4,8 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-#: Ids are 16 bits, signed, in torch.
-MAX_ID = 32767
+from rpc_backends_core._group.contents import MAX_ID, is_id
+
+#: What each worker says of itself when it arrives.
+_ARRIVAL = {"name": str, "rank": int, "backend": str, "nonce": str}
+
+
+def arrival_of(rank: int, found: Any) -> dict[str, Any]:
+    """Return what the worker of ``rank`` has said of itself.
+
+    :raises ValueError: that is not what a worker says.
+    """
+    for name, wanted in _ARRIVAL.items():
+        if type(found[name]) is not wanted:
+            raise ValueError(f"its {name!r} is of type {type(found[name]).__name__}")
+    if found["rank"] != rank:
+        raise ValueError(f"its rank is {found['rank']}")
+    if found["fixed_id"] is not None and not is_id(found["fixed_id"]):
+        raise ValueError(f"its 'fixed_id' is no number from 0 to {MAX_ID}")
+    return dict(found)
+
+
+def members_of(world_size: int, found: Any) -> tuple[list[str], list[tuple[str, int, int, int]]]:
+    """Return the nonces and the members in what :func:`compose` made.
+
+    :raises ValueError: that is not what it makes of so many workers.
+    """
+    nonces, members = found["nonces"], [tuple(member) for member in found["members"]]
+    if [len(nonces), len(members)] != [world_size] * 2:
+        raise ValueError(f"it is of {len(members)} workers")
+    for expected, (name, rank, *ids) in enumerate(members):
+        if type(name) is not str or rank != expected or len(ids) != 2 or not all(map(is_id, ids)):
+            raise ValueError(f"its member {expected} is none")
+    return [str(nonce) for nonce in nonces], members
 
 
 def compose(arrivals: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,23 +8,28 @@ no group), ``closed``, ``left``, ``ended``; for a dynamic group ``present``.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import socket
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 from rpc_backends_core import _settings
-from rpc_backends_core._errors import GroupError, GroupTimeoutError
-from rpc_backends_core._group.composition import MAX_ID, compose
-from rpc_backends_core._group.group import Group, Member, get_all, group_error, settle
+from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
+from rpc_backends_core._group.composition import arrival_of, compose, members_of
+from rpc_backends_core._group.contents import MAX_ID, checked, parsed, shown, unsuitable
+from rpc_backends_core._group.group import Group, Member, get_all, read_answer, settle
 from rpc_backends_core._group.waiting import logger, wait_for
 from rpc_backends_core._process_state import STATE
 
 #: Seconds that workers have to read why there is no group, and between two looks whether they have.
 _READING_PATIENCE = 5.0
 _READING_PAUSE = 0.01
+_KIND = re.compile(rb"dynamic|static/[1-9][0-9]{0,8}")
 #: Torch's words: programs and its own suites look for them.
 _MIXED = (
     "RPC group mixes statically and dynamically initialized members which is not supported. "
@@ -98,9 +103,10 @@ class _Arrival:
                 continue
             if not self._take_slot(generation, world_size):
                 continue
-            members = self._wait_for_group(generation, world_size, limit)
-            if members is None:
+            found = self._wait_for_group(generation, world_size, limit)
+            if found is None:
                 continue
+            members, token = found
             mine = members[self._rank].autograd_id
             if sum(member.autograd_id == mine for member in members) > 1:
                 _warn_of_shared_id(self._name, mine)
@@ -112,13 +118,14 @@ class _Arrival:
                 members=members,
                 timeout=timeout,
                 autograd_id=mine,
+                token=token,
             )
 
     def _take_slot(self, g: int, world_size: int) -> bool:
         """Stand in for our rank in generation ``g``; complete the group if we are the last."""
         mine = json.dumps(self._who)
         slot = f"{g}/slot/{self._rank}"
-        if self._store.compare_set(slot, "", mine).decode() == mine:
+        if self._store.compare_set(slot, "", mine) == mine.encode():
             if self._store.add(f"{g}/arrived", 1) == world_size:
                 self._complete(g, world_size)
         elif self._store.add("generation", 0) != g:
@@ -133,12 +140,22 @@ class _Arrival:
         """Make the group, if all are there; if two workers do, the first answer stands."""
         slots = [f"{g}/slot/{rank}" for rank in range(world_size)]
         if self._store.check(slots):
-            arrivals = [json.loads(value) for value in get_all(self._store, slots)]
-            settle(self._store, f"{g}/group", compose(arrivals))
+            try:
+                answer = compose(
+                    [
+                        parsed(slots[rank], value, partial(arrival_of, rank))
+                        for rank, value in enumerate(get_all(self._store, slots))
+                    ]
+                )
+            except StoreError as error:
+                answer = {"error": str(error)}
+            settle(self._store, f"{g}/group", answer)
             self._close(g)
 
-    def _wait_for_group(self, g: int, world_size: int, limit: float) -> tuple[Member, ...] | None:
-        """Return the members, or None if the group was completed without this process."""
+    def _wait_for_group(
+        self, g: int, world_size: int, limit: float
+    ) -> tuple[tuple[Member, ...], str] | None:
+        """Return the members and the group's token, or None if the group was completed without us."""
         key = f"{g}/group"
         reader = f"RPC worker {self._name!r} (rank {self._rank})"
         try:
@@ -165,13 +182,16 @@ class _Arrival:
             )
             self._give_up(g, reason, GroupTimeoutError.__name__)
             value = self._store.get(key)
-        answer = json.loads(value)
-        if "error" in answer:
+        try:
+            answer = read_answer(key, value, world_size)
+        except Exception:
             self._let_others_read(g)
-            raise group_error(answer)
-        if answer["nonces"][self._rank] != self._nonce:
+            raise
+        nonces, members = checked(key, answer, partial(members_of, world_size))
+        if nonces[self._rank] != self._nonce:
             return None
-        return tuple(Member(*fields) for fields in answer["members"])
+        token = hashlib.sha256(json.dumps(nonces).encode()).hexdigest()
+        return tuple(Member(*fields) for fields in members), token
 
     def _give_up(self, g: int, reason: str, kind: str) -> None:
         try:
@@ -231,15 +251,20 @@ class _Arrival:
             return self._fixed_id
         if self._claim(g, self._rank):
             return self._rank
-        while True:
-            free: int = MAX_ID + 1 - self._store.add(f"{g}/autograd/spare", 1)
+        key = f"{g}/autograd/spare"
+        for _ in range(MAX_ID + 1):
+            taken = self._store.add(key, 1)
+            if not 1 <= taken <= MAX_ID + 1:
+                raise unsuitable(key, f"the number {taken}, or there is no id left")
+            free: int = MAX_ID + 1 - taken
             if self._claim(g, free):
                 return free
+        raise unsuitable(key, "a number that others change")
 
     def _claim(self, g: int, autograd_id: int) -> bool:
         process = _process_nonce()
-        taken = self._store.compare_set(f"{g}/autograd/{autograd_id}", "", process).decode()
-        return bool(taken == process)
+        taken = self._store.compare_set(f"{g}/autograd/{autograd_id}", "", process)
+        return bool(taken == process.encode())
 
     # --- both --------------------------------------------------------------------------------------
 
@@ -248,7 +273,7 @@ class _Arrival:
 
         :raises GroupError: it is of another kind, or of another size.
         """
-        found = self._store.compare_set(f"{g}/kind", "", wanted).decode()
+        found = _kind(f"{g}/kind", self._store.compare_set(f"{g}/kind", "", wanted))
         if found == wanted:
             return True
         if self._store.add("generation", 0) != g:
@@ -276,12 +301,19 @@ class _Arrival:
 
     def _over(self, g: int) -> bool:
         """Return whether the group of generation ``g`` is over: failed, or left by all."""
-        kind = self._store.get(f"{g}/kind").decode()
+        if not self._store.check([f"{g}/kind"]):
+            raise unsuitable("generation", f"the number {g + 1}, and there is no group {g}")
+        kind = _kind(f"{g}/kind", self._store.get(f"{g}/kind"))
         if kind == "dynamic" or not self._store.check([f"{g}/group"]):
             return True
-        if "error" in json.loads(self._store.get(f"{g}/group")):
+        size = int(kind.partition("/")[2])
+        try:
+            read_answer(f"{g}/group", self._store.get(f"{g}/group"), size)
+        except StoreError:
+            raise
+        except Exception:  # why there was no group
             return True
-        return bool(self._store.add(f"{g}/left", 0) >= int(kind.partition("/")[2]))
+        return bool(self._store.add(f"{g}/left", 0) >= size)
 
     def _close(self, g: int) -> None:
         """Make the next arrivals a new group, once, whoever comes first."""
@@ -292,6 +324,12 @@ class _Arrival:
         from torch.distributed import PrefixStore
 
         return PrefixStore(str(g), self._store)
+
+
+def _kind(key: str, found: bytes) -> str:
+    if not _KIND.fullmatch(found):
+        raise unsuitable(key, f"{shown(found)}, no kind of a group")
+    return found.decode()
 
 
 def _warn_of_shared_id(name: str, autograd_id: int) -> None:

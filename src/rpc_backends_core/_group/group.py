@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpc_backends_core._errors import GroupError, GroupTimeoutError
-from rpc_backends_core._group.waiting import wait_for
+from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
+from rpc_backends_core._group.contents import MOST_BYTES, checked, parsed, unsuitable
+from rpc_backends_core._group.waiting import STORE_PATIENCE, StoreAccess, wait_for
 
 #: Seconds that nobody waits, and a store's timeout can hold: 24 days.
 _FOR_EVER = (2**31 - 1) / 1000
@@ -39,6 +41,9 @@ class Group:
     :ivar world_size: None for a dynamic group.
     :ivar members: all workers, by rank; empty for a dynamic group.
     :ivar timeout: seconds that an exchange waits for the others.
+    :ivar token: what no other group has: made of a fresh value of each member, this one's among them, so
+        that nothing which was written for another group passes for this one's. None for a dynamic group.
+    :ivar access: requests to the store that hold nobody up.
     """
 
     store: Any
@@ -48,9 +53,13 @@ class Group:
     members: tuple[Member, ...]
     timeout: float
     autograd_id: int
+    token: str | None = None
     _stage: int = field(default=0, repr=False)
     _meetings: int = field(default=0, repr=False)
     _ended: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.access = StoreAccess(self.store)
 
     @property
     def me(self) -> Member:
@@ -64,17 +73,40 @@ class Group:
         of requests to the store that does not grow with the group, but for the last to arrive.
 
         :raises GroupError: a member called :meth:`fail`; its reason.
+        :param payload: at most 1 MiB as JSON.
         :raises GroupTimeoutError: a member did not come; the text names it.
+        :raises StoreError: the store is lost, does not answer, or holds what no member wrote.
+        :raises ValueError: ``payload`` is too large.
         """
         assert self.world_size is not None, "a dynamic group has no fixed members to exchange with"
+        text = json.dumps(payload)
+        if len(text) > MOST_BYTES:
+            raise ValueError(
+                f"{self._reader} exchanges {len(text)} bytes; at most {MOST_BYTES} are exchanged. "
+                "Send what is large by RPC."
+            )
         self._stage += 1
         prefix = f"exchange/{self._stage}"
-        self.store.set(f"{prefix}/{self.rank}", json.dumps(payload))
         result = f"{prefix}/all"
+        value = self.access.ask(
+            lambda _: self._exchange(prefix, result, text), self.timeout + STORE_PATIENCE
+        )
+        answer = read_answer(result, value, self.world_size)
+        payloads = checked(result, answer.get("payloads"), lambda found: [*found])
+        if len(payloads) != self.world_size:
+            raise unsuitable(result, f"what {len(payloads)} workers exchange")
+        return payloads
+
+    def _exchange(self, prefix: str, result: str, text: str) -> bytes:
+        assert self.world_size is not None
+        self.store.set(f"{prefix}/{self.rank}", text)
         if self.store.add(f"{prefix}/arrived", 1) == self.world_size:
             keys = [f"{prefix}/{rank}" for rank in range(self.world_size)]
-            payloads = [json.loads(value) for value in get_all(self.store, keys)]
-            settle(self.store, result, {"payloads": payloads})
+            values = zip(keys, get_all(self.store, keys), strict=True)
+            try:
+                settle(self.store, result, {"payloads": [parsed(*value) for value in values]})
+            except StoreError as error:
+                settle(self.store, result, {"error": str(error)})
         value = wait_for(
             self.store, result, self.timeout, lambda: self._missing(prefix), reader=self._reader
         )
@@ -84,12 +116,8 @@ class Group:
                 f"{self._missing(prefix)}",
                 GroupTimeoutError.__name__,
             )
-            value = self.store.get(result)
-        answer = json.loads(value)
-        if "error" in answer:
-            raise group_error(answer)
-        payloads_of_all: list[Any] = answer["payloads"]
-        return payloads_of_all
+            value = bytes(self.store.get(result))
+        return value
 
     def meet(self, timeout: float = 0) -> None:
         """Wait until all members of a static group have come here, in the same call of this; silently.
@@ -124,36 +152,42 @@ class Group:
         # The others can be in the stage that this worker is in, or in the one after it.
         for stage in (self._stage, self._stage + 1):
             if stage:
-                settle(self.store, f"exchange/{stage}/all", {"error": reason, "kind": kind})
+                answer = {"error": reason, "kind": kind}
+                settle(self.store, f"exchange/{stage}/all", answer)
 
     def end(self) -> None:
         """Say that this worker has left and uses the store no more. Never raises: it may be gone."""
         if self._ended:
             return
         self._ended = True
-        try:
-            if self.world_size is None:
-                self.store.add("present", -1)
-            elif self.store.add("left", 1) == self.world_size:
-                self.store.set("ended", "1")
-        except RuntimeError:
-            return  # the store's host has gone before us, and nobody is left to tell
+        # The store's host may have gone before us, and then nobody is left to tell.
+        with contextlib.suppress(StoreError):
+            self.access.ask(self._say_end)
+
+    def _say_end(self, store: Any) -> None:
+        if self.world_size is None:
+            store.add("present", -1)
+        elif store.add("left", 1) == self.world_size:
+            store.set("ended", "1")
 
     def wait_until_ended(self, seconds: float) -> bool:
         """Wait until every member of a static group has left; the host of the store does."""
         if self.world_size is None:
             return self.is_over()
         try:
-            done = wait_for(self.store, "ended", seconds, lambda: "the others to leave")
-        except RuntimeError:
+            done = self.access.ask(
+                lambda store: wait_for(store, "ended", seconds, lambda: "the others to leave"),
+                seconds + STORE_PATIENCE,
+            )
+        except StoreError:
             return False
         return done is not None
 
     def is_over(self) -> bool:
         """Return whether all members of a dynamic group have left; True too if the store is gone."""
         try:
-            return bool(self.store.add("present", 0) <= 0)
-        except RuntimeError:
+            return self.access.ask(lambda store: bool(store.add("present", 0) <= 0))
+        except StoreError:
             return True
 
     @property
@@ -179,15 +213,27 @@ def get_all(store: Any, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
-def settle(store: Any, key: str, answer: Any) -> Any:
-    """Write ``answer`` (JSON) under ``key`` unless there is one, and return the one that stands."""
-    return json.loads(store.compare_set(key, "", json.dumps(answer)))
+def settle(store: Any, key: str, answer: Any) -> None:
+    """Write ``answer`` (JSON) under ``key`` unless there is one."""
+    store.compare_set(key, "", json.dumps(answer))
 
 
-def group_error(answer: dict[str, str]) -> Exception:
+def read_answer(key: str, text: bytes, workers: int) -> dict[str, Any]:
+    """Return the answer, made of what so many workers have given, that :func:`settle` has written.
+
+    :raises GroupError: it is the reason why there is none.
+    :raises StoreError: it is no answer.
+    """
+    answer: dict[str, Any] = parsed(key, text, lambda found: {**found}, MOST_BYTES * (workers + 1))
+    if "error" in answer:
+        raise group_error(answer)
+    return answer
+
+
+def group_error(answer: dict[str, Any]) -> Exception:
     """Return the error that ``answer`` tells of, under the type that its sender wanted."""
     kinds: dict[str, type[Exception]] = {
         "GroupTimeoutError": GroupTimeoutError,
         "ValueError": ValueError,
     }
-    return kinds.get(answer.get("kind", ""), GroupError)(answer["error"])
+    return kinds.get(str(answer.get("kind")), GroupError)(str(answer["error"]))

@@ -1,12 +1,18 @@
-"""Waiting for a key of a store: interruptible, with progress in the log, never for ever by accident."""
+"""Waiting for a store: interruptible, with progress in the log, never for ever by accident."""
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
+
+from rpc_backends_core._errors import RpcBackendsError, StoreError
+
+T = TypeVar("T")
 
 logger = logging.getLogger("rpc_backends")
 
@@ -14,6 +20,57 @@ logger = logging.getLogger("rpc_backends")
 _SLICE = 1.0
 #: After this many seconds, and after each doubling of it, the log says what is being waited for.
 _FIRST_NEWS = 10.0
+#: Seconds that a request may take where a worker can go on without the answer.
+STORE_PATIENCE = 5.0
+
+
+class StoreAccess:
+    """Requests to a store that hold nobody up for long, and fail with one type of error.
+
+    A store whose host is gone raises. One whose host is suspended says nothing, and a request that is
+    inside it cannot be given up. So each request has a thread of its own, which is left alone if it takes
+    too long; as long as it hangs, all further requests fail at once.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._late: threading.Thread | None = None
+
+    def ask(self, request: Callable[[Any], T], seconds: float = STORE_PATIENCE) -> T:
+        """Return what ``request`` returns, which is called with the store.
+
+        :param seconds: how long it may take.
+        :raises StoreError: it took longer, or failed; errors of this package pass as they are.
+        """
+        if self._late is not None and self._late.is_alive():
+            raise StoreError("the group's store has not answered an earlier request yet.")
+        outcomes: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+        def make() -> None:
+            try:
+                outcomes.put((request(self._store), None))
+            except Exception as error:
+                outcomes.put((None, error))
+
+        # Under the name of the thread that asks, for whoever looks at threads.
+        name = threading.current_thread().name
+        thread = threading.Thread(target=make, name=name, daemon=True)
+        try:
+            thread.start()
+            value, error = outcomes.get(timeout=seconds)
+        except queue.Empty:
+            self._late = thread
+            raise StoreError(f"the group's store has not answered for {seconds:g} s.") from None
+        except RuntimeError as no_thread:
+            raise StoreError(f"the group's store cannot be asked: {no_thread}.") from no_thread
+        if isinstance(error, RpcBackendsError):
+            raise error
+        if error is not None:
+            first_line = str(error).partition("\n")[0]
+            raise StoreError(
+                f"the group's store cannot be used: {type(error).__name__}: {first_line}"
+            ) from error
+        return value  # type: ignore[return-value]
 
 
 def wait_for(

@@ -25,9 +25,13 @@ from rpc_backends_core._errors import RefusedError as RefusedError
 from rpc_backends_core._errors import RpcBackendsError as RpcBackendsError
 from rpc_backends_core._errors import SettingError as SettingError
 from rpc_backends_core._errors import SpiVersionError as SpiVersionError
+from rpc_backends_core._errors import StoreError as StoreError
 from rpc_backends_core._errors import UnknownBackendError as UnknownBackendError
+from rpc_backends_core._group import STORE_PATIENCE as STORE_PATIENCE
 from rpc_backends_core._group import Group as Group
 from rpc_backends_core._group import Member as Member
+from rpc_backends_core._group import StoreAccess as StoreAccess
+from rpc_backends_core._group import contents as stored
 from rpc_backends_core._group import get_all as get_all
 from rpc_backends_core._group import join_group as join_group
 from rpc_backends_core._group import wait_for as wait_for
@@ -46,6 +50,7 @@ __all__ = [
     "CONTRACT_VERSION",
     "NEVER",
     "SPI_VERSION",
+    "STORE_PATIENCE",
     "Agent",
     "Backend",
     "BackendConflictError",
@@ -69,6 +74,8 @@ __all__ = [
     "Session",
     "SettingError",
     "SpiVersionError",
+    "StoreAccess",
+    "StoreError",
     "UnknownBackendError",
     "current_session",
     "get_all",
@@ -79,6 +86,7 @@ __all__ = [
     "is_loopback",
     "join_group",
     "nearest",
+    "stored",
     "torch_internals",
     "wait_for",
     "worker_info",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import Native
-from rpc_backends_core.spi import GroupTimeoutError, RankMappingMixin, torch_internals
+from rpc_backends_core.spi import GroupTimeoutError, RankMappingMixin, stored, torch_internals
 
 if TYPE_CHECKING:
     from torch.distributed.rpc import WorkerInfo
@@ -73,12 +73,18 @@ class StaticGroupAgent(_Agent):
             traffic = self.traffic()
             mine = [traffic.sent, traffic.answered, traffic.received, traffic.served]
             now = self.group.exchange(mine)
+            if not all(_is_traffic(one) for one in now):
+                raise stored.unsuitable("exchange/...", f"{stored.shown(now)}, no counts of calls")
             over = all(
                 sent == answered and received == served for sent, answered, received, served in now
             )
             if over and now == before:
                 return
             before = now
+
+
+def _is_traffic(found: Any) -> bool:
+    return isinstance(found, list) and [type(number) for number in found] == [int] * 4
 
 
 class RankedStaticAgent(RankMappingMixin, StaticGroupAgent):
@@ -105,6 +111,11 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         """
         if who is not None and not self.knows(who):
             self.refresh()
+            if self.roster.trouble and not self.knows(who):
+                raise RuntimeError(
+                    f"Unknown destination worker {who}: could not find destination among the known "
+                    f"members, and the list of members cannot be read: {self.roster.trouble}"
+                )
         return super().get_worker_info(who)
 
     def get_worker_infos(self) -> list[WorkerInfo]:

@@ -13,7 +13,7 @@ from rpc_backends_agents.addressing import Native, addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
-from rpc_backends_core.spi import Group, torch_internals, worker_info
+from rpc_backends_core.spi import Group, stored, torch_internals, worker_info
 
 logger = logging.getLogger("rpc_backends.agents")
 
@@ -63,7 +63,7 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
         agent.set_workers(workers, workers[group.rank])
     book = addressing(transport, agent, group.name)
     try:
-        addresses = group.exchange(book.listen(group.me.worker_id))
+        addresses = stored.texts("exchange/1", group.exchange(book.listen(group.me.worker_id)))
         for member, address in zip(group.members, addresses, strict=True):
             if member.rank != group.rank:
                 book.learn(member.worker_id, member.name, member.rank, address)
@@ -77,11 +77,7 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
 
 def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
     def learn(peer: Peer) -> bool:
-        try:
-            book.learn(peer.worker_id, peer.name, peer.rank, peer.address)
-        except Exception as error:
-            logger.warning("RPC worker %r is not let in: %s", peer.name, error)
-            return False
+        book.learn(peer.worker_id, peer.name, peer.rank, peer.address)
         return True
 
     def add(peer: Peer) -> None:
@@ -98,7 +94,15 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         if peer.worker_id != worker_id:
             agent.remove_member(peer.worker_id, f"worker {peer.name!r} has left the group")
 
-    roster = Roster(group.store, group.name, on_peer=learn, on_join=add, on_leave=remove)
+    roster = Roster(
+        group.store,
+        group.name,
+        on_peer=learn,
+        on_join=add,
+        on_leave=remove,
+        access=group.access,
+        timeout=group.timeout,
+    )
     wanted = torch_internals.fixed_worker_id()
     worker_id = roster.take_id(group.rank if wanted is None else wanted)
     mine = worker_info(group.name, worker_id, group.rank)

@@ -22,8 +22,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rpc_backends_core.spi import NEVER, Group, wait_for
+from rpc_backends_core.spi import NEVER, STORE_PATIENCE, Group, stored, wait_for
 
+#: Active calls of a whole group, at most.
+_MOST_CALLS = 1 << 40
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 
 
@@ -71,7 +73,7 @@ def exchanging_addresses(engine: AgentStore, group: Group) -> Iterator[None]:
             return
         addresses = [own] * len(group.members)
         try:
-            addresses = group.exchange(own)
+            addresses = stored.texts("exchange/2", group.exchange(own))
         except BaseException as error:
             failures.append(error)
         # After a failure any address will do: the agent is let go, and stopped by whoever started it.
@@ -157,19 +159,24 @@ class Barriers:
 
     def _meet(self, active: int, timeout: float) -> int:
         """Meet all workers; return how many calls are active in the whole group."""
-        store, prefix = self._group.store, f"barrier/{self._passed}"
+        ask, prefix = self._group.access.ask, f"barrier/{self._passed}"
         self._passed += 1
-        store.add(f"{prefix}/active", active)
-        if store.add(f"{prefix}/arrived", 1) == self._group.world_size:
-            store.set(f"{prefix}/total", str(store.add(f"{prefix}/active", 0)))
-        total = wait_for(store, f"{prefix}/total", timeout, lambda: "the others to shut down")
+
+        def meet(store: Any) -> bytes | None:
+            store.add(f"{prefix}/active", active)
+            if store.add(f"{prefix}/arrived", 1) == self._group.world_size:
+                store.set(f"{prefix}/total", str(store.add(f"{prefix}/active", 0)))
+            return wait_for(store, f"{prefix}/total", timeout, lambda: "the others to shut down")
+
+        total = ask(meet, timeout + STORE_PATIENCE)
         if total is None:
+            came = ask(lambda store: store.add(f"{prefix}/arrived", 0))
             raise RuntimeError(
                 f"RPC worker {self._group.name!r} waited {timeout:g} s for the others to shut down, and "
-                f"{store.add(f'{prefix}/arrived', 0)} of {self._group.world_size} came. All workers of "
-                "a static group must call shutdown(); shutdown(graceful=False) does not wait for them."
+                f"{came} of {self._group.world_size} came. All workers of a static group must call "
+                "shutdown(); shutdown(graceful=False) does not wait for them."
             )
-        return int(total)
+        return stored.number(f"{prefix}/total", total, _MOST_CALLS)
 
 
 def _next_barrier() -> int:

@@ -58,11 +58,19 @@ class WorkerDevices:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WorkerDevices:
-        """Return what :meth:`to_json` wrote."""
+        """Return what :meth:`to_json` wrote.
+
+        :raises ValueError: it did not write that; errors of other types where that shows later.
+        """
+        name, accelerator, count = value["name"], value["accelerator"], value["count"]
+        if not isinstance(name, str) or not isinstance(accelerator, str | None):
+            raise ValueError("its name or its accelerator is no text")  # noqa: TRY004, of what was read
+        if type(count) is not int or count < 0:
+            raise ValueError("it has no number of devices")
         return cls(
-            value["name"],
-            value["accelerator"],
-            value["count"],
+            name,
+            accelerator,
+            count,
             {
                 callee: {torch.device(mine): torch.device(theirs) for mine, theirs in pairs}
                 for callee, pairs in value["maps"].items()

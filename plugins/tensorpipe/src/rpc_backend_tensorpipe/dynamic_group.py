@@ -25,7 +25,7 @@ from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
-from rpc_backends_core.spi import Group, RankMappingMixin, torch_internals
+from rpc_backends_core.spi import Group, RankMappingMixin, StoreError, torch_internals
 
 #: Seconds given to requests that are being served when a worker leaves.
 _SERVING_PATIENCE = 5.0
@@ -107,8 +107,19 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         """
         limit = timeout or rpc.get_rpc_timeout()
         deleted = self._delete_rrefs()
-        left = self.membership.remove([self.me])
-        _warn_of(self.tell(left, timeout=limit), self.me)
+        try:
+            left = self.membership.remove([self.me])
+        except StoreError as error:
+            # The others see the connections end; of a list that nobody has changed nobody is told.
+            logger.warning(
+                "RPC worker %r leaves, and the list of members does not say so: %s",
+                self.me.name,
+                error,
+            )
+            others = [peer for peer in self._state.peers.values() if peer.name != self.me.name]
+            left = self._state.with_peers(others)
+        else:
+            _warn_of(self.tell(left, timeout=limit), self.me)
         self._finish_serving(_SERVING_PATIENCE)
         if deleted or self._finish_calling(left, limit):
             self.join(shutdown=True)
@@ -178,7 +189,7 @@ def start(group: Group, options: Any) -> Any:
     """
     name, rank = group.name, group.rank
     mine = WorkerDevices.of_this_process(name, options)
-    membership = Membership(group.store)
+    membership = Membership(group.access, group.timeout)
     worker_id = membership.reserve(name, rank, mine, wanted=torch_internals.fixed_worker_id())
     engine = AgentStore(name)
     agent = DynamicAgent(engine.store, name, worker_id, None, options, {}, [])

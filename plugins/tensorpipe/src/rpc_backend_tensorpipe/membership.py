@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Callable, Iterable
@@ -15,12 +14,14 @@ from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import is_alive
-from rpc_backends_core.spi import worker_info
+from rpc_backends_core.spi import STORE_PATIENCE, StoreAccess, stored, worker_info
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
 
 _KEY = "members"
 _KEY_BYTES = 32
+#: Bytes of the longest list that is looked at.
+_LARGEST = 16 << 20
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_WORKER_ID = 32767
 
@@ -85,27 +86,44 @@ class State:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> State:
-        """Return what :meth:`to_json` wrote."""
-        peers = [
-            Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, tuple(listener))
-            for name, rank, worker_id, of, address, listener in value["peers"]
-        ]
-        return cls(value["version"], {peer.name: peer for peer in peers}, frozenset(value["used"]))
+        """Return what :meth:`to_json` wrote.
+
+        :raises ValueError: it did not write that; errors of other types where that shows later.
+        """
+        peers = [_peer(*fields) for fields in value["peers"]]
+        used = frozenset(value["used"])
+        if type(value["version"]) is not int or not all(map(stored.is_id, used)):
+            raise ValueError("its version or its ids are no numbers")
+        if len({peer.worker_id for peer in peers}) < len(peers):
+            raise ValueError("two of its workers have one id")
+        return cls(value["version"], {peer.name: peer for peer in peers}, used)
 
     def with_peers(self, peers: Iterable[Peer]) -> State:
         """Return the state with exactly these members."""
         return replace(self, peers={peer.name: peer for peer in peers})
 
 
+def _peer(name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener: Any) -> Peer:
+    WorkerInfo(name, worker_id)  # raises where torch does not allow the name
+    host, port = listener
+    if not (stored.is_id(rank) and stored.is_id(worker_id) and isinstance(address, str)):
+        raise ValueError(f"its worker {name!r} has no rank, id or address")
+    if not (isinstance(host, str) and type(port) is int and 0 <= port < 1 << 16):
+        raise ValueError(f"its worker {name!r} has no listener")
+    return Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, (host, port))
+
+
 class Membership:
     """The list of members of one group.
 
-    :param store: the group's own.
+    :param access: to the group's store.
+    :param timeout: seconds that a request may take while this worker joins.
     :ivar key: what members know each other by, once the list was read; made by the first of them.
     """
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, access: StoreAccess, timeout: float) -> None:
+        self._access = access
+        self._timeout = timeout
         self.key = b""
 
     def reserve(self, name: str, rank: int, mine: WorkerDevices, wanted: int | None) -> int:
@@ -124,11 +142,18 @@ class Membership:
             candidates = (rank if wanted is None else wanted, rank)
             spare = range(_MAX_WORKER_ID, -1, -1)
             chosen = next(
-                one
-                for ids in (candidates, spare)
-                for one in ids
-                if one not in state.used and one <= _MAX_WORKER_ID
+                (
+                    one
+                    for ids in (candidates, spare)
+                    for one in ids
+                    if one not in state.used and one <= _MAX_WORKER_ID
+                ),
+                -1,
             )
+            if chosen < 0:
+                raise stored.unsuitable(
+                    _KEY, f"every worker id; a group gives {_MAX_WORKER_ID + 1} in all its life"
+                )
             return replace(state, used=state.used | {chosen})
 
         self._change(change)
@@ -148,31 +173,47 @@ class Membership:
         return self._change(change)
 
     def remove(self, gone: Iterable[Peer]) -> State:
-        """Take members off the list; those who are not on it do no harm."""
+        """Take members off the list; those who are not on it do no harm.
+
+        :raises StoreError: the store is lost, does not answer, or holds another thing.
+        """
         ids = {peer.worker_id for peer in gone}
         return self._change(
             lambda state: state.with_peers(
                 peer for peer in state.peers.values() if peer.worker_id not in ids
-            )
+            ),
+            STORE_PATIENCE,
         )
 
-    def _change(self, change: Callable[[State], State]) -> State:
+    def _change(self, change: Callable[[State], State], seconds: float = 0) -> State:
         """Replace the list by what ``change`` makes of it, again if somebody else was faster."""
+        seconds = seconds or self._timeout
         empty = {**State().to_json(), "key": secrets.token_hex(_KEY_BYTES)}
-        text = self._store.compare_set(_KEY, "", dumps(empty)).decode()
+        text = self._replace("", dumps(empty), seconds)
         while True:
-            found = json.loads(text)
-            self.key = bytes.fromhex(found["key"])
-            before = State.from_json(found)
+            key, before = stored.parsed(_KEY, text, _list, _LARGEST)
+            self.key = bytes.fromhex(key)
             after = change(before)
             if after == before:
                 return before
             after = replace(after, version=before.version + 1)
-            wanted = dumps({**after.to_json(), "key": found["key"], "by": _nonce()})
-            now = self._store.compare_set(_KEY, text, wanted).decode()
-            if now == wanted:
+            wanted = dumps({**after.to_json(), "key": key, "by": _nonce()})
+            now = self._replace(text.decode(), wanted, seconds)
+            if now == wanted.encode():
                 return after
             text = now
+
+    def _replace(self, before: str, after: str, seconds: float) -> bytes:
+        return self._access.ask(
+            lambda store: bytes(store.compare_set(_KEY, before, after)), seconds
+        )
+
+
+def _list(value: Any) -> tuple[str, State]:
+    """Return the key and the members."""
+    if len(bytes.fromhex(value["key"])) != _KEY_BYTES:
+        raise ValueError("its key is none")
+    return value["key"], State.from_json(value)
 
 
 def _others(state: State, name: str, rank: int) -> list[Peer]:

@@ -9,7 +9,7 @@ from torch.distributed.rpc import TensorPipeAgent
 from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
 from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backends_core.spi import Group, RankMappingMixin
+from rpc_backends_core.spi import Group, RankMappingMixin, stored
 
 
 class StaticAgent(StaticGroupAgent, TensorPipeAgent):
@@ -27,7 +27,10 @@ def start(group: Group, options: Any) -> Any:
     :raises GroupError: a worker failed or did not come; every worker raises the same.
     """
     mine = WorkerDevices.of_this_process(group.name, options)
-    workers = [WorkerDevices.from_json(value) for value in group.exchange(mine.to_json())]
+    workers = [
+        stored.checked(f"exchange/1/{rank}", value, WorkerDevices.from_json)
+        for rank, value in enumerate(group.exchange(mine.to_json()))
+    ]
     devices.check(workers, complete=True)
     reverse = devices.reverse_maps(mine, workers)
     used = devices.used_devices(mine, reverse)

@@ -27,8 +27,8 @@ class Transport:
     :param wants_proofs: whether who connects to a Unix socket, or listens there, proves who it is. It is
         a process of this user in any case.
     :param on_unknown_key: called with a public key (Z85), or the proof of a Unix socket, that was not
-        learned when somebody connects with it; returns the id of the worker that has it, or None to
-        refuse. What it raises is written to stderr, and refuses.
+        learned when somebody connects with it, and with the seconds since then; returns the id of the
+        worker that has it, or None to refuse. What it raises is written to stderr, and refuses.
     :param on_refused: called with a line for the log when somebody is refused, or something that came
         was no message. Parts of it come from who is refused.
     :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption and is asked for it.
@@ -49,7 +49,7 @@ class Transport:
         handshake_timeout: float,
         io_threads: int = 1,
         wants_proofs: bool = False,
-        on_unknown_key: Callable[[bytes], int | None] | None = None,
+        on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...
     def bind(self, endpoints: list[str]) -> list[str]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from rpc_backend_zeromq.refusals import Refusals
 
 logger = logging.getLogger("rpc_backends.zeromq")
+
+#: Seconds between two looks: strangers make no more of them, however many connect.
+_PAUSE = 0.05
 
 #: Has this worker learn of those who have joined meanwhile.
 LookForNew = Callable[[bytes], object]
@@ -19,7 +23,8 @@ class Doorkeeper:
 
     A peer may be quicker: it calls this worker, and this worker has yet to learn of it. So a key that is
     not known is looked for in two ways: in a group whose size is known, by waiting until all are learned;
-    in one that workers join, by having somebody look who is new.
+    in one that workers join, by having somebody look who is new. A worker is in the store before it
+    connects, so a look answers all keys that were asked before it began: many strangers cost no more.
 
     It is apart from the transport in Python, which would otherwise hold itself.
 
@@ -27,7 +32,9 @@ class Doorkeeper:
     :param patience: seconds that a key waits for them.
     """
 
-    def __init__(self, expected: int, patience: float) -> None:
+    def __init__(
+        self, expected: int, patience: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.look: LookForNew | None = None
         self.refused = Refusals()
         self._expected = expected
@@ -35,6 +42,8 @@ class Doorkeeper:
         self._keys: dict[bytes, int] = {}
         self._learned: set[int] = set()
         self._waits = True
+        self._clock = clock
+        self._looked = float("-inf")  # when the last look began
         self._changed = threading.Condition()
 
     def learn(self, peer: int, *keys: bytes) -> None:
@@ -56,21 +65,38 @@ class Doorkeeper:
             self._waits = False
             self._changed.notify_all()
 
-    def whose(self, key: bytes) -> int | None:
-        """Return the peer whose key it is; None if it is nobody's."""
-        look = self.look
-        if look is not None and key not in self._keys:
-            try:
-                look(key)
-            except Exception:
-                logger.warning(
-                    "ZEROMQ worker %r cannot look for new workers",
-                    self.refused.owner,
-                    exc_info=True,
-                )
+    def owner(self, key: bytes) -> int | None:
+        """Return the peer that was learned with this key; None if there is none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._settled(key), self._patience)
             return self._keys.get(key)
+
+    def whose(self, key: bytes, waited: float = 0.0) -> int | None:
+        """Return the peer whose key it is; None if it is nobody's.
+
+        :param waited: seconds since somebody has connected with it.
+        """
+        asked = self._clock() - waited
+        if self.look is not None and self.owner(key) is None and self._looked <= asked:
+            self._look(key)
+        with self._changed:
+            left = max(self._patience - waited, 0)
+            self._changed.wait_for(lambda: self._settled(key), left)
+            return self._keys.get(key)
+
+    def _look(self, key: bytes) -> None:
+        with self._changed:
+            pause = self._looked + _PAUSE - self._clock()
+            self._changed.wait_for(lambda: self.look is None or key in self._keys, max(pause, 0))
+            look = self.look
+            if look is None or key in self._keys:
+                return
+        self._looked = self._clock()
+        try:
+            look(key)
+        except Exception:
+            logger.warning(
+                "ZEROMQ worker %r cannot look for new workers", self.refused.owner, exc_info=True
+            )
 
     def _settled(self, key: bytes) -> bool:
         return not self._waits or key in self._keys or len(self._learned) >= self._expected

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Seconds that somebody who connects has to prove who it is.
 HANDSHAKE_TIMEOUT = 10.0
-#: The key in a group's store under which the first to come writes what no other group has.
+#: The key in a dynamic group's store under which the first to come writes what no other group has.
 _NONCE = "zeromq/nonce"
 
 logger = logging.getLogger("rpc_backends.zeromq")
@@ -97,7 +97,11 @@ class ZeroMQTransport:
         assert self._mine is None, "it listens already"
         self._doorkeeper.refused.owner = name
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
-        nonce = self._group.store.compare_set(_NONCE, "", secrets.token_hex(16))
+        token = self._group.token
+        if token is None:
+            # Members come one after the other: they agree on what the first of them has written.
+            nonce = self._group.store.compare_set(_NONCE, "", secrets.token_hex(16))
+            token = hashlib.sha256(nonce).hexdigest()
         atexit.register(self._remove_folder)
         try:
             tcp = tuple(self._bind(place) for place in places)
@@ -108,7 +112,7 @@ class ZeroMQTransport:
             raise
         self._scopes = tuple(place.scope for place in places if place.scope is not None)
         self._mine = Publication(
-            group=hashlib.sha256(nonce).hexdigest(),
+            group=token,
             worker_id=self_id,
             name=name,
             rank=self._group.rank,
@@ -157,6 +161,13 @@ class ZeroMQTransport:
         key = None if publication.public_key is None else publication.public_key.encode("ascii")
         if key is not None and key == self._public_key:
             raise PublicationError(f"worker {name!r} has the key of worker {mine.name!r}.")
+        other = None if key is None else self._doorkeeper.owner(key)
+        if other not in (None, peer):
+            # Its messages would pass for the other's.
+            raise PublicationError(
+                f"worker {name!r} has the key of worker {other}, and each worker makes its own. Somebody "
+                "else has written to the store: use a store that nobody else writes to."
+            )
         proofs = identity.unix_proofs(mine, publication, policy.secret)
         self._native.learn(peer, endpoint, key, proofs)
         # Who connects to the Unix socket shows a proof, and by TCP a key.
@@ -172,8 +183,8 @@ class ZeroMQTransport:
 
         :param linger: seconds for what was sent to leave.
         """
-        self._doorkeeper.stop_waiting()
         self._doorkeeper.look = None  # it may hold what holds this transport
+        self._doorkeeper.stop_waiting()
         try:
             self._native.close(linger)
         finally:

@@ -38,7 +38,7 @@ def test_nothing_is_left(
 ) -> None:
     def use() -> None:
         zero, one, lost = (
-            make(n, encrypted, on_unknown_key=lambda key: None).listen(where(medium))
+            make(n, encrypted, on_unknown_key=lambda key, waited: None).listen(where(medium))
             for n in (0, 1, 2)
         )
         zero.learn(one, lost)
@@ -203,7 +203,7 @@ def test_closing_in_a_callback(make: MakeWorker) -> None:
 def test_closing_does_not_wait_for_ever_for_a_callback(make: MakeWorker) -> None:
     called, end = threading.Event(), threading.Event()
 
-    def whose(key: bytes) -> int | None:
+    def whose(key: bytes, waited: float) -> int | None:
         called.set()
         end.wait(PATIENCE)
         return 1
@@ -235,7 +235,7 @@ def test_where_one_cannot_listen(make: MakeWorker) -> None:
 # --- processes that end, and that have children --------------------------------------------------
 
 NEVER_CLOSED = """
-    def whose(key):
+    def whose(key, waited):
         say("asked")
         {callback}
     worker = Worker(0, encrypted=True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")

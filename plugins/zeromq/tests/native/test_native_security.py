@@ -51,7 +51,7 @@ def test_a_key_that_becomes_known_is_let_in(make: MakeWorker) -> None:
 def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
     asked: list[bytes] = []
 
-    def whose(key: bytes) -> int | None:
+    def whose(key: bytes, waited: float) -> int | None:
         asked.append(key)
         return 7 if key == seven.key else None
 
@@ -74,7 +74,7 @@ def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
 def test_others_are_let_in_while_somebody_thinks_about_a_key(make: MakeWorker) -> None:
     thinking, think = threading.Event(), threading.Event()
 
-    def whose(key: bytes) -> int | None:
+    def whose(key: bytes, waited: float) -> int | None:
         thinking.set()
         think.wait(PATIENCE)
         return 2
@@ -93,7 +93,7 @@ def test_others_are_let_in_while_somebody_thinks_about_a_key(make: MakeWorker) -
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), "seven", 1 << 40])
 def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
-    def whose(key: bytes) -> Any:
+    def whose(key: bytes, waited: float) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -133,7 +133,7 @@ def test_who_says_to_be_another_worker_is_refused(make: MakeWorker, tmp_path: Pa
 def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) -> None:
     asked: list[bytes] = []
 
-    def whose(proof: bytes) -> int | None:
+    def whose(proof: bytes, _waited: float) -> int | None:
         asked.append(proof)
         zero.transport.learn(1, one.endpoint, None, PROOFS)
         return 1

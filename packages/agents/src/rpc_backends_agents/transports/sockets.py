@@ -36,10 +36,9 @@ class SocketTransport(Transport):
             connection = socket.create_connection(self._addresses[peer])
             connection.sendall(self._me)
             self._link(connection, peer, peer_calls=False)
-        connection, _ = self._links[peer, reply]
-        connection.sendall(struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts)))
-        for part in parts:
-            connection.sendall(part)
+        head = struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts))
+        for part in (memoryview(head), *parts):
+            self._links[peer, reply][0].sendall(part)
 
     def forget(self, peer: int) -> None:
         for key in ((peer, False), (peer, True)):
@@ -62,10 +61,9 @@ class SocketTransport(Transport):
                 connection, _ = self._listener.accept()
                 connection.settimeout(GREETING_SECONDS)
                 try:
-                    (peer,) = struct.unpack("<i", receive(connection, 4))
-                    self._link(connection, peer, peer_calls=True)
-                except OSError:
-                    connection.close()  # no worker
+                    self._link(connection, int.from_bytes(receive(connection, 4), "little"), True)
+                except (OSError, RuntimeError):
+                    connection.close()  # no worker, or there is no thread for it
 
     def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
         connection.settimeout(None)
@@ -80,17 +78,19 @@ class SocketTransport(Transport):
                 (count,) = struct.unpack("<I", receive(connection, 4))
                 sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
                 self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
-        except OSError as error:
-            del self._links[peer, peer_calls]
+        except Exception as error:  # the connection's end, or no memory for what came
+            self._links.pop((peer, peer_calls), None)
             connection.close()
             if not peer_calls:
-                self._inbox.lost(peer, str(error))
+                self._inbox.lost(peer, str(error) or type(error).__name__)
                 self._inbox.found(peer)  # the next call may try again
 
 
 def receive(connection: socket.socket, size: int) -> bytearray:
-    """Return the next ``size`` bytes."""
-    data = bytearray(size)
-    if size and connection.recv_into(data, size, socket.MSG_WAITALL) < size:
+    """Return the next ``size`` bytes; room is made as they come, since anything may be announced."""
+    data = bytearray()
+    while len(data) < size and (piece := connection.recv(min(size - len(data), 1 << 20))):
+        data += piece
+    if len(data) < size:
         raise ConnectionResetError("the worker has closed the connection")
     return data

@@ -1,0 +1,152 @@
+"""A dynamic group whose store is lost, hangs or holds what no worker wrote: its members go on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from support import steps
+from support.steps import AT_ONCE, Meeting
+from support.workers import WorkerContext, Workers
+from support.zeromq import eventually, said
+
+BACKENDS = ["ZEROMQ", "TENSORPIPE"]
+HOST, LOST = 0, 1
+REMAINING = (2, 3)
+
+
+def ask(me: WorkerContext, who: str) -> tuple[str, float]:
+    """Ask for a worker; return the error, empty if there is none, and the seconds that it took."""
+    start = time.monotonic()
+    try:
+        assert rpc.get_worker_info(who).name == who
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return "", time.monotonic() - start
+
+
+def leave_in_time(me: WorkerContext) -> float:
+    """Shut down; return the seconds that it took."""
+    start = time.monotonic()
+    rpc.shutdown()
+    return time.monotonic() - start
+
+
+def look(me: WorkerContext) -> tuple[float, float]:
+    """Look at the list of members; return seconds, and MiB by which the most memory held has grown."""
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    rpc.api._get_current_rpc_agent().get_worker_infos()
+    seconds = time.monotonic() - start
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Iterator[Meeting]:
+    with steps.meeting("tcp", tmp_path) as place:
+        yield place
+
+
+def form(workers: Any, where: Meeting, backend: str) -> None:
+    """Have all join, the host of the store first, and call each other."""
+    for worker in workers:
+        worker.call(steps.join_dynamic, where.url, backend=backend)
+    workers.run(steps.call_all)
+
+
+def store_of(where: Meeting) -> Any:
+    """Return the store of the group, as anybody who reaches its port has it."""
+    port = int(where.url.rpartition(":")[2])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    return dist.PrefixStore("0", dist.PrefixStore("rpc_backends", store))
+
+
+def assert_all_is_well(workers: Any, members: tuple[int, ...]) -> None:
+    """Check that the members call each other, and end as workers do that nothing has happened to."""
+    for me in members:
+        for other in members:
+            pid = workers[other].pid
+            assert workers[me].call(steps.call, f"worker{other}") == f"worker{other} {pid}"
+    for seconds in workers.run(leave_in_time, on=members):
+        assert seconds < 2 * AT_ONCE
+    assert [workers[member].end() for member in members] == [0] * len(members)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["killed", "left"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_end_of_the_store_s_host_harms_no_other_worker(
+    where: Meeting, backend: str, ending: str
+) -> None:
+    with Workers(4) as workers:
+        form(workers, where, backend)
+        if ending == "left":
+            workers[HOST].call(steps.leave)
+        workers[HOST].kill()
+        workers[LOST].kill()  # so that those that it has called look at the members
+
+        for me in REMAINING:
+            assert workers[me].call(ask, "worker2")[0] == ""
+            error, seconds = workers[me].call(ask, "nobody")
+            assert "nobody" in error
+            assert seconds < AT_ONCE
+            if backend == "ZEROMQ":
+                assert "store" in error
+                said(workers[me], "cannot be read", "calls among the members go on")
+        assert_all_is_well(workers, REMAINING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_store_that_hangs_holds_nobody_up(where: Meeting, backend: str) -> None:
+    with Workers(4) as workers:
+        form(workers, where, backend)
+        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        try:
+            workers[LOST].kill()
+            for me in REMAINING:
+                error, seconds = workers[me].call(ask, "nobody")
+                assert "nobody" in error
+                assert seconds < AT_ONCE
+            assert_all_is_well(workers, REMAINING)
+        finally:
+            os.kill(workers[HOST].pid, signal.SIGCONT)
+
+
+def test_a_store_that_answers_again_is_read_again(where: Meeting) -> None:
+    with Workers(3) as workers:
+        for worker in (workers[0], workers[1]):
+            worker.call(steps.join_dynamic, where.url, backend="ZEROMQ")
+        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        try:
+            workers[1].call(ask, "worker2")
+        finally:
+            os.kill(workers[HOST].pid, signal.SIGCONT)
+
+        workers[2].call(steps.join_dynamic, where.url, backend="ZEROMQ")
+
+        eventually(lambda: workers[1].call(ask, "worker2")[0] == "", lambda: "it is a member")
+
+
+@pytest.mark.parametrize("text", ["none", "3000000", str(10**17), "-7", "9" * 400])
+def test_a_count_of_records_that_is_none_costs_nobody_anything(where: Meeting, text: str) -> None:
+    with Workers(3) as workers:
+        form(workers, where, "ZEROMQ")
+        store_of(where).set("records", text)
+
+        for _ in range(2):
+            for seconds, mebibytes in workers.run(look):
+                assert seconds < AT_ONCE / 2
+                assert mebibytes < 50
+        said(workers[0], "'records'", "use a store that nobody else writes to")
+        workers[2].kill()
+        assert_all_is_well(workers, (0, 1))
