@@ -62,11 +62,34 @@ std::vector<Frame> read_rest(bool more, Socket& socket) {
       break;
     }
     more = frame.more();
-    if (frames.size() <= kMostParts) {
+    if (frames.size() <= 2 * kMostParts) {
       frames.push_back(std::move(frame));
     }
   }
   return frames;
+}
+
+// The head of a message as one frame; the frames that it came in are taken out of `frames`.
+Frame joined(Frame first, std::vector<Frame>& frames) {
+  const size_t count = header_of(first).head_frames;
+  if (count == 0 || count - 1 > frames.size()) {
+    throw Malformed("a part of the head of a message is missing");
+  }
+  if (count == 1) {
+    return first;
+  }
+  const auto end = frames.begin() + static_cast<ptrdiff_t>(count - 1);
+  size_t size = first.size();
+  for (auto frame = frames.begin(); frame != end; ++frame) {
+    size += frame->size();
+  }
+  Frame head(size);
+  char* next = std::copy_n(first.data(), first.size(), head.data());
+  for (auto frame = frames.begin(); frame != end; ++frame) {
+    next = std::copy_n(frame->data(), frame->size(), next);
+  }
+  frames.erase(frames.begin(), end);
+  return head;
 }
 
 }  // namespace
@@ -166,6 +189,7 @@ Assembler::Outcome Assembler::start(Frame head, std::vector<Frame> frames) {
   if (kind != Kind::kMessage) {
     throw Malformed("what came is no message of this version");
   }
+  head = joined(std::move(head), frames);
   check(head, frames);
   Progress progress;
   Parts parts = place(std::move(head), std::move(frames), progress.parts);

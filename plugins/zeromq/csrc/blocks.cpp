@@ -13,6 +13,10 @@ namespace rpc_backends::zeromq {
 namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
+// Less than half of a large page is not worth one.
+constexpr size_t kLeast = kLargePage / 2;
+
+constexpr size_t kAlignment = 64;
 
 struct Block {
   void* memory = nullptr;
@@ -69,6 +73,13 @@ Kept& kept() {
 }  // namespace
 
 Part take_block(size_t size) {
+  if (size < kLeast) {
+    void* const memory = std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
+    if (memory == nullptr) {
+      throw std::bad_alloc();
+    }
+    return {memory, size, std::shared_ptr<void>(memory, std::free)};
+  }
   const size_t whole = (size + kLargePage - 1) / kLargePage * kLargePage;
   Block block = kept().take(whole);
   if (block.memory == nullptr) {

@@ -43,6 +43,9 @@ class Frame {
   // What libzmq knows of the connection by which it came; null if it does not.
   const char* property(const char* name) const { return zmq().msg_gets(&message_, name); }
 
+  // The descriptor of the connection by which it came; -1 if libzmq does not know.
+  int source() const { return zmq().msg_get(&message_, message_option::kSourceFd); }
+
   RawMessage* raw() { return &message_; }
 
  private:

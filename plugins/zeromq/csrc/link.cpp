@@ -49,9 +49,11 @@ void Link::set_options(Socket& socket, const std::string& key, const Route& rout
   socket.set(option::kConnectTimeout, milliseconds(settings_.handshake_timeout));
   socket.set(option::kHandshakeIvl, milliseconds(settings_.handshake_timeout));
   socket.watch_for_silence(settings_);
-  socket.set(option::kMaxMsgSize, static_cast<int64_t>(wire::largest_frame(settings_.max_message)));
+  socket.set(option::kMaxMsgSize, wire::kLargestFrameOnWire);
   socket.set(option::kIpv6, endpoint_.is_ipv6() ? 1 : 0);
   socket.set(option::kRoutingId, route.text);
+  // Sends an empty message first: by that the peer knows which of its connections this is.
+  socket.set(option::kProbeRouter, 1);
   if (settings_.encrypts()) {
     socket.set(option::kCurvePublicKey, settings_.public_key);
     socket.set(option::kCurveSecretKey, settings_.secret_key);

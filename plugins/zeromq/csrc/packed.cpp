@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "wire.h"
@@ -12,11 +13,8 @@ using namespace wire;
 
 namespace {
 
-// Measured; see bench/README.md. Up to the first a copy costs less than a frame; from the second on a
-// part in pieces arrives sooner than in one frame; a piece stays in the cache between the two copies.
+// Measured; see bench/README.md. Up to this size a copy costs less than a frame.
 constexpr size_t kMostInHead = 4096;
-constexpr size_t kMostInFrame = 1 << 20;
-constexpr size_t kPieceSize = 1 << 20;
 
 }  // namespace
 
@@ -36,7 +34,8 @@ Packed::Packed(Parts parts, uint64_t max_message) {
                          std::to_string(max_message) + " that one may have");
   }
   head_ = Frame(inside);
-  char* fields = write_header(head_, static_cast<uint8_t>(Kind::kMessage), parts.size());
+  const size_t head_frames = (inside + kLargestFrame - 1) / kLargestFrame;
+  char* fields = write_header(head_, static_cast<uint8_t>(Kind::kMessage), parts.size(), head_frames);
   char* next = head_.data() + begin_of_parts(parts.size());
   std::fill(fields + parts.size() * sizeof(uint64_t), next, 0);
   for (Part& part : parts) {
@@ -45,12 +44,28 @@ Packed::Packed(Parts parts, uint64_t max_message) {
     std::memcpy(fields, &field, sizeof field);
     fields += sizeof field;
   }
+  if (head_frames > 1) {
+    split_head();
+  }
+}
+
+// What of the head is too long for one frame goes in the next ones.
+void Packed::split_head() {
+  const Part head = part_of(std::move(head_));
+  std::vector<Part> rest;
+  for (size_t offset = kLargestFrame; offset < head.size; offset += kLargestFrame) {
+    const char* const data = static_cast<const char*>(head.data) + offset;
+    rest.push_back({data, std::min(kLargestFrame, head.size - offset), head.owner});
+  }
+  head_ = Frame(head, head.data, kLargestFrame);
+  frames_.insert(frames_.begin(), std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
 }
 
 // Returns where the fields of the parts begin.
-char* Packed::write_header(Frame& head, uint8_t kind, size_t count) {
+char* Packed::write_header(Frame& head, uint8_t kind, size_t count, size_t head_frames) {
   Header header;
   header.kind = kind;
+  header.head_frames = static_cast<uint16_t>(head_frames);
   header.count = static_cast<uint32_t>(count);
   std::memcpy(head.data(), &header, sizeof header);
   return head.data() + sizeof header;
@@ -67,7 +82,7 @@ void Packed::place(Part part, uint64_t& field, char*& next) {
     next += aligned(part.size);
     return;
   }
-  const bool whole = part.size <= kMostInFrame;
+  const bool whole = part.size <= kLargestFrame;
   field |= static_cast<uint64_t>(whole ? Place::kFrame : Place::kPieces) << kPlaceShift;
   (whole ? frames_ : in_pieces_).push_back(std::move(part));
 }
@@ -76,7 +91,7 @@ Packed Packed::refusal(const std::string& reason) {
   const size_t length = std::min(reason.size(), kLongestReason);
   Packed packed;
   packed.head_ = Frame(sizeof(Header) + length);
-  std::copy_n(reason.data(), length, write_header(packed.head_, static_cast<uint8_t>(Kind::kRefusal), 0));
+  std::copy_n(reason.data(), length, write_header(packed.head_, static_cast<uint8_t>(Kind::kRefusal), 0, 1));
   return packed;
 }
 
@@ -107,14 +122,14 @@ bool Packed::send(Socket& socket, const std::string& route) {
 
 bool Packed::send_pieces(Socket& socket, const std::string& route, const Part& part) {
   const char* const data = static_cast<const char*>(part.data);
-  for (size_t offset = 0; offset < part.size; offset += kPieceSize) {
+  for (size_t offset = 0; offset < part.size; offset += kLargestFrame) {
     if (!route.empty()) {
       Frame to(route.data(), route.size());
       if (!socket.send(to, true)) {
         return false;
       }
     }
-    Frame piece(part, data + offset, std::min(kPieceSize, part.size - offset));
+    Frame piece(part, data + offset, std::min(kLargestFrame, part.size - offset));
     if (!socket.send(piece, false)) {
       return false;
     }

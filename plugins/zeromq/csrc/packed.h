@@ -25,8 +25,9 @@ class Packed {
 
  private:
   Packed() = default;
-  static char* write_header(Frame& head, uint8_t kind, size_t count);
+  static char* write_header(Frame& head, uint8_t kind, size_t count, size_t head_frames);
   void place(Part part, uint64_t& field, char*& next);
+  void split_head();
   bool send_pieces(Socket& socket, const std::string& route, const Part& part);
 
   Frame head_;

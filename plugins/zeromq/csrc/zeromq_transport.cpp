@@ -228,6 +228,7 @@ std::map<std::string, std::string> ZeroMQTransport::metrics() const {
       {"zeromq.peers_found", text(counters_->found)},
       {"zeromq.refused", text(counters_->refused)},
       {"zeromq.failed_handshakes", text(counters_->handshakes)},
+      {"zeromq.crowded_out", text(counters_->crowded)},
       {"zeromq.rejected", text(counters_->rejected)},
       {"zeromq.dropped_messages", text(counters_->dropped)},
   };
