@@ -13,8 +13,8 @@ namespace rpc_backends::zeromq {
 namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
-// Less than half of a large page is not worth one.
-constexpr size_t kLeast = kLargePage / 2;
+// Less is not worth a large page, which would be all taken.
+constexpr size_t kLeast = kLargePage;
 
 constexpr size_t kAlignment = 64;
 

@@ -19,7 +19,7 @@ class Frame {
   // Copies.
   Frame(const void* data, size_t size) { copy(data, size); }
 
-  // Has the frame use the memory of `part`, and drop its owner on a thread of libzmq's when it is sent.
+  // Has the frame use the memory of `part`, and let go of its owner, on any thread, when it is sent.
   // A part without an owner is copied: nobody says how long it lives.
   explicit Frame(const Part& part) : Frame(part, part.data, part.size) {}
 

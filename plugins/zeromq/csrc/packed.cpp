@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <utility>
 
 #include "wire.h"
@@ -10,13 +9,6 @@
 namespace rpc_backends::zeromq {
 
 using namespace wire;
-
-namespace {
-
-// Measured; see bench/README.md. Up to this size a copy costs less than a frame.
-constexpr size_t kMostInHead = 4096;
-
-}  // namespace
 
 Packed::Packed(Parts parts, uint64_t max_message) {
   if (parts.size() > kMostParts) {
@@ -51,14 +43,11 @@ Packed::Packed(Parts parts, uint64_t max_message) {
 
 // What of the head is too long for one frame goes in the next ones.
 void Packed::split_head() {
-  const Part head = part_of(std::move(head_));
-  std::vector<Part> rest;
-  for (size_t offset = kLargestFrame; offset < head.size; offset += kLargestFrame) {
-    const char* const data = static_cast<const char*>(head.data) + offset;
-    rest.push_back({data, std::min(kLargestFrame, head.size - offset), head.owner});
-  }
-  head_ = Frame(head, head.data, kLargestFrame);
-  frames_.insert(frames_.begin(), std::make_move_iterator(rest.begin()), std::make_move_iterator(rest.end()));
+  Part rest = part_of(std::move(head_));
+  head_ = Frame(rest, rest.data, kLargestFrame);
+  rest.data = static_cast<const char*>(rest.data) + kLargestFrame;
+  rest.size -= kLargestFrame;
+  frames_.insert(frames_.begin(), std::move(rest));
 }
 
 // Returns where the fields of the parts begin.
@@ -82,7 +71,7 @@ void Packed::place(Part part, uint64_t& field, char*& next) {
     next += aligned(part.size);
     return;
   }
-  const bool whole = part.size <= kLargestFrame;
+  const bool whole = part.size <= kMostInMessage;
   field |= static_cast<uint64_t>(whole ? Place::kFrame : Place::kPieces) << kPlaceShift;
   (whole ? frames_ : in_pieces_).push_back(std::move(part));
 }
@@ -107,8 +96,7 @@ bool Packed::send(Socket& socket, const std::string& route) {
   }
   begun_ = true;
   for (size_t i = 0; i < frames_.size(); ++i) {
-    Frame frame(frames_[i]);
-    if (!socket.send(frame, i + 1 < frames_.size())) {
+    if (!send_frames(socket, frames_[i], 0, frames_[i].size, i + 1 < frames_.size())) {
       return false;
     }
   }
@@ -120,17 +108,27 @@ bool Packed::send(Socket& socket, const std::string& route) {
   return true;
 }
 
+// Sends `size` bytes of a part from `offset` on.
+bool Packed::send_frames(Socket& socket, const Part& part, size_t offset, size_t size, bool more) {
+  for (const size_t end = offset + size; offset < end; offset += kLargestFrame) {
+    const size_t length = std::min(kLargestFrame, end - offset);
+    Frame frame(part, static_cast<const char*>(part.data) + offset, length);
+    if (!socket.send(frame, more || offset + length < end)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool Packed::send_pieces(Socket& socket, const std::string& route, const Part& part) {
-  const char* const data = static_cast<const char*>(part.data);
-  for (size_t offset = 0; offset < part.size; offset += kLargestFrame) {
+  for (size_t offset = 0; offset < part.size; offset += kMostInMessage) {
     if (!route.empty()) {
       Frame to(route.data(), route.size());
       if (!socket.send(to, true)) {
         return false;
       }
     }
-    Frame piece(part, data + offset, std::min(kLargestFrame, part.size - offset));
-    if (!socket.send(piece, false)) {
+    if (!send_frames(socket, part, offset, std::min(kMostInMessage, part.size - offset), false)) {
       return false;
     }
   }

@@ -28,6 +28,7 @@ class Packed {
   static char* write_header(Frame& head, uint8_t kind, size_t count, size_t head_frames);
   void place(Part part, uint64_t& field, char*& next);
   void split_head();
+  bool send_frames(Socket& socket, const Part& part, size_t offset, size_t size, bool more);
   bool send_pieces(Socket& socket, const std::string& route, const Part& part);
 
   Frame head_;

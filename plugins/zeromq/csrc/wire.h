@@ -1,16 +1,16 @@
 // How the parts of a message travel as ZeroMQ messages, and are put together again.
 //
 //   head      kind, version, number of parts, the size of each and where it is; then the small parts,
-//             each at a multiple of 16 bytes. One frame, or several if it is longer than a frame may be
-//   frames    of the same ZeroMQ message: the larger parts, one each
-//   pieces    ZeroMQ messages of their own, one frame each: the parts that are larger still
+//             each at a multiple of 16 bytes
+//   frames    of the same ZeroMQ message: the larger parts
+//   pieces    ZeroMQ messages of their own: the parts that are larger still
 //
 // Small parts share a frame because each costs libzmq as much as a small message. Large ones come in
 // pieces because libzmq hands out nothing before it is whole, and hears no heartbeat in between: a frame
 // that takes long to arrive would look like a peer that is gone. Pieces are copied to their place while
 // the next ones are still on their way.
 //
-// No frame is larger than kLargestFrame. libzmq allocates a frame when its size is announced, also for
+// No frame is larger than kLargestFrame; what is longer goes in several. libzmq allocates a frame when its size is announced, also for
 // a connection that has not been authenticated, and its limit is one for the life of a connection. So
 // the limit is what a stranger can make a worker hold.
 #pragma once
@@ -48,7 +48,14 @@ inline constexpr uint64_t kSizeMask = (uint64_t{1} << kPlaceShift) - 1;
 
 inline constexpr size_t kMostParts = 65536;
 
-// Bytes; measured, see bench/README.md.
+// Bytes of a part. Measured: a copy of as many costs less than a frame.
+inline constexpr size_t kMostInHead = 4096;
+
+// Bytes of a part or a piece. Measured: as many arrive sooner in one ZeroMQ message than in several, and stay in
+// the cache between the two copies.
+inline constexpr size_t kMostInMessage = size_t{1} << 20;
+
+// Bytes; measured, see bench/run.py.
 inline constexpr size_t kLargestFrame = size_t{128} << 10;
 
 // For ZMQ_MAXMSGSIZE, which counts what CURVE adds to a frame: 33 bytes.

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "wire.h"
+
 namespace rpc_backends::zeromq {
 
 namespace {
@@ -81,6 +83,7 @@ struct ZeroMQTransport::Works {
   Directory directory;
   Keeper keeper;
   Asker asker;
+  Releaser releaser;  // after all that lets go of messages
   Context context;
   Zap zap;
   Peers peers;
@@ -171,6 +174,11 @@ void ZeroMQTransport::forget(int peer) {
 void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
   const Gate::Pass pass(gate_);
   check();
+  for (Part& part : parts) {
+    if (part.owner && part.size > wire::kMostInHead) {
+      works_->releaser.hold(part);
+    }
+  }
   Packed message(std::move(parts), settings_->max_message);
   if (reply) {
     works_->door->reply(peer, message);

@@ -5,6 +5,7 @@
 //   receive()          Inbox ◀─ Link, Door                      read by the threads that wait
 //   Keeper             one thread: monitors of connections, who may connect (Zap), trials to reach lost peers
 //   Asker              one thread: the owner's callbacks
+//   Releaser           one thread: lets go of memory that was sent
 //
 // Who waits for an answer has made the connection by which it comes, and sees it end.
 #pragma once
@@ -18,6 +19,7 @@
 #include "door.h"
 #include "gate.h"
 #include "peers.h"
+#include "releaser.h"
 #include "zap.h"
 
 namespace rpc_backends::zeromq {

@@ -394,3 +394,31 @@ def test_a_large_message_on_a_slow_network_is_no_silence(apart: TwoHosts) -> Non
             pytest.skip(f"no slow network here: {done.stderr}")
     assert apart.call(10) == ["message", "10"]
     assert apart.call(24 << 20) == ["message", str(24 << 20)]
+
+
+def test_who_holds_the_gil_delays_no_heartbeat(
+    make: MakeWorker, start: Callable[..., Child]
+) -> None:
+    """The memory of a message is Python's, and is let go of while a program holds the GIL for 3 s."""
+    one = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
+    child = start(
+        """
+        import ctypes
+        worker = Worker(0, encrypted=False).listen("tcp://127.0.0.1:*")
+        say(worker.endpoint)
+        worker.transport.learn(1, hear(), None)
+        worker.message()
+        worker.send(1, bytes(64 << 20))
+        ctypes.PyDLL(None).usleep(3_000_000)  # with the GIL
+        say("done")
+        hear()
+        """
+    )
+    one.transport.learn(0, child.hear(), None)
+    child.say(one.endpoint)
+    one.send(0, b"begin")
+    assert len(one.message()[1][0]) == 64 << 20
+    assert child.hear() == "done"
+    assert one.metric("peers_lost") == 0
+    child.say("end")
+    assert child.end() == 0
