@@ -3,7 +3,10 @@
 
 #include <sys/socket.h>
 
+#include <memory>
 #include <string>
+
+#include "fd.h"
 
 namespace rpc_backends::zeromq {
 
@@ -18,9 +21,9 @@ class Endpoint {
   const std::string& text() const { return text_; }
   bool is_ipv6() const { return address_.ss_family == AF_INET6; }
 
-  // Tries to connect, and returns 0 if somebody listens there, EINPROGRESS if that was not to be found
-  // out within `milliseconds`, and else the error.
-  int try_it(int milliseconds) const;
+  // Tries to connect, without waiting. Sets `error` to 0 if somebody listens there, to EINPROGRESS if that is not
+  // known yet, and else to what the system says. EINPROGRESS: returns the socket, which is writable when it is known.
+  std::shared_ptr<Fd> try_it(int& error) const;
 
   friend bool operator==(const Endpoint& a, const Endpoint& b) { return a.text_ == b.text_; }
 

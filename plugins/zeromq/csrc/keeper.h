@@ -23,8 +23,8 @@ class Keeper {
   Keeper();
   ~Keeper() { stop(); }
 
-  // Has `task` run whenever `fd` is readable, until unwatch(). Returns a number for that.
-  uint64_t watch(int fd, Task task);
+  // Has `task` run whenever `fd` is readable, until unwatch(). Returns a number for that. Throws TransportError.
+  uint64_t watch(int fd, Task task, uint32_t events = EPOLLIN);
   void unwatch(uint64_t id, int fd);
 
   void post(Task task);

@@ -17,7 +17,7 @@ namespace {
 constexpr int kNeverReconnect = 24 * 3600 * 1000;
 
 // How long one waits to find out why a connection ended.
-constexpr int kTrialMilliseconds = 20;
+constexpr std::chrono::milliseconds kTrial{20};
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -201,7 +201,7 @@ void Link::on_monitor() {
         break;
       default:  // kDisconnected, kConnectRetried
         ended_ = true;
-        listener_.on_end(self(), why_it_ended());
+        find_out_why();
         break;
     }
   }
@@ -215,21 +215,56 @@ void Link::on_deadline() {
   }
 }
 
-std::string Link::why_it_ended() const {
-  if (!connected_) {
-    return why_it_did_not_connect();
+// libzmq does not say why a connection ended, so it is tried again.
+void Link::find_out_why() {
+  int error = 0;
+  const std::shared_ptr<Fd> trial = needs_trial() ? endpoint_.try_it(error) : nullptr;
+  if (trial) {
+    try {
+      trial_ = keeper_.watch(trial->get(), [link = self(), trial] { link->on_trial(trial, true); }, EPOLLOUT);
+      keeper_.at(Clock::now() + kTrial, [link = self(), trial] { link->on_trial(trial, false); });
+      return;
+    } catch (const TransportError&) {
+      error = EINPROGRESS;
+    }
   }
-  const auto now = Clock::now();
+  listener_.on_end(self(), why_it_ended(error));
+}
+
+void Link::on_trial(const std::shared_ptr<Fd>& trial, bool done) {
+  if (trial_ == 0) {
+    return;
+  }
+  keeper_.unwatch(std::exchange(trial_, 0), trial->get());
+  int error = EINPROGRESS;
+  if (done) {
+    socklen_t length = sizeof error;
+    getsockopt(trial->get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  }
+  listener_.on_end(self(), why_it_ended(error));
+}
+
+bool Link::needs_trial() const {
+  return connected_ ? up_since_ != Clock::time_point() : !is_late();
+}
+
+bool Link::is_late() const {
+  return Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout));
+}
+
+// `error`: what a trial has found out.
+std::string Link::why_it_ended(int error) const {
+  if (!connected_) {
+    return why_it_did_not_connect(error);
+  }
   if (up_since_ == Clock::time_point()) {
-    const bool late = now - opened_ >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout));
     return "handshake with " + endpoint_.text() + " failed: " +
-        (late ? "not done within " + seconds_text(settings_.handshake_timeout)
+        (is_late() ? "not done within " + seconds_text(settings_.handshake_timeout)
               : trouble_.empty() ? "the connection ended during it" : trouble_);
   }
-  // libzmq does not say. Where somebody listens still, or nothing answers, it is the silence, unless there
-  // was none; who has ended does not listen.
-  const auto silence = now - std::max(last_message_.load(), up_since_);
-  const int error = endpoint_.try_it(kTrialMilliseconds);
+  // Where somebody listens still, or nothing answers, it is the silence, unless there was none; who has ended does
+  // not listen.
+  const auto silence = Clock::now() - std::max(last_message_.load(), up_since_);
   if (error != 0 && error != EINPROGRESS) {
     return "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error);
   }
@@ -240,12 +275,10 @@ std::string Link::why_it_ended() const {
   return "connection reset by " + endpoint_.text();
 }
 
-std::string Link::why_it_did_not_connect() const {
-  const auto took = Clock::now() - opened_;
-  if (took >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout))) {
+std::string Link::why_it_did_not_connect(int error) const {
+  if (is_late()) {
     return "no answer from " + endpoint_.text() + " within " + seconds_text(settings_.handshake_timeout);
   }
-  const int error = endpoint_.try_it(kTrialMilliseconds);
   const bool unknown = error == 0 || error == EINPROGRESS;
   return "cannot connect to " + endpoint_.text() + ": " + std::strerror(unknown ? ECONNREFUSED : error);
 }

@@ -60,8 +60,12 @@ class Link : public SocketSource {
   void set_options(Socket& socket, const std::string& key, const Route& route) const;
   void on_monitor();
   void on_deadline();
-  std::string why_it_ended() const;
-  std::string why_it_did_not_connect() const;
+  void find_out_why();
+  void on_trial(const std::shared_ptr<Fd>& trial, bool done);
+  bool needs_trial() const;
+  bool is_late() const;
+  std::string why_it_ended(int error) const;
+  std::string why_it_did_not_connect(int error) const;
   std::shared_ptr<Link> self();
 
   const Settings& settings_;
@@ -83,6 +87,7 @@ class Link : public SocketSource {
   bool connected_ = false;
   bool ended_ = false;
   std::string trouble_;  // in the handshake
+  uint64_t trial_ = 0;   // the watch of one that is under way
 };
 
 }  // namespace rpc_backends::zeromq
