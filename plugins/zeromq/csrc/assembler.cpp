@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -53,28 +54,79 @@ Part inside_of(Frame frame, size_t begin) {
   return inside;
 }
 
-// Reads the other frames of a message, all of them, whatever they are.
-std::vector<Frame> read_rest(bool more, Socket& socket) {
+// Reads the other frames of a message, all of them, whatever they are, and returns it whole.
+std::vector<Frame> read_rest(Frame first, Socket& socket) {
+  bool more = first.more();
   std::vector<Frame> frames;
+  frames.push_back(std::move(first));
   while (more) {
     Frame frame;
     if (!socket.receive(frame)) {
       break;
     }
     more = frame.more();
-    if (frames.size() <= kMostParts) {
+    if (frames.size() <= 2 * kMostParts) {
       frames.push_back(std::move(frame));
     }
   }
   return frames;
 }
 
+using FrameIterator = std::vector<Frame>::iterator;
+
+size_t size_of(FrameIterator begin, FrameIterator end) {
+  return std::accumulate(begin, end, size_t{0}, [](size_t sum, const Frame& frame) { return sum + frame.size(); });
+}
+
+// Returns how many bytes there were.
+size_t copy_frames(FrameIterator begin, FrameIterator end, char* place) {
+  char* next = place;
+  for (; begin != end; ++begin) {
+    next = std::copy_n(begin->data(), begin->size(), next);
+    *begin = Frame();
+  }
+  return static_cast<size_t>(next - place);
+}
+
+// The head of a message as one frame; `frames` are those after it afterwards.
+Frame take_head(std::vector<Frame>& frames) {
+  const size_t count = header_of(frames.front()).head_frames;
+  if (count == 0 || count > frames.size()) {
+    throw Malformed("a part of the head of a message is missing");
+  }
+  const auto end = frames.begin() + static_cast<ptrdiff_t>(count);
+  Frame head;
+  if (count == 1) {
+    head = std::move(frames.front());
+  } else {
+    head = Frame(size_of(frames.begin(), end));
+    copy_frames(frames.begin(), end, head.data());
+  }
+  frames.erase(frames.begin(), end);
+  return head;
+}
+
+// How many frames a part has.
+size_t frames_of(size_t size) {
+  return std::max<size_t>((size + kLargestFrame - 1) / kLargestFrame, 1);
+}
+
+// The part that begins with the frame `first`.
+Part part_in(std::vector<Frame>& frames, size_t first, size_t size) {
+  if (frames_of(size) == 1) {
+    return inside_of(std::move(frames[first]), 0);
+  }
+  const Part part = take_block(size);
+  const auto begin = frames.begin() + static_cast<ptrdiff_t>(first);
+  copy_frames(begin, begin + static_cast<ptrdiff_t>(frames_of(size)), static_cast<char*>(const_cast<void*>(part.data)));
+  return part;
+}
+
 }  // namespace
 
 std::optional<Parts> Piece::put() {
-  const size_t size = frame_.size();
-  std::memcpy(place_, frame_.data(), size);
-  frame_ = Frame();
+  const size_t size = copy_frames(frames_.begin(), frames_.end(), place_);
+  frames_.clear();
   if (message_->missing.fetch_sub(size, std::memory_order_acq_rel) != size) {
     return std::nullopt;
   }
@@ -82,16 +134,13 @@ std::optional<Parts> Piece::put() {
 }
 
 Assembler::Outcome Assembler::take(Frame first, Socket& socket) {
-  std::vector<Frame> frames = read_rest(first.more(), socket);
+  std::vector<Frame> frames = read_rest(std::move(first), socket);
   Outcome outcome;
   try {
     if (!progress_.message) {
-      return start(std::move(first), std::move(frames));
+      return start(std::move(frames));
     }
-    if (!frames.empty()) {
-      throw Malformed("a piece of a message has more than one frame");
-    }
-    return take_piece(std::move(first));
+    return take_piece(std::move(frames));
   } catch (const Malformed& error) {
     outcome.text = error.what();
   } catch (const std::bad_alloc&) {
@@ -102,16 +151,16 @@ Assembler::Outcome Assembler::take(Frame first, Socket& socket) {
   return outcome;
 }
 
-Assembler::Outcome Assembler::take_piece(Frame frame) {
+Assembler::Outcome Assembler::take_piece(std::vector<Frame> frames) {
   const Part& part = progress_.message->parts[progress_.parts[progress_.current]];
-  const size_t size = frame.size();
+  const size_t size = size_of(frames.begin(), frames.end());
   if (size == 0 || size > part.size - progress_.offset) {
     throw Malformed("a piece of a message is of a wrong size");
   }
   char* const place = static_cast<char*>(const_cast<void*>(part.data)) + progress_.offset;
   Outcome outcome;
   outcome.kind = Outcome::Kind::kPiece;
-  outcome.piece.emplace(progress_.message, place, std::move(frame));
+  outcome.piece.emplace(progress_.message, place, std::move(frames));
   progress_.offset += size;
   if (progress_.offset == part.size) {
     progress_.offset = 0;
@@ -123,7 +172,7 @@ Assembler::Outcome Assembler::take_piece(Frame frame) {
 }
 
 // Throws if the message cannot be what its head says. Afterwards all sizes fit.
-void Assembler::check(Frame& head, const std::vector<Frame>& frames) const {
+void Assembler::check(Frame& head, std::vector<Frame>& frames) const {
   const size_t count = header_of(head).count;
   if (count > kMostParts || begin_of_parts(count) > head.size()) {
     throw Malformed("a message has more parts than it can have");
@@ -141,10 +190,12 @@ void Assembler::check(Frame& head, const std::vector<Frame>& frames) const {
     if (place == Place::kHead) {
       end += aligned(size);
     } else if (place == Place::kFrame) {
-      if (next_frame == frames.size() || frames[next_frame].size() != size) {
+      const size_t needed = frames_of(size);
+      const auto begin = frames.begin() + static_cast<ptrdiff_t>(next_frame);
+      if (needed > frames.size() - next_frame || size_of(begin, begin + static_cast<ptrdiff_t>(needed)) != size) {
         throw Malformed("a frame of a message is missing, or of another size than it says");
       }
-      ++next_frame;
+      next_frame += needed;
     } else if (place != Place::kPieces || size == 0) {
       throw Malformed("a part of a message is nowhere");
     }
@@ -154,8 +205,9 @@ void Assembler::check(Frame& head, const std::vector<Frame>& frames) const {
   }
 }
 
-Assembler::Outcome Assembler::start(Frame head, std::vector<Frame> frames) {
+Assembler::Outcome Assembler::start(std::vector<Frame> frames) {
   Outcome outcome;
+  Frame& head = frames.front();
   const bool known = head.size() >= sizeof(Header) && header_of(head).version == kVersion;
   const auto kind = known ? static_cast<Kind>(header_of(head).kind) : Kind{};
   if (kind == Kind::kRefusal) {
@@ -166,9 +218,10 @@ Assembler::Outcome Assembler::start(Frame head, std::vector<Frame> frames) {
   if (kind != Kind::kMessage) {
     throw Malformed("what came is no message of this version");
   }
-  check(head, frames);
+  Frame whole = take_head(frames);
+  check(whole, frames);
   Progress progress;
-  Parts parts = place(std::move(head), std::move(frames), progress.parts);
+  Parts parts = place(std::move(whole), std::move(frames), progress.parts);
   if (progress.parts.empty()) {
     outcome.kind = Outcome::Kind::kMessage;
     outcome.parts = std::move(parts);
@@ -191,7 +244,8 @@ Parts Assembler::place(Frame head, std::vector<Frame> frames, std::vector<size_t
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto [size, place] = field_of(head, i);
     if (place == Place::kFrame) {
-      parts[i] = inside_of(std::move(frames[next_frame++]), 0);
+      parts[i] = part_in(frames, next_frame, size);
+      next_frame += frames_of(size);
     } else if (place == Place::kPieces) {
       parts[i] = take_block(size);
       in_pieces.push_back(i);

@@ -21,8 +21,8 @@ struct Unfinished {
 // A piece, and where it belongs.
 class Piece {
  public:
-  Piece(std::shared_ptr<Unfinished> message, char* place, Frame frame)
-      : message_(std::move(message)), place_(place), frame_(std::move(frame)) {}
+  Piece(std::shared_ptr<Unfinished> message, char* place, std::vector<Frame> frames)
+      : message_(std::move(message)), place_(place), frames_(std::move(frames)) {}
 
   // Puts it there. Returns the parts of the message if it was the last.
   std::optional<Parts> put();
@@ -30,7 +30,7 @@ class Piece {
  private:
   std::shared_ptr<Unfinished> message_;
   char* place_;
-  Frame frame_;
+  std::vector<Frame> frames_;
 };
 
 class Assembler {
@@ -63,10 +63,10 @@ class Assembler {
     size_t offset = 0;                    // in that
   };
 
-  Outcome start(Frame head, std::vector<Frame> frames);
+  Outcome start(std::vector<Frame> frames);
   Parts place(Frame head, std::vector<Frame> frames, std::vector<size_t>& in_pieces) const;
-  Outcome take_piece(Frame frame);
-  void check(Frame& head, const std::vector<Frame>& frames) const;
+  Outcome take_piece(std::vector<Frame> frames);
+  void check(Frame& head, std::vector<Frame>& frames) const;
 
   const uint64_t max_message_;
   Progress progress_;

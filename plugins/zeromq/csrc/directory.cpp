@@ -36,4 +36,9 @@ bool Directory::admits(int worker) const {
   return left_.count(worker) == 0;
 }
 
+size_t Directory::size() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return keys_.size();
+}
+
 }  // namespace rpc_backends::zeromq

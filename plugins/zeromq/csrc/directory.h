@@ -22,6 +22,9 @@ class Directory {
   // worker that has left does not come back before it is learned again.
   bool admits(int worker) const;
 
+  // Workers that are known.
+  size_t size() const;
+
  private:
   mutable std::mutex mutex_;
   std::unordered_map<std::string, int> owners_;

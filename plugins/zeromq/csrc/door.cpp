@@ -17,6 +17,12 @@ constexpr size_t kMostCallers = 4;
 // Connections that wait to be accepted: all workers of a group may connect in one moment.
 constexpr int kBacklog = 1024;
 
+// Connections that may be in their handshakes at a time, beside one from each known worker.
+constexpr size_t kMostStrangers = 128;
+
+// What the monitor tells that is dealt with at once: others have to get their turn.
+constexpr int kMostOccurrences = 1000;
+
 }  // namespace
 
 BindError::BindError(int error, const std::string& where)
@@ -38,21 +44,18 @@ void Door::open() {
   socket.set(option::kBacklog, kBacklog);
   socket.set(option::kHandshakeIvl, milliseconds(settings.handshake_timeout));
   socket.watch_for_silence(settings);
-  socket.set(option::kMaxMsgSize, static_cast<int64_t>(wire::largest_frame(settings.max_message)));
+  socket.set(option::kMaxMsgSize, wire::kLargestFrameOnWire);
   // Has libzmq ask Zap also without encryption, and speak with nobody of a version that cannot be asked.
   socket.set(option::kZapDomain, std::string(Zap::kDomain));
   if (settings.encrypts()) {
     socket.set(option::kCurveServer, 1);
     socket.set(option::kCurveSecretKey, settings.secret_key);
   }
-  monitor_ = std::make_unique<Monitor>(services_.context, socket, "door", kHandshakeFailed | kHandshakeFailedProtocol);
+  monitor_ = std::make_unique<Monitor>(services_.context, socket, "door",
+                                       kListening | kAccepted | kAcceptFailed | kDisconnected | kHandshakeFailed |
+                                           kHandshakeFailedProtocol);
   monitor_fd_ = monitor_->fd();
-  const std::weak_ptr<SocketSource> weak = weak_from_this();
-  watch_ = services_.keeper.watch(monitor_fd_, [weak] {
-    if (const auto door = std::static_pointer_cast<Door>(weak.lock())) {
-      door->on_monitor();
-    }
-  });
+  watch_ = services_.keeper.watch(monitor_fd_, monitor_task());
   enter(std::move(socket));
 }
 
@@ -145,6 +148,9 @@ SocketSource::Read Door::read_one() {
     drop(std::move(first));
     return read;
   }
+  if (!std::exchange(caller->begun, true) && first.size() == 0 && !first.more()) {
+    return read;
+  }
   Assembler::Outcome outcome = caller->assembler.take(std::move(first), *socket_);
   switch (outcome.kind) {
     case Assembler::Outcome::Kind::kMessage:
@@ -196,9 +202,10 @@ Door::Caller* Door::admit(Frame& name, const Frame& first) {
     tell(std::string(name.data(), name.size()), why);
     return nullptr;
   }
-  auto caller = std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false});
+  auto caller = std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false, false});
   Caller* const entered = caller.get();
   enter_caller(std::move(caller));
+  newcomers_.authenticated(first.source());
   on_arrival_(route->worker);
   return entered;
 }
@@ -255,13 +262,55 @@ void Door::tell(const std::string& route, const std::string& reason) {
 // --- on the keeper's thread -------------------------------------------------------------------------
 
 void Door::on_monitor() {
+  using namespace monitor_event;
   Monitor::Occurrence occurrence;
-  while (monitor_->next(occurrence)) {
-    ++counters_.handshakes;
-    // Who looks whether somebody listens, and goes, is not worth a line.
-    if (occurrence.event == monitor_event::kHandshakeFailedProtocol) {
-      services_.asker.tell("somebody who connected to " + occurrence.endpoint + ": " + failure_text(occurrence));
+  bool failed = false;
+  int count = 0;
+  size_t ended = 0;
+  for (; count < kMostOccurrences && monitor_->next(occurrence); ++count) {
+    switch (occurrence.event) {
+      case kListening:
+        newcomers_.listening(occurrence.value);
+        break;
+      case kAccepted:
+        ended += newcomers_.accepted(occurrence.value, kMostStrangers + services_.directory.size());
+        break;
+      case kDisconnected:
+        newcomers_.disconnected(occurrence.value);
+        break;
+      case kAcceptFailed:
+        failed = failed || occurrence.value == EMFILE || occurrence.value == ENFILE;
+        break;
+      default:
+        ++counters_.handshakes;
+        // Who looks whether somebody listens, and goes, is not worth a line.
+        if (occurrence.event == kHandshakeFailedProtocol) {
+          services_.asker.tell("somebody who connected to " + occurrence.endpoint + ": " + failure_text(occurrence));
+        }
+        break;
     }
+  }
+  ended += failed ? newcomers_.accept_failed() : 0;
+  crowd_out(ended);
+  if (count == kMostOccurrences) {
+    services_.keeper.post(monitor_task());  // its descriptor does not tell again
+  }
+}
+
+Keeper::Task Door::monitor_task() {
+  const std::weak_ptr<SocketSource> weak = weak_from_this();
+  return [weak] {
+    if (const auto door = std::static_pointer_cast<Door>(weak.lock())) {
+      door->on_monitor();
+    }
+  };
+}
+
+void Door::crowd_out(size_t ended) {
+  if (ended > 0) {
+    counters_.crowded += ended;
+    services_.asker.tell(std::to_string(ended) + " connections ended before it was known who made them: there were "
+                         "too many at a time, or too few descriptors were left (ulimit -n)");
   }
 }
 

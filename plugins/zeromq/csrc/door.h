@@ -16,6 +16,7 @@
 #include "directory.h"
 #include "keeper.h"
 #include "monitor.h"
+#include "newcomers.h"
 #include "route.h"
 #include "source.h"
 
@@ -61,6 +62,7 @@ class Door : public SocketSource {
     std::string user;    // as libzmq knows it; empty without encryption
     std::string closed;  // why nothing is taken from it any more; empty if it is
     bool told = false;   // that nothing is
+    bool begun = false;  // its first message, which is empty, has come; see Link
   };
 
   Read read_one() override;
@@ -74,11 +76,14 @@ class Door : public SocketSource {
   void close_caller(Caller& caller, const std::string& reason);
   void tell(const std::string& route, const std::string& reason);
   void on_monitor();
+  void crowd_out(size_t ended);
+  Keeper::Task monitor_task();
 
   const Services services_;
   const std::function<void(int)> on_arrival_;
   std::unordered_map<std::string, std::unique_ptr<Caller>> callers_;
   std::unordered_map<int, std::vector<Caller*>> by_peer_;  // the newest last
+  Newcomers newcomers_;
 
   // Of the keeper's thread, once it is open.
   std::unique_ptr<Monitor> monitor_;

@@ -2,9 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
-#include <poll.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -92,22 +90,15 @@ void Endpoint::parse_ipc(const std::string& rest) {
   std::memcpy(&address_, &address, size_);
 }
 
-int Endpoint::try_it(int milliseconds) const {
+std::shared_ptr<Fd> Endpoint::try_it(int& error) const {
   const int trial = ::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (trial == -1) {
-    return errno;
-  }
-  int error = 0;
-  if (::connect(trial, reinterpret_cast<const sockaddr*>(&address_), size_) != 0) {
     error = errno;
-    pollfd wait{trial, POLLOUT, 0};
-    if (error == EINPROGRESS && ::poll(&wait, 1, milliseconds) == 1) {
-      socklen_t length = sizeof error;
-      getsockopt(trial, SOL_SOCKET, SO_ERROR, &error, &length);
-    }
+    return nullptr;
   }
-  ::close(trial);
-  return error;
+  const auto fd = std::make_shared<Fd>(trial);
+  error = ::connect(trial, reinterpret_cast<const sockaddr*>(&address_), size_) == 0 ? 0 : errno;
+  return error == EINPROGRESS ? fd : nullptr;
 }
 
 }  // namespace rpc_backends::zeromq

@@ -3,7 +3,10 @@
 
 #include <sys/socket.h>
 
+#include <memory>
 #include <string>
+
+#include "fd.h"
 
 namespace rpc_backends::zeromq {
 
@@ -22,9 +25,9 @@ class Endpoint {
   const sockaddr* address() const { return reinterpret_cast<const sockaddr*>(&address_); }
   socklen_t address_size() const { return size_; }
 
-  // Tries to connect, and returns 0 if somebody listens there, EINPROGRESS if that was not to be found
-  // out within `milliseconds`, and else the error.
-  int try_it(int milliseconds) const;
+  // Tries to connect, without waiting. Sets `error` to 0 if somebody listens there, to EINPROGRESS if that is not
+  // known yet, and else to what the system says. EINPROGRESS: returns the socket, which is writable when it is known.
+  std::shared_ptr<Fd> try_it(int& error) const;
 
   friend bool operator==(const Endpoint& a, const Endpoint& b) { return a.text_ == b.text_; }
 

@@ -19,7 +19,7 @@ class Frame {
   // Copies.
   Frame(const void* data, size_t size) { copy(data, size); }
 
-  // Has the frame use the memory of `part`, and drop its owner on a thread of libzmq's when it is sent.
+  // Has the frame use the memory of `part`, and let go of its owner, on any thread, when it is sent.
   // A part without an owner is copied: nobody says how long it lives.
   explicit Frame(const Part& part) : Frame(part, part.data, part.size) {}
 
@@ -42,6 +42,9 @@ class Frame {
 
   // What libzmq knows of the connection by which it came; null if it does not.
   const char* property(const char* name) const { return zmq().msg_gets(&message_, name); }
+
+  // The descriptor of the connection by which it came; -1 if libzmq does not know.
+  int source() const { return zmq().msg_get(&message_, message_option::kSourceFd); }
 
   RawMessage* raw() { return &message_; }
 

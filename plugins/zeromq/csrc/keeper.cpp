@@ -1,6 +1,7 @@
 #include "keeper.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "thread.h"
@@ -113,7 +114,15 @@ void Keeper::run_watch(uint64_t id) {
     }
   }
   if (task) {
-    (*task)();
+    run(*task);
+  }
+}
+
+void Keeper::run(const Task& task) {
+  try {
+    task();
+  } catch (const std::exception&) {
+    ++failures_;
   }
 }
 
@@ -121,7 +130,7 @@ void Keeper::run_due() {
   // No more than a few, so that those who post without end do not keep the watches from running.
   Task task;
   for (int i = 0; i < 100 && take_due(task); ++i) {
-    task();
+    run(task);
     task = nullptr;
   }
 }

@@ -1,6 +1,7 @@
 // The thread that looks after the connections: it waits for what libzmq tells of them, and for times.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -15,7 +16,7 @@
 
 namespace rpc_backends::zeromq {
 
-// All tasks run on its thread, one at a time, and must not wait.
+// All tasks run on its thread, one at a time, and must not wait. What one throws ends that task alone.
 class Keeper {
  public:
   using Task = std::function<void()>;
@@ -24,18 +25,22 @@ class Keeper {
   ~Keeper() { stop(); }
 
   // Has `task` run whenever `fd` is readable, or whatever else `events` of epoll say, until unwatch(). Returns
-  // a number for that.
+  // a number for that. Throws TransportError.
   uint64_t watch(int fd, Task task, uint32_t events = EPOLLIN);
   void unwatch(uint64_t id, int fd);
 
   void post(Task task);
   void at(Clock::time_point when, Task task);
 
+  // How many tasks have thrown.
+  uint64_t failures() const { return failures_; }
+
   // Ends the thread; tasks that have not run never will.
   void stop();
 
  private:
   void live();
+  void run(const Task& task);
   int milliseconds_to_next();
   void run_watch(uint64_t id);
   void run_due();
@@ -49,6 +54,7 @@ class Keeper {
   std::multimap<Clock::time_point, Task> timed_;
   uint64_t next_id_ = 2;
   bool stopped_ = false;
+  std::atomic<uint64_t> failures_{0};
   std::thread thread_;
 };
 

@@ -59,6 +59,7 @@ void find_all(void* handle) {
   find(handle, "zmq_msg_data", library.msg_data);
   find(handle, "zmq_msg_size", library.msg_size);
   find(handle, "zmq_msg_more", library.msg_more);
+  find(handle, "zmq_msg_get", library.msg_get);
   find(handle, "zmq_msg_gets", library.msg_gets);
   find(handle, "zmq_curve_keypair", library.curve_keypair);
   find(handle, "zmq_z85_encode", library.z85_encode);

@@ -41,6 +41,7 @@ struct Library {
   void* (*msg_data)(RawMessage*);
   size_t (*msg_size)(const RawMessage*);
   int (*msg_more)(const RawMessage*);
+  int (*msg_get)(const RawMessage*, int);
   const char* (*msg_gets)(const RawMessage*, const char*);
   int (*curve_keypair)(char*, char*);
   char* (*z85_encode)(char*, const unsigned char*, size_t);
@@ -72,8 +73,12 @@ namespace option {
 inline constexpr int kRoutingId = 5, kFd = 14, kLinger = 17, kReconnectIvl = 18, kBacklog = 19, kMaxMsgSize = 22,
                      kSndHwm = 23, kRcvHwm = 24, kLastEndpoint = 32, kRouterMandatory = 33, kIpv6 = 42,
                      kCurveServer = 47, kCurvePublicKey = 48, kCurveSecretKey = 49, kCurveServerKey = 50,
-                     kZapDomain = 55, kHandshakeIvl = 66, kHeartbeatIvl = 75, kHeartbeatTtl = 76,
+                     kProbeRouter = 51, kZapDomain = 55, kHandshakeIvl = 66, kHeartbeatIvl = 75, kHeartbeatTtl = 76,
                      kHeartbeatTimeout = 77, kConnectTimeout = 79, kTcpMaxRetransmission = 80;
+}
+
+namespace message_option {
+inline constexpr int kSourceFd = 2;
 }
 
 namespace flag {
@@ -81,7 +86,8 @@ inline constexpr int kDontWait = 1, kSndMore = 2;
 }
 
 namespace monitor_event {
-inline constexpr int kConnected = 0x1, kConnectRetried = 0x4, kDisconnected = 0x200, kHandshakeFailed = 0x800,
+inline constexpr int kConnected = 0x1, kConnectRetried = 0x4, kListening = 0x8, kAccepted = 0x20,
+                     kAcceptFailed = 0x40, kDisconnected = 0x200, kHandshakeFailed = 0x800,
                      kHandshakeSucceeded = 0x1000, kHandshakeFailedProtocol = 0x2000,
                      kHandshakeFailedAuth = 0x4000;
 }

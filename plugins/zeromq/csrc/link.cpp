@@ -17,7 +17,7 @@ namespace {
 constexpr int kNeverReconnect = 24 * 3600 * 1000;
 
 // How long one waits to find out why a connection ended.
-constexpr int kTrialMilliseconds = 20;
+constexpr std::chrono::milliseconds kTrial{20};
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -33,6 +33,7 @@ Link::Link(const Services& services, Listener& listener, int peer, const Endpoin
       settings_(services.settings),
       context_(services.context),
       keeper_(services.keeper),
+      releaser_(services.releaser),
       assembler_(services.settings.max_message) {}
 
 Link::~Link() {
@@ -48,9 +49,11 @@ void Link::set_options(Socket& socket, const std::string& key, const Route& rout
   socket.set(option::kConnectTimeout, milliseconds(settings_.handshake_timeout));
   socket.set(option::kHandshakeIvl, milliseconds(settings_.handshake_timeout));
   socket.watch_for_silence(settings_);
-  socket.set(option::kMaxMsgSize, static_cast<int64_t>(wire::largest_frame(settings_.max_message)));
+  socket.set(option::kMaxMsgSize, wire::kLargestFrameOnWire);
   socket.set(option::kIpv6, endpoint_.is_ipv6() ? 1 : 0);
   socket.set(option::kRoutingId, route.text);
+  // Sends an empty message first: by that the peer knows which of its connections this is.
+  socket.set(option::kProbeRouter, 1);
   if (settings_.encrypts()) {
     socket.set(option::kCurvePublicKey, settings_.public_key);
     socket.set(option::kCurveSecretKey, settings_.secret_key);
@@ -94,6 +97,7 @@ void Link::open(const std::string& key, const Route& route) {
 }
 
 bool Link::send(Parts parts) {
+  releaser_.hold(parts);
   Packed message(std::move(parts), settings_.max_message);
   Lock lock(mutex_);
   if (!socket_) {
@@ -198,7 +202,7 @@ void Link::on_monitor() {
         break;
       default:  // kDisconnected, kConnectRetried
         ended_ = true;
-        listener_.on_end(self(), why_it_ended());
+        find_out_why();
         break;
     }
   }
@@ -212,21 +216,56 @@ void Link::on_deadline() {
   }
 }
 
-std::string Link::why_it_ended() const {
-  if (!connected_) {
-    return why_it_did_not_connect();
+// libzmq does not say why a connection ended, so it is tried again.
+void Link::find_out_why() {
+  int error = 0;
+  const std::shared_ptr<Fd> trial = needs_trial() ? endpoint_.try_it(error) : nullptr;
+  if (trial) {
+    try {
+      trial_ = keeper_.watch(trial->get(), [link = self(), trial] { link->on_trial(trial, true); }, EPOLLOUT);
+      keeper_.at(Clock::now() + kTrial, [link = self(), trial] { link->on_trial(trial, false); });
+      return;
+    } catch (const TransportError&) {
+      error = EINPROGRESS;
+    }
   }
-  const auto now = Clock::now();
+  listener_.on_end(self(), why_it_ended(error));
+}
+
+void Link::on_trial(const std::shared_ptr<Fd>& trial, bool done) {
+  if (trial_ == 0) {
+    return;
+  }
+  keeper_.unwatch(std::exchange(trial_, 0), trial->get());
+  int error = EINPROGRESS;
+  if (done) {
+    socklen_t length = sizeof error;
+    getsockopt(trial->get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  }
+  listener_.on_end(self(), why_it_ended(error));
+}
+
+bool Link::needs_trial() const {
+  return connected_ ? up_since_ != Clock::time_point() : !is_late();
+}
+
+bool Link::is_late() const {
+  return Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout));
+}
+
+// `error`: what a trial has found out.
+std::string Link::why_it_ended(int error) const {
+  if (!connected_) {
+    return why_it_did_not_connect(error);
+  }
   if (up_since_ == Clock::time_point()) {
-    const bool late = now - opened_ >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout));
     return "handshake with " + endpoint_.text() + " failed: " +
-        (late ? "not done within " + seconds_text(settings_.handshake_timeout)
+        (is_late() ? "not done within " + seconds_text(settings_.handshake_timeout)
               : trouble_.empty() ? "the connection ended during it" : trouble_);
   }
-  // libzmq does not say. Where somebody listens still, or nothing answers, it is the silence, unless there
-  // was none; who has ended does not listen.
-  const auto silence = now - std::max(last_message_.load(), up_since_);
-  const int error = endpoint_.try_it(kTrialMilliseconds);
+  // Where somebody listens still, or nothing answers, it is the silence, unless there was none; who has ended does
+  // not listen.
+  const auto silence = Clock::now() - std::max(last_message_.load(), up_since_);
   if (error != 0 && error != EINPROGRESS) {
     return "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error);
   }
@@ -237,12 +276,10 @@ std::string Link::why_it_ended() const {
   return "connection reset by " + endpoint_.text();
 }
 
-std::string Link::why_it_did_not_connect() const {
-  const auto took = Clock::now() - opened_;
-  if (took >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout))) {
+std::string Link::why_it_did_not_connect(int error) const {
+  if (is_late()) {
     return "no answer from " + endpoint_.text() + " within " + seconds_text(settings_.handshake_timeout);
   }
-  const int error = endpoint_.try_it(kTrialMilliseconds);
   const bool unknown = error == 0 || error == EINPROGRESS;
   return "cannot connect to " + endpoint_.text() + ": " + std::strerror(unknown ? ECONNREFUSED : error);
 }

@@ -7,6 +7,7 @@
 #include "connection.h"
 #include "keeper.h"
 #include "monitor.h"
+#include "releaser.h"
 #include "route.h"
 #include "source.h"
 
@@ -19,6 +20,7 @@ class Link : public SocketSource, public Connection {
     Context& context;
     Inbox& inbox;
     Keeper& keeper;
+    const Releaser& releaser;
     Counters& counters;
   };
 
@@ -38,13 +40,18 @@ class Link : public SocketSource, public Connection {
   void set_options(Socket& socket, const std::string& key, const Route& route) const;
   void on_monitor();
   void on_deadline();
-  std::string why_it_ended() const;
-  std::string why_it_did_not_connect() const;
+  void find_out_why();
+  void on_trial(const std::shared_ptr<Fd>& trial, bool done);
+  bool needs_trial() const;
+  bool is_late() const;
+  std::string why_it_ended(int error) const;
+  std::string why_it_did_not_connect(int error) const;
   std::shared_ptr<Link> self();
 
   const Settings& settings_;
   Context& context_;
   Keeper& keeper_;
+  const Releaser& releaser_;
   Assembler assembler_;
   bool broken_ = false;  // what comes now is dropped
   std::atomic<Clock::time_point> last_message_{Clock::time_point()};
@@ -56,6 +63,7 @@ class Link : public SocketSource, public Connection {
   Clock::time_point opened_;
   bool connected_ = false;
   std::string trouble_;  // in the handshake
+  uint64_t trial_ = 0;   // the watch of one that is under way
 };
 
 }  // namespace rpc_backends::zeromq

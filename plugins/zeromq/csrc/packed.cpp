@@ -10,16 +10,6 @@ namespace rpc_backends::zeromq {
 
 using namespace wire;
 
-namespace {
-
-// Measured; see bench/README.md. Up to the first a copy costs less than a frame; from the second on a
-// part in pieces arrives sooner than in one frame; a piece stays in the cache between the two copies.
-constexpr size_t kMostInHead = 4096;
-constexpr size_t kMostInFrame = 1 << 20;
-constexpr size_t kPieceSize = 1 << 20;
-
-}  // namespace
-
 Packed::Packed(Parts parts, uint64_t max_message) {
   if (parts.size() > kMostParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
@@ -36,7 +26,8 @@ Packed::Packed(Parts parts, uint64_t max_message) {
                          std::to_string(max_message) + " that one may have");
   }
   head_ = Frame(inside);
-  char* fields = write_header(head_, static_cast<uint8_t>(Kind::kMessage), parts.size());
+  const size_t head_frames = (inside + kLargestFrame - 1) / kLargestFrame;
+  char* fields = write_header(head_, static_cast<uint8_t>(Kind::kMessage), parts.size(), head_frames);
   char* next = head_.data() + begin_of_parts(parts.size());
   std::fill(fields + parts.size() * sizeof(uint64_t), next, 0);
   for (Part& part : parts) {
@@ -45,12 +36,25 @@ Packed::Packed(Parts parts, uint64_t max_message) {
     std::memcpy(fields, &field, sizeof field);
     fields += sizeof field;
   }
+  if (head_frames > 1) {
+    split_head();
+  }
+}
+
+// What of the head is too long for one frame goes in the next ones.
+void Packed::split_head() {
+  Part rest = part_of(std::move(head_));
+  head_ = Frame(rest, rest.data, kLargestFrame);
+  rest.data = static_cast<const char*>(rest.data) + kLargestFrame;
+  rest.size -= kLargestFrame;
+  frames_.insert(frames_.begin(), std::move(rest));
 }
 
 // Returns where the fields of the parts begin.
-char* Packed::write_header(Frame& head, uint8_t kind, size_t count) {
+char* Packed::write_header(Frame& head, uint8_t kind, size_t count, size_t head_frames) {
   Header header;
   header.kind = kind;
+  header.head_frames = static_cast<uint16_t>(head_frames);
   header.count = static_cast<uint32_t>(count);
   std::memcpy(head.data(), &header, sizeof header);
   return head.data() + sizeof header;
@@ -67,7 +71,7 @@ void Packed::place(Part part, uint64_t& field, char*& next) {
     next += aligned(part.size);
     return;
   }
-  const bool whole = part.size <= kMostInFrame;
+  const bool whole = part.size <= kMostInMessage;
   field |= static_cast<uint64_t>(whole ? Place::kFrame : Place::kPieces) << kPlaceShift;
   (whole ? frames_ : in_pieces_).push_back(std::move(part));
 }
@@ -76,7 +80,7 @@ Packed Packed::refusal(const std::string& reason) {
   const size_t length = std::min(reason.size(), kLongestReason);
   Packed packed;
   packed.head_ = Frame(sizeof(Header) + length);
-  std::copy_n(reason.data(), length, write_header(packed.head_, static_cast<uint8_t>(Kind::kRefusal), 0));
+  std::copy_n(reason.data(), length, write_header(packed.head_, static_cast<uint8_t>(Kind::kRefusal), 0, 1));
   return packed;
 }
 
@@ -92,8 +96,7 @@ bool Packed::send(Socket& socket, const std::string& route) {
   }
   begun_ = true;
   for (size_t i = 0; i < frames_.size(); ++i) {
-    Frame frame(frames_[i]);
-    if (!socket.send(frame, i + 1 < frames_.size())) {
+    if (!send_frames(socket, frames_[i], 0, frames_[i].size, i + 1 < frames_.size())) {
       return false;
     }
   }
@@ -105,17 +108,27 @@ bool Packed::send(Socket& socket, const std::string& route) {
   return true;
 }
 
+// Sends `size` bytes of a part from `offset` on.
+bool Packed::send_frames(Socket& socket, const Part& part, size_t offset, size_t size, bool more) {
+  for (const size_t end = offset + size; offset < end; offset += kLargestFrame) {
+    const size_t length = std::min(kLargestFrame, end - offset);
+    Frame frame(part, static_cast<const char*>(part.data) + offset, length);
+    if (!socket.send(frame, more || offset + length < end)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool Packed::send_pieces(Socket& socket, const std::string& route, const Part& part) {
-  const char* const data = static_cast<const char*>(part.data);
-  for (size_t offset = 0; offset < part.size; offset += kPieceSize) {
+  for (size_t offset = 0; offset < part.size; offset += kMostInMessage) {
     if (!route.empty()) {
       Frame to(route.data(), route.size());
       if (!socket.send(to, true)) {
         return false;
       }
     }
-    Frame piece(part, data + offset, std::min(kPieceSize, part.size - offset));
-    if (!socket.send(piece, false)) {
+    if (!send_frames(socket, part, offset, std::min(kMostInMessage, part.size - offset), false)) {
       return false;
     }
   }

@@ -25,8 +25,10 @@ class Packed {
 
  private:
   Packed() = default;
-  static char* write_header(Frame& head, uint8_t kind, size_t count);
+  static char* write_header(Frame& head, uint8_t kind, size_t count, size_t head_frames);
   void place(Part part, uint64_t& field, char*& next);
+  void split_head();
+  bool send_frames(Socket& socket, const Part& part, size_t offset, size_t size, bool more);
   bool send_pieces(Socket& socket, const std::string& route, const Part& part);
 
   Frame head_;

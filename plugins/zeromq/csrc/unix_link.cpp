@@ -213,7 +213,8 @@ std::string UnixLink::why_it_ended(const std::string& reason) const {
   if (!reason.empty()) {
     return reason;
   }
-  const int error = endpoint_.try_it(0);
+  int error = 0;
+  endpoint_.try_it(error);
   return error != 0 && error != EAGAIN
       ? "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error)
       : "connection reset by " + endpoint_.text();

@@ -113,9 +113,17 @@ bool UnixStream::post(Outgoing message) {
   if (closed_) {
     return false;
   }
+  const bool is_first = started_ && !busy_ && queue_.empty();
+  if (!is_first) {
+    services_.releaser.hold(message.parts);
+  }
   queue_.push_back(std::move(message));
-  if (started_ && !busy_ && queue_.size() == 1) {
+  if (is_first) {
     write_queue(lock, 1, sent);
+    if (sent.empty() && !queue_.empty() && !busy_) {
+      // Another thread goes on with it, which is not to wait for what its owners wait for.
+      services_.releaser.hold(queue_.front().parts);
+    }
   }
   return true;
 }

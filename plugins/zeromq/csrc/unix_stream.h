@@ -15,6 +15,7 @@
 #include "inbox.h"
 #include "keeper.h"
 #include "message_reader.h"
+#include "releaser.h"
 #include "settings.h"
 
 namespace rpc_backends::zeromq {
@@ -26,6 +27,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
     Inbox& inbox;
     Keeper& keeper;
     Keeper& writer;  // goes on where a socket took no more
+    const Releaser& releaser;
     Counters& counters;
   };
 

@@ -2,13 +2,17 @@
 //
 //   head      kind, version, number of parts, the size of each and where it is; then the small parts,
 //             each at a multiple of 16 bytes
-//   frames    of the same ZeroMQ message: the larger parts, one each
-//   pieces    ZeroMQ messages of their own, one frame each: the parts that are larger still
+//   frames    of the same ZeroMQ message: the larger parts
+//   pieces    ZeroMQ messages of their own: the parts that are larger still
 //
 // Small parts share a frame because each costs libzmq as much as a small message. Large ones come in
 // pieces because libzmq hands out nothing before it is whole, and hears no heartbeat in between: a frame
 // that takes long to arrive would look like a peer that is gone. Pieces are copied to their place while
 // the next ones are still on their way.
+//
+// No frame is larger than kLargestFrame; what is longer goes in several. libzmq allocates a frame when its size is announced, also for
+// a connection that has not been authenticated, and its limit is one for the life of a connection. So
+// the limit is what a stranger can make a worker hold.
 #pragma once
 
 #include <bit>
@@ -21,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "frames are little-end
 
 namespace wire {
 
-inline constexpr uint8_t kVersion = 1;
+inline constexpr uint8_t kVersion = 2;
 
 enum class Kind : uint8_t {
   kMessage = 1,
@@ -34,7 +38,7 @@ enum class Kind : uint8_t {
 struct Header {
   uint8_t kind = 0;
   uint8_t version = kVersion;
-  uint16_t unused = 0;
+  uint16_t head_frames = 1;
   uint32_t count = 0;
 };
 static_assert(sizeof(Header) == 8);
@@ -45,6 +49,19 @@ inline constexpr int kPlaceShift = 62;
 inline constexpr uint64_t kSizeMask = (uint64_t{1} << kPlaceShift) - 1;
 
 inline constexpr size_t kMostParts = 65536;
+
+// Bytes of a part. Measured: a copy of as many costs less than a frame.
+inline constexpr size_t kMostInHead = 4096;
+
+// Bytes of a part or a piece. Measured: as many arrive sooner in one ZeroMQ message than in several, and stay in
+// the cache between the two copies.
+inline constexpr size_t kMostInMessage = size_t{1} << 20;
+
+// Bytes; measured, see bench/run.py.
+inline constexpr size_t kLargestFrame = size_t{128} << 10;
+
+// For ZMQ_MAXMSGSIZE, which counts what CURVE adds to a frame: 33 bytes.
+inline constexpr int64_t kLargestFrameOnWire = kLargestFrame + 64;
 inline constexpr size_t kLongestReason = 500;
 
 // A multiple of 16, for any element of any tensor.
@@ -55,11 +72,6 @@ constexpr size_t aligned(size_t size) {
 // Where the parts in a head begin.
 constexpr size_t begin_of_parts(size_t count) {
   return aligned(sizeof(Header) + count * sizeof(uint64_t));
-}
-
-// What a frame may hold in all, for ZMQ_MAXMSGSIZE: parts of `max_message` bytes, and what goes with them.
-constexpr uint64_t largest_frame(uint64_t max_message) {
-  return max_message + kMostParts * (sizeof(uint64_t) + 16) + 4096;
 }
 
 }  // namespace wire

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "wire.h"
+
 namespace rpc_backends::zeromq {
 
 namespace {
@@ -57,8 +59,8 @@ struct ZeroMQTransport::Works {
         asker(std::move(on_unknown_key), std::move(on_refused)),
         context(settings->io_threads),
         zap(context, keeper, asker, directory, *counters, settings->encrypts()),
-        unix_services{*settings, inbox, keeper, writer, *counters},
-        peers(Link::Services{*settings, context, inbox, keeper, *counters}, unix_services),
+        unix_services{*settings, inbox, keeper, writer, releaser, *counters},
+        peers(Link::Services{*settings, context, inbox, keeper, releaser, *counters}, unix_services),
         unix_listener(std::make_shared<UnixListener>(unix_services, asker, proofs, arrival())),
         door(std::make_shared<Door>(Door::Services{*settings, context, inbox, keeper, *counters, asker, directory},
                                     arrival())) {
@@ -93,6 +95,7 @@ struct ZeroMQTransport::Works {
   Keeper keeper;
   Keeper writer{"rpc-zmq-writer"};
   Asker asker;
+  Releaser releaser;  // after all that lets go of messages
   Context context;
   Zap zap;
   UnixStream::Services unix_services;
@@ -206,6 +209,7 @@ void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
   if (!reply) {
     works_->peers.send(peer, std::move(parts));
   } else if (!works_->unix_listener->reply(peer, parts)) {
+    works_->releaser.hold(parts);
     Packed message(std::move(parts), settings_->max_message);
     works_->door->reply(peer, message);
   }
@@ -261,6 +265,7 @@ std::map<std::string, std::string> ZeroMQTransport::metrics() const {
       {"zeromq.peers_found", text(counters_->found)},
       {"zeromq.refused", text(counters_->refused)},
       {"zeromq.failed_handshakes", text(counters_->handshakes)},
+      {"zeromq.crowded_out", text(counters_->crowded)},
       {"zeromq.rejected", text(counters_->rejected)},
       {"zeromq.dropped_messages", text(counters_->dropped)},
   };

@@ -6,6 +6,7 @@
 //   on one host        UnixLink for Link, UnixListener for Door: no ZeroMQ, UnixStream at both ends
 //   Keeper             one thread: monitors of connections, who may connect (Zap), trials to reach lost peers
 //   Asker              one thread: the owner's callbacks
+//   Releaser           one thread: lets go of memory that was sent
 //
 // Who waits for an answer has made the connection by which it comes, and sees it end.
 #pragma once
@@ -20,6 +21,7 @@
 #include "gate.h"
 #include "peers.h"
 #include "unix_listener.h"
+#include "releaser.h"
 #include "zap.h"
 
 namespace rpc_backends::zeromq {

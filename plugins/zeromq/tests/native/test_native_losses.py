@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -398,3 +399,66 @@ def test_a_large_message_on_a_slow_network_is_no_silence(apart: TwoHosts) -> Non
             pytest.skip(f"no slow network here: {done.stderr}")
     assert apart.call(10) == ["message", "10"]
     assert apart.call(24 << 20) == ["message", str(24 << 20)]
+
+
+def test_who_holds_the_gil_delays_no_heartbeat(
+    make: MakeWorker, start: Callable[..., Child]
+) -> None:
+    """The memory of a message is Python's, and is let go of while a program holds the GIL for 3 s."""
+    one = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
+    child = start(
+        """
+        import ctypes
+        worker = Worker(0, encrypted=False).listen("tcp://127.0.0.1:*")
+        say(worker.endpoint)
+        worker.transport.learn(1, hear(), None)
+        worker.message()
+        worker.send(1, bytes(64 << 20))
+        ctypes.PyDLL(None).usleep(3_000_000)  # with the GIL
+        say("done")
+        hear()
+        """
+    )
+    one.transport.learn(0, child.hear(), None)
+    child.say(one.endpoint)
+    one.send(0, b"begin")
+    assert len(one.message()[1][0]) == 64 << 20
+    assert child.hear() == "done"
+    assert one.metric("peers_lost") == 0
+    child.say("end")
+    assert child.end() == 0
+
+
+def test_peers_on_a_dead_host_keep_nobody_waiting(make: MakeWorker) -> None:
+    """Whether a peer is there still is asked of all at once; others connect meanwhile."""
+    count = 150
+    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    one.learn(zero)
+    ready = b"\x04\x19\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER"
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    with contextlib.ExitStack() as held:
+        connections = []
+        for number in range(count):
+            server = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            zero.transport.learn(2 + number, f"tcp://127.0.0.1:{server.getsockname()[1]}", None)
+            zero.send(2 + number, b"x")
+            connection = held.enter_context(server.accept()[0])
+            connection.sendall(greeting + ready[:1] + bytes([len(ready) - 2]) + ready[2:])
+            connections.append(connection)
+            # Nobody else gets in: what is in the backlog is never accepted.
+            for _ in range(2):
+                guest = held.enter_context(socket.socket())
+                guest.setblocking(False)
+                guest.connect_ex(server.getsockname())
+        for connection in connections:
+            while b"x" not in connection.recv(1000):
+                pass
+        for connection in connections:
+            connection.close()
+        begin = time.monotonic()
+        one.send(0, b"I am new")
+        events = [zero.next() for _ in range(count + 1)]
+        took = time.monotonic() - begin
+        assert sorted(event[0] for event in events) == ["lost"] * count + ["message"]
+        assert took < 1, "each waits for the others"

@@ -183,7 +183,7 @@ def head(sizes: list[int], places: list[int] | None = None, inside: bytes = b"")
     fields = [
         size | place << 62 for size, place in zip(sizes, places or [0] * len(sizes), strict=True)
     ]
-    begin = struct.pack("<BBHI", 1, 1, 0, len(sizes)) + struct.pack(f"<{len(sizes)}Q", *fields)
+    begin = struct.pack("<BBHI", 1, 2, 1, len(sizes)) + struct.pack(f"<{len(sizes)}Q", *fields)
     return begin + bytes(-len(begin) % 16) + inside
 
 
@@ -215,7 +215,7 @@ class Intruder:
     def refusal(self) -> str:
         """Return why nothing more is taken from it."""
         (frame,) = self.socket.recv_multipart()
-        assert frame[:2] == b"\x02\x01", frame
+        assert frame[:2] == b"\x02\x02", frame
         return frame[8:].decode()
 
 
@@ -286,11 +286,11 @@ def test_a_connection_that_is_no_workers_is_refused(
 MALFORMED = {
     "empty": [b""],
     "short": [b"\1\1"],
-    "another version": [b"\1\2\0\0\0\0\0\0"],
-    "another kind": [b"\7\1\0\0\0\0\0\0"],
+    "another version": [b"\1\1\0\0\0\0\0\0"],
+    "another kind": [b"\7\2\0\0\0\0\0\0"],
     "text": [b"GET / HTTP/1.1\r\n\r\n"],
-    "more parts than bytes": [struct.pack("<BBHI", 1, 1, 0, 1000)],
-    "as many parts as can be": [struct.pack("<BBHI", 1, 1, 0, 0xFFFFFFFF) + bytes(64)],
+    "more parts than bytes": [struct.pack("<BBHI", 1, 2, 1, 1000)],
+    "as many parts as can be": [struct.pack("<BBHI", 1, 2, 1, 0xFFFFFFFF) + bytes(64)],
     "longer than it says": [plain(b"x") + b"y"],
     "shorter than it says": [plain(b"x" * 32)[:-16]],
     "larger than one may be": [head([1 << 40], [2])],

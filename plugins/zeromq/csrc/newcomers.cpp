@@ -1,0 +1,201 @@
+#include "newcomers.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// However few descriptors are left: peers have to finish their handshakes in these.
+constexpr size_t kFewest = 8;
+
+// How long libzmq may take to close those that were ended.
+constexpr std::chrono::milliseconds kPause{20};
+
+// At once, of each listener.
+constexpr int kMostTurnedAway = 2000;
+
+int copy_of_fd(int fd) {
+  return ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
+// All of it zero if there is none.
+sockaddr_storage address_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    return {};
+  }
+  return address;
+}
+
+template <typename Address>
+Address as(const sockaddr_storage& storage) {
+  Address address;
+  std::memcpy(&address, &storage, sizeof address);
+  return address;
+}
+
+// Whether a connection at `address` can have come by a listener at `listener`.
+bool comes_by(const sockaddr_storage& listener, const sockaddr_storage& address) {
+  if (listener.ss_family != address.ss_family) {
+    return false;
+  }
+  if (address.ss_family == AF_INET) {
+    const auto there = as<sockaddr_in>(listener), here = as<sockaddr_in>(address);
+    return there.sin_port == here.sin_port &&
+        (there.sin_addr.s_addr == INADDR_ANY || there.sin_addr.s_addr == here.sin_addr.s_addr);
+  }
+  if (address.ss_family == AF_INET6) {
+    const auto there = as<sockaddr_in6>(listener), here = as<sockaddr_in6>(address);
+    return there.sin6_port == here.sin6_port &&
+        (IN6_IS_ADDR_UNSPECIFIED(&there.sin6_addr) || IN6_ARE_ADDR_EQUAL(&there.sin6_addr, &here.sin6_addr));
+  }
+  return std::memcmp(&listener, &address, sizeof(sockaddr_un)) == 0;
+}
+
+}  // namespace
+
+Newcomers::Newcomers()
+    : placeholder_(eventfd(0, EFD_CLOEXEC)), place_(std::make_unique<Fd>(copy_of_fd(placeholder_.get()))) {}
+
+void Newcomers::listening(int fd) {
+  const int copy = copy_of_fd(fd);
+  if (copy == -1) {
+    return;  // nobody is turned away then, and libzmq tries again and again
+  }
+  auto listener = std::make_unique<Fd>(copy);
+  // Both accept: who comes second must not wait.
+  ::fcntl(listener->get(), F_SETFL, ::fcntl(listener->get(), F_GETFL) | O_NONBLOCK);
+  const sockaddr_storage address = address_of(listener->get());
+  listeners_.push_back({std::move(listener), address});
+}
+
+void Newcomers::authenticated(int fd) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  authenticated_.insert(fd);
+}
+
+size_t Newcomers::accepted(int fd, size_t most) {
+  erase(fd);
+  struct stat found{};
+  if (::fstat(fd, &found) != 0 || !is_ours(fd)) {
+    return 0;  // it has ended since, and the number may be another file's
+  }
+  by_fd_[fd] = newcomers_.insert(newcomers_.end(), {fd, found.st_ino});
+  if (newcomers_.size() <= allowed(fd, most)) {
+    return 0;
+  }
+  take_authenticated();
+  return keep(allowed(fd, most));
+}
+
+bool Newcomers::is_ours(int fd) const {
+  const sockaddr_storage address = address_of(fd);
+  return std::any_of(listeners_.begin(), listeners_.end(),
+                     [&](const Listener& listener) { return comes_by(listener.address, address); });
+}
+
+void Newcomers::disconnected(int fd) {
+  erase(fd);
+  std::lock_guard<std::mutex> lock(mutex_);
+  authenticated_.erase(fd);
+}
+
+size_t Newcomers::accept_failed() {
+  take_authenticated();
+  if (newcomers_.empty()) {
+    return turn_away();
+  }
+  const auto now = Clock::now();
+  if (now - last_failure_ < kPause) {
+    return 0;
+  }
+  last_failure_ = now;
+  return keep(newcomers_.size() / 2);
+}
+
+void Newcomers::take_authenticated() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // One that is not here has not been reported as accepted yet.
+  std::erase_if(authenticated_, [this](int fd) {
+    const bool known = by_fd_.count(fd) != 0;
+    erase(fd);
+    return known;
+  });
+}
+
+// The system gives out the lowest number that is free, so all below that of the newest are taken.
+size_t Newcomers::allowed(int newest, size_t most) const {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return most;
+  }
+  const int64_t others = newest + 1 - static_cast<int64_t>(newcomers_.size());
+  const int64_t room = static_cast<int64_t>(limit.rlim_cur) - kSpare - others;
+  return std::min(most, static_cast<size_t>(std::max<int64_t>(room, kFewest)));
+}
+
+// Ends the oldest, until there are no more than `number`.
+size_t Newcomers::keep(size_t number) {
+  size_t ended = 0;
+  while (newcomers_.size() > number) {
+    end(newcomers_.front());
+    erase(newcomers_.front().fd);
+    ++ended;
+  }
+  return ended;
+}
+
+// Accepts and closes what waits to be accepted.
+size_t Newcomers::turn_away() {
+  size_t ended = 0;
+  place_.reset();
+  for (const Listener& listener : listeners_) {
+    for (int i = 0; i < kMostTurnedAway; ++i) {
+      const int fd = ::accept4(listener.fd->get(), nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd == -1) {
+        break;
+      }
+      ::close(fd);
+      ++ended;
+    }
+  }
+  const int place = copy_of_fd(placeholder_.get());
+  if (place != -1) {
+    place_ = std::make_unique<Fd>(place);
+  }
+  return ended;
+}
+
+// By a descriptor of our own, since libzmq may have closed its, and somebody opened another file with that number.
+void Newcomers::end(const Newcomer& newcomer) {
+  struct stat found{};
+  if (place_ == nullptr || ::dup3(newcomer.fd, place_->get(), O_CLOEXEC) == -1) {
+    return;
+  }
+  if (::fstat(place_->get(), &found) == 0 && found.st_ino == newcomer.number && S_ISSOCK(found.st_mode)) {
+    ::shutdown(place_->get(), SHUT_RDWR);
+  }
+  ::dup3(placeholder_.get(), place_->get(), O_CLOEXEC);
+}
+
+void Newcomers::erase(int fd) {
+  const auto found = by_fd_.find(fd);
+  if (found != by_fd_.end()) {
+    newcomers_.erase(found->second);
+    by_fd_.erase(found);
+  }
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,109 @@
+#include "releaser.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "thread.h"
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// How long releases may go on once the transport is closed: for as long as a program may hold the GIL.
+constexpr std::chrono::seconds kGracePeriod{10};
+
+}  // namespace
+
+struct Releaser::State {
+  // Leaves the owner to the caller, and returns false, if the thread is there no more or there is no memory.
+  bool add(std::shared_ptr<void>& owner) noexcept {
+    try {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (stopped) {
+        return false;
+      }
+      owners.push_back(std::move(owner));
+      if (owners.size() > 1) {
+        return true;  // the thread has been woken
+      }
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    changed.notify_all();
+    return true;
+  }
+
+  void live() {
+    std::unique_lock<std::mutex> lock(mutex);
+    std::vector<std::shared_ptr<void>> batch;
+    for (;;) {
+      changed.wait(lock, [this] { return stopped || !owners.empty(); });
+      if (owners.empty()) {
+        break;
+      }
+      batch.swap(owners);
+      lock.unlock();
+      batch.clear();
+      lock.lock();
+    }
+    ended = true;
+    changed.notify_all();
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::shared_ptr<void>> owners;
+  bool stopped = false;
+  bool ended = false;
+};
+
+// What a part has in the place of its owner.
+struct Releaser::Owner {
+  Owner(std::shared_ptr<State> to, std::shared_ptr<void> what) : state(std::move(to)), owner(std::move(what)) {}
+  ~Owner() { state->add(owner); }
+  Owner(const Owner&) = delete;
+  Owner& operator=(const Owner&) = delete;
+
+  const std::shared_ptr<State> state;
+  std::shared_ptr<void> owner;
+};
+
+Releaser::Releaser() : state_(std::make_shared<State>()) {
+  thread_ = start_thread("rpc-zmq-release", [state = state_] { state->live(); });
+}
+
+void Releaser::hold(Parts& parts) const noexcept {
+  try {
+    for (Part& part : parts) {
+      if (part.owner && part.size > wire::kMostInHead) {
+        part.owner = std::make_shared<Owner>(state_, std::move(part.owner));
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    // The others go wherever they are let go of.
+  }
+}
+
+void Releaser::stop() {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->stopped = true;
+  state_->changed.notify_all();
+  if (!thread_.joinable()) {
+    return;
+  }
+  // What is released may be what stops this.
+  const bool is_this_thread = thread_.get_id() == std::this_thread::get_id();
+  const bool ended = !is_this_thread && state_->changed.wait_for(lock, kGracePeriod, [this] { return state_->ended; });
+  lock.unlock();
+  if (ended) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+}
+
+}  // namespace rpc_backends::zeromq

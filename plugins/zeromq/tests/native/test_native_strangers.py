@@ -1,0 +1,289 @@
+"""Strangers at a worker's port, with raw sockets: what they can have of it, and what its peers notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from native_workers import PATIENCE, Child, Worker, eventually
+
+MakeWorker = Callable[..., Worker]
+
+MIB = 1 << 20
+#: More than the worker keeps in their handshakes at a time.
+CROWD = 1000
+#: What the worker has open with a crowd at its port: those 128, and what it needs itself.
+MOST_OPEN = 200
+#: Bytes that the crowd may make the worker hold, together: 128 frames are 16 MiB, and those of connections
+#: that are being ended are held for a moment.
+MOST_HELD = 48 * MIB
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+CURVE = GREETING + b"CURVE" + bytes(47)
+NULL = GREETING + b"NULL" + bytes(48)
+
+
+def command(content: bytes, size: int | None = None) -> bytes:
+    """Return a command of ZMTP; ``size`` is the one that it announces."""
+    return b"\x06" + (len(content) if size is None else size).to_bytes(8, "big") + content
+
+
+#: What strangers send after connecting, and then nothing more. `HELLO` stands for one that is genuine.
+SENT = {
+    "nothing": [],
+    "half a greeting": [GREETING],
+    "another language": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+    "a greeting": [CURVE],
+    "a mechanism that is none": [GREETING + b"\xff" * 52],
+    "another mechanism": [NULL, command(b"\x05READY" + bytes(19))],
+    "a HELLO that is none": [CURVE, command(b"\x05HELLO\x01\x00" + os.urandom(192))],
+    "half a HELLO": [CURVE, command(b"\x05HELLO\x01\x00", 200)],
+    "a genuine HELLO": [CURVE, "HELLO"],
+    "an INITIATE that is none": [CURVE, "HELLO", command(b"\x08INITIATE" + os.urandom(300))],
+    "a READY": [CURVE, "HELLO", command(b"\x05READY" + os.urandom(60))],
+    "as much as a frame may have": [CURVE, command(os.urandom(100_000), 131_000)],
+    "200 MiB": [CURVE, command(os.urandom(100_000), 200 * MIB)],
+    "4 GiB": [CURVE, "HELLO", command(os.urandom(100_000), 1 << 32)],
+    "2**63 bytes": [CURVE, command(os.urandom(100), 1 << 63)],
+}
+
+WORKER = """
+import resource
+limit, encrypted = arguments
+if limit:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+worker = Worker(0, encrypted=encrypted).listen("tcp://127.0.0.1:*")
+say([worker.endpoint, worker.key and worker.key.decode()])
+def serve():
+    while (event := worker.transport.receive()) is not None:
+        if event[0] == "message":
+            worker.send(event[1], *event[2], reply=True)
+for _ in range(2):
+    threading.Thread(target=serve, daemon=True).start()
+files = []
+while True:
+    what, *values = hear()
+    if what == "learn":
+        worker.transport.learn(values[0], values[1], values[2] and values[2].encode())
+    elif what == "take all files":
+        try:
+            while True:
+                files.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+    elif what == "give them back":
+        while files:
+            os.close(files.pop())
+    say(worker.transport.metrics())
+"""
+
+
+class Target:
+    """A worker in a process of its own, that answers what it gets, and how that process is."""
+
+    def __init__(self, start: Callable[..., Child], limit: int, encrypted: bool) -> None:
+        self.child = start(WORKER, limit, encrypted)
+        self.endpoint, key = self.child.hear()
+        self.key: bytes | None = key and key.encode()
+        self.folder = Path(f"/proc/{self.child.process.pid}")
+
+    def tell(self, *what: Any) -> dict[str, str]:
+        """Have it do something; return its metrics."""
+        self.child.say(what)
+        metrics: dict[str, str] = self.child.hear()
+        return metrics
+
+    def peer(self, make: MakeWorker, number: int) -> Worker:
+        """Return a peer that has not connected yet."""
+        peer = make(number, self.key is not None).listen("tcp://127.0.0.1:*")
+        self.tell("learn", number, peer.endpoint, peer.key and peer.key.decode())
+        peer.transport.learn(0, self.endpoint, self.key)
+        return peer
+
+    def stranger(self, sent: list[bytes | str], hello: bytes = b"") -> socket.socket:
+        """Connect and send something, without waiting for anything."""
+        guest = socket.create_connection(self.address, timeout=PATIENCE)
+        guest.setblocking(False)
+        with contextlib.suppress(OSError):  # it may have had enough
+            guest.send(b"".join(hello if part == "HELLO" else part for part in sent))  # type: ignore[misc]
+        return guest
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", int(self.endpoint.rpartition(":")[2])
+
+    def open_files(self) -> int:
+        return len(list((self.folder / "fd").iterdir()))
+
+    def memory(self, what: str = "VmHWM") -> int:
+        """Return bytes: the most that it has had."""
+        for line in (self.folder / "status").read_text().splitlines():
+            if line.startswith(f"{what}:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(what)
+
+    def share(self, seconds: float = 1.0) -> float:
+        """Return the share of a core that it uses."""
+
+        def used() -> float:
+            fields = (self.folder / "stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        before = used()
+        time.sleep(seconds)
+        return (used() - before) / seconds
+
+
+@pytest.fixture
+def target(start: Callable[..., Child], request: pytest.FixtureRequest) -> Target:
+    """Give a worker that encrypts and may open as many files as the test's parameter says."""
+    return Target(start, getattr(request, "param", 0), True)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Callable[[bytes], bytes]:
+    """Give a function that returns what who knows a server's key sends after the greeting: its HELLO."""
+
+    def record(server_key: bytes) -> bytes:
+        with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as server:
+            client = context.socket(zmq.DEALER)
+            client.linger = 0
+            client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+            client.curve_serverkey = server_key
+            client.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+            connection, _ = server.accept()
+            with connection, client, connection.makefile("rb") as stream:
+                connection.sendall(CURVE[:32] + b"\x01" + bytes(31))
+                assert len(stream.read(64)) == 64
+                head = stream.read(2)
+                return head + stream.read(head[1])
+
+    return record
+
+
+def ask(peer: Worker, text: bytes = b"x") -> None:
+    """Send the worker a message, and wait for its answer."""
+    peer.send(0, text)
+    assert peer.message() == (0, [text])
+
+
+@pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
+def test_a_crowd_holds_little_and_keeps_nobody_out(
+    target: Target,
+    make: MakeWorker,
+    recorded: Callable[[bytes], bytes],
+    sent: list[bytes | str],
+) -> None:
+    """1,000 that stay: peers that were there go on, new ones come in, and then all is as before."""
+    old, new = target.peer(make, 1), target.peer(make, 2)
+    ask(old)
+    files, memory = target.open_files(), target.memory("VmRSS")
+    hello = recorded(target.key) if "HELLO" in sent else b""
+    with contextlib.ExitStack() as held:
+        for _ in range(CROWD):
+            held.enter_context(target.stranger(sent, hello))
+        ask(old)
+        ask(new)
+        eventually(lambda: target.open_files() < MOST_OPEN, "most of them are gone")
+        assert target.memory() - memory < MOST_HELD
+        assert target.share(0.5) < 0.5
+    eventually(lambda: target.open_files() <= files + 1, "all of them are gone")
+    ask(old, b"and on")
+
+
+def test_an_unauthenticated_frame_is_held_up_to_kilobytes(target: Target) -> None:
+    """Two that announce 200 MiB, and send them: on the wire they were taken for a handshake's command."""
+    memory = target.memory("VmRSS")
+
+    def send_all() -> None:
+        with target.stranger([CURVE]) as guest, contextlib.suppress(OSError):
+            guest.setblocking(True)
+            guest.sendall(command(b"", 300 * MIB))
+            for _ in range(200):
+                guest.sendall(bytes(MIB))
+
+    sending = [threading.Thread(target=send_all) for _ in range(2)]
+    for thread in sending:
+        thread.start()
+    for thread in sending:
+        thread.join()
+    assert target.memory() - memory < 8 * MIB
+
+
+@contextlib.contextmanager
+def flood(target: Target, sent: list[bytes | str]) -> Iterator[None]:
+    """Have up to a thousand strangers come each second, and stay as long as they may."""
+    stop = threading.Event()
+
+    def come() -> None:
+        held: list[socket.socket] = []
+        while not stop.is_set():
+            time.sleep(0.001)
+            with contextlib.suppress(OSError):
+                held.append(target.stranger(sent))
+            if len(held) > CROWD:
+                held.pop(0).close()
+        for guest in held:
+            guest.close()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("target", [0, 128], indirect=True, ids=["no limit", "128 files"])
+def test_peers_connect_while_strangers_keep_coming(target: Target, make: MakeWorker) -> None:
+    with flood(target, [CURVE]):
+        eventually(lambda: int(target.tell("")["zeromq.crowded_out"]) > CROWD, "a flood")
+        for number in range(1, 6):
+            peer = target.peer(make, number)
+            ask(peer)
+            assert peer.metric("peers_lost") == 0
+            assert target.open_files() < MOST_OPEN
+    ask(peer)
+
+
+@pytest.mark.parametrize("target", [128], indirect=True)
+def test_idle_connections_leave_the_process_descriptors(target: Target, make: MakeWorker) -> None:
+    old, new = target.peer(make, 1), target.peer(make, 2)
+    ask(old)
+    with contextlib.ExitStack() as held:
+        for _ in range(300):
+            held.enter_context(target.stranger([]))
+        eventually(lambda: target.open_files() < 128 - 16, "the program can open files")
+        assert target.share() < 0.5
+        ask(old)
+        ask(new)
+
+
+@pytest.mark.parametrize("target", [128], indirect=True)
+def test_a_process_without_descriptors_waits_for_them_quietly(
+    target: Target, make: MakeWorker
+) -> None:
+    """Who comes then is turned away; who was there stays; later all is as before."""
+    old, new = target.peer(make, 1), target.peer(make, 2)
+    ask(old)
+    target.tell("take all files")
+    with contextlib.ExitStack() as held:
+        for _ in range(100):
+            held.enter_context(target.stranger([]))
+        assert target.share() < 0.5
+        ask(old)
+        new.try_to_send(0, b"nobody is there")
+        new.lost()
+        target.tell("give them back")
+        new.next("found")
+        ask(new)
+        ask(old)
