@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "wire.h"
+
 namespace rpc_backends::zeromq {
 
 inline constexpr size_t kKeySize = 40;  // of a public or secret key in Z85
@@ -23,6 +25,7 @@ struct Settings {
   int io_threads = 1;
 
   bool encrypts() const { return !public_key.empty(); }
+  size_t largest_frame() const { return encrypts() ? wire::kLargestFrame : wire::kLargestPlainFrame; }
 };
 
 inline int milliseconds(double seconds) {

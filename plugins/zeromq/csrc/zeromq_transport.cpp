@@ -179,7 +179,7 @@ void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
       works_->releaser.hold(part);
     }
   }
-  Packed message(std::move(parts), settings_->max_message);
+  Packed message(std::move(parts), settings_->max_message, settings_->largest_frame());
   if (reply) {
     works_->door->reply(peer, message);
   } else {
