@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +17,7 @@ WORKERS = 20
 def wanted() -> Iterator[int]:
     """Give what a group of 20 needs in this process; its limit is put back afterwards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield descriptors.needed(len(os.listdir("/proc/self/fd")), WORKERS)
+    yield descriptors.needed(len(list(Path("/proc/self/fd").iterdir())), WORKERS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 

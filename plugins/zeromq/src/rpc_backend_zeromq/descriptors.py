@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import resource
+from pathlib import Path
 
 logger = logging.getLogger("rpc_backends.zeromq")
 
-#: For each other worker: the connection to it, three of libzmq's to use and watch that, and its connection.
+#: For each other worker: the connection to it, three of libzmq's for that, and its connection to this one.
 PER_PEER = 5
 #: What a worker leaves to the program when others connect; Newcomers::kSpare in csrc.
 SPARE = 32
@@ -25,12 +25,12 @@ def warn_if_few(name: str, workers: int) -> None:
     It is no error: few groups have all workers call all others.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_now = len(os.listdir("/proc/self/fd"))
+    open_now = len(list(Path("/proc/self/fd").iterdir()))
     wanted = needed(open_now, workers)
     if limit != resource.RLIM_INFINITY and limit < wanted:
         logger.warning(
-            "ZEROMQ worker %r may have %d descriptors open (ulimit -n). Its group of %d workers needs up to "
-            "%d: %d are open now, each other worker takes %d, and %d are spare. Calls to workers for whom none "
-            "is left will fail. Raise the limit before you start the worker: ulimit -n %d.",
+            "ZEROMQ worker %r may have %d descriptors open (ulimit -n). Its group of %d workers needs up "
+            "to %d: %d are open now, each other worker takes %d, and %d are spare. Calls to workers for "
+            "whom none is left will fail. Raise the limit before you start the worker: ulimit -n %d.",
             *(name, limit, workers, wanted, open_now, PER_PEER, SPARE, wanted),
         )
