@@ -19,7 +19,7 @@ decode)
     length=10000
     ;;
 assemble)
-    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
+    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/blocks.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
     flags=()
     length=6000
     ;;

@@ -13,8 +13,10 @@ namespace rpc_backends::zeromq {
 namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
-constexpr size_t kUnit = size_t{64} << 10;
-constexpr size_t kAlignment = 4096;  // of whole pages, for madvise()
+// Less is not worth a large page, which would be all taken.
+constexpr size_t kLeast = kLargePage;
+
+constexpr size_t kAlignment = 64;
 
 struct Block {
   void* memory = nullptr;
@@ -71,19 +73,22 @@ Kept& kept() {
 }  // namespace
 
 Part take_block(size_t size) {
-  // Most of the time of a large one would go into small pages. Less is not worth a large page, which would all be taken.
-  const bool large = size >= kLargePage;
-  const size_t unit = large ? kLargePage : kUnit;
-  const size_t whole = (size + unit - 1) / unit * unit;
+  if (size < kLeast) {
+    void* const memory = std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
+    if (memory == nullptr) {
+      throw std::bad_alloc();
+    }
+    return {memory, size, std::shared_ptr<void>(memory, std::free)};
+  }
+  const size_t whole = (size + kLargePage - 1) / kLargePage * kLargePage;
   Block block = kept().take(whole);
   if (block.memory == nullptr) {
-    block = {std::aligned_alloc(large ? kLargePage : kAlignment, whole), whole};
+    block = {std::aligned_alloc(kLargePage, whole), whole};
     if (block.memory == nullptr) {
       throw std::bad_alloc();
     }
-    if (large) {
-      madvise(block.memory, whole, MADV_HUGEPAGE);
-    }
+    // Most of the time would go into small pages.
+    madvise(block.memory, whole, MADV_HUGEPAGE);
   }
   return {block.memory, size, std::shared_ptr<void>(block.memory, [block](void*) { kept().give(block); })};
 }

@@ -14,8 +14,9 @@ namespace rpc_backends::zeromq {
 // Bytes of all blocks that are kept.
 inline constexpr size_t kKept = size_t{256} << 20;
 
-// Memory with whatever was in it before, at a multiple of 4 KiB, or of 2 MiB if it has as many; the block is kept
-// when its owner goes. Throws std::bad_alloc.
+// Memory with whatever was in it before, at a multiple of 64 bytes, or of 2 MiB if it has as many; such
+// a block is kept when its owner goes.
+// Throws std::bad_alloc.
 Part take_block(size_t size);
 
 }  // namespace rpc_backends::zeromq
