@@ -29,6 +29,8 @@ namespace rpc_backends::zeromq {
 namespace {
 
 constexpr uint64_t kMaxMessage = 1 << 16;
+// So that heads and parts are in several.
+constexpr size_t kSmallFrame = 1000;
 
 // A frame as this fuzzer's libzmq has it, in the first bytes of a RawMessage.
 struct Memory {
@@ -258,6 +260,9 @@ void write_seeds(const std::filesystem::path& folder) {
       parts.push_back({owner->data(), owner->size(), owner});
     }
     wire.frames.clear();
+    Packed(parts, kMaxMessage, kSmallFrame).send(the_socket(), "");
+    write(static_cast<char>(sizes.size()));
+    wire.frames.clear();
     Packed(parts, kMaxMessage).send(the_socket(), "");
     write(static_cast<char>(sizes.size()));
     // And as it would come if it were larger still: in pieces.
@@ -307,7 +312,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   const auto parts = parts_of(data + 1, size - 1, data[0] % 8);
-  Packed(parts, kMaxMessage).send(the_socket(), "");
+  Packed(parts, kMaxMessage, data[0] & 8 ? kSmallFrame : wire::kLargestFrame).send(the_socket(), "");
   const auto found = read_wire(the_socket());
   if (found.size() != 1 || !same(found[0], parts)) {
     std::abort();

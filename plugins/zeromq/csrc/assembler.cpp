@@ -106,19 +106,26 @@ Frame take_head(std::vector<Frame>& frames) {
   return head;
 }
 
-// How many frames a part has.
-size_t frames_of(size_t size) {
-  return std::max<size_t>((size + kLargestFrame - 1) / kLargestFrame, 1);
+// Where a part of `size` bytes that begins with the frame `begin` ends.
+FrameIterator end_of_part(FrameIterator begin, FrameIterator end, size_t size) {
+  for (size_t found = 0; begin != end;) {
+    found += begin++->size();
+    if (found == size) {
+      return begin;
+    }
+    if (found > size) {
+      break;
+    }
+  }
+  throw Malformed("a frame of a message is missing, or of another size than it says");
 }
 
-// The part that begins with the frame `first`.
-Part part_in(std::vector<Frame>& frames, size_t first, size_t size) {
-  if (frames_of(size) == 1) {
-    return inside_of(std::move(frames[first]), 0);
+Part part_in(FrameIterator begin, FrameIterator end, size_t size) {
+  if (end - begin == 1) {
+    return inside_of(std::move(*begin), 0);
   }
   const Part part = take_block(size);
-  const auto begin = frames.begin() + static_cast<ptrdiff_t>(first);
-  copy_frames(begin, begin + static_cast<ptrdiff_t>(frames_of(size)), static_cast<char*>(const_cast<void*>(part.data)));
+  copy_frames(begin, end, static_cast<char*>(const_cast<void*>(part.data)));
   return part;
 }
 
@@ -178,7 +185,7 @@ void Assembler::check(Frame& head, std::vector<Frame>& frames) const {
     throw Malformed("a message has more parts than it can have");
   }
   size_t end = begin_of_parts(count);
-  size_t next_frame = 0;
+  auto next_frame = frames.begin();
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; ++i) {
     const auto [size, place] = field_of(head, i);
@@ -190,17 +197,12 @@ void Assembler::check(Frame& head, std::vector<Frame>& frames) const {
     if (place == Place::kHead) {
       end += aligned(size);
     } else if (place == Place::kFrame) {
-      const size_t needed = frames_of(size);
-      const auto begin = frames.begin() + static_cast<ptrdiff_t>(next_frame);
-      if (needed > frames.size() - next_frame || size_of(begin, begin + static_cast<ptrdiff_t>(needed)) != size) {
-        throw Malformed("a frame of a message is missing, or of another size than it says");
-      }
-      next_frame += needed;
+      next_frame = end_of_part(next_frame, frames.end(), size);
     } else if (place != Place::kPieces || size == 0) {
       throw Malformed("a part of a message is nowhere");
     }
   }
-  if (end != head.size() || next_frame != frames.size()) {
+  if (end != head.size() || next_frame != frames.end()) {
     throw Malformed("a message is longer than it says");
   }
 }
@@ -239,13 +241,13 @@ Assembler::Outcome Assembler::start(std::vector<Frame> frames) {
 // Gives each part of a message that is checked its memory, with what it holds unless that comes in pieces.
 Parts Assembler::place(Frame head, std::vector<Frame> frames, std::vector<size_t>& in_pieces) const {
   Parts parts(header_of(head).count);
-  size_t next_frame = 0;
+  auto next_frame = frames.begin();
   bool inside_any = false;
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto [size, place] = field_of(head, i);
     if (place == Place::kFrame) {
-      parts[i] = part_in(frames, next_frame, size);
-      next_frame += frames_of(size);
+      const auto begin = std::exchange(next_frame, end_of_part(next_frame, frames.end(), size));
+      parts[i] = part_in(begin, next_frame, size);
     } else if (place == Place::kPieces) {
       parts[i] = take_block(size);
       in_pieces.push_back(i);

@@ -44,7 +44,7 @@ void Door::open() {
   socket.set(option::kBacklog, kBacklog);
   socket.set(option::kHandshakeIvl, milliseconds(settings.handshake_timeout));
   socket.watch_for_silence(settings);
-  socket.set(option::kMaxMsgSize, wire::kLargestFrameOnWire);
+  socket.set(option::kMaxMsgSize, wire::on_wire(settings.largest_frame()));
   // Has libzmq ask Zap also without encryption, and speak with nobody of a version that cannot be asked.
   socket.set(option::kZapDomain, std::string(Zap::kDomain));
   if (settings.encrypts()) {

@@ -49,7 +49,7 @@ void Link::set_options(Socket& socket, const std::string& key, const Route& rout
   socket.set(option::kConnectTimeout, milliseconds(settings_.handshake_timeout));
   socket.set(option::kHandshakeIvl, milliseconds(settings_.handshake_timeout));
   socket.watch_for_silence(settings_);
-  socket.set(option::kMaxMsgSize, wire::kLargestFrameOnWire);
+  socket.set(option::kMaxMsgSize, wire::on_wire(settings_.largest_frame()));
   socket.set(option::kIpv6, endpoint_.is_ipv6() ? 1 : 0);
   socket.set(option::kRoutingId, route.text);
   // Sends an empty message first: by that the peer knows which of its connections this is.
@@ -98,7 +98,7 @@ void Link::open(const std::string& key, const Route& route) {
 
 bool Link::send(Parts parts) {
   releaser_.hold(parts);
-  Packed message(std::move(parts), settings_.max_message);
+  Packed message(std::move(parts), settings_.max_message, settings_.largest_frame());
   Lock lock(mutex_);
   if (!socket_) {
     return false;

@@ -10,7 +10,7 @@ namespace rpc_backends::zeromq {
 
 using namespace wire;
 
-Packed::Packed(Parts parts, uint64_t max_message) {
+Packed::Packed(Parts parts, uint64_t max_message, size_t largest_frame) : largest_frame_(largest_frame) {
   if (parts.size() > kMostParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
                          std::to_string(kMostParts) + " is the most");
@@ -26,7 +26,7 @@ Packed::Packed(Parts parts, uint64_t max_message) {
                          std::to_string(max_message) + " that one may have");
   }
   head_ = Frame(inside);
-  const size_t head_frames = (inside + kLargestFrame - 1) / kLargestFrame;
+  const size_t head_frames = (inside + largest_frame_ - 1) / largest_frame_;
   char* fields = write_header(head_, static_cast<uint8_t>(Kind::kMessage), parts.size(), head_frames);
   char* next = head_.data() + begin_of_parts(parts.size());
   std::fill(fields + parts.size() * sizeof(uint64_t), next, 0);
@@ -44,9 +44,9 @@ Packed::Packed(Parts parts, uint64_t max_message) {
 // What of the head is too long for one frame goes in the next ones.
 void Packed::split_head() {
   Part rest = part_of(std::move(head_));
-  head_ = Frame(rest, rest.data, kLargestFrame);
-  rest.data = static_cast<const char*>(rest.data) + kLargestFrame;
-  rest.size -= kLargestFrame;
+  head_ = Frame(rest, rest.data, largest_frame_);
+  rest.data = static_cast<const char*>(rest.data) + largest_frame_;
+  rest.size -= largest_frame_;
   frames_.insert(frames_.begin(), std::move(rest));
 }
 
@@ -78,7 +78,7 @@ void Packed::place(Part part, uint64_t& field, char*& next) {
 
 Packed Packed::refusal(const std::string& reason) {
   const size_t length = std::min(reason.size(), kLongestReason);
-  Packed packed;
+  Packed packed(kLargestFrame);
   packed.head_ = Frame(sizeof(Header) + length);
   std::copy_n(reason.data(), length, write_header(packed.head_, static_cast<uint8_t>(Kind::kRefusal), 0, 1));
   return packed;
@@ -110,8 +110,8 @@ bool Packed::send(Socket& socket, const std::string& route) {
 
 // Sends `size` bytes of a part from `offset` on.
 bool Packed::send_frames(Socket& socket, const Part& part, size_t offset, size_t size, bool more) {
-  for (const size_t end = offset + size; offset < end; offset += kLargestFrame) {
-    const size_t length = std::min(kLargestFrame, end - offset);
+  for (const size_t end = offset + size; offset < end; offset += largest_frame_) {
+    const size_t length = std::min(largest_frame_, end - offset);
     Frame frame(part, static_cast<const char*>(part.data) + offset, length);
     if (!socket.send(frame, more || offset + length < end)) {
       return false;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "socket.h"
+#include "wire.h"
 
 namespace rpc_backends::zeromq {
 
@@ -12,7 +13,7 @@ namespace rpc_backends::zeromq {
 class Packed {
  public:
   // Throws TransportError if there is too much of it.
-  Packed(Parts parts, uint64_t max_message);
+  Packed(Parts parts, uint64_t max_message, size_t largest_frame = wire::kLargestFrame);
 
   // The word to a peer that nothing more will be taken from it by this connection, and why.
   static Packed refusal(const std::string& reason);
@@ -24,13 +25,14 @@ class Packed {
   bool begun() const { return begun_; }
 
  private:
-  Packed() = default;
+  explicit Packed(size_t largest_frame) : largest_frame_(largest_frame) {}
   static char* write_header(Frame& head, uint8_t kind, size_t count, size_t head_frames);
   void place(Part part, uint64_t& field, char*& next);
   void split_head();
   bool send_frames(Socket& socket, const Part& part, size_t offset, size_t size, bool more);
   bool send_pieces(Socket& socket, const std::string& route, const Part& part);
 
+  const size_t largest_frame_;
   Frame head_;
   std::vector<Part> frames_;
   std::vector<Part> in_pieces_;

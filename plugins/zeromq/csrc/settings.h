@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "wire.h"
+
 namespace rpc_backends::zeromq {
 
 inline constexpr size_t kKeySize = 40;  // of a public or secret key in Z85
@@ -25,6 +27,7 @@ struct Settings {
   bool wants_proofs = false;
 
   bool encrypts() const { return !public_key.empty(); }
+  size_t largest_frame() const { return encrypts() ? wire::kLargestFrame : wire::kLargestPlainFrame; }
 };
 
 inline constexpr size_t kProofSize = 32;

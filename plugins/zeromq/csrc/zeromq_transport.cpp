@@ -210,7 +210,7 @@ void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
     works_->peers.send(peer, std::move(parts));
   } else if (!works_->unix_listener->reply(peer, parts)) {
     works_->releaser.hold(parts);
-    Packed message(std::move(parts), settings_->max_message);
+    Packed message(std::move(parts), settings_->max_message, settings_->largest_frame());
     works_->door->reply(peer, message);
   }
   ++counters_->messages_sent;

@@ -142,10 +142,9 @@ def test_a_crowd_that_connects_and_says_nothing_keeps_no_worker_from_its_calls(
         workers.run(steps.leave)
 
 
-def test_a_crowd_that_takes_all_files_of_a_worker_ends_no_call_and_no_process(
+def test_a_crowd_leaves_a_worker_with_few_files_enough_for_its_peers(
     text: str, tmp_path: Path
 ) -> None:
-    """When it has gone, whoever was kept out is let in."""
     with Workers(2, seconds=120) as workers:
         workers[0].call(limit_files, 100)
         workers.run(join, f"file://{tmp_path}/store", secret=text, unix_sockets=False)
@@ -155,11 +154,11 @@ def test_a_crowd_that_takes_all_files_of_a_worker_ends_no_call_and_no_process(
             for _ in range(200):
                 held.enter_context(throw(address, b""))
             eventually(
-                lambda: len(list(Path(f"/proc/{workers[0].pid}/fd").iterdir())) >= 99,
-                lambda: "worker0 has all files open that it may",
+                lambda: len(list(Path(f"/proc/{workers[0].pid}/fd").iterdir())) < 100 - 16,
+                lambda: "worker0 can open files",
             )
             workers[0].call(exercise, "worker1")
-        eventually(lambda: can_call(workers), lambda: "worker1 gets through to worker0")
+            eventually(lambda: can_call(workers), lambda: "worker1 gets through to worker0")
         workers.run(steps.leave)
 
 

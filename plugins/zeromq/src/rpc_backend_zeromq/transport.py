@@ -11,7 +11,14 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rpc_backend_zeromq import addresses, endpoints, environment, identity, unix_sockets
+from rpc_backend_zeromq import (
+    addresses,
+    descriptors,
+    endpoints,
+    environment,
+    identity,
+    unix_sockets,
+)
 from rpc_backend_zeromq._native import Transport
 from rpc_backend_zeromq.addresses import Place
 from rpc_backend_zeromq.doorkeeper import Doorkeeper, LookForNew
@@ -96,6 +103,7 @@ class ZeroMQTransport:
         """
         assert self._mine is None, "it listens already"
         self._doorkeeper.refused.owner = name
+        descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
         token = self._group.token
         if token is None:

@@ -28,6 +28,9 @@ SIZES = [
     8191,
     8192,
     8193,
+    (128 << 10) - 1,
+    128 << 10,
+    (128 << 10) + 1,
     (1 << 20) - 1,
     1 << 20,
     (1 << 20) + 1,
@@ -78,6 +81,14 @@ def test_parts_of_all_sizes_arrive_bit_by_bit(pair: tuple[Worker, Worker]) -> No
     assert [bytes(part) for part in found] == parts
     one.send(0, *reversed(parts), reply=True)
     assert zero.message() == (1, list(reversed(parts)))
+
+
+def test_many_small_parts_are_more_than_a_frame(pair: tuple[Worker, Worker]) -> None:
+    """They and their sizes are several MiB."""
+    zero, one = pair
+    parts = [bytes([number % 256]) * (number % 4000) for number in range(2000)]
+    zero.send(1, *parts)
+    assert one.message() == (0, parts)
 
 
 def test_a_message_may_have_no_parts_and_empty_ones(pair: tuple[Worker, Worker]) -> None:

@@ -22,8 +22,8 @@ MIB = 1 << 20
 CROWD = 1000
 #: What the worker has open with a crowd at its port: those 128, and what it needs itself.
 MOST_OPEN = 200
-#: Bytes that the crowd may make the worker hold, together: 128 frames are 16 MiB, and those of connections
-#: that are being ended are held for a moment.
+#: Bytes that the crowd may make the worker hold: 128 frames are 16 MiB, and those of connections that are
+#: being ended are held for a moment.
 MOST_HELD = 48 * MIB
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
