@@ -69,10 +69,10 @@ class MessageHead final : public RequestHead {
     return read(tensor_bytes_, [this] { return tensor_bytes_of(*message_); });
   }
   uint64_t digest() const override {
-    return read(digest_, [this] { return digest_of(inspected_); });
+    return read(digest_, [this] { return digest_of(inspected_, message_->tensors()); });
   }
   uint64_t full_digest() const override {
-    return read(full_digest_, [this] { return full_digest_of(inspected_); });
+    return read(full_digest_, [this] { return full_digest_of(inspected_, message_->tensors()); });
   }
 
   MessagePtr copy() const { return copy_of(*message_); }
