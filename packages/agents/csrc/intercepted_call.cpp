@@ -230,7 +230,9 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void pass() override {
     const Deciding deciding(*this);
-    if (!call_->chain_->is_stopped()) {
+    if (call_->chain_->is_stopped()) {
+      call_->shut_down();
+    } else {
       call_->advance(step_ + 1, message_, shared_from_this());
     }
   }
@@ -249,6 +251,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
     all.push_back(message_);
     for (const auto& message : all) {
       if (call_->chain_->is_stopped()) {
+        call_->shut_down();
         return;
       }
       call_->advance(step_ + 1, message, shared_from_this());

@@ -404,12 +404,12 @@ void add_contents(SipHash& hash, const void* data, size_t size) {
     sums[i] = keys[i] * 0xd6e8feb86659fd93ULL;
   }
   const auto* bytes = static_cast<const unsigned char*>(data);
-  const auto add_row = [&](const unsigned char* row) {
+  const auto add_row = [&](const unsigned char* row, uint64_t number) {
     std::array<uint64_t, kSums> words;
     std::memcpy(words.data(), row, sizeof(words));
     for (size_t i = 0; i < kSums; ++i) {
-      const uint64_t keyed = words[i] ^ keys[i];
-      sums[i] += (keyed & 0xffffffff) * (keyed >> 32) + std::rotl(words[i], 32);
+      const uint64_t keyed = words[i] ^ (keys[i] + number * 0xc2b2ae3d27d4eb4fULL);  // rows have their places
+      sums[i] += (keyed & 0xffffffff) * (keyed >> 32) + words[i];
     }
   };
   const auto stir = [&] {
@@ -421,12 +421,12 @@ void add_contents(SipHash& hash, const void* data, size_t size) {
   size_t left = size;
   for (; left >= kBlock * kRow; left -= kBlock * kRow) {
     for (size_t row = 0; row < kBlock; ++row, bytes += kRow) {
-      add_row(bytes);
+      add_row(bytes, row);
     }
     stir();
   }
   for (; left >= kRow; left -= kRow, bytes += kRow) {
-    add_row(bytes);
+    add_row(bytes, 0);
     stir();
   }
   for (const uint64_t sum : sums) {

@@ -20,6 +20,8 @@ MESSAGE_TYPES = (
     "RREF_BACKWARD_REQ",
 )
 WRAPPERS = ("FORWARD_AUTOGRAD_REQ", "RUN_WITH_PROFILING_REQ")
+#: What `duplicate` leaves alone.
+NEVER_TWICE = "BACKWARD_AUTOGRAD_REQ"
 #: Those that call a function, which a rule can name.
 CALLS = ("SCRIPT_CALL", "PYTHON_CALL", "SCRIPT_REMOTE_CALL", "PYTHON_REMOTE_CALL")
 
