@@ -230,11 +230,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void pass() override {
     const Deciding deciding(*this);
-    if (call_->chain_->is_stopped()) {
-      call_->shut_down();
-    } else {
-      call_->advance(step_ + 1, message_, shared_from_this());
-    }
+    send_on(message_);
   }
 
   void repeat(uint64_t times) override {
@@ -250,11 +246,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
     }
     all.push_back(message_);
     for (const auto& message : all) {
-      if (call_->chain_->is_stopped()) {
-        call_->shut_down();
-        return;
-      }
-      call_->advance(step_ + 1, message, shared_from_this());
+      send_on(message);
     }
   }
 
@@ -293,6 +285,15 @@ class PassingRequest final : public Request, public Decision, public std::enable
   size_t position() const { return position_; }
 
  private:
+  // To the next interceptor. Once the agent has stopped nobody else ends the call.
+  void send_on(const std::shared_ptr<MessageHead>& message) {
+    if (call_->chain_->is_stopped()) {
+      call_->shut_down();
+    } else {
+      call_->advance(step_ + 1, message, shared_from_this());
+    }
+  }
+
   const size_t step_;
   const std::shared_ptr<MessageHead> message_;
   std::shared_ptr<Observer> observer_;

@@ -60,12 +60,12 @@ std::unordered_map<std::string, std::string> InterceptorChain::metrics() const {
 
 void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (call->is_over() || kept_.count(call.get()) != 0) {
-    return;
-  }
   if (stopped_) {
     lock.unlock();
-    call->shut_down();  // stop() has looked for such already, and the scheduler does nothing any more
+    call->shut_down();  // nobody else ends it any more
+    return;
+  }
+  if (call->is_over() || kept_.count(call.get()) != 0) {
     return;
   }
   Kept kept{call, {}};

@@ -173,6 +173,14 @@ def test_tensors_of_any_layout_are_told_apart(kind: str) -> None:
     assert found == (["failed"] * 3, ["done"] * 3)
 
 
+@pytest.mark.parametrize("kind", ["too small", "freed", "without"])
+def test_the_contents_of_a_tensor_without_memory_are_not_read(kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, Workers(1, seconds=120) as workers:
+        workers.run(acts.join, f"file://{folder}/store", "TENSORPIPE")
+        assert workers[0].call(call_without_memory, kind) == "chosen"
+        workers.run(steps.leave)
+
+
 # --- steps ----------------------------------------------------------------------------------------
 
 
@@ -231,3 +239,19 @@ def call_kinds(me: WorkerContext, kind: str) -> tuple[list[str], list[str]]:
     rule = {"what": "fail", "text": "chosen", "message": "SCRIPT_CALL", "first": 1}
     with faults.rule(per="payload", **rule):
         return attempt(), attempt()
+
+
+def call_without_memory(me: WorkerContext, kind: str) -> str:
+    """Call with a tensor that has less memory than elements, by a rule that lets nothing through."""
+    import rpc_backends_faults as faults
+
+    tensor = torch.ones(2**24) if kind != "without" else torch._efficientzerotensor(2**24)
+    if kind != "without":
+        tensor.untyped_storage().resize_(64 if kind == "too small" else 0)
+    rule = {"what": "fail", "text": "chosen", "message": "SCRIPT_CALL", "first": 1}
+    with faults.rule(per="payload", **rule):
+        try:
+            rpc.rpc_sync(me.name, torch.neg, args=(tensor,))
+        except RuntimeError as error:
+            return str(error).rpartition(":")[2]
+    return "done"

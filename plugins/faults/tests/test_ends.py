@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
+from rpc_backends_faults import _native
 from support import steps
 from support.workers import WorkerContext, Workers
 
@@ -49,6 +51,26 @@ def test_every_call_that_races_the_shutdown_ends(tmp_path: Path, backend: str, w
         open_ = workers[0].call(send_while_it_stops, what)
 
     assert open_ == 0
+
+
+def test_a_log_that_is_closed_while_others_write_has_no_failure(tmp_path: Path) -> None:
+    for number in range(20):
+        pipeline = _native.FaultPipeline("w")
+        pipeline.open_log(str(tmp_path / f"{number}.jsonl"))
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                pool.submit(write_lines, pipeline)
+            while not (tmp_path / f"{number}.jsonl").stat().st_size:
+                pass
+            pipeline.close_log()
+
+        assert pipeline.log_failure() == (0, "")
+
+
+def write_lines(pipeline: _native.FaultPipeline) -> None:
+    """Write more lines than there is time for until the log is closed."""
+    for _ in range(2000):
+        pipeline.log_line('"event":"mark"')
 
 
 # --- steps ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,26 +43,6 @@ def test_a_log_that_is_cut_off_is_an_error_at_the_end(
     assert "the event log of RPC worker 'w' lacks 2 lines: No space left on device" in (
         record.getMessage()
     )
-
-
-def test_a_log_that_is_closed_while_others_write_has_no_failure(tmp_path: Path) -> None:
-    for number in range(20):
-        pipeline = _native.FaultPipeline("w")
-        pipeline.open_log(str(tmp_path / f"{number}.jsonl"))
-        with ThreadPoolExecutor(4) as pool:
-            for _ in range(4):
-                pool.submit(write_lines, pipeline)
-            while not (tmp_path / f"{number}.jsonl").stat().st_size:
-                pass
-            pipeline.close_log()
-
-        assert pipeline.log_failure() == (0, "")
-
-
-def write_lines(pipeline: _native.FaultPipeline) -> None:
-    """Write more lines than there is time for until the log is closed."""
-    for _ in range(2000):
-        pipeline.log_line('"event":"mark"')
 
 
 def test_a_log_without_its_first_line_starts_no_program(pipeline: _native.FaultPipeline) -> None:

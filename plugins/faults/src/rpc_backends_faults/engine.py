@@ -45,6 +45,7 @@ class Engine:
         self.worker = worker
         self.seed = seed
         self._seed_with = seed_with
+        self.replaying = recording is not None
         self._recording = recording
         self._version = -1
         self._pipeline: _native.FaultPipeline | None = pipeline
@@ -78,12 +79,12 @@ class Engine:
         """
         with self._changing:
             self._check_names(rules.rules, (*self._given, *self._live.values()))
-            before = self._of_file, self.seed
-            self._of_file, self.seed = rules.rules, self._seed_with(rules.seed)
+            before, self._of_file = self._of_file, rules.rules
+            seed, self.seed = self.seed, self._seed_with(rules.seed)
             try:
                 self._apply()
             except Exception:
-                self._of_file, self.seed = before
+                self._of_file, self.seed = before, seed
                 raise
             self.log_rules()
 
@@ -164,7 +165,7 @@ class Engine:
     # --- within --------------------------------------------------------------------------------------
 
     def _apply(self) -> None:
-        if self._pipeline is not None and self._recording is None:
+        if self._pipeline is not None and not self.replaying:
             self._version += 1
             self._pipeline.set_rules(self._keyed_rules(), self.seed, list(HOUSEKEEPING))
 
@@ -202,7 +203,7 @@ class Engine:
         assert self._pipeline is not None
         fired = self._fired()
         self.log("end of log", counts={name: count for name, (_, count) in fired.items()})
-        if self._recording is not None:
+        if self.replaying:
             self._report_divergence()
             return
         silent = {rule.name: rule for rule in self.rules if not fired.get(rule.name, (0, 0))[1]}

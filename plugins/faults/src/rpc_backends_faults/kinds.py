@@ -70,7 +70,7 @@ KINDS = {
     ),
     "duplicate": Kind("is sent more than once", takes=_keys("copies", "receiver")),
     "reorder": Kind(
-        "is held until others to the same worker have passed",
+        "is held until others to the same worker are answered",
         takes=_keys("others", "within", "receiver"),
     ),
     "partition": Kind("is lost, and so is an answer", takes=_keys("one_way", "receiver")),
