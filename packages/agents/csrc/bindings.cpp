@@ -90,7 +90,8 @@ PYBIND11_MODULE(_C, module) {
                                      name, order);
            },
            py::arg("interceptor"), py::arg("name"), py::arg("order"))
-      .def("settle", [](InterceptingAgent& self) { self.interceptors().settle(); }, Unlocked());
+      .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
+           py::arg("timeout") = 0.0, Unlocked());
 
   module.def("send_warnings_to", [](py::function sink) {
     send_warnings_to(from_cpp<const std::string&>(std::move(sink)));

@@ -69,10 +69,10 @@ class MessageHead final : public RequestHead {
     return read(tensor_bytes_, [this] { return tensor_bytes_of(*message_); });
   }
   uint64_t digest() const override {
-    return read(digest_, [this] { return digest_of(inspected_); });
+    return read(digest_, [this] { return digest_of(inspected_, message_->tensors()); });
   }
   uint64_t full_digest() const override {
-    return read(full_digest_, [this] { return full_digest_of(inspected_); });
+    return read(full_digest_, [this] { return full_digest_of(inspected_, message_->tensors()); });
   }
 
   MessagePtr copy() const { return copy_of(*message_); }
@@ -230,9 +230,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void pass() override {
     const Deciding deciding(*this);
-    if (!call_->chain_->is_stopped()) {
-      call_->advance(step_ + 1, message_, shared_from_this());
-    }
+    send_on(message_);
   }
 
   void repeat(uint64_t times) override {
@@ -248,10 +246,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
     }
     all.push_back(message_);
     for (const auto& message : all) {
-      if (call_->chain_->is_stopped()) {
-        return;
-      }
-      call_->advance(step_ + 1, message, shared_from_this());
+      send_on(message);
     }
   }
 
@@ -290,6 +285,15 @@ class PassingRequest final : public Request, public Decision, public std::enable
   size_t position() const { return position_; }
 
  private:
+  // To the next interceptor. Once the agent has stopped nobody else ends the call.
+  void send_on(const std::shared_ptr<MessageHead>& message) {
+    if (call_->chain_->is_stopped()) {
+      call_->shut_down();
+    } else {
+      call_->advance(step_ + 1, message, shared_from_this());
+    }
+  }
+
   const size_t step_;
   const std::shared_ptr<MessageHead> message_;
   std::shared_ptr<Observer> observer_;

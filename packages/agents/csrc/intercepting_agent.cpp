@@ -146,7 +146,7 @@ std::vector<rpc::WorkerInfo> InterceptingAgent::getWorkerInfos() const {
 }
 
 void InterceptingAgent::join(bool shutdown, float timeout) {
-  interceptors_->settle();
+  interceptors_->settle(timeout);
   inner_->join(shutdown, timeout);
 }
 

@@ -59,7 +59,12 @@ std::unordered_map<std::string, std::string> InterceptorChain::metrics() const {
 }
 
 void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (stopped_) {
+    lock.unlock();
+    call->shut_down();  // nobody else ends it any more
+    return;
+  }
   if (call->is_over() || kept_.count(call.get()) != 0) {
     return;
   }
@@ -95,18 +100,23 @@ void InterceptorChain::moved() {
   }
 }
 
-void InterceptorChain::settle() {
+void InterceptorChain::settle(double timeout) {
   for (const Installed& one : installed_) {
     one.interceptor->on_settle();
   }
   settling_ = true;
   std::unique_lock<std::mutex> lock(mutex_);
-  settled_.wait(lock, [this] {
+  const auto is_settled = [this] {
     // What was dropped and never times out stays; nobody can wait for that.
     return stopped_ || (held_ == 0 && std::none_of(kept_.begin(), kept_.end(), [](const auto& one) {
                           return one.second.call->seconds_left().has_value();
                         }));
-  });
+  };
+  if (timeout > 0) {
+    settled_.wait_for(lock, std::chrono::duration<double>(timeout), is_settled);
+  } else {
+    settled_.wait(lock, is_settled);
+  }
 }
 
 void InterceptorChain::stop() {

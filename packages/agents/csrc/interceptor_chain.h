@@ -31,8 +31,9 @@ class InterceptorChain {
   // Before start() only. Throws std::invalid_argument if the name is another's, or none.
   void add(std::shared_ptr<Interceptor> interceptor, const std::string& name, int order);
   void start();
-  // Returns when nothing is held any more; what was dropped is waited for until its time runs out.
-  void settle();
+  // Returns when nothing is held any more, or after `timeout` seconds (0: no limit); what was dropped is waited for
+  // until its time runs out.
+  void settle(double timeout);
   // Ends what is held or was dropped.
   void stop();
   bool is_stopped() const { return stopped_; }

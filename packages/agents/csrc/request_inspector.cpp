@@ -1,7 +1,11 @@
 #include "request_inspector.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -388,6 +392,114 @@ uint64_t digest(std::string_view bytes) {
   return hash.finish();
 }
 
+// A mix of all bytes, for tensors: several times as fast as SipHash, in eight sums that processors make at once.
+// It tells contents apart unless somebody makes them so that it does not.
+void add_contents(SipHash& hash, const void* data, size_t size) {
+  constexpr size_t kSums = 8;
+  constexpr size_t kBlock = 16;  // rows between two stirs, after which every bit has met every other of its sum
+  std::array<uint64_t, kSums> sums;
+  std::array<uint64_t, kSums> keys;
+  for (size_t i = 0; i < kSums; ++i) {
+    keys[i] = (kDigestKey0 + i) * 0x9e3779b97f4a7c15ULL ^ kDigestKey1;
+    sums[i] = keys[i] * 0xd6e8feb86659fd93ULL;
+  }
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  const auto add_row = [&](const unsigned char* row, uint64_t number) {
+    std::array<uint64_t, kSums> words;
+    std::memcpy(words.data(), row, sizeof(words));
+    for (size_t i = 0; i < kSums; ++i) {
+      const uint64_t keyed = words[i] ^ (keys[i] + number * 0xc2b2ae3d27d4eb4fULL);  // rows have their places
+      sums[i] += (keyed & 0xffffffff) * (keyed >> 32) + words[i];
+    }
+  };
+  const auto stir = [&] {
+    for (size_t i = 0; i < kSums; ++i) {
+      sums[i] = (sums[i] ^ (sums[i] >> 47) ^ keys[i]) * 0x9fb21c651e98df25ULL;
+    }
+  };
+  constexpr size_t kRow = kSums * sizeof(uint64_t);
+  size_t left = size;
+  for (; left >= kBlock * kRow; left -= kBlock * kRow) {
+    for (size_t row = 0; row < kBlock; ++row, bytes += kRow) {
+      add_row(bytes, row);
+    }
+    stir();
+  }
+  for (; left >= kRow; left -= kRow, bytes += kRow) {
+    add_row(bytes, 0);
+    stir();
+  }
+  for (const uint64_t sum : sums) {
+    hash.add_number(sum);
+  }
+  hash.add(std::string_view(reinterpret_cast<const char*>(bytes), left));
+}
+
+// Whether a tensor's elements lie in its storage; torch does not see to it.
+bool lies_in_its_storage(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || tensor.storage().data() == nullptr) {
+    return false;
+  }
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(),
+                                          tensor.storage_offset()) <= tensor.storage().nbytes();
+}
+
+void add_tensor(SipHash& hash, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    hash.add_number(0);
+    return;
+  }
+  hash.add_number(1 + static_cast<uint64_t>(tensor.scalar_type()));
+  hash.add_number(static_cast<uint64_t>(tensor.layout()) << 8 | static_cast<uint64_t>(tensor.device().type()));
+  hash.add_number((tensor.is_conj() ? 1 : 0) | (tensor.is_neg() ? 2 : 0));
+  if (tensor.is_nested()) {
+    return;
+  }
+  hash.add_number(static_cast<uint64_t>(tensor.dim()));
+  for (const int64_t size : tensor.sizes()) {
+    hash.add_number(static_cast<uint64_t>(size));
+  }
+  if (tensor.layout() == c10::kSparse) {
+    add_tensor(hash, tensor._indices());
+    add_tensor(hash, tensor._values());
+  } else if (tensor.layout() == c10::kStrided && tensor.is_cpu() && tensor.numel() > 0 &&
+             lies_in_its_storage(tensor)) {
+    // Elements in their order, whatever their strides: of two equal tensors the digests are equal.
+    const at::Tensor whole = tensor.is_contiguous() ? tensor : tensor.contiguous();
+    add_contents(hash, whole.const_data_ptr(), whole.numel() * whole.element_size());
+  }
+}
+
+// The digest of what is in the payload, with what is in the tensors.
+uint64_t with_tensors(uint64_t digest, const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) {
+    return digest;
+  }
+  const c10::InferenceMode no_autograd;
+  SipHash hash(kDigestKey0, digest);
+  for (const at::Tensor& tensor : tensors) {
+    add_tensor(hash, tensor);
+  }
+  return hash.finish();
+}
+
+uint64_t digest_of_payload(const InspectedRequest& request) {
+  switch (request.type) {
+    case MessageType::PYTHON_CALL:
+    case MessageType::SCRIPT_CALL:
+      return digest(request.payload);
+    case MessageType::PYTHON_REMOTE_CALL:
+      return digest(python_part(request));
+    case MessageType::SCRIPT_REMOTE_CALL: {
+      size_t end = 0;
+      script_function(request.payload, end);
+      return digest(request.payload.substr(0, end));
+    }
+    default:
+      return 0;
+  }
+}
+
 }  // namespace
 
 InspectedRequest inspect(const torch::distributed::rpc::Message& message) {
@@ -413,25 +525,12 @@ std::string function_of(const InspectedRequest& request) {
   }
 }
 
-uint64_t digest_of(const InspectedRequest& request) {
-  switch (request.type) {
-    case MessageType::PYTHON_CALL:
-    case MessageType::SCRIPT_CALL:
-      return digest(request.payload);
-    case MessageType::PYTHON_REMOTE_CALL:
-      return digest(python_part(request));
-    case MessageType::SCRIPT_REMOTE_CALL: {
-      size_t end = 0;
-      script_function(request.payload, end);
-      return digest(request.payload.substr(0, end));
-    }
-    default:
-      return 0;
-  }
+uint64_t digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors) {
+  return with_tensors(digest_of_payload(request), tensors);
 }
 
-uint64_t full_digest_of(const InspectedRequest& request) {
-  return digest(request.payload);
+uint64_t full_digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors) {
+  return with_tensors(digest(request.payload), tensors);
 }
 
 uint64_t tensor_bytes_of(const torch::distributed::rpc::Message& message) {

@@ -24,12 +24,13 @@ InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 // operator, the name of a TorchScript function. Empty if it has none, or none that can be read.
 std::string function_of(const InspectedRequest& request);
 
-// The digest of a call, less what torch numbers in the order in which threads come by (ids of RRefs); 0 for
-// messages that consist of such numbers.
-uint64_t digest_of(const InspectedRequest& request);
+// The digest of a call and of its tensors, less what torch numbers in the order in which threads come by (ids of
+// RRefs); 0 for messages that consist of such numbers. It reads every byte of tensors on the CPU; of tensors
+// elsewhere, and of those whose storage is too small for them, type and size alone.
+uint64_t digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors);
 
-// The digest of every byte.
-uint64_t full_digest_of(const InspectedRequest& request);
+// The digest of every byte of the payload, and of the tensors.
+uint64_t full_digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors);
 
 // The bytes of a message's tensors, less the wire's own.
 uint64_t tensor_bytes_of(const torch::distributed::rpc::Message& message);

@@ -45,6 +45,9 @@ std::vector<std::pair<const char*, FaultKind>> kinds() {
 FaultRule rule_from(const py::dict& settings) {
   FaultRule rule;
   take(settings, "name", rule.name);
+  rule.key = rule.name;
+  take(settings, "key", rule.key);
+  take(settings, "version", rule.version);
   take(settings, "what", rule.kind, kinds());
   take(settings, "messages", rule.types);
   take(settings, "senders", rule.senders);
@@ -110,16 +113,17 @@ PYBIND11_MODULE(_native, module) {
            py::arg("rules"), py::arg("seed"), py::arg("housekeeping"))
       .def("set_replay",
            [](FaultPipeline& self,
-              const std::vector<std::tuple<std::string, std::string, uint64_t, uint64_t,
-                                           std::vector<std::pair<std::string, double>>,
-                                           std::vector<std::pair<std::string, double>>>>& entries) {
+              const std::vector<std::tuple<std::string, std::string, std::string, uint64_t, uint64_t, double,
+                                           std::vector<std::pair<size_t, double>>,
+                                           std::vector<std::pair<size_t, double>>>>& entries,
+              double patience) {
              std::vector<ReplayEntry> parsed;
-             for (const auto& [receiver, type, digest, nth, faults, answer_faults] : entries) {
-               parsed.push_back({receiver, type, digest, nth, faults, answer_faults});
+             for (const auto& [receiver, type, function, digest, nth, at, faults, answer_faults] : entries) {
+               parsed.push_back({receiver, type, function, digest, nth, at, faults, answer_faults});
              }
-             self.rules.set_replay(std::move(parsed));
+             self.rules.set_replay(std::move(parsed), patience);
            },
-           py::arg("entries"))
+           py::arg("entries"), py::arg("patience"))
       .def("set_mark",
            [](FaultPipeline& self, const std::string& mark, bool on) { self.rules.set_mark(mark, on); },
            py::arg("mark"), py::arg("on"))
@@ -134,8 +138,9 @@ PYBIND11_MODULE(_native, module) {
              self.rules.watch(false);
              self.log.close();
            })
-      .def("log_line", [](FaultPipeline& self, const std::string& members) { self.log.add(members); },
-           py::arg("members"))
+      .def("log_line",  // which may wait for a disk
+           [](FaultPipeline& self, const std::string& members) { self.log.add(members); },
+           py::arg("members"), py::call_guard<py::gil_scoped_release>())
       .def("log_failure", [](FaultPipeline& self) { return self.log.failure(); })
       .def("fault_counts", &counts_of)
       .def("divergence",

@@ -49,6 +49,9 @@ void add_faults(std::string& line, const Faults& faults) {
     line += kind_name(fault.rule->kind);
     line += "\",\"seconds\":";
     add_seconds(line, fault.seconds);
+    if (fault.rule->version > 0) {
+      line += ",\"version\":" + std::to_string(fault.rule->version);
+    }
     line += '}';
   }
   line += ']';
@@ -98,6 +101,9 @@ void FaultLog::write_line(std::string_view members) {
   line += members;
   line += "}\n";
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!is_open()) {
+    return;  // closed since: that is its end, and no failure
+  }
   if (lost_ > 0) {
     ++lost_;
     return;
@@ -150,6 +156,12 @@ void FaultLog::add_request(uint64_t id, const FaultMessage& message, const Fault
 
 void FaultLog::add_sent(uint64_t id) {
   write_line("\"event\":\"sent\",\"id\":" + std::to_string(id));
+}
+
+void FaultLog::add_news(std::string_view text) {
+  std::string line = "\"event\":\"replay\",\"text\":";
+  add_text(line, text);
+  write_line(line);
 }
 
 void FaultLog::add_end(uint64_t id, std::string_view outcome, std::string_view text, const Faults& answer_faults) {

@@ -32,6 +32,8 @@ class FaultLog {
   void add_request(uint64_t id, const FaultMessage& message, const Faults& faults);
   // What became of a request: "sent" (after it was held), "end".
   void add_sent(uint64_t id);
+  // What a replay has to say while it runs.
+  void add_news(std::string_view text);
   void add_end(uint64_t id, std::string_view outcome, std::string_view text, const Faults& answer_faults);
 
  private:

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <utility>
 #include <vector>
 
 namespace rpc_backends {
@@ -36,6 +38,19 @@ std::string text_of(const FaultRule& rule, const std::string& begin, const std::
 }
 
 }  // namespace
+
+// A call that meets no fault, while another one waits for such.
+class OvertakingCall final : public Observer {
+ public:
+  OvertakingCall(std::shared_ptr<FaultPipeline> pipeline, int peer, uint64_t id)
+      : pipeline_(std::move(pipeline)), peer_(peer), id_(id) {}
+  void on_end(const End& /*end*/) override { pipeline_->ended(peer_, id_); }
+
+ private:
+  const std::shared_ptr<FaultPipeline> pipeline_;
+  const int peer_;
+  const uint64_t id_;
+};
 
 // A call that meets faults, or whose end is logged.
 class FaultCall final : public Observer, public std::enable_shared_from_this<FaultCall> {
@@ -104,6 +119,7 @@ void FaultCall::on_answer(AnswerPtr answer) {
   Faults answer_faults;
   if (answers_) {
     answer_faults = pipeline_->rules.decide_answer(message, answer->bytes());
+    pipeline_->tell_news();
   }
   double seconds = 0;
   for (const Fault& fault : answer_faults) {
@@ -137,11 +153,35 @@ void FaultCall::on_end(const End& end) {
   const bool by_answer = end.kind == End::Kind::kAnswer || end.kind == End::Kind::kError;
   const char* const outcome = end.kind == End::Kind::kError && outcome_ ? outcome_.load() : outcome_of(end.kind);
   pipeline_->log.add_end(id, outcome, end.text, by_answer ? answer_faults_ : Faults());
+  pipeline_->ended(peer_id, id);
 }
 
 void FaultPipeline::on_start(const AgentInfo& agent) {
   scheduler_ = agent.scheduler;
   rules.start();
+  if (rules.is_replaying()) {
+    look_at_replay();
+  }
+}
+
+void FaultPipeline::look_at_replay() {
+  tell_news();
+  scheduler_->after(rules.patience() / 4, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->look_at_replay();
+    }
+  });
+}
+
+void FaultPipeline::tell_news() {
+  if (!rules.is_replaying()) {
+    return;
+  }
+  // Not by Python's logging: the thread may hold locks of torch's, and the program may hold the GIL for ever.
+  if (const auto news = rules.news()) {
+    std::fprintf(stderr, "RPC faults: the replay on RPC worker '%s' %s.\n", worker_.c_str(), news->c_str());
+    log.add_news(*news);
+  }
 }
 
 void FaultPipeline::on_request(RequestPtr request) {
@@ -153,11 +193,14 @@ void FaultPipeline::on_request(RequestPtr request) {
   const uint64_t id = ++next_;
   if (seen) {
     log.add_request(id, *seen, faults);
+    tell_news();
   }
   const bool meets_none = faults.empty() && !answers;
   if (!seen || (meets_none && !log.is_open())) {
+    if (waiting_now_ > 0) {
+      request->observe(std::make_shared<OvertakingCall>(shared_from_this(), peer, id));
+    }
     request->pass();
-    passed(peer);
     return;
   }
   const auto call =
@@ -193,13 +236,21 @@ void FaultPipeline::hold(const FaultCallPtr& call, const RequestPtr& request) {
     transmit(*call, request);
     return;
   }
-  ++held_;
   const int peer = call->peer_id;
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto bound = scheduler_->after(reorder->rule->bound,
-                                       [self = shared_from_this(), peer, request] { self->release(peer, request); });
-  waiting_[peer].push_back({call, request, reorder->rule->others, bound});
-  ++waiting_now_;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& queue = waiting_[peer];
+    // While one waits, those after it are the others that it waits for, or none would ever overtake another.
+    if (queue.empty() && !stopped_ && !rules.is_closed()) {
+      ++held_;
+      const auto bound = scheduler_->after(
+          reorder->rule->bound, [self = shared_from_this(), peer, request] { self->release(peer, request); });
+      queue.push_back({call, request, reorder->rule->others, bound});
+      ++waiting_now_;
+      return;
+    }
+  }
+  transmit(*call, request);
 }
 
 void FaultPipeline::release(int peer, const RequestPtr& request) {
@@ -220,7 +271,7 @@ void FaultPipeline::release(int peer, const RequestPtr& request) {
   --held_;
 }
 
-void FaultPipeline::passed(int peer) {
+void FaultPipeline::ended(int peer, uint64_t id) {
   if (waiting_now_ == 0) {
     return;
   }
@@ -229,7 +280,7 @@ void FaultPipeline::passed(int peer) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& queue = waiting_[peer];
     for (auto one = queue.begin(); one != queue.end();) {
-      if (--one->others > 0) {
+      if (one->call->id >= id || --one->others > 0) {
         ++one;
         continue;
       }
@@ -238,6 +289,10 @@ void FaultPipeline::passed(int peer) {
       --waiting_now_;
     }
   }
+  send_elsewhere(free);
+}
+
+void FaultPipeline::send_elsewhere(const std::vector<Waiting>& free) {
   for (const Waiting& one : free) {
     scheduler_->cancel(one.bound);
     scheduler_->post([self = shared_from_this(), call = one.call, request = one.request] {
@@ -248,16 +303,11 @@ void FaultPipeline::passed(int peer) {
 }
 
 void FaultPipeline::transmit(const FaultCall& call, const RequestPtr& request) {
-  const bool reordered = call.find(FaultKind::kReorder) != nullptr;
-  if (call.held() > 0 || reordered) {
+  if (call.held() > 0 || call.find(FaultKind::kReorder)) {
     log.add_sent(call.id);
   }
   const Fault* duplicate = call.find(FaultKind::kDuplicate);
-  const uint64_t copies = duplicate ? duplicate->rule->copies : 1;
-  request->repeat(copies);
-  for (uint64_t i = 0; i < copies && !reordered; ++i) {
-    passed(call.peer_id);
-  }
+  request->repeat(duplicate ? duplicate->rule->copies : 1);
 }
 
 void FaultPipeline::later(double seconds, std::function<void()> job) {
@@ -268,10 +318,25 @@ void FaultPipeline::later(double seconds, std::function<void()> job) {
   });
 }
 
+void FaultPipeline::on_settle() {
+  rules.close();
+  std::vector<Waiting> free;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [peer, queue] : waiting_) {
+      free.insert(free.end(), queue.begin(), queue.end());
+      queue.clear();
+    }
+    waiting_now_ = 0;
+  }
+  send_elsewhere(free);
+}
+
 void FaultPipeline::on_stop() {
   rules.close();
   std::map<int, std::list<Waiting>> dropped;  // let go of without the lock
   std::lock_guard<std::mutex> lock(mutex_);
+  stopped_ = true;
   dropped.swap(waiting_);
   waiting_now_ = 0;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "rpc_backends_agents/siphash.h"
 
@@ -9,7 +10,7 @@ namespace rpc_backends {
 
 namespace {
 
-// Digests that are told apart; beyond, messages share counts by some bits of their digest, which bounds memory.
+// Digests that a rule tells apart; beyond, messages share counts by some bits of their digest, which bounds memory.
 constexpr size_t kMostLikes = size_t{1} << 20;
 constexpr uint64_t kLikeBits = (uint64_t{1} << 20) - 1;
 // What a draw is for: one message may need several.
@@ -32,14 +33,29 @@ bool is_of_answers(FaultKind kind) {
   return kind == FaultKind::kPartition || kind == FaultKind::kBandwidth || kind == FaultKind::kPause;
 }
 
+// Whether a rule leaves anything to chance.
+bool draws(const FaultRule& rule) {
+  return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed;
+}
+
+// Whether it counts messages.
+bool counts_messages(const FaultRule& rule) {
+  return rule.after > 0 || rule.every > 1 || rule.first > 0;
+}
+
 bool same(const FaultRule& one, const FaultRule& other) {
   const auto all = [](const FaultRule& rule) {
-    return std::tie(rule.name, rule.kind, rule.types, rule.senders, rule.receivers, rule.functions, rule.housekeeping,
+    return std::tie(rule.key, rule.kind, rule.types, rule.senders, rule.receivers, rule.functions, rule.housekeeping,
                     rule.one_way, rule.probability, rule.after, rule.every, rule.first, rule.per, rule.budget,
                     rule.start, rule.end, rule.mark, rule.shape, rule.seconds, rule.spread, rule.others, rule.bound,
                     rule.rate, rule.copies, rule.exit_code, rule.text);
   };
   return all(one) == all(other);
+}
+
+std::string described(const ReplayEntry& entry) {
+  return entry.type + (entry.function.empty() ? "" : " " + entry.function) + " to '" + entry.receiver + "' (number " +
+      std::to_string(entry.nth) + " of its like)";
 }
 
 std::string described(const FaultMessage& message) {
@@ -111,6 +127,10 @@ void FaultRules::set(std::vector<FaultRule> rules, uint64_t seed, std::vector<st
     const auto is_it = [&](const StatePtr& state) { return same(*state->rule, rule); };
     const auto old = std::find_if(rules_.begin(), rules_.end(), is_it);
     if (old != rules_.end() && seed == seed_) {
+      if (rule.name == (*old)->rule->name) {
+        rule.version = (*old)->rule->version;
+      }
+      (*old)->rule = std::make_shared<const FaultRule>(std::move(rule));  // the name may be another
       states.push_back(*old);
       continue;
     }
@@ -125,7 +145,7 @@ void FaultRules::set(std::vector<FaultRule> rules, uint64_t seed, std::vector<st
   idle_ = rules_.empty() && !replaying_;
 }
 
-void FaultRules::set_replay(std::vector<ReplayEntry> entries) {
+void FaultRules::set_replay(std::vector<ReplayEntry> entries, double patience) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::unordered_map<std::string, int32_t> types;
   for (int32_t type = 0; type < 0x40; ++type) {
@@ -134,8 +154,11 @@ void FaultRules::set_replay(std::vector<ReplayEntry> entries) {
   for (ReplayEntry& entry : entries) {
     const auto type = types.find(entry.type);
     const Like like{entry.receiver, type == types.end() ? 0 : type->second, entry.digest};
-    replay_.emplace(std::make_pair(like, entry.nth), std::move(entry));
+    order_.emplace_back(like, entry.nth);
+    replay_.emplace(order_.back(), std::move(entry));
   }
+  patience_ = patience;
+  progress_ = Clock::now();
   replaying_ = true;
   idle_ = false;
 }
@@ -154,69 +177,93 @@ std::optional<FaultMessage> FaultRules::decide(const RequestHead& request, Fault
   if (closed_ && !watched_) {
     return std::nullopt;
   }
-  const std::string& receiver = request.peer();
   FaultMessage seen;
   seen.type = request.type();
   seen.wrappers = request.wrappers();
-  std::lock_guard<std::mutex> lock(mutex_);
-  Route& route = route_to(request.peer_id(), receiver, seen.type);
-  const bool describe = watched_ || replaying_;
-  if (!describe && route.requests.empty() && route.answers.empty()) {
-    return std::nullopt;
-  }
-  const std::vector<StatePtr>* rules = &route.requests;
-  if (describe || route.ask_function) {
-    seen.function = request.function();
-  }
-  if (route.ask_function) {
-    rules = &for_function(route, seen.function);
-  }
-  const bool housekeeping = is_housekeeping(seen.function);
-  answers = !closed_ && (replaying_ || std::any_of(route.answers.begin(), route.answers.end(), [&](const auto& state) {
-              return !housekeeping || state->rule->housekeeping;
-            }));
-  if (!describe && rules->empty() && !answers) {
-    return std::nullopt;
-  }
-  seen.receiver = receiver;
+  seen.receiver = request.peer();
   seen.bytes = request.payload_bytes() + request.tensor_bytes();
-  seen.digest = request.digest();
-  if (route.ask_payload) {
-    seen.payload = request.full_digest();
+  bool has_function = false;
+  bool has_digest = false;
+  bool has_payload = false;
+  // What costs time to read is read without the lock; the rules may change meanwhile.
+  while (true) {
+    bool ask_digest = false;
+    bool ask_payload = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Route& route = route_to(request.peer_id(), seen.receiver, seen.type);
+      const bool describe = watched_ || replaying_;
+      if (!describe && route.all.requests.empty() && route.all.answers.empty()) {
+        return std::nullopt;
+      }
+      if (has_function || !(describe || route.ask_function)) {
+        const Selected& selected = route.ask_function ? for_function(route, seen.function) : route.all;
+        answers = !closed_ && (replaying_ || !selected.answers.empty());
+        if (!describe && selected.requests.empty() && !answers) {
+          return std::nullopt;
+        }
+        ask_digest = !has_digest && (describe || !selected.drawing.empty());
+        ask_payload = !has_payload && selected.ask_payload;
+        if (!ask_digest && !ask_payload) {
+          return decide_locked(std::move(seen), selected, describe, faults);
+        }
+      }
+    }
+    if (!has_function) {
+      seen.function = request.function();
+      has_function = true;
+    }
+    if (ask_digest) {
+      seen.digest = request.digest();
+      has_digest = true;
+    }
+    if (ask_payload) {
+      seen.payload = request.full_digest();
+      has_payload = true;
+    }
   }
-  uint64_t like = Like{receiver, seen.type, seen.digest}.hash();
-  if (seen_.size() >= kMostLikes && seen_.find(like) == seen_.end()) {
-    like &= kLikeBits;
+}
+
+FaultMessage FaultRules::decide_locked(FaultMessage seen, const Selected& selected, bool describe, Faults& faults) {
+  if (describe) {
+    seen.nth = number(seen_, seen);
   }
-  seen.nth = ++seen_[like];
   if (replaying_) {
     Faults none;
-    replay(seen, false, closed_ || housekeeping ? Expected::kMaybe : Expected::kYes, closed_ ? none : faults);
+    const bool free = closed_ || is_housekeeping(seen.function);
+    replay(seen, false, free ? Expected::kMaybe : Expected::kYes, closed_ ? none : faults);
     return seen;
   }
   if (closed_) {
     return seen;
   }
-  for (const StatePtr& state : *rules) {
+  for (const StatePtr& state : selected.drawing) {
+    seen.numbers.emplace_back(state.get(), number(state->numbers, seen));
+  }
+  bool is_sent = true;
+  for (const StatePtr& state : selected.requests) {
     const FaultRule& rule = *state->rule;
+    // A rule decides as if there were no other: it counts what another one has ended, too.
+    const bool paused = rule.kind == FaultKind::kPause && Clock::now() < state->paused_until;
+    const bool chosen = !paused && fires(*state, seen, false);
+    if (!paused && !chosen) {
+      continue;
+    }
     if (rule.kind == FaultKind::kPause && !any_matches(rule.senders, worker_)) {
       // Another worker is paused, and here that shows in its answers: what is sent to it may begin that.
-      if (Clock::now() >= state->paused_until && fires(*state, seen, false)) {
+      if (chosen) {
         seconds_of(*state, seen, false);
         count(*state, seen);
       }
       continue;
     }
-    const bool paused = rule.kind == FaultKind::kPause && Clock::now() < state->paused_until;
-    if (!paused && !fires(*state, seen, false)) {
-      continue;
+    if (!is_sent) {
+      continue;  // there is nothing any more that this rule could do something to
     }
     count(*state, seen, !paused);
     faults.push_back({state->rule, seconds_of(*state, seen, false)});
-    if (rule.kind == FaultKind::kFail || rule.kind == FaultKind::kDrop || rule.kind == FaultKind::kPartition ||
-        rule.kind == FaultKind::kCrash) {
-      break;  // nothing is sent that a later rule could do something to
-    }
+    is_sent = rule.kind != FaultKind::kFail && rule.kind != FaultKind::kDrop && rule.kind != FaultKind::kPartition &&
+        rule.kind != FaultKind::kCrash;
   }
   return seen;
 }
@@ -232,6 +279,7 @@ Faults FaultRules::decide_answer(const FaultMessage& message, uint64_t bytes) {
     return faults;
   }
   const bool housekeeping = is_housekeeping(message.function);
+  bool is_lost = false;
   for (const StatePtr& state : rules_) {
     const FaultRule& rule = *state->rule;
     if (!is_of_answers(rule.kind) || !sent_by(rule, message.receiver, worker_) ||
@@ -244,16 +292,14 @@ Faults FaultRules::decide_answer(const FaultMessage& message, uint64_t bytes) {
     if (rule.kind == FaultKind::kPause) {
       const double left = std::chrono::duration<double>(state->paused_until - Clock::now()).count();
       const bool in_window = rule.end < FaultRule::kForever && rule.seconds == 0 && rule.spread == 0 && is_on(rule);
-      if (left > 0 || in_window) {
+      if (!is_lost && (left > 0 || in_window)) {
         count(*state, answer, false);
         faults.push_back({state->rule, left > 0 ? left : rule.end - now()});
       }
-    } else if (fires(*state, answer, true)) {
+    } else if (fires(*state, answer, true) && !is_lost) {
       count(*state, answer);
       faults.push_back({state->rule, seconds_of(*state, answer, true)});
-      if (rule.kind == FaultKind::kPartition) {
-        break;
-      }
+      is_lost = rule.kind == FaultKind::kPartition;
     }
   }
   return faults;
@@ -272,48 +318,74 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
     if (!any_matches(rule.types, name)) {
       continue;
     }
+    // Torch's engine counts the gradients that arrive: by one too many, and a backward pass never ends.
+    if (rule.kind == FaultKind::kDuplicate && type == kBackwardAutogradRequest) {
+      continue;
+    }
     const bool link = is_of_answers(rule.kind);
     const bool paused_peer = rule.kind == FaultKind::kPause && any_matches(rule.senders, receiver);
     if (sent_by(rule, worker_, receiver) || paused_peer) {
-      route.requests.push_back(state);
+      route.all.requests.push_back(state);
     }
     if (link && sent_by(rule, receiver, worker_)) {
-      route.answers.push_back(state);
+      route.all.answers.push_back(state);
     }
   }
   if (calls_function(type)) {
     const auto asks = [&](const StatePtr& state) {
       return !state->rule->functions.empty() || !state->rule->housekeeping;
     };
-    route.ask_function = std::any_of(route.requests.begin(), route.requests.end(), asks) ||
-        std::any_of(route.answers.begin(), route.answers.end(), asks);
+    route.ask_function = std::any_of(route.all.requests.begin(), route.all.requests.end(), asks) ||
+        std::any_of(route.all.answers.begin(), route.all.answers.end(), asks);
   } else {
     const auto has_function = [](const StatePtr& state) { return !state->rule->functions.empty(); };
-    std::erase_if(route.requests, has_function);
-    std::erase_if(route.answers, has_function);
+    std::erase_if(route.all.requests, has_function);
+    std::erase_if(route.all.answers, has_function);
   }
-  const auto by_payload = [](const StatePtr& state) { return state->rule->per == FaultRule::Per::kPayload; };
-  route.ask_payload = std::any_of(route.requests.begin(), route.requests.end(), by_payload) ||
-      std::any_of(route.answers.begin(), route.answers.end(), by_payload);
+  look_through(route.all);
   return route;
 }
 
-const std::vector<FaultRules::StatePtr>& FaultRules::for_function(Route& route, const std::string& function) {
+const FaultRules::Selected& FaultRules::for_function(Route& route, const std::string& function) {
   const auto found = route.by_function.find(function);
   if (found != route.by_function.end()) {
     return found->second;
   }
   const bool housekeeping = is_housekeeping(function);
-  std::vector<StatePtr> rules;
-  for (const StatePtr& state : route.requests) {
-    if ((!housekeeping || state->rule->housekeeping) && any_matches(state->rule->functions, function)) {
-      rules.push_back(state);
-    }
-  }
+  const auto is_for_others = [&](const StatePtr& state) {
+    return (housekeeping && !state->rule->housekeeping) || !any_matches(state->rule->functions, function);
+  };
+  Selected selected = route.all;
+  std::erase_if(selected.requests, is_for_others);
+  std::erase_if(selected.answers, is_for_others);
+  look_through(selected);
   if (route.by_function.size() >= kMostLikes) {
     route.by_function.clear();
   }
-  return route.by_function.emplace(function, std::move(rules)).first->second;
+  return route.by_function.emplace(function, std::move(selected)).first->second;
+}
+
+void FaultRules::look_through(Selected& selected) {
+  selected.drawing.clear();
+  selected.ask_payload = false;
+  for (const auto* states : {&selected.requests, &selected.answers}) {
+    for (const StatePtr& state : *states) {
+      const FaultRule& rule = *state->rule;
+      const auto& drawing = selected.drawing;
+      if (draws(rule) && std::find(drawing.begin(), drawing.end(), state) == drawing.end()) {
+        selected.drawing.push_back(state);
+      }
+      selected.ask_payload = selected.ask_payload || (counts_messages(rule) && rule.per == FaultRule::Per::kPayload);
+    }
+  }
+}
+
+uint64_t FaultRules::number(std::unordered_map<uint64_t, uint64_t>& numbers, const FaultMessage& message) const {
+  uint64_t like = Like{message.receiver, message.type, message.digest}.hash();
+  if (numbers.size() >= kMostLikes && numbers.find(like) == numbers.end()) {
+    like &= kLikeBits;
+  }
+  return ++numbers[like];
 }
 
 bool FaultRules::sent_by(const FaultRule& rule, const std::string& sender, const std::string& receiver) const {
@@ -354,40 +426,48 @@ bool FaultRules::fires(State& state, const FaultMessage& message, bool answer) {
     return false;
   }
   ++state.matched;
-  if (rule.after > 0 || rule.every > 1 || rule.first > 0) {
+  State::Counts& counted = state.counts[answer ? 1 : 0];
+  if (counts_messages(rule)) {
     std::pair<std::string, uint64_t> key;
     if (rule.per != FaultRule::Per::kAll) {
       key.first = message.receiver;
     }
     if (rule.per == FaultRule::Per::kPayload) {
       key.second = message.payload;
-      if (state.counts.size() >= kMostLikes) {
+      if (counted.messages.size() >= kMostLikes) {
         key.second &= kLikeBits;
       }
     }
-    const uint64_t counted = ++state.counts[key];
-    if (counted <= rule.after) {
+    const uint64_t so_far = ++counted.messages[key];
+    if (so_far <= rule.after) {
       return false;
     }
-    const uint64_t number = counted - rule.after;
+    const uint64_t number = so_far - rule.after;
     if (number % rule.every != 0 || (rule.first > 0 && number / rule.every > rule.first)) {
       return false;
     }
   }
-  if (rule.budget > 0 && state.fired >= rule.budget) {
+  if (rule.budget > 0 && counted.chosen >= rule.budget) {
     return false;
   }
-  return rule.probability >= 1 || draw(rule, message, kChance + (answer ? kAnswer : 0)) < rule.probability;
+  if (rule.probability < 1 && draw(state, message, kChance + (answer ? kAnswer : 0)) >= rule.probability) {
+    return false;
+  }
+  ++counted.chosen;
+  return true;
 }
 
-double FaultRules::draw(const FaultRule& rule, const FaultMessage& message, uint64_t lane) const {
+double FaultRules::draw(const State& state, const FaultMessage& message, uint64_t lane) const {
+  const auto is_it = [&](const auto& one) { return one.first == &state; };
+  const auto number = std::find_if(message.numbers.begin(), message.numbers.end(), is_it);
   SipHash hash(seed_, lane);
-  hash.add(rule.name);
+  hash.add(state.rule->key);
   hash.add(worker_);
   hash.add(message.receiver);
   hash.add(type_name(message.type));
   hash.add_number(message.digest);
-  hash.add_number(message.nth);
+  // None: of an answer to what was sent before the rule was there.
+  hash.add_number(number == message.numbers.end() ? 0 : number->second);
   return static_cast<double>(hash.finish() >> 11) * 0x1p-53;
 }
 
@@ -399,16 +479,16 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
     case FaultRule::Shape::kFixed:
       break;
     case FaultRule::Shape::kUniform:
-      seconds += (rule.spread - rule.seconds) * draw(rule, message, lane + kLength);
+      seconds += (rule.spread - rule.seconds) * draw(state, message, lane + kLength);
       break;
     case FaultRule::Shape::kNormal: {
-      const double one = 1 - draw(rule, message, lane + kLength);
-      const double two = draw(rule, message, lane + kLength2);
+      const double one = 1 - draw(state, message, lane + kLength);
+      const double two = draw(state, message, lane + kLength2);
       seconds += rule.spread * std::sqrt(-2 * std::log(one)) * std::cos(2 * M_PI * two);
       break;
     }
     case FaultRule::Shape::kExponential:
-      seconds *= -std::log(1 - draw(rule, message, lane + kLength));
+      seconds *= -std::log(1 - draw(state, message, lane + kLength));
       break;
   }
   seconds = std::clamp(seconds, 0.0, kMostSeconds);
@@ -441,36 +521,87 @@ void FaultRules::replay(const FaultMessage& message, bool answer, Expected expec
     }
     return;
   }
-  replayed_.insert(key);
-  for (const auto& [name, seconds] : answer ? found->second.answer_faults : found->second.faults) {
-    const auto is_it = [&wanted = name](const StatePtr& one) { return one->rule->name == wanted; };
-    const auto state = std::find_if(rules_.begin(), rules_.end(), is_it);
-    if (state != rules_.end()) {
-      ++(*state)->matched;
-      count(**state, message);
-      faults.push_back({(*state)->rule, seconds});
-    }
+  if (replayed_.insert(key).second) {
+    progress_ = Clock::now();
+    progress_at_ = std::max(progress_at_, found->second.at);
   }
+  for (const auto& [number, seconds] : answer ? found->second.answer_faults : found->second.faults) {
+    State& state = *rules_.at(number);
+    ++state.matched;
+    count(state, message);
+    faults.push_back({state.rule, seconds});
+  }
+}
+
+std::optional<std::string> FaultRules::news() {
+  if (!replaying_) {
+    return std::nullopt;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::string so_far = " after " + std::to_string(replayed_.size()) + " of " + std::to_string(replay_.size()) +
+      " recorded messages";
+  if (strangers_ > 0 && !told_strangers_) {
+    told_strangers_ = true;
+    return "diverged" + so_far + ": " + first_stranger_ + " is not in the log";
+  }
+  const std::string late = closed_ ? "" : stalled();
+  return late.empty() ? std::nullopt : std::make_optional("has stood still" + so_far + ": " + late);
+}
+
+std::string FaultRules::stalled() {
+  while (next_ < order_.size() && replayed_.count(order_[next_]) != 0) {
+    ++next_;
+  }
+  if (next_ == order_.size() || told_ == next_) {
+    return {};
+  }
+  const ReplayEntry& entry = replay_.at(order_[next_]);
+  const double waited = std::chrono::duration<double>(Clock::now() - progress_).count();
+  const double recorded = std::max(0.0, entry.at - progress_at_);
+  if (waited <= recorded + patience_) {
+    return {};
+  }
+  told_ = next_;
+  char seconds[80];
+  std::snprintf(seconds, sizeof(seconds), "%.1f s after the one before it, and has not come for %.1f s", recorded,
+                waited);
+  return described(entry) + " was recorded " + seconds;
 }
 
 std::vector<FaultCount> FaultRules::counts() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<FaultCount> counts;
+  std::vector<FaultCount> found;
   for (const StatePtr& state : rules_) {
-    counts.push_back({state->rule->name, state->matched, state->fired});
+    // A replay may have several versions of a rule.
+    const auto is_it = [&](const FaultCount& count) { return count.rule == state->rule->name; };
+    const auto known = std::find_if(found.begin(), found.end(), is_it);
+    if (known == found.end()) {
+      found.push_back({state->rule->name, state->matched, state->fired});
+    } else {
+      known->matched += state->matched;
+      known->fired += state->fired;
+    }
   }
-  return counts;
+  return found;
 }
 
 std::map<std::string, std::string> FaultRules::metrics() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::map<std::string, std::string> found;
+  std::map<std::string, uint64_t> sums;
   for (const StatePtr& state : rules_) {
     const std::string& prefix = state->rule->name;
-    found[prefix] = std::to_string(state->fired);
+    sums[prefix] += state->fired;
     for (const auto& [where, times] : state->fired_by) {
-      found[prefix + "." + where.first + "." + where.second] = std::to_string(times);
+      sums[prefix + "." + where.first + "." + where.second] += times;
     }
+  }
+  if (replaying_) {
+    sums["replay_new"] = strangers_;
+    sums["replay_left"] = replay_.size() - replayed_.size();
+  }
+  std::map<std::string, std::string> found;
+  for (const auto& [name, sum] : sums) {
+    found[name] = std::to_string(sum);
   }
   return found;
 }
@@ -494,7 +625,7 @@ std::string FaultRules::first_missing() const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [key, entry] : replay_) {
     if (replayed_.count(key) == 0) {
-      return entry.type + " to '" + entry.receiver + "' (number " + std::to_string(entry.nth) + " of its like)";
+      return described(entry);
     }
   }
   return {};

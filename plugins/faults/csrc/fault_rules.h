@@ -1,10 +1,12 @@
 // Rules of fault injection, and deciding by them which faults a message meets.
 //
-// A decision depends on the seed, the rule and the message (who sends it to whom, its type, its digest, and how
-// many like it came before) and on nothing else: not on threads, other messages or other rules. Counts (`after`,
-// `every`, `first`, `budget`) go by the order in which messages are sent.
+// A decision that is left to chance depends on the seed, the rule and the message (its direction, who sends it to
+// whom, its type, its digest, and how many like it the rule was for before) and on nothing else: not on threads, the
+// log or other rules. Counts (`after`, `every`, `first`, `budget`) go by the order in which messages are sent, or
+// answers come, unless they count by payload; other rules and the log change none of them.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -50,6 +52,8 @@ struct FaultRule {
   enum class Shape { kFixed, kUniform, kNormal, kExponential };
 
   std::string name;
+  std::string key;       // what draws go by: the name; of a rule without one, what it says
+  uint64_t version = 0;  // of the rules, as the log counts them, that it came with
   FaultKind kind = FaultKind::kFail;
 
   // Which messages: patterns with * and ?; none is all.
@@ -90,9 +94,11 @@ struct FaultMessage {
   std::string function;
   std::string receiver;
   uint64_t bytes = 0;
-  uint64_t digest = 0;
-  uint64_t nth = 0;      // among those that are like it, from 1
+  uint64_t digest = 0;   // where the log, a replay or a draw needs it
+  uint64_t nth = 0;      // among those that are like it, from 1: for the log and a replay
   uint64_t payload = 0;  // the digest of every byte, where a rule counts by that
+  // For each rule that draws, by its address: among those like it that the rule was for, from 1.
+  std::vector<std::pair<const void*, uint64_t>> numbers;
 };
 
 // A fault that a message meets.
@@ -113,10 +119,12 @@ struct FaultCount {
 struct ReplayEntry {
   std::string receiver;
   std::string type;
+  std::string function;
   uint64_t digest = 0;
   uint64_t nth = 0;
-  std::vector<std::pair<std::string, double>> faults;         // rule, seconds
-  std::vector<std::pair<std::string, double>> answer_faults;  // rule, seconds
+  double at = 0;                                         // seconds since that run's agent was started
+  std::vector<std::pair<size_t, double>> faults;         // which of the rules, seconds
+  std::vector<std::pair<size_t, double>> answer_faults;  // which of the rules, seconds
 };
 
 class FaultRules {
@@ -125,13 +133,15 @@ class FaultRules {
 
   explicit FaultRules(std::string worker) : worker_(std::move(worker)) {}
 
-  // Replaces all rules. What a rule has counted goes on where one of its name stays as it was.
+  // Replaces all rules. What a rule has counted goes on where one of its key stays as it was, and the seed does.
   void set(std::vector<FaultRule> rules, uint64_t seed, std::vector<std::string> housekeeping);
-  void set_replay(std::vector<ReplayEntry> entries);
+  // `patience`: seconds that a replay may take longer than the log did before that is worth a word.
+  void set_replay(std::vector<ReplayEntry> entries, double patience);
   void set_mark(const std::string& mark, bool on);
   void start() { started_ = Clock::now(); }
   // While closed, no message meets a fault.
   void close() { closed_ = true; }
+  bool is_closed() const { return closed_; }
 
   // Whether there is nothing to ask decide() for, and nothing that it has to see.
   bool idle() const { return idle_ && !watched_; }
@@ -146,6 +156,11 @@ class FaultRules {
 
   std::vector<FaultCount> counts() const;
   std::map<std::string, std::string> metrics() const;
+  // What a replay has to say now: the first message that the log does not have, or that nothing of the log has come
+  // for too long. Each is said once.
+  std::optional<std::string> news();
+  bool is_replaying() const { return replaying_; }
+  double patience() const { return patience_; }
   // Of a replay: how many messages were not in the log, what the first was, and what of the log never came.
   uint64_t strangers() const;
   std::string first_stranger() const;
@@ -154,24 +169,38 @@ class FaultRules {
 
  private:
   struct State {
+    // What decides about requests, and apart from it about answers: whether others end the message, and whether
+    // anybody watches, changes none of it.
+    struct Counts {
+      std::map<std::pair<std::string, uint64_t>, uint64_t> messages;  // by `per`
+      uint64_t chosen = 0;
+    };
     std::shared_ptr<const FaultRule> rule;
+    std::array<Counts, 2> counts;                    // requests, answers
+    std::unordered_map<uint64_t, uint64_t> numbers;  // how many of a kind, by a hash of what is alike
+    std::unordered_map<std::string, Clock::time_point> free_at;  // bandwidth: by link
+    Clock::time_point paused_until{};
+    // For people to read:
     uint64_t matched = 0;
     uint64_t fired = 0;
-    std::map<std::pair<std::string, uint64_t>, uint64_t> counts;  // by `per`
-    std::unordered_map<std::string, Clock::time_point> free_at;   // bandwidth: by link
-    Clock::time_point paused_until{};
     std::map<std::pair<std::string, std::string>, uint64_t> fired_by;  // by type and receiver
   };
   using StatePtr = std::shared_ptr<State>;
 
+  // Which rules are for a message, and what of it they have to know.
+  struct Selected {
+    std::vector<StatePtr> requests;
+    std::vector<StatePtr> answers;
+    std::vector<StatePtr> drawing;  // of both, each once
+    bool ask_payload = false;
+  };
+
   // Which rules are for a message, as far as that stays the same for its like.
   struct Route {
     std::string receiver;
-    std::vector<StatePtr> requests;
-    std::vector<StatePtr> answers;
+    Selected all;
     bool ask_function = false;
-    bool ask_payload = false;
-    std::unordered_map<std::string, std::vector<StatePtr>> by_function;
+    std::unordered_map<std::string, Selected> by_function;
   };
 
   struct Like {
@@ -185,10 +214,13 @@ class FaultRules {
   };
 
   Route& route_to(int receiver_id, const std::string& receiver, int32_t type);
-  const std::vector<StatePtr>& for_function(Route& route, const std::string& function);
+  const Selected& for_function(Route& route, const std::string& function);
+  static void look_through(Selected& selected);
+  FaultMessage decide_locked(FaultMessage seen, const Selected& selected, bool describe, Faults& faults);
+  uint64_t number(std::unordered_map<uint64_t, uint64_t>& numbers, const FaultMessage& message) const;
   bool fires(State& state, const FaultMessage& message, bool answer);
   double seconds_of(State& state, const FaultMessage& message, bool answer);
-  double draw(const FaultRule& rule, const FaultMessage& message, uint64_t lane) const;
+  double draw(const State& state, const FaultMessage& message, uint64_t lane) const;
   // Counts a fault; `whole` unless it is a further message that meets the same one.
   static void count(State& state, const FaultMessage& message, bool whole = true);
   bool is_on(const FaultRule& rule) const;
@@ -212,10 +244,20 @@ class FaultRules {
   std::unordered_map<uint64_t, uint64_t> seen_;  // how many of a kind, by a hash of what is alike
   std::set<std::string> marks_;
 
-  bool replaying_ = false;
-  std::map<std::pair<Like, uint64_t>, ReplayEntry> replay_;
-  std::set<std::pair<Like, uint64_t>> replayed_;
+  using Recorded = std::pair<Like, uint64_t>;
+  std::string stalled();
+
+  std::atomic<bool> replaying_{false};
+  double patience_ = 0;
+  std::map<Recorded, ReplayEntry> replay_;
+  std::vector<Recorded> order_;  // in which they were recorded
+  size_t next_ = 0;              // all before it in that order have come
+  size_t told_ = SIZE_MAX;       // which of them was said to be late
+  std::set<Recorded> replayed_;
+  Clock::time_point progress_{};  // when one came that was recorded
+  double progress_at_ = 0;        // and when the latest of those was recorded
   uint64_t strangers_ = 0;
+  bool told_strangers_ = false;
   std::string first_stranger_;
 };
 

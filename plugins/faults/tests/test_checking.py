@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -271,6 +272,11 @@ LONG = "9" * 401
             "rules.toml:3: 'text' has 10001 letters",
             "10000 at most",
         ),
+        (
+            'what = "duplicate"\nmessage = ["PYTHON_CALL", "BACKWARD_*"]',
+            "rules.toml:3: a BACKWARD_AUTOGRAD_REQ cannot be duplicated",
+            "never ends",
+        ),
         ('what = "drop"\nper = ["pair"]', "rules.toml:3: 'per' is ['pair']", "payload"),
         ('what = "drop"\nfirst = 2020-01-01', "rules.toml:3: 'first' is datetime", "whole number"),
     ],
@@ -305,6 +311,41 @@ def test_a_file_that_cannot_be_honoured_is_refused(text: str, said: str) -> None
 
     assert problem.startswith(said)
     assert len(problem) < 500
+
+
+WORDS = ".".join(["word"] * 30)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f'"{WORDS}"',
+        f"'{WORDS}'",
+        f'"a \\" quote {WORDS} . {WORDS}"',
+        f'"""\n{WORDS}\n"{WORDS}" it"s\n"""',
+        f"'''\n{WORDS}\n'{WORDS}' it's\n'''",
+        f'"x"  # {WORDS}',
+    ],
+)
+def test_a_text_may_have_any_number_of_dots(value: str) -> None:
+    [rule] = rules(f"[[rule]]\nwhat = 'fail'\ntext = {value}\n")
+
+    assert rule.text
+
+
+@pytest.mark.parametrize("before", [f'text = """\n{WORDS}"""', f"# {WORDS} '", "text = 'a\"b'"])
+def test_a_long_key_after_a_text_is_refused(before: str) -> None:
+    [problem] = problems(f"[[rule]]\nwhat = 'fail'\n{before}\n'x' . {WORDS} = 1\n")
+
+    assert "a key of more than 16 parts" in problem
+
+
+@pytest.mark.parametrize("part", ['"', "'", '\\"', "a.", '"a".', '"""', "'a'.\n", 'x"'])
+def test_a_file_of_half_texts_takes_no_time(part: str) -> None:
+    begin = time.monotonic()
+    assert problems(part * (10**6 // len(part)))
+
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("header", ["", "[[rule]]\nwhat = 'drop'\n"])

@@ -165,9 +165,25 @@ def test_reorder_lets_others_pass_first(workers: Workers, call: str) -> None:
         reorder, "worker1", call, {"what": "reorder", "others": 3, "within": 60, "first": 1, **OURS}
     )
 
-    # The last of the others and the one that was held are on their way together.
-    assert order[:2] == [f"{call} b", f"{call} c"]
-    assert sorted(order[2:]) == [f"{call} a", f"{call} d"]
+    assert order == [f"{call} {what}" for what in "bcda"]
+
+
+def test_reorder_inverts_each_pair_of_messages(workers: Workers, call: str) -> None:
+    rule = {"what": "reorder", "within": 60, "every": 2, **OURS}
+    order = workers[0].call(call_in_pairs, "worker1", call, rule, (f"{call} first",))
+
+    assert order == [f"{call} first", *inverted_pairs(call)]
+
+
+def test_reorder_inverts_where_it_is_for_every_message(workers: Workers, call: str) -> None:
+    rule = {"what": "reorder", "within": 60, **OURS}
+
+    assert workers[0].call(call_in_pairs, "worker1", call, rule) == inverted_pairs(call)
+
+
+def inverted_pairs(call: str) -> list[str]:
+    """Return calls as `call_in_pairs` makes them, the second of each two first."""
+    return [f"{call} {number}" for pair in range(20) for number in (2 * pair + 1, 2 * pair)]
 
 
 def test_reorder_does_not_wait_for_others_that_never_come(workers: Workers, call: str) -> None:
@@ -297,6 +313,27 @@ def reorder(me: Any, to: str, call: str, rule: dict[str, Any]) -> list[str]:
             rpc.rpc_sync(to, acts.do, args=(f"{call} {other}",))
         first.wait()
     return [what for what in rpc.rpc_sync(to, acts.done) if what.startswith(call)]
+
+
+def call_in_pairs(
+    me: Any, to: str, call: str, rule: dict[str, Any], before: tuple[str, ...] = ()
+) -> list[str]:
+    """Make calls one by one, then others two by two; return the order in which they ran."""
+    from torch.distributed import rpc
+
+    import rpc_backends_faults as faults
+
+    with faults.rule(**rule):
+        for one in before:
+            rpc.rpc_sync(to, acts.do, args=(one,))
+        for pair in range(20):
+            both = [
+                rpc.rpc_async(to, acts.do, args=(f"{call} {2 * pair + number}",))
+                for number in range(2)
+            ]
+            for held in both:
+                held.wait()
+    return [what for what in rpc.rpc_sync(to, acts.done) if what.startswith(f"{call} ")]
 
 
 def several_at_once(me: Any, to: str, calls: list[str], rule: dict[str, Any]) -> dict[str, Any]:

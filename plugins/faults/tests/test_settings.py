@@ -62,8 +62,9 @@ def test_a_home_that_does_not_exist_is_refused_with_the_variable() -> None:
 # --- recordings -----------------------------------------------------------------------------------
 
 RULE = {"name": "a", "what": "fail", "messages": ["PYTHON_CALL"], "probability": 0.5}
-START: dict[str, Any] = {"event": "start", "seed": 1, "rules": [RULE]}
+START: dict[str, Any] = {"t": 10.0, "event": "start", "seed": 1, "rules": [RULE]}
 REQUEST: dict[str, Any] = {
+    "t": 12.5,
     "event": "request",
     "id": 1,
     "to": "w",
@@ -86,7 +87,7 @@ def test_a_sound_recording_is_read(tmp_path: Path) -> None:
 
     assert found.seed == 1
     assert found.rules == [RULE]
-    assert found.entries == [("w", "PYTHON_CALL", 255, 1, [("a", 0.0)], [])]
+    assert found.entries == [("w", "PYTHON_CALL", "", 255, 1, 2.5, [(0, 0.0)], [])]
 
 
 def without(event: dict[str, Any], key: str) -> dict[str, Any]:

@@ -7,10 +7,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rpc_backends_faults import _native, files, watching
+from rpc_backends_faults import _native, files, regular_files, wanted, watching
 from rpc_backends_faults.engine import Engine
 from rpc_backends_faults.rules import RuleSet
 from rpc_backends_faults.watching import Watcher
@@ -139,6 +140,58 @@ def test_a_file_that_becomes_readable_is_read_again(
 
     assert path.stat().st_ctime_ns != before
     wait_for(lambda: "have changed" in caplog.text)
+
+
+def test_a_change_before_the_watch_begins_is_read(
+    path: Path, engine: Engine, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(watching, "INTERVAL", 0.01)
+    seen = regular_files.state(path)  # as `wanted` does, before it reads the rules
+    replace(path, OLD.replace("old", "new"))
+    watcher = Watcher(path, engine, lambda rules: None, seen)
+    engine.at_close(watcher.close)
+
+    wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
+
+
+def test_what_is_wanted_has_the_files_state_from_before_it_was_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = regular_files.state(path)
+    read = files.read
+
+    def read_and_change(path: Path) -> RuleSet:
+        rules = read(path)
+        replace(path, OLD.replace("old", "new"))
+        return rules
+
+    monkeypatch.setattr(files, "read", read_and_change)
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(path))
+    found = wanted.now()
+
+    assert found is not None
+    assert found.seen == before != regular_files.state(path)
+
+
+def test_a_changed_seed_is_taken(path: Path, engine: Engine, watch: Callable[[], None]) -> None:
+    watch()
+    replace(path, f"seed = 5\n{OLD}")
+
+    wait_for(lambda: engine.seed == 5)
+
+
+def test_a_changed_seed_does_not_go_before_the_variables(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(path))
+    found = wanted.now()
+    assert found is not None
+    assert (found.seed_with(0), found.seed_with(5)) == (None, 5)
+
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS_SEED", "9")
+    found = wanted.now()
+    assert found is not None
+    assert (found.seed_with(0), found.seed_with(5)) == (9, 9)
 
 
 def test_a_program_that_goes_to_another_folder_is_still_served(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +11,10 @@ from rpc_backends_agents import _C
 
 if TYPE_CHECKING:
     from torch.distributed.rpc import WorkerInfo
+
+
+#: Seconds that the inner agent has to end, however long interceptors have held on.
+_LEAST = 1.0
 
 
 class Interceptor(Protocol):
@@ -72,9 +77,12 @@ class InterceptingAgent(_C.InterceptingAgent):
         return type(self.inner)
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Wait until interceptors hold nothing, and join."""
-        self.settle()
-        self.inner.join(shutdown, timeout)
+        """Wait until interceptors hold nothing, and join.
+
+        :param timeout: seconds for both; 0 for no limit here, and the inner agent's own there. What is
+            held when they are over fails at :meth:`shutdown`.
+        """
+        self.inner.join(shutdown, self._settled(timeout))
 
     def sync(self) -> None:
         """Do what the inner agent does."""
@@ -108,9 +116,14 @@ class InterceptingAgent(_C.InterceptingAgent):
         found: dict[str, str] = self.inner.get_debug_info()
         return found | _C.InterceptingAgent.get_metrics(self)
 
+    def _settled(self, timeout: float) -> float:
+        """Wait until interceptors hold nothing; return the seconds that are left of ``timeout``."""
+        begin = time.monotonic()
+        self.settle(timeout)
+        return max(timeout - (time.monotonic() - begin), _LEAST) if timeout else timeout
+
     def _leaving(self, leave: Callable[[float], None]) -> Callable[[float], None]:
         def leave_group(timeout: float = 0) -> None:
-            self.settle()
-            leave(timeout)
+            leave(self._settled(timeout))
 
         return leave_group

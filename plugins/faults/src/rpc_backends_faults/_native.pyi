@@ -12,8 +12,18 @@ class FaultPipeline:
     def set_replay(
         self,
         entries: Sequence[
-            tuple[str, str, int, int, Sequence[tuple[str, float]], Sequence[tuple[str, float]]]
+            tuple[
+                str,
+                str,
+                str,
+                int,
+                int,
+                float,
+                Sequence[tuple[int, float]],
+                Sequence[tuple[int, float]],
+            ]
         ],
+        patience: float,
     ) -> None: ...
     def set_mark(self, mark: str, on: bool) -> None: ...
     def open_log(self, path: str) -> None: ...

@@ -9,7 +9,14 @@ from typing import Any
 from rpc_backends_core.spi import nearest
 from rpc_backends_faults import limits
 from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.kinds import CALLS, KINDS, MESSAGE_TYPES, OF_A_WORKER, WRAPPERS
+from rpc_backends_faults.kinds import (
+    CALLS,
+    KINDS,
+    MESSAGE_TYPES,
+    NEVER_TWICE,
+    OF_A_WORKER,
+    WRAPPERS,
+)
 from rpc_backends_faults.limits import MOST_SECONDS, is_count, is_number, shown
 from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.rules import Length, Rule
@@ -86,7 +93,7 @@ class _Check:
                 " from init_rpc.",
             )
         functions = self.patterns("function")
-        messages = self.messages(functions)
+        messages = self.messages(what, functions)
         worker = self.patterns("worker")
         sender = self.patterns("sender")
         if worker and sender:
@@ -127,6 +134,7 @@ class _Check:
             exit_code=self.exit_code(),
             text=self.text("text"),
             source=self.where(None).removesuffix(": "),
+            named="name" in self.settings,
         )
 
     def name(self, default: str) -> str:
@@ -173,10 +181,17 @@ class _Check:
             if key not in self.settings:
                 self.problem(None, f"{what!r} needs {key!r}.")
 
-    def messages(self, functions: tuple[str, ...]) -> tuple[str, ...]:
+    def messages(self, what: str, functions: tuple[str, ...]) -> tuple[str, ...]:
         patterns = self.patterns("message")
         for pattern in patterns:
-            if any(matches(pattern, known) for known in MESSAGE_TYPES):
+            types = [known for known in MESSAGE_TYPES if matches(pattern, known)]
+            if what == "duplicate" and types == [NEVER_TWICE]:
+                self.problem(
+                    "message",
+                    f"a {NEVER_TWICE} cannot be duplicated: torch's autograd engine counts the gradients"
+                    " that arrive, and with one too many the backward pass never ends.",
+                )
+            if types:
                 continue
             if any(matches(pattern, wrapper) for wrapper in WRAPPERS):
                 self.problem(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from rpc_backends_faults import _native, marks
+from rpc_backends_faults import _native, marks, replay
 from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.kinds import HOUSEKEEPING
+from rpc_backends_faults.replay import Recording
 from rpc_backends_faults.rules import Rule, RuleSet
 
 logger = logging.getLogger("rpc_backends.faults")
@@ -24,8 +26,9 @@ class Engine:
 
     :param pipeline: what does as the rules say.
     :param worker: its worker's name.
+    :param seed_with: gives the seed for that of a changed rule file.
     :param given: rules of the program, which stay.
-    :param replaying: the rules are those of a log, and nothing else counts.
+    :param recording: a log, whose rules act, and no other.
     """
 
     def __init__(
@@ -34,13 +37,17 @@ class Engine:
         worker: str,
         *,
         seed: int,
+        seed_with: Callable[[int], int] = lambda of_file: of_file,
         of_file: Iterable[Rule] = (),
         given: Iterable[Rule] = (),
-        replaying: bool = False,
+        recording: Recording | None = None,
     ) -> None:
         self.worker = worker
         self.seed = seed
-        self.replaying = replaying
+        self._seed_with = seed_with
+        self.replaying = recording is not None
+        self._recording = recording
+        self._version = -1
         self._pipeline: _native.FaultPipeline | None = pipeline
         self._changing = threading.RLock()
         self._of_file = tuple(of_file)
@@ -49,7 +56,11 @@ class Engine:
         self._unfired: dict[str, Rule] = {}
         self._closing: list[Any] = []
         self._check_names(self._of_file, self._given)
-        self._apply()
+        if recording is None:
+            self._apply()
+        else:
+            pipeline.set_rules(recording.rules, recording.seed, list(HOUSEKEEPING))
+            pipeline.set_replay(recording.entries, replay.PATIENCE)
         marks.attach(self)
 
     @property
@@ -62,7 +73,7 @@ class Engine:
         return [rule.native() for rule in self.rules]
 
     def set_file_rules(self, rules: RuleSet) -> None:
-        """Take what a changed rule file has.
+        """Take what a changed rule file has. With another seed all rules begin anew.
 
         :raises RuleError: a name is another rule's.
         """
@@ -70,10 +81,11 @@ class Engine:
             self._check_names(rules.rules, (*self._given, *self._live.values()))
             self._log_looked_at()
             before, self._of_file = self._of_file, rules.rules
+            seed, self.seed = self.seed, self._seed_with(rules.seed)
             try:
                 self._apply()
             except Exception:
-                self._of_file = before
+                self._of_file, self.seed = before, seed
                 raise
             self.log_rules()
 
@@ -84,6 +96,13 @@ class Engine:
         """
         with self._changing:
             self._check_names(self.rules, (rule,))
+            if self._recording is not None and not self._recording.has(rule):
+                logger.warning(
+                    "the replay on RPC worker %r goes by the log alone, which does not have the rule %r "
+                    "that was added: nothing happens by it",
+                    self.worker,
+                    rule.name,
+                )
             self._live[rule.name] = rule
             self._apply()
             self.log_rules()
@@ -119,7 +138,7 @@ class Engine:
 
     def log_rules(self) -> None:
         """Write the rules that are now in force to the log."""
-        self.log("rules", seed=self.seed, rules=self.native_rules())
+        self.log("rules", seed=self.seed, version=self._version, rules=self.native_rules())
 
     def _log_looked_at(self) -> None:
         """Write how many messages each rule was for so far; what the rules count ends with them."""
@@ -155,7 +174,24 @@ class Engine:
 
     def _apply(self) -> None:
         if self._pipeline is not None and not self.replaying:
-            self._pipeline.set_rules(self.native_rules(), self.seed, list(HOUSEKEEPING))
+            self._version += 1
+            self._pipeline.set_rules(self._keyed_rules(), self.seed, list(HOUSEKEEPING))
+
+    def _keyed_rules(self) -> list[dict[str, Any]]:
+        """Return the rules with what their draws go by, and the version that the log gives to new ones.
+
+        An unnamed rule draws by what it says, not by its place: one that is inserted changes no other.
+        """
+        alike: Counter[str] = Counter()
+        found = []
+        for rule in self.rules:
+            key = rule.name
+            if not rule.named:
+                content = rule.content()
+                alike[content] += 1
+                key = f"{content} {alike[content]}"
+            found.append({**rule.native(), "key": key, "version": self._version})
+        return found
 
     def _fired(self) -> dict[str, tuple[int, int]]:
         if self._pipeline is None:

@@ -18,10 +18,18 @@ from rpc_backends_faults.rules import Rule, RuleSet
 _HEADER = re.compile(r"\s*\[\[\s*(?:rule|\"rule\"|'rule')\s*\]\]\s*(?:#.*)?$")
 _TABLE = re.compile(r"\s*\[")
 _KEYS = ("rule", "seed")
-# `tomllib` takes time by the square of the parts of a key.
-_LONG_KEY = re.compile(
-    r"(?<![\w.-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+)"
-    rf"{{{limits.MOST_PARTS}}}"
+# `tomllib` takes time by the square of the parts of a key. Comments and texts, which may have as many
+# dots as they like, are taken whole, whether or not they end.
+_PART = r"(?:[\w-]++|\"(?:[^\"\\\n]|\\.)*+\"|'[^'\n]*+')[ \t]*+"
+_TOKEN = re.compile(
+    r"#[^\n]*+"
+    r"|\"{3}(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"{3})?"
+    r"|'{3}(?:[^']|'(?!''))*+(?:'{3})?"
+    rf"|(?P<long_key>(?:{_PART}\.[ \t]*+){{{limits.MOST_PARTS}}})"
+    r"|\"(?:[^\"\\\n]|\\.)*+\"?"
+    r"|'[^'\n]*+'?"
+    r"|[\w-]++",
+    re.DOTALL,
 )
 _LONG_NUMBER = re.compile(r"(?<!\w)\d[\d_]{1000,}")
 
@@ -74,7 +82,7 @@ def parse(text: str, name: str) -> RuleSet:
 
 
 def _settings(text: str, name: str) -> dict[str, Any]:
-    long_key = _LONG_KEY.search(text)
+    long_key = next((token for token in _TOKEN.finditer(text) if token["long_key"]), None)
     if long_key:
         raise RuleError(
             [

@@ -20,6 +20,8 @@ MESSAGE_TYPES = (
     "RREF_BACKWARD_REQ",
 )
 WRAPPERS = ("FORWARD_AUTOGRAD_REQ", "RUN_WITH_PROFILING_REQ")
+#: What `duplicate` leaves alone.
+NEVER_TWICE = "BACKWARD_AUTOGRAD_REQ"
 #: Those that call a function, which a rule can name.
 CALLS = ("SCRIPT_CALL", "PYTHON_CALL", "SCRIPT_REMOTE_CALL", "PYTHON_REMOTE_CALL")
 
@@ -68,7 +70,7 @@ KINDS = {
     ),
     "duplicate": Kind("is sent more than once", takes=_keys("copies", "receiver")),
     "reorder": Kind(
-        "is held until others to the same worker have passed",
+        "is held until others to the same worker are answered",
         takes=_keys("others", "within", "receiver"),
     ),
     "partition": Kind("is lost, and so is an answer", takes=_keys("one_way", "receiver")),

@@ -31,6 +31,16 @@ def read_text(path: Path, what: str, *, most: int | None = None, errors: str = "
     raise RuleError([problem])
 
 
+def state(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file does.
+
+    :raises OSError: it is not there.
+    """
+    found = path.stat()
+    # The last changes when a file becomes readable, too.
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
+
+
 def _data(path: Path, most: int) -> bytes | None:
     with open(path, "rb", opener=_without_waiting) as file:
         return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,34 @@ from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.regular_files import read_text
 from rpc_backends_faults.rules import Length, Rule
 
-#: receiver, type, digest, number, (rule, seconds) on the way, (rule, seconds) of the answer.
-Entry = tuple[str, str, int, int, list[tuple[str, float]], list[tuple[str, float]]]
+#: Faults of a message: the place of the rule among those of the recording, and seconds.
+Faults = list[tuple[int, float]]
+#: receiver, type, function, digest, number, seconds since the start; faults on the way, of the answer.
+Entry = tuple[str, str, str, int, int, float, Faults, Faults]
+#: Seconds that a replay may wait longer for a message than the recorded run did before it says so.
+PATIENCE = 30.0
+#: Bytes of a log's first line that are read to tell whose it is.
+_MOST_FIRST = 2**22
 
 
 @dataclass
 class Recording:
     """What one worker's log has.
 
-    :ivar rules: as the agent takes them.
+    :ivar rules: as the agent takes them; all versions of a rule that was changed while the program ran.
     """
 
     seed: int = 0
     rules: list[dict[str, Any]] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+
+    def has(self, rule: Rule) -> bool:
+        """Tell whether a rule acted in the recorded run; an unnamed one may have had another name."""
+        native = rule.native()
+        return any(
+            {**native, "name": one["name"]} == one and (not rule.named or one["name"] == rule.name)
+            for one in self.rules
+        )
 
 
 def file_name(worker: str, number: int) -> str:
@@ -43,10 +58,11 @@ def find(place: Path, worker: str) -> Recording:
     """Return the recording of ``worker``.
 
     :param place: a folder with the logs of all workers, or a log.
-    :raises RuleError: there is none, or it cannot be read.
+    :raises RuleError: there is none, it cannot be read, or a folder has those of several runs.
     """
     path = place
     if place.is_dir():
+        refuse_several_runs(place, worker)
         _found[worker, str(place)] += 1  # a process may start several agents, one after the other
         path = place / file_name(worker, _found[worker, str(place)])
     if not path.exists():
@@ -65,43 +81,100 @@ def read(path: Path) -> Recording:
     :raises RuleError: it is none, or asks for what no rule may ask for.
     """
     recording = Recording()
-    rules: dict[str, dict[str, Any]] = {}
     open_: dict[int, Entry] = {}
     housekeeping: dict[int, bool] = {}
-    started = False
-    for number, event in events(path):
-        line = _Line(event, f"{path}:{number}: ")
+    start = 0.0
+    lines = [(event, _Line(event, f"{path}:{number}: ")) for number, event in events(path)]
+    if not lines:
+        raise RuleError([f"{path} is empty: it is no event log of fault injection."])
+    if lines[0][0].get("event") != "start":
+        raise RuleError([f"{path}:1: this is no event log of fault injection."])
+    # Rules first: the line that tells of a change may come after faults by it.
+    versions = _rules(lines, recording)
+    for event, line in lines:
         kind = event.get("event")
-        if kind in {"start", "rules"}:
-            started = started or kind == "start"
-            recording.seed = line.count("seed", 0)
-            rules.update((rule["name"], rule) for rule in line.rules())
+        if kind == "start":
+            start = line.seconds("t")
         elif kind == "request":
             entry: Entry = (
                 line.text("to"),
                 line.text("type"),
+                line.text("function", ""),
                 line.digest(),
                 line.count("nth", 1),
-                line.faults(rules),
+                max(0.0, line.seconds("t") - start),
+                line.faults(versions),
                 [],
             )
             open_[line.count("id", 0)] = entry
             recording.entries.append(entry)
             housekeeping[len(recording.entries) - 1] = _is_housekeeping(event)
         elif kind == "end" and line.count("id", 0) in open_:
-            open_[event["id"]][5].extend(line.faults(rules))
-        if not started:
-            raise RuleError([f"{path}:{number}: this is no event log of fault injection."])
-    if not started:
-        raise RuleError([f"{path} is empty: it is no event log of fault injection."])
-    recording.rules = list(rules.values())
+            open_[event["id"]][-1].extend(line.faults(versions))
     # Calls by which a group starts and stops go as they may, unless something happened to them.
     recording.entries = [
         entry
         for number, entry in enumerate(recording.entries)
-        if entry[4] or entry[5] or not housekeeping[number]
+        if entry[-2] or entry[-1] or not housekeeping[number]
     ]
     return recording
+
+
+def _rules(
+    lines: Iterable[tuple[dict[str, Any], _Line]], recording: Recording
+) -> dict[int, dict[str, int]]:
+    """Add the rules of a log to the recording; return their places there by version and name."""
+    versions: dict[int, dict[str, int]] = {}
+    for event, line in lines:
+        if event.get("event") not in {"start", "rules"}:
+            continue
+        seed = line.count("seed", 0)
+        if not versions:
+            recording.seed = seed
+        version = line.count("version", 0) if "version" in event else len(versions)
+        places = versions.setdefault(version, {})
+        for rule in line.rules():
+            if rule not in recording.rules:
+                recording.rules.append(rule)
+            places[rule["name"]] = recording.rules.index(rule)
+    return versions
+
+
+def refuse_several_runs(folder: Path, worker: str) -> None:
+    """See to it that a worker's logs in a folder are those of one process.
+
+    :raises RuleError: they are not, and nobody can tell which run is meant.
+    """
+    if len(processes(folder, worker)) > 1:
+        names = ", ".join(path.name for path in logs(folder, worker))
+        raise RuleError(
+            [
+                f"{folder} has logs of several processes of RPC worker {worker!r} ({names}), of several "
+                "runs say, and a replay is of one. Name a folder that has one, or one log; each recorded "
+                "run needs a folder of its own in RPC_BACKENDS_FAULTS_LOG."
+            ]
+        )
+
+
+def logs(folder: Path, worker: str) -> list[Path]:
+    """Return a worker's logs in a folder, in the order in which they were begun."""
+    found = itertools.takewhile(
+        Path.exists, (folder / file_name(worker, number) for number in itertools.count(1))
+    )
+    return list(found)
+
+
+def processes(folder: Path, worker: str) -> set[Any]:
+    """Return what tells apart the processes whose logs of a worker are in a folder."""
+    found = set()
+    for path in logs(folder, worker):
+        try:
+            with path.open("rb") as file:
+                start = json.loads(file.readline(_MOST_FIRST))
+            found.add(str(start.get("process", start.get("pid"))))
+        except (OSError, ValueError, AttributeError, RecursionError):
+            found.add(str(path))  # which reading it reports, if it is read
+    return found
 
 
 def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -142,8 +215,8 @@ class _Line:
     def error(self, text: str) -> RuleError:
         return RuleError([f"{self._where}{text}"])
 
-    def text(self, key: str) -> str:
-        value = self._member(key)
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._member(key) if default is None else self._event.get(key, default)
         if not isinstance(value, str):
             raise self.error(f"{key!r} is {shown(value)}; it must be a text.")
         return value
@@ -155,6 +228,12 @@ class _Line:
                 f"{key!r} is {shown(value)}; it must be a whole number, {least} or more."
             )
         return int(value)
+
+    def seconds(self, key: str) -> float:
+        value = self._member(key)
+        if not is_number(value, 0, 1e15):
+            raise self.error(f"{key!r} is {shown(value)}; it must be a time in seconds.")
+        return float(value)
 
     def digest(self) -> int:
         value = self.text("digest")
@@ -179,8 +258,8 @@ class _Line:
                     )
         return found
 
-    def faults(self, rules: Mapping[str, Any]) -> list[tuple[str, float]]:
-        found = []
+    def faults(self, versions: Mapping[int, Mapping[str, int]]) -> Faults:
+        found: Faults = []
         faults = self._event.get("faults", [])
         if not isinstance(faults, list):
             raise self.error(f"'faults' is {shown(faults)}; it must be a list.")
@@ -195,11 +274,14 @@ class _Line:
                     f"a fault is {shown(fault)}; it must have a 'rule' and 'seconds', "
                     f"{limits.MOST_SECONDS:.0f} at most."
                 )
-            if rule not in rules:
+            version = fault.get("version", 0)
+            place = versions.get(version, {}).get(rule) if is_count(version, 0) else None
+            if place is None:
                 raise self.error(
-                    f"a fault is of the rule {shown(rule)}, which the log does not have."
+                    f"a fault is of the rule {shown(rule)}, which the log does not have"
+                    + (f" in version {shown(version)}." if version else ".")
                 )
-            found.append((rule, float(seconds)))  # type: ignore[arg-type]  # is_number
+            found.append((place, float(seconds)))  # type: ignore[arg-type]  # is_number
         return found
 
     def _member(self, key: str) -> Any:

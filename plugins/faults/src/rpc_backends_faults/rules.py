@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ class Rule:
     :ivar exit_code: `crash`; None for SIGKILL.
     :ivar text: `fail`, `reply_fail`: of the error.
     :ivar source: where it was written, for texts.
+    :ivar named: whether whoever wrote it has named it.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Rule:
     exit_code: int | None = None
     text: str = ""
     source: str = field(default="", compare=False)
+    named: bool = field(default=True, compare=False)
 
     def concerns(self, worker: str) -> bool:
         """Tell whether a worker of that name could have a fault by this rule."""
@@ -92,7 +95,7 @@ class Rule:
     def native(self) -> dict[str, Any]:
         """Return the rule as the agent in C++ takes it, which is also how the log has it."""
         settings = asdict(self)
-        del settings["source"]
+        del settings["source"], settings["named"]
         length: Length | None = self.length
         del settings["length"]
         if length is not None:
@@ -105,6 +108,10 @@ class Rule:
             key: list(value) if isinstance(value, tuple) else value
             for key, value in settings.items()
         }
+
+    def content(self) -> str:
+        """Return what it says, less its name: one text for the same terms, however they are written."""
+        return json.dumps({**self.native(), "name": ""}, sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ from rpc_backends_core.spi import current_session, nearest
 from rpc_backends_faults import _native, live, replay
 from rpc_backends_faults.engine import Engine, logger
 from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.kinds import HOUSEKEEPING
 from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.rules import Rule, RuleSet
+from rpc_backends_faults.settings import LOG, SEED
 from rpc_backends_faults.wanted import Wanted
 from rpc_backends_faults.watching import Watcher
 
@@ -38,12 +40,16 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
     pipeline = _native.FaultPipeline(worker)
     if recording is None:
         engine = Engine(
-            pipeline, worker, seed=want.seed, of_file=want.of_file.rules, given=want.given
+            pipeline,
+            worker,
+            seed=want.seed_with(want.of_file.seed) or 0,
+            seed_with=lambda of_file: want.seed_with(of_file) or 0,
+            of_file=want.of_file.rules,
+            given=want.given,
         )
     else:
-        pipeline.set_rules(recording.rules, recording.seed, list(HOUSEKEEPING))
-        pipeline.set_replay(recording.entries)
-        engine = Engine(pipeline, worker, seed=recording.seed, replaying=True)
+        _refuse_beside(want, recording)
+        engine = Engine(pipeline, worker, seed=recording.seed, recording=recording)
     if want.log is not None:
         path = _open_log(pipeline, want.log, worker)
         logger.info("the event log of RPC worker %r is %s", worker, path)
@@ -54,6 +60,7 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
             backend=backend,
             workers=names or [],
             pid=os.getpid(),
+            process=_process(os.getpid()),
             torch=torch.__version__,
             seed=engine.seed,
             rules=recording.rules if recording is not None else engine.native_rules(),
@@ -62,11 +69,37 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
         )
         _check_written(pipeline, path)
     if want.file is not None and recording is None:
-        watcher = Watcher(want.file, engine, lambda rules: _check_file(rules, names))
+        watcher = Watcher(want.file, engine, lambda rules: _check_file(rules, names), want.seen)
         engine.at_close(watcher.close)
     front = intercept(agent, pipeline, name="faults", order=ORDER, at_shutdown=engine.close)
     live.set_current(engine)
     return front
+
+
+def _refuse_beside(want: Wanted, recording: replay.Recording) -> None:
+    """Refuse rules and a seed that are not those of the run that is to be replayed."""
+    problems = [
+        f"{f'{rule.source}: ' if rule.source else ''}the rule {rule.name!r} is given beside the replay "
+        f"of {want.replay}, which does not have it so. A replay takes its rules from the log: leave the "
+        "rule out, or record a run with it."
+        for rule in (*want.of_file.rules, *want.given)
+        if not recording.has(rule)
+    ]
+    seed = want.seed_with(want.of_file.seed)
+    if seed is not None and seed != recording.seed:
+        problems.append(
+            f"the seed {seed} is given beside the replay of {want.replay}, whose seed is "
+            f"{recording.seed}. A replay takes its seed from the log: leave it out, or set "
+            f"{SEED}={recording.seed}."
+        )
+    if problems:
+        raise RuleError(problems)
+
+
+@functools.cache
+def _process(pid: int) -> str:
+    """Return what no other process has: the id alone is the same in each container, say."""
+    return f"{pid}-{uuid.uuid4().hex}"
 
 
 def _static_names(agent: Any) -> list[str] | None:
@@ -107,6 +140,15 @@ def _open_log(pipeline: _native.FaultPipeline, folder: Path, worker: str) -> Pat
     number = 1
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        earlier = replay.processes(folder, worker) - {_process(os.getpid())}
+        if earlier:
+            logger.warning(
+                "%s has a log of RPC worker %r by another process; a replay of this folder will be "
+                "refused. Name a folder for each run in %s.",
+                folder,
+                worker,
+                LOG,
+            )
         # A log is never added to: a worker that comes back has another.
         while (path := folder / replay.file_name(worker, number)).exists():
             number += 1

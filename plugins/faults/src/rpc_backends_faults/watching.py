@@ -9,6 +9,7 @@ from pathlib import Path
 from rpc_backends_faults import files
 from rpc_backends_faults.engine import Engine, logger
 from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.regular_files import state
 from rpc_backends_faults.rules import RuleSet
 
 #: Seconds between looks.
@@ -21,13 +22,21 @@ class Watcher:
     """Takes over a rule file's rules whenever the file has changed.
 
     :param check: raises RuleError where rules do not fit the group.
+    :param seen: the file's state from before its rules were read; what has changed since is read.
+        None for its state now.
     """
 
-    def __init__(self, path: Path, engine: Engine, check: Callable[[RuleSet], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        engine: Engine,
+        check: Callable[[RuleSet], None],
+        seen: tuple[int, ...] | None = None,
+    ) -> None:
         self._path = path.absolute()  # the program may go to another folder
         self._engine = engine
         self._check = check
-        self._seen: tuple[int, ...] | None = _state(path)
+        self._seen: tuple[int, ...] | None = seen if seen is not None else state(path)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rpc-faults-file", daemon=True)
         self._thread.start()
@@ -42,7 +51,7 @@ class Watcher:
         missing = 0
         while not self._end.wait(INTERVAL):
             try:
-                state = _state(self._path)
+                found = state(self._path)
                 missing = 0
             except OSError as error:
                 # Once it may be about to be there: some editors remove a file before they write it.
@@ -50,9 +59,9 @@ class Watcher:
                 if missing == _MOST_MISSING:
                     self._gone(error)
                 continue
-            if state == self._seen:
+            if found == self._seen:
                 continue
-            self._seen = state
+            self._seen = found
             try:
                 self._take()
             except Exception:  # whatever it is: the next file may be sound
@@ -77,10 +86,9 @@ class Watcher:
             self._engine.log("refused", file=str(self._path), problems=error.problems)
         else:
             names = ", ".join(repr(rule.name) for rule in rules.rules) or "none"
-            logger.info("the fault rules in %s have changed, and are now: %s", self._path, names)
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    # The last changes when a file becomes readable, too.
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
+            logger.info(
+                "the fault rules in %s have changed, and are now: %s; the seed is %d",
+                self._path,
+                names,
+                self._engine.seed,
+            )

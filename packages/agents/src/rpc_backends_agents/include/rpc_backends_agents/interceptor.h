@@ -125,9 +125,10 @@ class RequestHead {
   // function. Empty if there is none, or none that can be read: a policy must refuse those that calls_function().
   virtual const std::string& function() const = 0;
   virtual uint64_t tensor_bytes() const = 0;
-  // Two requests that ask for the same have the same digest; 0 for those without function and arguments.
+  // Two requests that ask for the same have the same digest; 0 for those without function, arguments and tensors.
+  // Reads every byte of tensors on the CPU, so that of large ones it takes time.
   virtual uint64_t digest() const = 0;
-  // The digest of every byte of the payload.
+  // The digest of every byte of the payload, and of the tensors as digest() reads them.
   virtual uint64_t full_digest() const = 0;
 };
 

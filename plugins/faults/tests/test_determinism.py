@@ -1,0 +1,257 @@
+"""What decides whether a call meets a fault: each clause of the promise in docs/faults.md."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from support import steps
+from support.workers import WorkerContext, Workers
+
+from . import acts
+
+SEED = "seed = 7\n"
+NAMED = """
+[[rule]]
+name = "sometimes"
+what = "fail"
+text = "sometimes"
+function = "*.acts.do"
+probability = 0.3
+"""
+UNNAMED = """
+[[rule]]
+what = "reply_fail"
+text = "unnamed"
+function = "*.acts.do"
+probability = 0.3
+"""
+OTHER_UNNAMED = """
+[[rule]]
+what = "reply_delay"
+seconds = 0.001
+function = "*.acts.do"
+probability = 0.5
+"""
+TENSORS = 24
+
+
+def call_tensors(me: WorkerContext, threads: int) -> dict[int, list[str]]:
+    """Make a call with each tensor, three times, from so many threads; return what came of each."""
+
+    def attempt(number: int) -> tuple[int, list[str]]:
+        ends = []
+        for _ in range(3):
+            try:
+                rpc.rpc_sync(me.name, acts.do, args=(torch.full((5,), float(number)),))
+                ends.append("done")
+            except RuntimeError as error:
+                ends.append(str(error).rpartition(":")[2])
+        return number, ends
+
+    with ThreadPoolExecutor(threads) as pool:
+        return dict(pool.map(attempt, range(TENSORS)))
+
+
+def ends_with(
+    rules: str, threads: int = 4, *, log: Path | None = None, step: Any = call_tensors
+) -> Any:
+    """Run a program that makes calls, and return what came of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rules.toml"
+        file.write_text(rules)
+        env = {"RPC_BACKENDS_FAULTS": str(file)}
+        if log is not None:
+            env["RPC_BACKENDS_FAULTS_LOG"] = str(log)
+        with Workers(1, env=env, seconds=120) as workers:
+            workers.run(steps.join, f"file://{folder}/store", backend="TENSORPIPE")
+            found = workers[0].call(step, threads)
+            workers.run(steps.leave)
+    return found
+
+
+@functools.cache
+def usual() -> dict[int, list[str]]:
+    """Return what comes of each call by two rules, from one thread, without a log."""
+    found: dict[int, list[str]] = ends_with(SEED + NAMED + UNNAMED, 1)
+    ends = list(itertools.chain.from_iterable(found.values()))
+    assert {"done", "sometimes", "unnamed"} == set(ends)  # there is something to be decided
+    assert len({tuple(end) for end in found.values()}) > 3  # and it goes by the tensor
+    return found
+
+
+def of(rule: str, ends: dict[int, list[str]]) -> dict[int, list[bool]]:
+    """Return which calls a rule has failed."""
+    return {number: [end == rule for end in found] for number, found in ends.items()}
+
+
+def test_four_threads_fail_the_same_tensors_calls_as_one() -> None:
+    assert ends_with(SEED + NAMED + UNNAMED, 4) == usual()
+
+
+def test_the_log_changes_no_decision(tmp_path: Path) -> None:
+    # The rule comes into force after other calls, which only the log counts.
+    rules = SEED + NAMED.replace("[[rule]]", '[[rule]]\nmark = "later"')
+
+    assert ends_with(rules, 4, log=tmp_path / "log", step=call_later) == ends_with(
+        rules, 4, step=call_later
+    )
+
+
+def test_a_rule_that_is_added_decides_the_same_with_and_without_a_log(tmp_path: Path) -> None:
+    with_log = ends_with(SEED, 4, log=tmp_path / "log", step=call_before_and_after_a_rule)
+
+    assert with_log == ends_with(SEED, 4, step=call_before_and_after_a_rule)
+
+
+def test_an_unrelated_rule_changes_no_decision_of_a_rule_that_is_added() -> None:
+    unrelated = '[[rule]]\nname = "unrelated"\nwhat = "delay"\nseconds = 0\n'
+
+    assert ends_with(SEED + unrelated, step=call_before_and_after_a_rule) == ends_with(
+        SEED, step=call_before_and_after_a_rule
+    )
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_inserted_rule_changes_no_decision_of_unnamed_rules(place: str) -> None:
+    rules = [NAMED, UNNAMED, OTHER_UNNAMED] if place == "after" else [OTHER_UNNAMED, NAMED, UNNAMED]
+
+    assert ends_with(SEED + "".join(rules)) == usual()
+
+
+def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
+    # Every second call is failed by the first of the rules; the other decides as if it were alone.
+    counting = '[[rule]]\nwhat = "fail"\ntext = "counted"\nfunction = "*.do"\nevery = 3\n'
+    earlier = '[[rule]]\nwhat = "fail"\ntext = "earlier"\nfunction = "*.do"\nevery = 2\n'
+
+    alone = of("counted", ends_with(counting, 1))
+    together = ends_with(earlier + counting, 1)
+
+    for number, ends in together.items():
+        for end, counted in zip(ends, alone[number], strict=True):
+            assert end == "earlier" or (end == "counted") == counted
+
+
+def test_two_identical_unnamed_rules_decide_apart() -> None:
+    one = ends_with(SEED + UNNAMED, 1)
+    two = ends_with(SEED + UNNAMED + UNNAMED, 1)
+
+    assert sum(of("unnamed", two)[n].count(True) for n in two) > sum(
+        of("unnamed", one)[n].count(True) for n in one
+    )
+
+
+def test_counts_by_payload_tell_tensors_apart() -> None:
+    rule = '[[rule]]\nwhat = "fail"\ntext = "x"\nfunction = "*.do"\nfirst = 1\nper = "payload"\n'
+
+    assert ends_with(rule, 4) == {n: ["x", "done", "done"] for n in range(TENSORS)}
+
+
+def test_a_link_counts_requests_and_answers_apart() -> None:
+    rule = '[[rule]]\nwhat = "partition"\nfunction = "*.do"\nevery = 2\n'
+
+    # The second request is lost; of the answers to the first and the third, the second.
+    assert ends_with(rule, step=call_one_after_the_other) == ["done", "lost", "lost", "lost"]
+
+
+@pytest.mark.parametrize("kind", ["strided", "sparse", "conjugate"])
+def test_tensors_of_any_layout_are_told_apart(kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, Workers(1, seconds=120) as workers:
+        workers.run(acts.join, f"file://{folder}/store", "TENSORPIPE")
+        found = workers[0].call(call_kinds, kind)
+        workers.run(steps.leave)
+
+    # Each the first of its like, so each fails; the second time none does.
+    assert found == (["failed"] * 3, ["done"] * 3)
+
+
+@pytest.mark.parametrize("kind", ["too small", "freed", "without"])
+def test_the_contents_of_a_tensor_without_memory_are_not_read(kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, Workers(1, seconds=120) as workers:
+        workers.run(acts.join, f"file://{folder}/store", "TENSORPIPE")
+        assert workers[0].call(call_without_memory, kind) == "chosen"
+        workers.run(steps.leave)
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def call_later(me: WorkerContext, threads: int) -> dict[int, list[str]]:
+    """Make calls, then the same in a mark."""
+    import rpc_backends_faults as faults
+
+    call_tensors(me, threads)
+    with faults.mark("later"):
+        return call_tensors(me, threads)
+
+
+def call_before_and_after_a_rule(me: WorkerContext, threads: int) -> dict[int, list[str]]:
+    """Make calls, then the same with a rule that was not there before."""
+    import rpc_backends_faults as faults
+
+    rule = {"what": "fail", "text": "added", "function": "*.acts.do", "probability": 0.5}
+    call_tensors(me, threads)
+    with faults.rule(name="added", **rule):
+        return call_tensors(me, threads)
+
+
+def call_one_after_the_other(me: WorkerContext, threads: int) -> list[str]:
+    """Make four calls, each of which may be lost."""
+    found = []
+    for number in range(4):
+        try:
+            rpc.rpc_sync(me.name, acts.do, args=(number,), timeout=0.3)
+            found.append("done")
+        except RuntimeError:
+            found.append("lost")
+    return found
+
+
+def call_kinds(me: WorkerContext, kind: str) -> tuple[list[str], list[str]]:
+    """Call with three different tensors of a kind, twice, by a rule for the first of each payload."""
+    import rpc_backends_faults as faults
+
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {
+        "strided": [base.T, base[:, 1], base[:, 2]],
+        "sparse": [base.to_sparse(), (base + 1).to_sparse(), base.T.to_sparse()],
+        "conjugate": [base + 1j, (base + 1j).conj(), (base + 1j).conj()[0]],
+    }[kind]
+
+    def attempt() -> list[str]:
+        found = []
+        for tensor in tensors:
+            try:
+                rpc.rpc_sync(me.name, torch.neg, args=(tensor,))
+                found.append("done")
+            except RuntimeError as error:
+                found.append("failed" if "chosen" in str(error) else str(error))
+        return found
+
+    rule = {"what": "fail", "text": "chosen", "message": "SCRIPT_CALL", "first": 1}
+    with faults.rule(per="payload", **rule):
+        return attempt(), attempt()
+
+
+def call_without_memory(me: WorkerContext, kind: str) -> str:
+    """Call with a tensor that has less memory than elements, by a rule that lets nothing through."""
+    import rpc_backends_faults as faults
+
+    tensor = torch.ones(2**24) if kind != "without" else torch._efficientzerotensor(2**24)
+    if kind != "without":
+        tensor.untyped_storage().resize_(64 if kind == "too small" else 0)
+    rule = {"what": "fail", "text": "chosen", "message": "SCRIPT_CALL", "first": 1}
+    with faults.rule(per="payload", **rule):
+        try:
+            rpc.rpc_sync(me.name, torch.neg, args=(tensor,))
+        except RuntimeError as error:
+            return str(error).rpartition(":")[2]
+    return "done"

@@ -1,0 +1,197 @@
+"""Replays: the faults of a recorded run again, and what is said where the program goes another way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import rpc
+
+from rpc_backends_faults import replay
+from support import steps
+from support.workers import WorkerContext, Workers
+
+from . import acts
+
+RULE = '[[rule]]\nname = "r"\nwhat = "fail"\nfunction = "*.do"\nevery = 2\n'
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.toml"
+    path.write_text(f"seed = 3\n{RULE}")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Any]:
+    """Run a step on a worker, with the endings of these variables' names."""
+    number = 0
+
+    def run(step: Any, *args: Any, **env: Any) -> Any:
+        nonlocal number
+        number += 1
+        variables = {f"RPC_BACKENDS_FAULTS_{name}": str(value) for name, value in env.items()}
+        if "RULES" in env:
+            variables["RPC_BACKENDS_FAULTS"] = variables.pop("RPC_BACKENDS_FAULTS_RULES")
+        with Workers(1, env=variables, seconds=60) as workers:
+            workers.run(steps.join, f"file://{tmp_path}/store{number}", backend="TENSORPIPE")
+            found = workers[0].call(step, *args)
+            workers.run(steps.leave)
+            workers[0].end()
+            return found, workers[0].output
+
+    return run
+
+
+def refusal(tmp_path: Path, **env: Any) -> str:
+    """Start a worker with the endings of these variables' names, and return why it is refused."""
+    variables = {f"RPC_BACKENDS_FAULTS{name}": str(value) for name, value in env.items()}
+    with Workers(1, env=variables, seconds=60) as workers:
+        [error] = workers.errors(steps.join, f"file://{tmp_path}/refused", backend="TENSORPIPE")
+    return error.text
+
+
+def test_a_rule_that_changed_and_kept_its_name_acts_as_it_did_then(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    recorded, _ = run(change_a_rule, LOG=tmp_path / "log")
+    replayed, output = run(change_a_rule, REPLAY=tmp_path / "log")
+
+    assert recorded == ["first", "second", "first"]
+    assert replayed == recorded
+    assert "replay" not in output
+
+
+def test_a_folder_that_two_runs_have_used_is_refused(
+    run: Callable[..., Any], rules: Path, tmp_path: Path
+) -> None:
+    run(call, 1, RULES=rules, LOG=tmp_path / "log")
+    _, warned = run(call, 2, RULES=rules, LOG=tmp_path / "log")
+
+    text = refusal(tmp_path, _REPLAY=tmp_path / "log")
+    assert "has a log of RPC worker 'worker0' by another process" in warned
+    assert (
+        "logs of several processes of RPC worker 'worker0' (worker0.jsonl, worker0.2.jsonl)" in text
+    )
+    assert "Name a folder that has one, or one log" in text
+    # One of them can be named.
+    _, output = run(call, 2, REPLAY=tmp_path / "log" / "worker0.2.jsonl")
+    assert "diverged" not in output
+
+
+def test_rules_beside_a_replay_are_refused_unless_the_log_has_them(
+    run: Callable[..., Any], rules: Path, tmp_path: Path
+) -> None:
+    recorded, _ = run(call, 4, RULES=rules, LOG=tmp_path / "log")
+    assert run(call, 4, RULES=rules, REPLAY=tmp_path / "log")[0] == recorded
+
+    rules.write_text(f"seed = 3\n{RULE.replace('2', '3')}")
+    text = refusal(tmp_path, **{"": rules, "_REPLAY": tmp_path / "log"})
+    assert "rules.toml:2: the rule 'r' is given beside the replay of" in text
+    assert "A replay takes its rules from the log" in text
+
+
+def test_a_seed_beside_a_replay_is_refused_unless_it_is_the_logs(
+    run: Callable[..., Any], rules: Path, tmp_path: Path
+) -> None:
+    run(call, 1, RULES=rules, LOG=tmp_path / "log")
+    run(call, 1, SEED=3, REPLAY=tmp_path / "log")
+
+    text = refusal(tmp_path, _SEED=4, _REPLAY=tmp_path / "log")
+    assert "the seed 4 is given beside the replay of" in text
+    assert "whose seed is 3" in text
+
+
+def test_a_rule_that_is_added_and_not_in_the_log_is_warned_of(
+    run: Callable[..., Any], rules: Path, tmp_path: Path
+) -> None:
+    run(call, 1, RULES=rules, LOG=tmp_path / "log")
+    _, output = run(add_a_rule, REPLAY=tmp_path / "log")
+
+    assert "which does not have the rule 'late' that was added" in output
+
+
+def test_divergence_is_said_at_once_and_in_the_metrics(
+    run: Callable[..., Any], rules: Path, tmp_path: Path
+) -> None:
+    run(call, 4, RULES=rules, LOG=tmp_path / "log")
+    with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path / "log")}) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/again", backend="TENSORPIPE")
+        assert "diverged" not in workers[0].output
+        workers[0].call(call, 2)
+        workers[0].call(say, "something else")
+
+        # The program goes on, and may do so for ever.
+        output = workers[0].output
+        metrics = workers[0].call(acts.metrics)
+        workers.run(steps.leave)
+    assert (
+        "the replay on RPC worker 'worker0' diverged after 2 of 4 recorded messages: PYTHON_CALL "
+        "plugins.faults.tests.acts.do to 'worker0' (number 1 of its like) is not in the log"
+    ) in output
+    assert metrics["faults.replay_new"] == "1"
+    assert metrics["faults.replay_left"] == "2"
+
+
+def test_a_replay_that_stands_still_says_what_it_waits_for(
+    run: Callable[..., Any], rules: Path, tmp_path: Path
+) -> None:
+    run(call, 4, RULES=rules, LOG=tmp_path / "log")
+    with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path / "log")}) as workers:
+        workers[0].call(be_impatient)
+        workers.run(steps.join, f"file://{tmp_path}/again", backend="TENSORPIPE")
+        workers[0].call(call, 2)
+        end = time.monotonic() + steps.AT_ONCE
+        while "stood still" not in workers[0].output:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        output = workers[0].output
+        workers.run(steps.leave)
+
+    assert "has stood still after 2 of 4 recorded messages: PYTHON_CALL" in output
+    assert "acts.do to 'worker0' (number 1 of its like) was recorded" in output
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def say(me: WorkerContext, what: Any) -> str:
+    """Call, and return what came of it."""
+    try:
+        rpc.rpc_sync(me.name, acts.do, args=(what,))
+    except RuntimeError as error:
+        return str(error).rpartition(":")[2]
+    return "done"
+
+
+def call(me: WorkerContext, calls: int) -> list[str]:
+    """Make calls, and return what came of each."""
+    return [say(me, number) for number in range(calls)]
+
+
+def change_a_rule(me: WorkerContext) -> list[str]:
+    """Call with a rule, with another of its name, and with the first again."""
+    import rpc_backends_faults as faults
+
+    found = []
+    for text in ("first", "second", "first"):
+        with faults.rule(name="r", what="fail", function="*.do", text=text):
+            found.append(say(me, 1))
+    return found
+
+
+def add_a_rule(me: WorkerContext) -> str:
+    """Call with a rule that no run has had before."""
+    import rpc_backends_faults as faults
+
+    with faults.rule(name="late", what="fail", function="*.do"):
+        return say(me, 0)
+
+
+def be_impatient(me: WorkerContext) -> None:
+    """Have replays complain soon."""
+    replay.PATIENCE = 0.4
