@@ -38,6 +38,9 @@ void InterceptorChain::add(std::shared_ptr<Interceptor> interceptor, const std::
 
 void InterceptorChain::start() {
   started_ = true;
+  if (!installed_.empty()) {
+    scheduler_->start();
+  }
   for (const Installed& one : installed_) {
     one.interceptor->on_start(agent_);
   }
@@ -59,7 +62,12 @@ std::unordered_map<std::string, std::string> InterceptorChain::metrics() const {
 }
 
 void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (stopped_) {
+    lock.unlock();
+    call->shut_down();  // nobody else ends it any more
+    return;
+  }
   if (call->is_over() || kept_.count(call.get()) != 0) {
     return;
   }

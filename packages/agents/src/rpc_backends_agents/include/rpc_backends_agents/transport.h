@@ -51,6 +51,9 @@ struct Event {
     kLost,
     // ...there is a connection to `peer` again.
     kFound,
+    // `parts`, which were given to send() as a reply to `peer`, cannot be sent, for `reason`. For a transport whose
+    // send() returns before it knows.
+    kUnsent,
   };
 
   Kind kind = Kind::kMessage;
