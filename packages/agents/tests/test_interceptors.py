@@ -238,6 +238,21 @@ def test_shutdown_fails_what_is_held(me: WorkerContext, library: Path) -> None:
 
 
 @in_worker
+@pytest.mark.parametrize("verb", ["pass", "hold", "drop", "repeat"])
+def test_a_call_that_comes_after_the_end_of_the_agent_fails(
+    me: WorkerContext, library: Path, verb: str
+) -> None:
+    # As one does that another thread makes while the agent is shut down.
+    recorder = Recorder(library, outgoing=verb)
+    with two_agents({"recorder": (recorder, 0)}) as (agent, _):
+        agent.shutdown()
+        future = rpc.rpc_async("b", do, args=(1,), timeout=0)
+        assert future.done()
+        assert "the RPC agent of this worker has been shut down" in error_of(future)
+    recorder.release()
+
+
+@in_worker
 def test_join_waits_for_what_is_held(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, outgoing="hold")
     with two_agents(alone(recorder)) as (agent, _):

@@ -55,10 +55,16 @@ class Session:
         self.timeout = float(resolved.options.rpc_timeout)  # 0 means never
         self.agents: list[Any] = []
         self.group: Group | None = None
+        self._process = os.getpid()
         self._join_timeout = join_timeout
         self._asked_world_size = world_size
         self._store = store
         self._rendezvous: Any = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked off the worker's, which goes on and has the session."""
+        return os.getpid() != self._process
 
     def start(self) -> None:
         """Meet the others, and start the agent. If it fails, nothing of this session is left."""

@@ -95,7 +95,7 @@ class Transport {
   // order.
   virtual bool receive(Event& event) = 0;
 
-  // Ends the connections with a peer that has sent what is no message.
+  // Ends the connections with a peer that has sent what is no message, or cannot be answered.
   virtual void reject(int peer, const std::string& reason) = 0;
 
   // Stops listening, gives what was sent `linger` seconds to leave, ends all connections, and has
