@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import time
 import traceback
@@ -193,6 +194,15 @@ class Session:
     def _let_go(self) -> None:
         self.agents.clear()
         self._store = self._rendezvous = None
+
+
+def _keep_in_child() -> None:
+    """Have a forked child never destroy the store: a FileStore that goes counts as a worker that has ended."""
+    if STATE.session is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(STATE.session))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def start_session(

@@ -55,7 +55,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
-        """Send a message. One thread at a time does for each peer, and different ones for different peers.
+        """Send a message: one at a time to each peer, on a thread of that peer.
 
         Messages to one peer arrive once each and in order, or the peer is reported as lost. A call that
         does not return holds up what goes to that peer, until :meth:`close` ends it.
