@@ -197,7 +197,7 @@ class Session:
 
 
 def _keep_in_child() -> None:
-    """Have a forked child never destroy the store: a FileStore that goes counts as a worker that has ended."""
+    """Have a forked child keep the store: a FileStore that goes counts as a worker that has ended."""
     if STATE.session is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(STATE.session))
 
