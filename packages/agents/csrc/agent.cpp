@@ -32,6 +32,11 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
                                                         float rpc_timeout_seconds, const DeviceMap& device_map,
                                                         const Contexts& contexts) {
   TORCH_CHECK(message->isRequest(), "send() takes requests; an answer goes back by itself");
+  if (is_forked()) {
+    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
+                                      "' in a process that was forked off its own. Call in the worker's process, or "
+                                      "start the child as a process of its own (spawn) and call init_rpc in it."));
+  }
   if (!rpcAgentRunning_) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
                                       "': RPC is no longer running on this worker. Call init_rpc first."));

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "forks.h"
 #include "frame.h"
 #include "interceptor_chain.h"
 #include "members.h"
@@ -74,6 +75,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
   Members& members();
   Traffic traffic() const;
+  // Whether this process was forked off that of the agent, and cannot use it.
+  bool is_forked() const { return birthplace_.is_elsewhere(); }
   // Fails what waits for a worker that has left, and lets go of it.
   void forget(int peer, const std::string& reason);
 
@@ -82,6 +85,7 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
   // What the threads of the agent use; it outlives the agent if they do.
   class Core;
+  const Birthplace birthplace_;
   const std::shared_ptr<Core> core_;
 };
 

@@ -17,18 +17,51 @@ namespace {
 using torch::distributed::rpc::RpcAgent;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-// Calls `function`, which Python has given, from a thread of C++.
+// A text may quote what somebody else has sent.
+py::object for_python(const std::string& text) {
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
+int for_python(int number) {
+  return number;
+}
+
+// Calls `function`, which Python has given, from a thread of C++. What it raises goes to `on_error`, with the GIL.
 template <typename... Arguments>
-std::function<void(Arguments...)> from_cpp(py::function function) {
+std::function<void(Arguments...)> from_cpp(py::function function,
+                                           std::function<void(py::error_already_set&)> on_error) {
   // Never let go of: the last reference could be dropped where there is no interpreter.
   auto* kept = new py::function(std::move(function));
-  return [kept](Arguments... arguments) {
+  return [kept, on_error = std::move(on_error)](Arguments... arguments) {
     if (Py_IsInitialized() == 0) {
       return;
     }
     py::gil_scoped_acquire gil;
-    (*kept)(arguments...);
+    try {
+      (*kept)(for_python(arguments)...);
+    } catch (py::error_already_set& error) {
+      on_error(error);
+    }
   };
+}
+
+// Logs what a callback has raised; there is nobody else to tell.
+template <typename... Arguments>
+std::function<void(Arguments...)> callback(py::function function, const char* name) {
+  return from_cpp<Arguments...>(std::move(function),
+                                [name](py::error_already_set& /*error*/) { note_thrown(name); });
+}
+
+// In a process that was forked off its own, an agent is neither stopped nor taken to pieces: its threads are not
+// there, and what they held is as it was.
+template <typename Agent>
+std::shared_ptr<Agent> shared(Agent* agent) {
+  return std::shared_ptr<Agent>(agent, [](Agent* unused) {
+    if (!unused->is_forked()) {
+      delete unused;
+    }
+  });
 }
 
 std::shared_ptr<TransportAgent> make_agent(const std::string& name, int id, const py::object& transport,
@@ -39,7 +72,7 @@ std::shared_ptr<TransportAgent> make_agent(const std::string& name, int id, cons
   options.rpc_timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout * 1000));
   options.max_message_bytes = max_message_bytes;
   options.max_unanswered_bytes = max_unanswered_bytes;
-  return std::make_shared<TransportAgent>(name, id, take_transport(transport), options);
+  return shared(new TransportAgent(name, id, take_transport(transport), options));
 }
 
 }  // namespace
@@ -61,7 +94,13 @@ PYBIND11_MODULE(_C, module) {
       .def("listen", &TransportAgent::listen, Unlocked())
       .def("learn", &TransportAgent::learn, Unlocked(), py::arg("worker_id"), py::arg("name"), py::arg("address"))
       .def("join", &TransportAgent::join, Unlocked(), py::arg("shutdown") = false, py::arg("timeout") = 0.0F)
-      .def("shutdown", &TransportAgent::shutdown, Unlocked())
+      .def("shutdown",
+           [](TransportAgent& self) {
+             if (!self.is_forked()) {
+               self.shutdown();
+             }
+           },
+           Unlocked())
       .def("get_worker_info", [](const TransportAgent& self) { return self.RpcAgent::getWorkerInfo(); })
       .def("get_worker_info",
            [](const TransportAgent& self, const std::string& name) { return self.getWorkerInfo(name); }, Unlocked())
@@ -74,15 +113,25 @@ PYBIND11_MODULE(_C, module) {
       .def("add_member", [](TransportAgent& self, const std::string& name, int id) { self.members().add(name, id); })
       .def("remove_member", &TransportAgent::forget, Unlocked(), py::arg("worker_id"), py::arg("reason"))
       .def("on_unknown_member",
-           [](TransportAgent& self, py::function refresh) { self.members().on_unknown(from_cpp<>(std::move(refresh))); })
+           [](TransportAgent& self, py::function refresh) {
+             self.members().on_unknown(callback<>(std::move(refresh), "in looking for a worker that is not known"));
+           })
       .def("on_lost",
            [](TransportAgent& self, py::function tell) {
-             self.on_lost(from_cpp<int, const std::string&>(std::move(tell)));
+             self.on_lost(callback<int, const std::string&>(std::move(tell), "in taking note of a lost worker"));
            })
       .def("traffic", &TransportAgent::traffic);
 
   py::class_<InterceptingAgent, RpcAgent, std::shared_ptr<InterceptingAgent>>(module, "InterceptingAgent")
-      .def(py::init<std::shared_ptr<RpcAgent>>(), py::arg("inner"))
+      .def(py::init([](std::shared_ptr<RpcAgent> inner) { return shared(new InterceptingAgent(std::move(inner))); }),
+           py::arg("inner"))
+      .def("shutdown",
+           [](InterceptingAgent& self) {
+             if (!self.is_forked()) {
+               self.shutdown();
+             }
+           },
+           Unlocked())
       .def("add_interceptor",
            [](InterceptingAgent& self, const py::object& interceptor, const std::string& name, int order) {
              self.interceptors().add(take_capsule<Interceptor>(interceptor, "__rpc_interceptor__", kInterceptorCapsule,
@@ -94,7 +143,9 @@ PYBIND11_MODULE(_C, module) {
            py::arg("timeout") = 0.0, Unlocked());
 
   module.def("send_warnings_to", [](py::function sink) {
-    send_warnings_to(from_cpp<const std::string&>(std::move(sink)));
+    send_warnings_to(from_cpp<const std::string&>(std::move(sink), [](py::error_already_set& error) {
+      error.discard_as_unraisable("the sink of the agents' warnings");
+    }));
   });
 }
 

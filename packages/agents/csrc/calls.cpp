@@ -3,7 +3,12 @@
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
+#include <algorithm>
+#include <exception>
 #include <stdexcept>
+#include <utility>
+
+#include "log.h"
 
 namespace rpc_backends {
 
@@ -19,8 +24,25 @@ std::string timeout_text(std::chrono::milliseconds timeout) {
   return rpc::makeRPCError(text, rpc::RPCErrorType::TIMEOUT);
 }
 
+namespace {
+
+constexpr const char* kInCallback = "in what waits for the end of a call";
+constexpr std::chrono::milliseconds kPulse{50};
+// How often it is looked whether what was given up has left, while somebody waits for its room.
+constexpr std::chrono::milliseconds kLook{20};
+constexpr size_t kFewGivenUp = 64;
+// So that the clock's numbers do not overflow.
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365 * 10);
+
+}  // namespace
+
+void complete(const FuturePtr& future, c10::IValue value) {
+  // Without the list of storages, which is for devices, and which sparse tensors of some layouts cannot give.
+  contained(kInCallback, [&] { future->markCompleted(std::move(value)); });
+}
+
 void fail(const FuturePtr& future, const std::string& text) {
-  future->setError(std::make_exception_ptr(std::runtime_error(text)));
+  contained(kInCallback, [&] { future->setError(std::make_exception_ptr(std::runtime_error(text))); });
 }
 
 Calls::~Calls() {
@@ -30,9 +52,21 @@ Calls::~Calls() {
 void Calls::start() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_) {
+    thread_ = std::thread([this] {
+      while (!contained("in the thread of the timeouts", [this] { watch(); })) {
+        std::this_thread::sleep_for(kPulse);
+      }
+    });
     stopped_ = false;
-    thread_ = std::thread([this] { watch(); });
   }
+}
+
+void Calls::ask_for_pulse() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pulse_wanted_ = true;
+  }
+  alarm_.notify_one();
 }
 
 void Calls::stop() {
@@ -51,18 +85,45 @@ void Calls::stop() {
   }
 }
 
-FuturePtr Calls::add(uint64_t id, int peer, uint64_t bytes, std::chrono::milliseconds timeout) {
+FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may_wait) {
   auto future = c10::make_intrusive<rpc::JitFuture>(at::AnyClassType::get());
+  call.bytes += kCallBytes;
+  call.future = future;
+  call.deadline = deadlines_.end();
+  const auto deadline = call.timeout.count() > 0 ? started + std::min(call.timeout, kLongest) : Clock::time_point::max();
   bool earlier = false;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    Call call{peer, future, bytes, timeout, deadlines_.end()};
-    peers_[peer].unanswered += bytes;
-    if (timeout.count() > 0) {
-      call.deadline = deadlines_.emplace(Clock::now() + timeout, id);
-      earlier = call.deadline->first < watched_;
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (may_wait && !fits(call.peer, call.bytes)) {
+      Peer& peer = peers_[call.peer];
+      look_through(peer);
+      if (fits(call.peer, call.bytes)) {
+        break;
+      }
+      const auto now = Clock::now();
+      if (now >= deadline) {
+        ++timeouts_;
+        return {};
+      }
+      const auto look = peer.given_up.empty() ? Clock::time_point::max() : now + kLook;
+      if (const auto until = std::min(deadline, look); until == Clock::time_point::max()) {
+        room_.wait(lock);
+      } else {
+        room_.wait_until(lock, until);
+      }
     }
-    calls_.emplace(id, std::move(call));
+    const auto [place, is_new] = calls_.emplace(id, std::move(call));
+    Call& entered = place->second;
+    if (entered.timeout.count() > 0) {
+      try {
+        entered.deadline = deadlines_.emplace(deadline, id);
+      } catch (...) {
+        calls_.erase(place);
+        throw;
+      }
+      earlier = deadline < watched_;
+    }
+    peers_[entered.peer].unanswered += entered.bytes;
   }
   if (earlier) {
     alarm_.notify_one();
@@ -70,19 +131,11 @@ FuturePtr Calls::add(uint64_t id, int peer, uint64_t bytes, std::chrono::millise
   return future;
 }
 
-bool Calls::admit(int peer, uint64_t bytes, std::chrono::milliseconds timeout) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto fits = [&] {
-    const auto found = peers_.find(peer);
-    // What is larger than the limit goes alone.
-    return stopped_ || found == peers_.end() || found->second.unanswered == 0 ||
-        found->second.unanswered + bytes <= unanswered_bytes_;
-  };
-  if (timeout.count() > 0) {
-    return room_.wait_for(lock, timeout, fits);
-  }
-  room_.wait(lock, fits);
-  return true;
+bool Calls::fits(int peer, uint64_t bytes) const {
+  const auto found = peers_.find(peer);
+  // What is larger than the limit goes alone.
+  return stopped_ || found == peers_.end() || found->second.unanswered == 0 ||
+      found->second.unanswered + bytes <= unanswered_bytes_;
 }
 
 std::optional<Calls::Call> Calls::take(uint64_t id, int peer) {
@@ -94,7 +147,7 @@ std::optional<Calls::Call> Calls::take(uint64_t id, int peer) {
     if (of_peer != peers_.end()) {
       const auto given_up = of_peer->second.given_up.find(id);
       if (given_up != of_peer->second.given_up.end()) {
-        give_back(of_peer->second, given_up->second);
+        give_back(of_peer->second, given_up->second.bytes);
         of_peer->second.given_up.erase(given_up);
       }
     }
@@ -118,6 +171,32 @@ void Calls::give_back(Peer& peer, uint64_t bytes) {
   peer.unanswered -= std::min(bytes, peer.unanswered);
   if (was_full) {
     room_.notify_all();
+  }
+}
+
+// The peer may still have what has been sent, but that is for it to bound: nothing of it is here.
+void Calls::give_up(uint64_t id, const Call& call) {
+  Peer& peer = peers_[call.peer];
+  if (call.unsent.expired()) {
+    give_back(peer, call.bytes);
+    return;
+  }
+  if (peer.given_up.size() >= std::max(peer.look_at, kFewGivenUp)) {
+    look_through(peer);
+    peer.look_at = 2 * peer.given_up.size();
+  }
+  peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent});
+}
+
+// Gives back what calls that were given up have counted for, if it has left.
+void Calls::look_through(Peer& peer) {
+  for (auto one = peer.given_up.begin(); one != peer.given_up.end();) {
+    if (one->second.unsent.expired()) {
+      give_back(peer, one->second.bytes);
+      one = peer.given_up.erase(one);
+    } else {
+      ++one;
+    }
   }
 }
 
@@ -163,12 +242,12 @@ void Calls::watch() {
     std::vector<Call> late;
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
       const auto found = calls_.find(deadlines_.begin()->second);
-      deadlines_.erase(deadlines_.begin());
       if (found != calls_.end()) {
-        peers_[found->second.peer].given_up.emplace(found->first, found->second.bytes);
         late.push_back(std::move(found->second));
+        contained("in giving up a call", [&] { give_up(found->first, late.back()); });
         calls_.erase(found);
       }
+      deadlines_.erase(deadlines_.begin());
     }
     if (!late.empty()) {
       timeouts_ += late.size();
@@ -177,8 +256,19 @@ void Calls::watch() {
       lock.lock();
       continue;
     }
+    if (pulse_wanted_ && now >= pulse_) {
+      pulse_wanted_ = false;
+      lock.unlock();
+      const bool again = on_pulse_();
+      lock.lock();
+      pulse_wanted_ |= again;
+      pulse_ = Clock::now() + kPulse;
+      continue;
+    }
     watched_ = deadlines_.empty() ? Clock::time_point::max() : deadlines_.begin()->first;
-    if (deadlines_.empty()) {
+    if (pulse_wanted_) {
+      alarm_.wait_until(lock, std::min(watched_, pulse_));
+    } else if (deadlines_.empty()) {
       alarm_.wait(lock);
     } else {
       alarm_.wait_until(lock, watched_);

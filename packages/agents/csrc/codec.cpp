@@ -146,6 +146,14 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts) {
   return parts;
 }
 
+Head read_head(const Parts& parts) {
+  if (parts.empty()) {
+    throw BadFrame("it is empty");
+  }
+  Reader in(parts[0].data, parts[0].size);
+  return Head::read(in);
+}
+
 Decoded decode(const Parts& parts, const Limits& limits) {
   if (parts.empty()) {
     throw BadFrame("it is empty");

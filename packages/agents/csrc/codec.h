@@ -24,6 +24,9 @@ struct Decoded {
 // BadFrame if they are no message.
 Decoded decode(const Parts& parts, const Limits& limits);
 
+// What a message is to be, where that can be read, even if the rest cannot. Throws BadFrame.
+Head read_head(const Parts& parts);
+
 // The same parts with memory of their own.
 Parts copy(const Parts& parts);
 

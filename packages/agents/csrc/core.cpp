@@ -41,6 +41,17 @@ bool is_python(int32_t type) {
       type == MessageType::PYTHON_RREF_FETCH_RET;
 }
 
+// The owner of the part that is the last to leave, as far as sizes tell: when it is gone, the message is.
+std::weak_ptr<void> last_to_leave(const Parts& parts) {
+  const Part* largest = nullptr;
+  for (const Part& part : parts) {
+    if (largest == nullptr || part.size >= largest->size) {
+      largest = &part;
+    }
+  }
+  return largest == nullptr ? std::weak_ptr<void>() : largest->owner;
+}
+
 bool is_number(const std::string& text) {
   char* end = nullptr;
   std::strtod(text.c_str(), &end);
@@ -56,8 +67,10 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
       limits_{options.max_message_bytes},
       transport_(std::move(transport)),
       callback_(std::make_unique<rpc::RequestCallbackImpl>()),
-      thread_pool_(std::make_shared<ThreadPool>(transport_, options.num_worker_threads)),
-      calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); }) {
+      thread_pool_(std::make_shared<ThreadPool>(transport_, options.num_worker_threads,
+                                                [this] { calls_.ask_for_pulse(); })),
+      calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); },
+             [this] { return thread_pool_->retry(); }) {
   members.add(name, id);
 }
 
@@ -85,38 +98,38 @@ void TransportAgent::Core::stop() {
 
 FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> message,
                                      std::chrono::milliseconds timeout, const Contexts& contexts) {
+  const auto started = Clock::now();
   const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
   const uint64_t call = calls_.next_id();
   Parts parts = encode_checked(std::move(message), call, contexts);
   const uint64_t bytes = size_of(parts);
-  if (may_wait && !calls_.admit(peer, bytes, timeout)) {
-    auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+  FuturePtr future = calls_.add(call, {peer, {}, bytes, last_to_leave(parts), timeout, {}}, started, may_wait);
+  if (!future) {
+    future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     fail(future, timeout_text(timeout));
     return future;
   }
-  FuturePtr future = calls_.add(call, peer, bytes, timeout);
-  std::string error;
-  if (peer == id_) {
-    // The way of any other call, less the transport: what arrives shares no memory with what was sent.
-    thread_pool_->post([self = shared_from_this(), peer, parts = copy(parts)] { self->handle_message(peer, parts); });
-  } else {
+  // From here on there is an entry, so whatever goes wrong ends this call and nothing else.
+  auto error = error_in([&] {
+    if (peer == id_) {
+      // The way of any other call, less the transport: what arrives shares no memory with what was sent.
+      thread_pool_->post([self = shared_from_this(), peer, copied = copy(parts)] { self->handle_message(peer, copied); });
+      return;
+    }
     ++sent_;
     bytes_sent_ += bytes;
-    error = why_lost(peer);
-    if (error.empty()) {
-      try {
-        transport_->send(peer, std::move(parts), false);
-      } catch (const TransportError& failure) {
-        error = failure.what();
-      }
+    const std::string lost = why_lost(peer);
+    if (!lost.empty()) {
+      throw TransportError(lost);
     }
-  }
-  if (error.empty() && !running_) {
+    transport_->send(peer, std::move(parts), false);
+  });
+  if (!error && !running_) {
     error = "the RPC agent of this worker has been shut down";
   }
-  if (!error.empty()) {
+  if (error) {
     if (const auto taken = calls_.take(call, peer)) {
-      end_call(*taken, error);
+      end_call(*taken, *error);
     }
   }
   return future;
@@ -143,8 +156,7 @@ void TransportAgent::Core::take_answer(int peer, Decoded& answer) {
     const std::vector<char>& text = answer.message->payload();
     fail(call->future, std::string(text.begin(), text.end()));
   } else {
-    // Without the list of storages, which is for devices, and which sparse tensors of some layouts cannot give.
-    call->future->markCompleted(c10::IValue(std::move(answer.message)));
+    complete(call->future, c10::IValue(std::move(answer.message)));
   }
   tell_progress();
 }
@@ -157,19 +169,23 @@ void TransportAgent::Core::count_end(const Calls::Call& call) {
 
 void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
   count_end(call);
-  fail(call.future, "RPC to " + members.called(call.peer) + " failed: " + error);
+  contained("in ending a call", [&] { fail(call.future, "RPC to " + members.called(call.peer) + " failed: " + error); });
   tell_progress();
 }
 
 void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
-  // What hangs on these futures may take its time, and other calls' times are up too.
-  thread_pool_->post([self = shared_from_this(), late = std::move(late)] {
-    for (const Calls::Call& call : late) {
+  const auto all = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
+  const auto fail_all = [self = shared_from_this(), all] {
+    for (const Calls::Call& call : *all) {
       self->count_end(call);
-      fail(call.future, timeout_text(call.timeout));
+      contained("in ending a call", [&] { fail(call.future, timeout_text(call.timeout)); });
     }
     self->tell_progress();
-  });
+  };
+  // What hangs on these futures may take its time, and other calls' times are up too.
+  if (!contained("in ending calls", [&] { thread_pool_->post(fail_all); })) {
+    fail_all();
+  }
 }
 
 // --- what arrives -----------------------------------------------------------------------------------
@@ -186,18 +202,17 @@ void TransportAgent::Core::handle(Event& event) {
     case Event::Kind::kFound:
       set_lost(event, false);
       break;
+    case Event::Kind::kUnsent:
+      take_unsent(event.peer, event.parts, event.reason, false);
+      break;
   }
 }
 
 void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
   std::optional<Decoded> decoded;
-  try {
-    decoded = decode(parts, limits_);
-  } catch (const std::exception& bad) {  // a BadFrame, or there is no memory for it
-    ++bad_frames_;
-    const std::string reason = std::string("a message that is none: ") + bad.what();
-    warn("RPC: " + members.called(peer) + " has sent " + reason + ". The connection is closed.");
-    transport_->reject(peer, reason);
+  // It may be a BadFrame, or there is no memory for it.
+  if (const auto bad = error_in([&] { decoded = decode(parts, limits_); })) {
+    refuse(peer, parts, *bad);
     return;
   }
   if (is_python(decoded->message->type())) {
@@ -205,24 +220,55 @@ void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
   }
   if (decoded->kind == FrameKind::kResponse) {
     take_answer(peer, *decoded);
-  } else {
-    serve(peer, std::move(*decoded));
+    return;
+  }
+  const uint64_t call = decoded->call;
+  ++active_requests_;
+  if (peer != id_) {
+    ++received_;
+  }
+  if (const auto error = error_in([&] { serve(peer, std::move(*decoded), size_of(parts)); })) {
+    auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    fail(response, "the request cannot be served: " + *error);
+    reply(peer, call, *response);
+  }
+}
+
+void TransportAgent::Core::refuse(int peer, const Parts& parts, const std::string& why) {
+  ++bad_frames_;
+  std::optional<Head> head;
+  (void)error_in([&] { head = read_head(parts); });
+  const std::string who = members.called(peer);
+  if (!head) {
+    const std::string reason = "a message that is none: " + why;
+    warn("RPC: " + who + " has sent " + reason + ". The connection is closed.");
+    transport_->reject(peer, reason);
+    return;
+  }
+  const bool is_request = head->kind == FrameKind::kRequest;
+  warn_seldom("bad message of " + who, "RPC: " + who + " has sent " + (is_request ? "a request" : "an answer") +
+                                           " that is refused: " + why + ". Its call fails.");
+  if (is_request) {
+    reply_error(peer, head->call, "worker " + members.called(id_) + " refuses the request: " + why);
+  } else if (const auto call = calls_.take(head->call, peer)) {
+    end_call(*call, "the answer is refused: " + why);
   }
 }
 
 // A request that interceptors see before it runs.
 class TransportAgent::Core::IncomingCall final : public InterceptedCall {
  public:
-  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, Contexts arrived)
+  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, uint64_t bytes, Contexts arrived)
       : InterceptedCall(core->interceptors_, Direction::kIncoming, peer, std::chrono::milliseconds(0),
                         std::move(arrived)),
         core_(std::move(core)),
-        call_(call) {}
+        call_(call),
+        bytes_(bytes) {}
 
  protected:
   void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
-    core_->execute(std::move(message), [self, last](JitFuture& response) {
+    core_->execute(std::move(message), peer_id_, bytes_, [self, last](JitFuture& response) {
       self->come_back(last, FuturePtr::reclaim_copy(&response));
     });
   }
@@ -247,25 +293,26 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
  private:
   const std::shared_ptr<Core> core_;
   const uint64_t call_;
+  const uint64_t bytes_;
 };
 
-void TransportAgent::Core::serve(int peer, Decoded request) {
-  ++active_requests_;
-  if (peer != id_) {
-    ++received_;
-  }
+void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
   if (interceptors_ && interceptors_->wants(Direction::kIncoming)) {
-    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, std::move(request.contexts))
+    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(request.contexts))
         ->begin(std::move(request.message));
     return;
   }
-  execute(std::move(request.message), [self = shared_from_this(), peer, call = request.call](JitFuture& response) {
-    self->reply(peer, call, response);
-  });
+  execute(std::move(request.message), peer, bytes,
+          [self = shared_from_this(), peer, call = request.call](JitFuture& response) {
+            self->reply(peer, call, response);
+          });
 }
 
-void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, OnResponse on_response) {
-  auto job = [self = shared_from_this(), request = std::move(request), on_response = std::move(on_response)] {
+void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
+                                   OnResponse on_response) {
+  // What a worker asks of itself is its own affair; torch's own requests are small, and nobody expects them to fail.
+  const bool may_refuse = peer != id_ && is_of_a_program(request->type());
+  auto job = [self = shared_from_this(), request = std::move(request), on_response] {
     // A request that turns a profiler on for its thread does not turn all of it off again, and later ones
     // of the same thread would record nothing (torch 2.13). So each begins as the thread did.
     static thread_local const at::ThreadLocalState fresh;
@@ -273,6 +320,8 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, OnRespon
     FuturePtr response;
     try {
       response = (*self->callback_)(*request, {});
+    } catch (const abi::__forced_unwind&) {
+      throw;
     } catch (...) {
       response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
       response->setError(std::current_exception());
@@ -284,10 +333,24 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, OnRespon
       on_response(done);
     });
   };
+  const uint64_t most = may_refuse ? options_.max_unanswered_bytes : UINT64_MAX;
+  auto run = [self = shared_from_this(), peer, bytes, most, job = std::move(job),
+              on_response = std::move(on_response)]() mutable {
+    if (self->thread_pool_->run_request(std::move(job), peer, bytes, most)) {
+      return;
+    }
+    ++self->refused_requests_;
+    auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    fail(response, "worker " + self->members.called(self->id_) + " is overloaded: requests of this caller that wait " +
+                       "there for one of " + std::to_string(self->options_.num_worker_threads) +
+                       " threads (num_worker_threads) have as many bytes as its max_unanswered_bytes allows, " +
+                       std::to_string(most) + ". Make fewer calls at a time, or raise one of the two on that worker.");
+    on_response(*response);
+  };
   if (ThreadPool::is_member()) {
-    thread_pool_->run_request(std::move(job));
+    run();
   } else {  // an interceptor has held it
-    thread_pool_->post([pool = thread_pool_, job = std::move(job)] { pool->run_request(job); });
+    thread_pool_->post(std::move(run));
   }
 }
 
@@ -300,21 +363,68 @@ void TransportAgent::Core::reply_nothing(int peer) {
 }
 
 void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
-  const Parts parts = encode_reply(call, response);
   if (peer == id_) {
-    --active_requests_;
-    handle_message(peer, copy(parts));
+    --active_requests_;  // first, as the caller may look
+  }
+  const auto error = error_in([&] {
+    Parts parts = encode_reply(call, response);
+    if (peer == id_) {
+      handle_message(peer, copy(parts));
+    } else {
+      send_answer(peer, call, std::move(parts));
+    }
+  });
+  if (error) {
+    contained("in answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
+  }
+  if (peer == id_) {
+    tell_progress();
   } else {
-    bytes_sent_ += size_of(parts);
+    reply_nothing(peer);
+  }
+}
+
+void TransportAgent::Core::send_answer(int peer, uint64_t call, Parts parts) {
+  bytes_sent_ += size_of(parts);
+  bool is_lost = false;
+  const auto error = error_in([&] {
     try {
       transport_->send(peer, parts, true);
     } catch (const TransportError&) {
-      // Whoever waits for it sees the connection end.
+      is_lost = true;
+      throw;
     }
-    ++served_;
-    --active_requests_;
+  });
+  if (error) {
+    take_unsent(peer, parts, *error, is_lost);
   }
-  tell_progress();
+}
+
+void TransportAgent::Core::reply_error(int peer, uint64_t call, const std::string& text) {
+  // Nobody needs all of a text as long as a book, and a short one is sure to be sent.
+  const std::string part = text.size() > kInlineBytes / 2 ? text.substr(0, kInlineBytes / 2) + "..." : text;
+  Parts parts = encode(rpc::createExceptionResponse(part, static_cast<int64_t>(call)), call);
+  if (peer == id_) {
+    handle_message(peer, copy(parts));
+  } else {
+    send_answer(peer, call, std::move(parts));
+  }
+}
+
+void TransportAgent::Core::take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost) {
+  const Head head = read_head(parts);
+  const std::string who = members.called(peer);
+  ++unsent_answers_;
+  warn_seldom("unsent answer to " + who, "RPC: an answer to " + who + " cannot be sent: " + why);
+  if (!running_) {
+    return;
+  }
+  if (head.type != MessageType::EXCEPTION || !head.payload_inline) {
+    reply_error(peer, head.call, "the answer cannot be sent: " + why);
+  } else if (!is_lost) {
+    // Whoever waits for it is to see the connection end.
+    transport_->reject(peer, "an answer cannot be sent: " + why);
+  }
 }
 
 Parts TransportAgent::Core::encode_reply(uint64_t call, JitFuture& response) const {
@@ -324,8 +434,8 @@ Parts TransportAgent::Core::encode_reply(uint64_t call, JitFuture& response) con
       return encode(rpc::createExceptionResponse(response.tryRetrieveErrorMessage(), id), call);
     }
     return encode_checked(response.value().toCustomClass<Message>(), call);
-  } catch (const std::exception& error) {
-    return encode(rpc::createExceptionResponse("the answer cannot be sent: " + std::string(error.what()), id), call);
+  } catch (const std::exception&) {
+    return encode(rpc::createExceptionResponse("the answer cannot be sent: " + thrown_text(), id), call);
   }
 }
 
@@ -355,7 +465,7 @@ void TransportAgent::Core::lose(const Event& event) {
     end_call(call, "the connection is lost: " + reason);
   }
   if (tell_lost_ && running_) {
-    tell_lost_(peer, reason);
+    contained("in taking note of a lost worker", [&] { tell_lost_(peer, reason); });
   }
 }
 
@@ -431,6 +541,10 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.late_answers", std::to_string(calls_.late_answers())},
       {"agent.bad_frames", std::to_string(bad_frames_)},
       {"agent.connections_lost", std::to_string(lost_peers_)},
+      {"agent.unsent_answers", std::to_string(unsent_answers_)},
+      {"agent.refused_requests", std::to_string(refused_requests_)},
+      // Of all agents of this process.
+      {"agent.contained_errors", std::to_string(noted_errors())},
   };
   for (const auto& [name, value] : transport_->metrics()) {
     if (is_number(value)) {  // as all metrics are; the rest is for getDebugInfo()

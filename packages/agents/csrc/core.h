@@ -54,12 +54,21 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // `peer` is this worker itself for a call to itself.
   void handle_message(int peer, const Parts& parts);
   void take_answer(int peer, Decoded& answer);
-  void serve(int peer, Decoded request);
-  // Runs a request when there is room for it.
-  void execute(c10::intrusive_ptr<Message> request, OnResponse on_response);
+  void serve(int peer, Decoded request, uint64_t bytes);
+  // Runs a request of `peer`, whose message has so many bytes, when there is room for it.
+  void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, OnResponse on_response);
+  // Does not throw.
   void reply(int peer, uint64_t call, JitFuture& response);
   // Counts a request that is not answered.
   void reply_nothing(int peer);
+  // Answers by an error, which is small.
+  void reply_error(int peer, uint64_t call, const std::string& text);
+  void send_answer(int peer, uint64_t call, Parts parts);
+  // An answer has not been sent: an error is sent in its place, and if it was one the connection is ended, unless
+  // it is lost already.
+  void take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost);
+  // What has arrived is no message. If it can be seen what it was to be, that call fails, and else the connection ends.
+  void refuse(int peer, const Parts& parts, const std::string& why);
   void lose(const Event& event);
   void set_lost(const Event& event, bool is_lost);
   void fail_late(std::vector<Calls::Call> late);
@@ -92,7 +101,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::atomic<bool> running_{false};
   std::atomic<uint64_t> sent_{0}, answered_{0}, received_{0}, served_{0};
   std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0};
-  std::atomic<uint64_t> bad_frames_{0}, lost_peers_{0};
+  std::atomic<uint64_t> bad_frames_{0}, lost_peers_{0}, unsent_answers_{0}, refused_requests_{0};
   std::atomic<int64_t> active_requests_{0}, async_requests_{0};
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 

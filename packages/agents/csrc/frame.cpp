@@ -106,7 +106,8 @@ void Limits::check(const Head& head, const Parts& parts) const {
     bytes += part.size;
   }
   if (bytes > message_bytes) {
-    throw BadFrame(quantity("bytes", bytes, message_bytes));
+    throw BadFrame("it has " + std::to_string(bytes) + " bytes, and max_message_bytes of the worker where it arrives is " +
+                   std::to_string(message_bytes));
   }
   if (head.tensors > tensors) {
     throw BadFrame(quantity("tensors", head.tensors, tensors));

@@ -48,10 +48,13 @@ struct Head {
   static Head read(Reader& in);
 };
 
+// How many tensors a message can have.
+inline constexpr uint32_t kMaxTensors = uint32_t{1} << 20;
+
 // What a frame may ask for. A frame beyond it is refused before anything is allocated for it.
 struct Limits {
   uint64_t message_bytes = uint64_t{1} << 40;
-  uint32_t tensors = uint32_t{1} << 20;
+  uint32_t tensors = kMaxTensors;
 
   void check(const Head& head, const Parts& parts) const;
 };

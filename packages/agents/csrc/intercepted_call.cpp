@@ -117,11 +117,11 @@ class Decision {
   }
 
   // Called when it has thrown.
-  void threw(const std::exception& error) {
+  void threw(const std::string& error) {
     if (state_.exchange(State::kDecided) == State::kDecided) {
-      warn("RPC: the interceptor '" + name() + "' failed after it had decided: " + error.what());
+      warn("RPC: the interceptor '" + name() + "' failed after it had decided: " + error);
     } else {
-      come_back(back_, error_of("the interceptor '" + name() + "' failed: " + error.what(), ErrorKind::kOther));
+      come_back(back_, error_of("the interceptor '" + name() + "' failed: " + error, ErrorKind::kOther));
     }
   }
 
@@ -377,10 +377,8 @@ void InterceptedCall::advance(size_t step, const std::shared_ptr<MessageHead>& m
       continue;
     }
     const auto request = std::make_shared<PassingRequest>(shared_from_this(), position, step, message, from);
-    try {
-      interceptor.on_request(request);
-    } catch (const std::exception& error) {
-      request->threw(error);
+    if (const auto error = error_in([&] { interceptor.on_request(request); })) {
+      request->threw(*error);
     }
     request->returned();
     return;
@@ -400,10 +398,8 @@ void InterceptedCall::come_back(PassingRequestPtr last, FuturePtr answer) {
       return;  // another answer was first, or it was too late
     }
     const auto passing = std::make_shared<PassingAnswer>(shared_from_this(), *last, std::move(answer));
-    try {
-      observer->on_answer(passing);
-    } catch (const std::exception& error) {
-      passing->threw(error);
+    if (const auto error = error_in([&] { observer->on_answer(passing); })) {
+      passing->threw(*error);
     }
     passing->returned();
     return;
@@ -466,15 +462,11 @@ void InterceptedCall::end(End::Kind kind, JitFuture* answer) {
   if (Observing* one = observing_.exchange(nullptr)) {
     const End end{kind, answer != nullptr && answer->hasError() ? answer->tryRetrieveErrorMessage() : std::string()};
     while (one != nullptr) {
-      try {
-        one->observer->on_end(end);
-      } catch (const std::exception& error) {
-        warn(std::string("RPC: an interceptor failed at the end of a call: ") + error.what());
-      }
+      contained("of an interceptor at the end of a call", [&] { one->observer->on_end(end); });
       delete std::exchange(one, one->next);
     }
   }
-  finish(answer);
+  contained("in giving back the answer of a call", [&] { finish(answer); });
 }
 
 }  // namespace rpc_backends

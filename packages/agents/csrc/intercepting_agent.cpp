@@ -4,6 +4,7 @@
 
 #include "agent.h"
 #include "intercepted_call.h"
+#include "log.h"
 #include "python_state.h"
 
 namespace rpc_backends {
@@ -53,7 +54,9 @@ class OutgoingCall final : public InterceptedCall {
       answer = contexts.empty()
           ? inner_->send(to_, std::move(message), inner_timeout_, device_map_)
           : transport_agent_->send(to_, std::move(message), inner_timeout_, device_map_, contexts);
-    } catch (const std::exception&) {
+    } catch (const abi::__forced_unwind&) {
+      throw;
+    } catch (...) {
       const FuturePtr error = failed(std::current_exception());
       if (in_send) {
         thrown_ = error;
@@ -70,11 +73,14 @@ class OutgoingCall final : public InterceptedCall {
   }
 
   void finish(JitFuture* answer) override {
-    if (answer->hasError()) {
-      future_->setError(answer->exception_ptr());
-    } else {
-      future_->markCompleted(answer->constValue(), answer->storages());
-    }
+    // What hangs on the future is called here; see complete().
+    contained("in what waits for the end of a call", [&] {
+      if (answer->hasError()) {
+        future_->setError(answer->exception_ptr());
+      } else {
+        future_->markCompleted(answer->constValue(), answer->storages());
+      }
+    });
   }
 
   const std::string& peer() const override { return to_.name_; }

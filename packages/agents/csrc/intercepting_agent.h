@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "forks.h"
 #include "interceptor_chain.h"
 
 namespace rpc_backends {
@@ -43,10 +44,13 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   const std::vector<c10::Device>& getDevices() const override;
 
   InterceptorChain& interceptors() { return *interceptors_; }
+  // As TransportAgent's.
+  bool is_forked() const { return birthplace_.is_elsewhere(); }
 
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
 
+  const Birthplace birthplace_;
   const std::shared_ptr<RpcAgent> inner_;
   const std::shared_ptr<TransportAgent> transport_agent_;  // the same, if it is one of ours
   const std::shared_ptr<InterceptorChain> interceptors_;

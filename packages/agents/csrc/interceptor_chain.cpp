@@ -38,6 +38,9 @@ void InterceptorChain::add(std::shared_ptr<Interceptor> interceptor, const std::
 
 void InterceptorChain::start() {
   started_ = true;
+  if (!installed_.empty()) {
+    scheduler_->start();
+  }
   for (const Installed& one : installed_) {
     one.interceptor->on_start(agent_);
   }

@@ -44,7 +44,7 @@ class InterceptorChain {
   const AgentInfo& agent() const { return agent_; }
   std::unordered_map<std::string, std::string> metrics() const;
 
-  // Keeps a call, and ends it when its time is up, or by stop().
+  // Keeps a call, and ends it when its time is up, or by stop(): at once, if that was called already.
   void keep(const std::shared_ptr<InterceptedCall>& call);
   void let_go(const InterceptedCall& call);
   // Counts the requests and answers that interceptors hold.

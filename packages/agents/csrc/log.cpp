@@ -1,14 +1,38 @@
 #include "log.h"
 
+#include <atomic>
+#include <chrono>
 #include <iostream>
 #include <mutex>
+#include <unordered_map>
 
 namespace rpc_backends {
 
 namespace {
 
+constexpr std::chrono::seconds kSeldom{1};
+// Kinds that are remembered; there are few, but some have a peer's name in them.
+constexpr size_t kMostKinds = 1000;
+
+struct Repeated {
+  std::chrono::steady_clock::time_point next;
+  uint64_t left_out = 0;
+};
+
 std::mutex sink_mutex;
 std::function<void(const std::string&)> sink;
+std::atomic<uint64_t> noted{0};
+
+// Never destroyed, both: threads may go on while the process ends.
+std::mutex& seldom_mutex() {
+  static auto* const mutex = new std::mutex();
+  return *mutex;
+}
+
+std::unordered_map<std::string, Repeated>& repeated() {
+  static auto* const kinds = new std::unordered_map<std::string, Repeated>();
+  return *kinds;
+}
 
 }  // namespace
 
@@ -28,6 +52,48 @@ void warn(const std::string& text) {
   } else {
     std::cerr << text << std::endl;
   }
+}
+
+void warn_seldom(const std::string& kind, const std::string& text) {
+  uint64_t left_out = 0;
+  {
+    std::lock_guard<std::mutex> lock(seldom_mutex());
+    const auto now = std::chrono::steady_clock::now();
+    if (repeated().size() >= kMostKinds) {
+      repeated().clear();
+    }
+    Repeated& known = repeated()[kind];
+    if (now < known.next) {
+      ++known.left_out;
+      return;
+    }
+    known.next = now + kSeldom;
+    std::swap(left_out, known.left_out);
+  }
+  warn(left_out == 0 ? text : text + " (" + std::to_string(left_out) + " more of this kind were not logged)");
+}
+
+std::string thrown_text() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find("\nException raised from"));
+  } catch (...) {
+    return "something was thrown that is no std::exception";
+  }
+}
+
+void note_thrown(const char* where) noexcept {
+  ++noted;
+  try {
+    warn_seldom(where, std::string("RPC: an error ") + where + ": " + thrown_text());
+  } catch (...) {  // no memory to say so with
+  }
+}
+
+uint64_t noted_errors() {
+  return noted;
 }
 
 }  // namespace rpc_backends

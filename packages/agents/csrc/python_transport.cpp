@@ -2,8 +2,12 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "capsule.h"
 #include "log.h"
@@ -14,6 +18,11 @@ namespace py = pybind11;
 namespace rpc_backends {
 
 namespace {
+
+// How long a thread that sends to a peer waits for the next message.
+constexpr std::chrono::seconds kFreeTime{5};
+// How long close() waits for the threads that send.
+constexpr std::chrono::seconds kEnding{2};
 
 // A buffer of Python's, held for as long as a message is in it.
 class Held {
@@ -49,9 +58,14 @@ auto in_python(Call call) {
   try {
     return call();
   } catch (py::error_already_set& error) {
-    const std::string kind = py::str(error.type().attr("__name__"));
-    const std::string text = py::str(error.value());
-    throw TransportError(kind + ": " + text);
+    std::string text;
+    try {
+      text = py::str(error.type().attr("__name__")).cast<std::string>() + ": ";
+      text += py::str(error.value()).cast<std::string>();
+    } catch (const std::exception&) {
+      text += "(an error without a text)";
+    }
+    throw TransportError(text);
   }
 }
 
@@ -78,14 +92,15 @@ void Inbox::found(int peer) {
   events_->push({Event::Kind::kFound, peer, {}, {}});
 }
 
-PythonTransport::PythonTransport(py::object transport) : transport_(std::move(transport)) {}
+PythonTransport::PythonTransport(py::object transport)
+    : senders_(std::make_shared<Senders>(std::move(transport))) {}
 
-PythonTransport::~PythonTransport() {
+PythonTransport::Senders::~Senders() {
   if (Py_IsInitialized() != 0) {
     py::gil_scoped_acquire gil;
-    transport_ = py::object();
+    transport = py::object();
   } else {
-    transport_.release();
+    transport.release();
   }
 }
 
@@ -104,51 +119,66 @@ void PythonTransport::forget(int peer) {
 }
 
 void PythonTransport::send(int peer, Parts parts, bool reply) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (closed_) {
+  Senders& all = *senders_;
+  std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.closed) {
     throw TransportError("the transport is closed");
   }
-  outgoing_.push_back({peer, std::move(parts), reply});
-  if (!sender_.joinable()) {
-    sender_ = std::thread([this] { send_all(); });
-  }
-  changed_.notify_all();
-}
-
-void PythonTransport::send_all() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return closed_ || !outgoing_.empty(); });
-    if (outgoing_.empty()) {
-      return;
+  const auto [queue, is_new] = all.queues.try_emplace(peer);
+  if (is_new) {
+    try {
+      // Detached: one that a peer holds up cannot be waited for.
+      std::thread([shared = senders_, peer] { send_all(shared, peer); }).detach();
+    } catch (const std::exception& error) {
+      all.queues.erase(queue);
+      throw TransportError(std::string("no thread can be started to send: ") + error.what());
     }
-    Outgoing next = std::move(outgoing_.front());
-    outgoing_.pop_front();
-    sending_ = true;
-    lock.unlock();
-    send_one(std::move(next));
-    lock.lock();
-    sending_ = false;
-    changed_.notify_all();
+    ++all.threads;
   }
+  queue->second.push_back({std::move(parts), reply});
+  all.changed.notify_all();
 }
 
-void PythonTransport::send_one(Outgoing outgoing) {
-  const int peer = outgoing.peer;
-  const bool reply = outgoing.reply;
-  try {
+void PythonTransport::send_all(const std::shared_ptr<Senders>& shared, int peer) {
+  Senders& all = *shared;
+  std::unique_lock<std::mutex> lock(all.mutex);
+  std::deque<Outgoing>& queue = all.queues[peer];
+  const auto has_work = [&] { return all.closed || !queue.empty(); };
+  while (all.changed.wait_for(lock, kFreeTime, has_work) && !queue.empty()) {
+    {
+      const Outgoing next = std::move(queue.front());
+      queue.pop_front();
+      ++all.sending;
+      lock.unlock();
+      contained("in sending by a transport", [&] { send_one(all, peer, next); });
+    }
+    lock.lock();
+    --all.sending;
+    all.changed.notify_all();
+  }
+  all.queues.erase(peer);
+  --all.threads;
+  all.changed.notify_all();
+}
+
+void PythonTransport::send_one(Senders& all, int peer, const Outgoing& outgoing) {
+  const auto error = error_in([&] {
     in_python([&] {
       py::list views;
-      for (Part& part : outgoing.parts) {
-        views.append(py::memoryview(py::cast(std::move(part))));
+      for (const Part& part : outgoing.parts) {
+        views.append(py::memoryview(py::cast(part)));
       }
-      transport_.attr("send")(peer, views, reply);
+      all.transport.attr("send")(peer, views, outgoing.reply);
     });
-  } catch (const TransportError& error) {
-    if (!reply) {
-      events_->push({Event::Kind::kLost, peer, {}, error.what()});
-      events_->push({Event::Kind::kFound, peer, {}, {}});  // what comes next is tried
-    }
+  });
+  if (!error) {
+    return;
+  }
+  if (outgoing.reply) {
+    all.events->push({Event::Kind::kUnsent, peer, outgoing.parts, *error});
+  } else {
+    all.events->push({Event::Kind::kLost, peer, {}, *error});
+    all.events->push({Event::Kind::kFound, peer, {}, {}});  // what comes next is tried
   }
 }
 
@@ -161,24 +191,35 @@ void PythonTransport::reject(int peer, const std::string& reason) {
 }
 
 void PythonTransport::close(double linger) {
+  Senders& all = *senders_;
+  std::vector<std::deque<Outgoing>> unsent;  // let go of without the lock: what they hold may need the GIL
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (closed_) {
+    std::unique_lock<std::mutex> lock(all.mutex);
+    if (all.closed) {
       return;
     }
-    changed_.wait_for(lock, std::chrono::duration<double>(linger), [this] { return outgoing_.empty() && !sending_; });
-    closed_ = true;
-    outgoing_.clear();
+    all.changed.wait_for(lock, std::chrono::duration<double>(linger), [&all] {
+      const auto is_empty = [](const auto& queue) { return queue.second.empty(); };
+      return all.sending == 0 && std::all_of(all.queues.begin(), all.queues.end(), is_empty);
+    });
+    all.closed = true;
+    for (auto& [peer, queue] : all.queues) {
+      unsent.push_back(std::move(queue));
+      queue.clear();
+    }
   }
-  changed_.notify_all();
+  all.changed.notify_all();
   try {
     in_python([&] { transport_.attr("close")(linger); });
   } catch (const TransportError& error) {
     warn(std::string("RPC: the transport's close() failed: ") + error.what());
   }
   events_->close();
-  if (sender_.joinable()) {
-    sender_.join();
+  // Its send() may be waiting for a peer still.
+  std::unique_lock<std::mutex> lock(all.mutex);
+  if (!all.changed.wait_for(lock, kEnding, [&all] { return all.threads == 0; })) {
+    lock.unlock();
+    warn("RPC: the transport's close() has not ended its send(), which is left alone");
   }
 }
 

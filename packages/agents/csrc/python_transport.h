@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
+#include <unordered_map>
 
 #include "rpc_backends_agents/transport.h"
 
@@ -28,11 +28,11 @@ class Inbox {
 };
 
 // Torch sends while it holds locks of its own, and other threads wait for these with the GIL. So a thread
-// that sends never takes the GIL here: one thread does that for all of them.
+// that sends never takes the GIL here: other threads do that for it, one for each peer, since a peer that takes
+// nothing may hold up whoever sends to it. They end when they have had nothing to do for a while.
 class PythonTransport : public Transport {
  public:
   explicit PythonTransport(pybind11::object transport);
-  ~PythonTransport() override;
 
   std::string listen(int self, const std::string& name) override;
   void learn(int peer, const std::string& name, const std::string& address) override;
@@ -45,22 +45,31 @@ class PythonTransport : public Transport {
 
  private:
   struct Outgoing {
-    int peer = -1;
     Parts parts;
     bool reply = false;
   };
 
-  void send_all();
-  void send_one(Outgoing outgoing);
+  // What the threads share; it outlives the transport if one of them does not end.
+  struct Senders {
+    explicit Senders(pybind11::object transport) : transport(std::move(transport)) {}
+    ~Senders();
 
-  pybind11::object transport_;
-  std::shared_ptr<EventQueue> events_ = std::make_shared<EventQueue>();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Outgoing> outgoing_;
-  bool sending_ = false;
-  bool closed_ = false;
-  std::thread sender_;
+    pybind11::object transport;
+    const std::shared_ptr<EventQueue> events = std::make_shared<EventQueue>();
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::unordered_map<int, std::deque<Outgoing>> queues;  // of each peer that has a thread
+    size_t threads = 0;
+    size_t sending = 0;
+    bool closed = false;
+  };
+
+  static void send_all(const std::shared_ptr<Senders>& all, int peer);
+  static void send_one(Senders& all, int peer, const Outgoing& outgoing);
+
+  const std::shared_ptr<Senders> senders_;
+  pybind11::object& transport_ = senders_->transport;
+  const std::shared_ptr<EventQueue>& events_ = senders_->events;
 };
 
 // The transport that a Python object is or holds: one in C++ by its capsule, or else one in Python.

@@ -1,27 +1,41 @@
 #include "scheduler.h"
 
+#include <algorithm>
 #include <exception>
-#include <string>
 #include <thread>
 
 #include "log.h"
 
 namespace rpc_backends {
 
+namespace {
+
+// Between two trials to start a thread.
+constexpr std::chrono::milliseconds kPause{50};
+// Further away than anything that is waited for, so that the clock's numbers do not overflow.
+constexpr double kLongest = 1e9;
+
+}  // namespace
+
+void ThreadedScheduler::start() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!watching_ && !stopped_) {
+    // Detached, as all: the last of them may end after the process has begun to. They keep this object.
+    std::thread([self = shared_from_this()] { contained("in the thread of the scheduler", [&] { self->watch(); }); }).detach();
+    watching_ = true;
+    ++threads_;
+  }
+}
+
 Scheduler::Key ThreadedScheduler::after(double seconds, Job job) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto wait = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const auto wait = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, kLongest)));
   const Key key{Clock::now() + wait, ++next_};
   if (stopped_) {
     return key;
   }
   due_.emplace(key, std::move(job));
-  if (!watching_) {
-    watching_ = true;
-    ++threads_;
-    // Detached: the last of them may end after the process has begun to. They keep this object.
-    std::thread([self = shared_from_this()] { self->watch(); }).detach();
-  } else if (due_.begin()->first == key) {
+  if (due_.begin()->first == key) {
     alarm_.notify_one();
   }
   return key;
@@ -48,10 +62,20 @@ void ThreadedScheduler::post_locked(Job job) {
   posts_.push_back(std::move(job));
   if (posts_.size() <= waiting_) {
     posted_.notify_one();
-    return;
+  } else if (!add_worker()) {
+    ++missing_;
+    alarm_.notify_one();
+  }
+}
+
+bool ThreadedScheduler::add_worker() {
+  try {
+    std::thread([self = shared_from_this()] { self->work(); }).detach();
+  } catch (const std::exception&) {
+    return false;
   }
   ++threads_;
-  std::thread([self = shared_from_this()] { self->work(); }).detach();
+  return true;
 }
 
 void ThreadedScheduler::watch() {
@@ -63,8 +87,16 @@ void ThreadedScheduler::watch() {
       due_.erase(due_.begin());
       post_locked(std::move(job));
     }
-    if (due_.empty()) {
-      alarm_.wait(lock);
+    while (missing_ > 0 && (posts_.empty() || add_worker())) {
+      --missing_;
+    }
+    if (missing_ > 0) {
+      lock.unlock();
+      warn_seldom("scheduler", "RPC: no thread can be started for what interceptors have delayed; it is tried again");
+      lock.lock();
+      alarm_.wait_for(lock, kPause);
+    } else if (due_.empty()) {
+      alarm_.wait(lock, [this] { return stopped_ || missing_ > 0 || !due_.empty(); });
     } else {
       const auto next = due_.begin()->first.first;
       alarm_.wait_until(lock, next);
@@ -81,11 +113,7 @@ void ThreadedScheduler::work() {
       Job job = std::move(posts_.front());
       posts_.pop_front();
       lock.unlock();
-      try {
-        job();
-      } catch (const std::exception& error) {
-        warn(std::string("RPC: what an interceptor has delayed failed: ") + error.what());
-      }
+      contained("in what an interceptor has delayed", job);
       job = nullptr;
       lock.lock();
     }

@@ -15,7 +15,9 @@ namespace rpc_backends {
 
 class ThreadedScheduler : public Scheduler, public std::enable_shared_from_this<ThreadedScheduler> {
  public:
-  // Its threads start with the first job.
+  // Starts the thread that watches the time; the others start when there is something for them. What is asked for
+  // before that waits for it. Throws std::system_error if there is no thread.
+  void start();
   Key after(double seconds, Job job) override;
   void cancel(const Key& key) override;
   void post(Job job) override;
@@ -26,6 +28,7 @@ class ThreadedScheduler : public Scheduler, public std::enable_shared_from_this<
   void watch();
   void work();
   void post_locked(Job job);
+  bool add_worker();
 
   std::mutex mutex_;
   std::condition_variable alarm_;
@@ -36,6 +39,7 @@ class ThreadedScheduler : public Scheduler, public std::enable_shared_from_this<
   uint64_t next_ = 0;
   size_t threads_ = 0;
   size_t waiting_ = 0;  // threads that wait for a post
+  size_t missing_ = 0;  // threads that could not be started
   bool watching_ = false;
   bool stopped_ = false;
 };

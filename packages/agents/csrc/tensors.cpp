@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "frame.h"
+
 namespace rpc_backends {
 
 namespace {
@@ -20,7 +22,10 @@ constexpr uint8_t kConjugate = 2;
 constexpr uint8_t kNegative = 4;
 constexpr uint8_t kCoalesced = 8;
 constexpr uint8_t kAllFlags = 15;
-constexpr size_t kMaxDimensions = 64;
+// Tensors have no more dimensions than this here; torch has no limit of its own. A number below kManyDimensions is one
+// byte, another is that byte and two more.
+constexpr size_t kMaxDimensions = UINT16_MAX;
+constexpr uint8_t kManyDimensions = 255;
 // Storages begin at a multiple of the largest element, so that every offset stays a whole number.
 constexpr uint64_t kAlignment = 16;
 // A view that uses less than this share of what it spans is copied rather than sent with its gaps.
@@ -83,6 +88,9 @@ uint8_t read_flags(Reader& in) {
 }
 
 std::vector<int64_t> read_numbers(Reader& in, size_t count) {
+  if (count > in.left() / sizeof(int64_t)) {
+    throw BadFrame("a tensor has more dimensions than there are sizes of it");
+  }
   std::vector<int64_t> numbers(count);
   for (int64_t& number : numbers) {
     number = in.get<int64_t>();
@@ -94,43 +102,37 @@ std::vector<int64_t> read_numbers(Reader& in, size_t count) {
 }
 
 size_t read_dimensions(Reader& in) {
-  const auto dimensions = in.get<uint8_t>();
-  if (dimensions > kMaxDimensions) {
-    throw BadFrame("a tensor has " + std::to_string(dimensions) + " dimensions");
-  }
-  return dimensions;
+  const auto few = in.get<uint8_t>();
+  return few == kManyDimensions ? in.get<uint16_t>() : few;
 }
 
-// Throws unless a tensor of these sizes lies within `bytes`.
+void write_dimensions(Writer& out, int64_t dimensions) {
+  out.put(static_cast<uint8_t>(std::min<int64_t>(dimensions, kManyDimensions)));
+  if (dimensions >= kManyDimensions) {
+    out.put(static_cast<uint16_t>(dimensions));
+  }
+}
+
 void check_extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset,
                   uint64_t itemsize, uint64_t bytes) {
-  uint64_t elements = 1;
-  bool overflow = false;
-  for (const int64_t size : sizes) {
-    overflow |= c10::mul_overflows(elements, static_cast<uint64_t>(size), &elements);
+  if (const std::string why = why_outside(sizes, strides, offset, itemsize, bytes); !why.empty()) {
+    throw BadFrame("a tensor " + why);
   }
-  // Torch counts elements, and their bytes, in signed numbers.
-  uint64_t whole = 0;
-  overflow |= c10::mul_overflows(elements, itemsize, &whole) || whole > static_cast<uint64_t>(INT64_MAX);
-  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
-    // Other sizes of an empty tensor may be anything torch can multiply.
-    if (overflow) {
-      throw BadFrame("the sizes of a tensor are too large");
-    }
-    return;
+}
+
+// Why these are not the scales of a quantized tensor; empty if they are.
+std::string why_no_scales(const at::Tensor& plain, const at::Tensor& scales, const at::Tensor& zero_points,
+                          int64_t axis) {
+  const bool fits = c10::isQIntType(plain.scalar_type()) && axis >= 0 && axis < plain.dim() && scales.dim() == 1 &&
+      zero_points.dim() == 1 && scales.numel() == plain.size(axis) && zero_points.numel() == plain.size(axis) &&
+      scales.is_contiguous() && zero_points.is_contiguous();
+  if (!fits) {
+    return "the scales of a quantized tensor do not fit it";
   }
-  uint64_t last = static_cast<uint64_t>(offset);
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    uint64_t step = 0;
-    overflow |= c10::mul_overflows(static_cast<uint64_t>(sizes[i] - 1), static_cast<uint64_t>(strides[i]), &step);
-    overflow |= c10::add_overflows(last, step, &last);
-  }
-  uint64_t end = 0;
-  overflow |= c10::add_overflows(last, uint64_t{1}, &last);
-  overflow |= c10::mul_overflows(last, itemsize, &end);
-  if (overflow || end > bytes) {
-    throw BadFrame("a tensor reaches beyond its storage of " + std::to_string(bytes) + " bytes");
-  }
+  const auto kind = scales.scalar_type();
+  const bool floats = kind == at::kFloat && zero_points.scalar_type() == at::kFloat;
+  const bool integers = (kind == at::kDouble || kind == at::kFloat) && zero_points.scalar_type() == at::kLong;
+  return floats || integers ? "" : "the scales of a quantized tensor have other dtypes than they can";
 }
 
 void set_requires_grad(at::Tensor& tensor, uint8_t flags) {
@@ -142,11 +144,58 @@ void set_requires_grad(at::Tensor& tensor, uint8_t flags) {
   }
 }
 
+// Runs torch's check of a sparse tensor; the receiver runs the same.
+template <typename Check>
+void check_sparse(size_t number, const Check& check) {
+  try {
+    check();
+  } catch (const c10::Error& error) {
+    refuse(number, std::string("it is no sparse tensor that torch takes: ") + error.what_without_backtrace());
+  }
+}
+
 }  // namespace
+
+std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, uint64_t itemsize,
+                        uint64_t bytes) {
+  uint64_t elements = 1;
+  bool overflow = offset < 0;
+  bool empty = false;
+  for (const int64_t size : sizes) {
+    overflow |= size < 0 || c10::mul_overflows(elements, static_cast<uint64_t>(size), &elements);
+    empty |= size == 0;
+  }
+  // Torch counts elements, and their bytes, in signed numbers.
+  uint64_t whole = 0;
+  overflow |= c10::mul_overflows(elements, itemsize, &whole) || whole > static_cast<uint64_t>(INT64_MAX);
+  if (empty) {
+    // Other sizes of an empty tensor may be anything torch can multiply.
+    return overflow ? "has sizes that are too large" : "";
+  }
+  uint64_t last = static_cast<uint64_t>(offset);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    uint64_t step = 0;
+    overflow |= strides[i] < 0 ||
+        c10::mul_overflows(static_cast<uint64_t>(sizes[i] - 1), static_cast<uint64_t>(strides[i]), &step);
+    overflow |= c10::add_overflows(last, step, &last);
+  }
+  uint64_t end = 0;
+  overflow |= c10::add_overflows(last, uint64_t{1}, &last);
+  overflow |= c10::mul_overflows(last, itemsize, &end);
+  if (!overflow && end <= bytes) {
+    return "";
+  }
+  return "reaches beyond its storage of " + std::to_string(bytes) + " bytes: it needs " +
+      (overflow ? std::string("more than there can be") : std::to_string(end));
+}
 
 // --- writing ----------------------------------------------------------------------------------------
 
 TensorWriter::TensorWriter(const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() > kMaxTensors) {
+    throw std::invalid_argument("a message of " + std::to_string(tensors.size()) + " tensors cannot be sent, and of " +
+                                std::to_string(kMaxTensors) + " it can; make several calls, or stack the tensors");
+  }
   at::NoGradGuard no_grad;
   nodes_.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -163,20 +212,36 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
     refuse(number, "it is on " + tensor.device().str() +
            ", and this backend moves tensors of CPU memory only; call .cpu() before you send it");
   }
+  if (tensor.is_nested()) {
+    refuse(number, "it is a nested tensor; send the list of .unbind(), or .to_padded_tensor()");
+  }
   const auto layout = tensor.layout();
+  if (tensor.dim() > static_cast<int64_t>(kMaxDimensions)) {
+    refuse(number, "it has " + std::to_string(tensor.dim()) + " dimensions, and " + std::to_string(kMaxDimensions) +
+           " can be; call .reshape() before you send it");
+  }
   if (layout == at::kSparse) {
-    return {TensorKind::kSparse, tensor, {unexpanded(tensor._indices()), unexpanded(tensor._values())}};
+    Node node{TensorKind::kSparse, tensor,
+              {checked_member(tensor._indices(), number, "indices"), checked_member(tensor._values(), number, "values")}};
+    check_sparse(number, [&] {
+      at::_validate_sparse_coo_tensor_args(node.dense[0], node.dense[1], tensor.sizes(), tensor.is_coalesced());
+    });
+    return node;
   }
   if (is_compressed(layout)) {
     const auto [compressed, plain] = at::sparse_csr::getCompressedPlainIndices(tensor);
-    return {TensorKind::kCompressed, tensor, {unexpanded(compressed), unexpanded(plain), unexpanded(tensor.values())}};
+    Node node{TensorKind::kCompressed, tensor,
+              {checked_member(compressed, number, "compressed indices"), checked_member(plain, number, "plain indices"),
+               checked_member(tensor.values(), number, "values")}};
+    check_sparse(number, [&] {
+      at::_validate_sparse_compressed_tensor_args(node.dense[0], node.dense[1], node.dense[2], tensor.sizes(), layout);
+    });
+    return node;
   }
   if (layout != at::kStrided) {
     refuse(number, "its layout is " + c10::str(layout) + "; call .to_dense() before you send it");
   }
-  if (!tensor.has_storage()) {
-    refuse(number, "it has no storage");
-  }
+  check_memory(tensor, number, "elements");
   if (!tensor.is_quantized()) {
     return {TensorKind::kStrided, tensor, {tensor}};
   }
@@ -184,13 +249,55 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
     case at::kPerTensorAffine:
       return {TensorKind::kQuantizedPerTensor, tensor, {tensor}};
     case at::kPerChannelAffine:
-    case at::kPerChannelAffineFloatQParams:
-      return {TensorKind::kQuantizedPerChannel,
-              tensor,
-              {tensor, tensor.q_per_channel_scales().contiguous(), tensor.q_per_channel_zero_points().contiguous()}};
+    case at::kPerChannelAffineFloatQParams: {
+      const at::Tensor scales = tensor.q_per_channel_scales(), zero_points = tensor.q_per_channel_zero_points();
+      check_memory(scales, number, "scales");
+      check_memory(zero_points, number, "zero points");
+      Node node{TensorKind::kQuantizedPerChannel, tensor, {tensor, scales.contiguous(), zero_points.contiguous()}};
+      if (const auto why = why_no_scales(tensor, node.dense[1], node.dense[2], tensor.q_per_channel_axis()); !why.empty()) {
+        refuse(number, why);
+      }
+      return node;
+    }
     default:
       refuse(number, "it is quantized by " + at::toString(tensor.qscheme()));
   }
+}
+
+void TensorWriter::check_memory(const at::Tensor& tensor, size_t number, const char* what) {
+  const auto shown = [&] {
+    return std::string("its ") + what + ", of shape " + c10::str(tensor.sizes()) + " and dtype " +
+        c10::toString(tensor.scalar_type()) + ", ";
+  };
+  if (!tensor.has_storage()) {
+    refuse(number, shown() + "have no storage; it is a wrapper of another tensor (of functorch, say): send that one");
+  }
+  const c10::Storage& storage = tensor.storage();
+  if (!storage.device().is_cpu()) {
+    refuse(number, shown() + "are in memory of " + storage.device().str() +
+           ", and this backend moves tensors of CPU memory only; send a tensor that is not fake or a wrapper");
+  }
+  if (tensor.numel() == 0) {
+    return;
+  }
+  if (tensor._is_zerotensor()) {
+    refuse(number, shown() + "are zeros without memory (torch._efficientzerotensor); call .clone() before you send it");
+  }
+  const std::string why = why_outside(tensor.sizes(), tensor.strides(), tensor.storage_offset(), tensor.itemsize(),
+                                      storage.nbytes());
+  if (!why.empty()) {
+    refuse(number, shown() + "lie in a tensor that " + why +
+                       "; its storage was resized or freed: send it, or a .clone() of it, before that");
+  }
+  if (storage.data() == nullptr) {
+    refuse(number, shown() + "have no memory, though their storage says it has " + std::to_string(storage.nbytes()) +
+           " bytes; send a tensor that is not fake or a wrapper");
+  }
+}
+
+at::Tensor TensorWriter::checked_member(const at::Tensor& tensor, size_t number, const char* what) {
+  check_memory(tensor, number, what);
+  return unexpanded(tensor);
 }
 
 void TensorWriter::find_storages() {
@@ -261,7 +368,7 @@ void TensorWriter::write(Writer& out) const {
         if (node.kind == TensorKind::kCompressed) {
           out.put(static_cast<uint8_t>(whole.layout()));
         }
-        out.put(static_cast<uint8_t>(whole.dim()));
+        write_dimensions(out, whole.dim());
         for (const int64_t size : whole.sizes()) {
           out.put(size);
         }
@@ -278,7 +385,7 @@ void TensorWriter::write_strided(Writer& out, const at::Tensor& tensor) const {
   const size_t index = index_.at(tensor.storage().unsafeGetStorageImpl());
   out.put(static_cast<uint8_t>(tensor.scalar_type()));
   out.put(flags_of(tensor));
-  out.put(static_cast<uint8_t>(tensor.dim()));
+  write_dimensions(out, tensor.dim());
   out.put(static_cast<uint32_t>(index));
   const auto first = static_cast<int64_t>(storages_[index].begin / tensor.itemsize());
   out.put(tensor.numel() > 0 ? tensor.storage_offset() - first : int64_t{0});
@@ -425,17 +532,8 @@ at::Tensor TensorReader::read_per_channel(Reader& in) const {
   const at::Tensor scales = read_numbers_of(in);
   const at::Tensor zero_points = read_numbers_of(in);
   const at::Tensor& plain = strided.tensor;
-  const bool fits = c10::isQIntType(plain.scalar_type()) && axis >= 0 && axis < plain.dim() &&
-      scales.dim() == 1 && zero_points.dim() == 1 && scales.numel() == plain.size(axis) &&
-      zero_points.numel() == plain.size(axis) && scales.is_contiguous() && zero_points.is_contiguous();
-  if (!fits) {
-    throw BadFrame("the scales of a quantized tensor do not fit it");
-  }
-  const auto kind = scales.scalar_type();
-  const bool floats = kind == at::kFloat && zero_points.scalar_type() == at::kFloat;
-  const bool integers = (kind == at::kDouble || kind == at::kFloat) && zero_points.scalar_type() == at::kLong;
-  if (!floats && !integers) {
-    throw BadFrame("the scales of a quantized tensor have other dtypes than they can");
+  if (const std::string why = why_no_scales(plain, scales, zero_points, axis); !why.empty()) {
+    throw BadFrame(why);
   }
   return quantized(strided, at::make_per_channel_affine_quantizer(scales, zero_points, axis, plain.scalar_type()));
 }

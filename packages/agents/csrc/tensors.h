@@ -5,6 +5,7 @@
 #include <ATen/quantized/Quantizer.h>
 
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -31,6 +32,10 @@ enum class TensorKind : uint8_t {
   kQuantizedPerChannel = 5,
 };
 
+// Why a tensor of these sizes cannot lie within a storage of `bytes`; empty if it does.
+std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, uint64_t itemsize,
+                        uint64_t bytes);
+
 // Describes the tensors of one message. Tensors that share memory go on sharing it where they arrive.
 class TensorWriter {
  public:
@@ -50,6 +55,9 @@ class TensorWriter {
   };
 
   static Node take_apart(const at::Tensor& tensor, size_t number);
+  // Throws unless the memory of a tensor is there, and as large as the tensor says; `what` it is of the tensor.
+  static void check_memory(const at::Tensor& tensor, size_t number, const char* what);
+  static at::Tensor checked_member(const at::Tensor& tensor, size_t number, const char* what);
   void find_storages();
   void write_strided(Writer& out, const at::Tensor& tensor) const;
 

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "log.h"
 #include "python_state.h"
 
 namespace rpc_backends {
@@ -19,18 +20,27 @@ constexpr size_t kFirst = 2;
 // How long a thread that is free waits for a post.
 constexpr std::chrono::seconds kFreeTime{5};
 
+// Between two trials to receive from a transport that throws.
+constexpr std::chrono::milliseconds kReceivePause{10};
+
+constexpr const char* kStarting = "in starting a thread of the agent, which is tried again";
+
 thread_local bool is_member_ = false;
 
 }  // namespace
 
-ThreadPool::ThreadPool(std::shared_ptr<Transport> transport, size_t requests)
-    : transport_(std::move(transport)), requests_(requests) {}
+ThreadPool::ThreadPool(std::shared_ptr<Transport> transport, size_t requests, std::function<void()> on_shortage)
+    : transport_(std::move(transport)), requests_(requests), on_shortage_(std::move(on_shortage)) {}
 
 bool ThreadPool::is_member() {
   return is_member_;
 }
 
 void ThreadPool::start(const Handle& handle) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    handle_ = handle;
+  }
   for (size_t i = 0; i < kFirst; ++i) {
     add_receiver(handle);
   }
@@ -39,7 +49,12 @@ void ThreadPool::start(const Handle& handle) {
 void ThreadPool::add_receiver(const Handle& handle) {
   // Counted before it runs, so that two threads do not both take themselves for the last.
   ++waiting_;
-  add_thread([this, handle] { live(handle); });
+  try {
+    add_thread([this, handle] { live(handle); });
+  } catch (...) {
+    --waiting_;
+    throw;
+  }
 }
 
 void ThreadPool::add_thread(Job life) {
@@ -48,36 +63,52 @@ void ThreadPool::add_thread(Job life) {
     thread.join();
   }
   dead_.clear();
-  std::thread thread([self = shared_from_this(), life = std::move(life)] {
-    is_member_ = true;
-    pthread_setname_np(pthread_self(), "rpc-agent");
-    {
-      PythonState state;
-      life();
-    }
-    self->bury();
-  });
-  const auto id = thread.get_id();
-  alive_.emplace(id, std::move(thread));
+  const auto place = alive_.emplace(alive_.end());
+  try {
+    *place = std::thread([self = shared_from_this(), life = std::move(life), place] {
+      is_member_ = true;
+      pthread_setname_np(pthread_self(), "rpc-agent");
+      {
+        PythonState state;
+        contained("in a thread of the agent", life);
+      }
+      self->bury(place);
+    });
+  } catch (...) {
+    alive_.erase(place);
+    throw;
+  }
 }
 
-void ThreadPool::bury() {
+void ThreadPool::bury(Threads::iterator thread) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto self = alive_.find(std::this_thread::get_id());
-  if (self->second.joinable()) {  // stop() has detached those that it left alone
-    dead_.push_back(std::move(self->second));
+  if (thread->joinable()) {  // stop() has detached those that it left alone
+    dead_.splice(dead_.end(), alive_, thread);
+  } else {
+    alive_.erase(thread);
   }
-  alive_.erase(self);
   ended_.notify_all();
 }
 
 void ThreadPool::live(const Handle& handle) {
   Event event;
-  while (transport_->receive(event)) {
-    if (waiting_.fetch_sub(1) == 1) {
-      add_receiver(handle);
+  bool open = true;
+  while (open) {
+    if (!contained("receiving", [&] { open = transport_->receive(event); })) {
+      std::this_thread::sleep_for(kReceivePause);
+      continue;
     }
-    handle(event);
+    if (!open) {
+      break;
+    }
+    if (waiting_.fetch_sub(1) == 1) {
+      const bool added = contained(kStarting, [&] { add_receiver(handle); });
+      short_ = !added;
+      if (!added) {
+        on_shortage_();
+      }
+    }
+    contained("handling what has arrived", [&] { handle(event); });
     event = Event();
     if (waiting_.fetch_add(1) >= requests_ + kSpare) {
       break;
@@ -86,28 +117,59 @@ void ThreadPool::live(const Handle& handle) {
   --waiting_;
 }
 
-void ThreadPool::run_request(Job job) {
+bool ThreadPool::run_request(Job job, int from, uint64_t bytes, uint64_t most) {
+  bool is_short = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) {
-      return;  // nobody waits for an answer, and nobody would take it out again
+      return true;  // nobody waits for an answer, and nobody would take it out again
     }
-    if (running_ >= requests_) {
-      backlog_.push_back(std::move(job));
-      return;
+    // The request may wait for an answer, and no other thread would take that.
+    is_short = short_ && waiting_ == 0 && running_ > 0;
+    if (running_ < requests_ && !is_short) {
+      ++running_;
+    } else if (!put_off(std::move(job), from, bytes + kRequestBytes, most)) {
+      return false;
     }
-    ++running_;
   }
+  if (is_short) {
+    on_shortage_();
+  } else if (job) {
+    run_requests(std::move(job));
+  }
+  return true;
+}
+
+// Under the lock. Leaves `job` as it is if it is refused.
+bool ThreadPool::put_off(Job&& job, int from, uint64_t bytes, uint64_t most) {
+  uint64_t& waiting = backlog_bytes_[from];
+  if (waiting > 0 && waiting + bytes > most) {
+    return false;
+  }
+  backlog_.push_back({std::move(job), from, bytes});
+  job = nullptr;
+  waiting += bytes;
+  return true;
+}
+
+// Runs a request, which is counted as running, and those that wait.
+void ThreadPool::run_requests(Job job) {
   while (job) {
-    job();
+    contained("running a request", job);
+    job = nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
     if (backlog_.empty() || stopped_) {
       --running_;
-      job = nullptr;
-    } else {
-      job = std::move(backlog_.front());
-      backlog_.pop_front();
+      return;
     }
+    Waiting& next = backlog_.front();
+    job = std::move(next.job);
+    const auto waiting = backlog_bytes_.find(next.from);
+    waiting->second -= next.bytes;
+    if (waiting->second == 0) {
+      backlog_bytes_.erase(waiting);
+    }
+    backlog_.pop_front();
   }
 }
 
@@ -123,16 +185,19 @@ void ThreadPool::post(Job job) {
       return;
     }
   }
-  add_thread([this] { do_jobs(); });
+  if (!contained(kStarting, [this] { add_thread([this] { do_jobs(); }); })) {
+    on_shortage_();
+  }
 }
 
 void ThreadPool::do_jobs() {
   std::unique_lock<std::mutex> lock(mutex_);
+  ++doing_;
   while (!posts_.empty()) {
     Job job = std::move(posts_.front());
     posts_.pop_front();
     lock.unlock();
-    job();
+    contained("in work that was put off", job);
     job = nullptr;
     lock.lock();
     if (!posts_.empty() || stopped_) {
@@ -142,6 +207,49 @@ void ThreadPool::do_jobs() {
     posted_.wait_for(lock, kFreeTime, [this] { return !posts_.empty() || stopped_; });
     --free_;
   }
+  --doing_;
+}
+
+bool ThreadPool::retry() {
+  Handle handle;
+  bool wants_receiver = false, wants_runner = false, wants_doer = false;
+  const auto look = [&] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    handle = handle_;
+    wants_receiver = !stopped_ && short_ && waiting_ == 0;
+    wants_runner = !stopped_ && !backlog_.empty() && running_ < requests_;
+    wants_doer = !stopped_ && !posts_.empty();
+  };
+  look();
+  if (wants_runner) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++running_;
+  }
+  if (wants_receiver) {
+    contained(kStarting, [&] {
+      add_receiver(handle);
+      short_ = false;
+    });
+  }
+  if (wants_runner && !contained(kStarting, [&] { add_thread([this] { run_requests([] {}); }); })) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --running_;
+  }
+  if (wants_doer && !contained(kStarting, [&] { add_thread([this] { do_jobs(); }); })) {
+    Job job;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (doing_ == 0 && !posts_.empty()) {  // nobody else will do it
+        job = std::move(posts_.front());
+        posts_.pop_front();
+      }
+    }
+    if (job) {
+      contained("in work that was put off", job);
+    }
+  }
+  look();
+  return wants_receiver || wants_runner || wants_doer;
 }
 
 size_t ThreadPool::threads() const {
@@ -150,19 +258,26 @@ size_t ThreadPool::threads() const {
 }
 
 void ThreadPool::stop(double seconds) {
-  std::deque<Job> dropped[2];  // without the lock: what they hold may need another
+  // Let go of without the lock: what they hold may need another.
+  std::deque<Waiting> requests;
+  std::deque<Job> posts;
+  Handle handle;
   std::unique_lock<std::mutex> lock(mutex_);
   stopped_ = true;
-  dropped[0].swap(backlog_);
-  dropped[1].swap(posts_);
+  requests.swap(backlog_);
+  posts.swap(posts_);
+  handle.swap(handle_);
   posted_.notify_all();
-  const size_t self = alive_.count(std::this_thread::get_id());
+  size_t self = 0;
+  for (const std::thread& thread : alive_) {
+    self += thread.get_id() == std::this_thread::get_id() ? 1 : 0;
+  }
   ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_.size() <= self; });
   for (std::thread& thread : dead_) {
     thread.join();
   }
   dead_.clear();
-  for (auto& [id, thread] : alive_) {
+  for (std::thread& thread : alive_) {
     thread.detach();
   }
 }

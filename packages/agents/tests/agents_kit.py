@@ -55,6 +55,8 @@ class Wire(Transport):
 
     :ivar sent: the messages that the agent has sent: to whom, the parts, whether it is a reply.
     :ivar fail: raised by ``send``, if set.
+    :ivar fails: which messages it is raised for: whether they are replies.
+    :ivar gate: waited for by ``send``.
     """
 
     def __init__(self) -> None:
@@ -62,7 +64,10 @@ class Wire(Transport):
         self.sent: list[tuple[int, list[bytes], bool]] = []
         self.rejected: list[tuple[int, str]] = []
         self.closed = False
-        self.fail: Exception | None = None
+        self.fail: BaseException | None = None
+        self.fails: Callable[[bool], bool] = lambda reply: True
+        self.gate = threading.Event()
+        self.gate.set()
         self.tried = 0
         self._changed = threading.Condition()
 
@@ -74,9 +79,10 @@ class Wire(Transport):
         """Need nothing to know."""
 
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
+        self.gate.wait(PATIENCE)
         with self._changed:
             self.tried += 1
-            if self.fail:
+            if self.fail and self.fails(reply):
                 raise self.fail
             self.sent.append((peer, [bytes(part) for part in parts], reply))
             self._changed.notify_all()
@@ -174,10 +180,13 @@ def on_wire(**settings: Any) -> Iterator[tuple[Any, Wire]]:
 
 
 @contextlib.contextmanager
-def two_agents(**settings: Any) -> Iterator[tuple[Any, Any]]:
-    """Give agents "a" and "b", with transports in memory; calls of this process are those of "a"."""
+def two_agents(others: dict[str, Any] | None = None, **settings: Any) -> Iterator[tuple[Any, Any]]:
+    """Give agents "a" and "b", with transports in memory; calls of this process are those of "a".
+
+    :param others: settings of "b" that are not those of "a".
+    """
     one = make(_C.MemoryTransport(), "a", 0, **settings)
-    other = make(_C.MemoryTransport(), "b", 1, **settings)
+    other = make(_C.MemoryTransport(), "b", 1, **{**settings, **(others or {})})
     addresses = one.listen(), other.listen()
     one.learn(1, "b", addresses[1])
     other.learn(0, "a", addresses[0])

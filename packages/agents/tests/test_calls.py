@@ -40,6 +40,9 @@ METRICS = {
     "agent.late_answers",
     "agent.bad_frames",
     "agent.connections_lost",
+    "agent.unsent_answers",
+    "agent.refused_requests",
+    "agent.contained_errors",
 }
 
 
@@ -253,6 +256,95 @@ def test_calls_wait_while_too_much_is_unanswered_and_go_on_when_it_is_not(me: An
         error_of(first)
         waiting.join(AT_ONCE)
         assert not waiting.is_alive()
+
+
+def floats(kib: int) -> torch.Tensor:
+    return torch.zeros(kib * 256)
+
+
+@in_worker
+def test_the_room_of_calls_whose_time_is_up_is_free_for_others(me: Any) -> None:
+    with on_wire(max_unanswered_bytes=1 << 20) as (_, wire):
+        for number in range(3):
+            future = rpc.rpc_async("b", torch.add, args=(floats(300), 1), timeout=0.05)
+            wire.request(number)
+            assert "RPC ran for more than" in error_of(future)
+        rpc.rpc_async("b", torch.add, args=(floats(300), 1), timeout=AT_ONCE)
+        wire.request(3)
+
+
+@in_worker
+def test_the_room_of_a_call_that_has_not_left_is_not_free(me: Any) -> None:
+    with on_wire(max_unanswered_bytes=1 << 20) as (_, wire):
+        wire.gate.clear()
+        for _ in range(3):
+            late = rpc.rpc_async("b", torch.add, args=(floats(300), 1), timeout=0.05)
+            assert "RPC ran for more than" in error_of(late)
+        with pytest.raises(Exception, match="RPC ran for more than set timeout"):
+            rpc.rpc_sync("b", torch.add, args=(floats(300), 1), timeout=0.05)
+        wire.gate.set()
+        rpc.rpc_async("b", torch.add, args=(floats(300), 1), timeout=AT_ONCE)
+        wire.request(3)
+
+
+@in_worker
+def test_a_call_waits_for_room_and_its_answer_no_longer_than_its_timeout(me: Any) -> None:
+    with on_wire(max_unanswered_bytes=50_000) as (_, wire):
+        _, frame = a_request(wire)
+    answer = answer_to(frame)
+    with on_wire(max_unanswered_bytes=50_000) as (_, wire):
+        _, first = a_request(wire, floats(40), 1)
+        free = threading.Timer(1.5, lambda: wire.inbox.deliver(1, answer_of(answer, first)))
+        free.start()
+        began = time.monotonic()
+        with pytest.raises(Exception, match=r"set timeout \(2000 ms\)"):
+            rpc.rpc_sync("b", torch.add, args=(floats(40), 1), timeout=2)
+        assert len(wire.sent) == 2
+        assert time.monotonic() - began < 3
+
+
+@in_worker
+def test_small_calls_count_for_more_than_their_bytes(me: Any) -> None:
+    calls = 30
+    with on_wire() as (_, wire):
+        _, frame = a_request(wire)
+    with on_wire(max_unanswered_bytes=calls * len(frame[0])):
+        sent = 0
+        for _ in range(calls):
+            future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=1)
+            if future.done():  # it has waited for room until its time was up
+                break
+            sent += 1
+        assert sent < calls
+
+
+released = threading.Event()
+entered = threading.Event()
+
+
+def wait_for_release() -> None:
+    entered.set()
+    assert released.wait(60)
+
+
+@in_worker
+def test_a_worker_refuses_requests_when_too_many_bytes_of_their_caller_wait(me: Any) -> None:
+    released.clear()
+    entered.clear()
+    few = {"max_unanswered_bytes": 100_000, "num_worker_threads": 1}
+    with two_agents(others=few) as (_, other):
+        first = rpc.rpc_async("b", wait_for_release)
+        assert entered.wait(AT_ONCE)
+        waiting = [rpc.rpc_async("b", torch.add, args=(floats(40), 1)) for _ in range(10)]
+        text = error_of(waiting[-1])
+        assert "worker 'b' is overloaded" in text
+        assert "num_worker_threads" in text
+        assert "max_unanswered_bytes" in text
+        released.set()
+        first.wait()
+        assert [future.wait().sum() for future in waiting[:2]] == [10240, 10240]
+        assert count(other, "refused_requests") == 8
+        assert rpc.rpc_sync("b", torch.add, args=(floats(40), 1)).sum() == 10240
 
 
 # --- texts and counts -------------------------------------------------------------------------------

@@ -125,6 +125,165 @@ def test_a_tensor_that_is_not_in_memory_of_the_cpu_is_refused_where_it_is_sent(m
         assert not wire.sent
 
 
+def resized(nbytes: int) -> torch.Tensor:
+    """Return a tensor of 4,000 bytes whose storage has been made smaller."""
+    tensor = torch.zeros(1000)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+def view_then_resized() -> torch.Tensor:
+    view = torch.zeros(1000)[500:600]
+    view.untyped_storage().resize_(64)
+    return view
+
+
+def sparse_of(member: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        torch.arange(1000).view(1, -1), member, (1000,), check_invariants=False
+    )
+
+
+def sparse_then_resized() -> torch.Tensor:
+    sparse = sparse_of(torch.zeros(1000))
+    sparse._values().untyped_storage().resize_(64)
+    return sparse
+
+
+def csr_then_freed() -> torch.Tensor:
+    csr = torch.eye(100).to_sparse_csr()
+    csr.col_indices().untyped_storage().resize_(0)
+    return csr
+
+
+def bsr_then_resized() -> torch.Tensor:
+    bsr = torch.eye(100).to_sparse_bsr((2, 2))
+    bsr.values().untyped_storage().resize_(16)
+    return bsr
+
+
+def quantized_then_resized() -> torch.Tensor:
+    quantized = torch.quantize_per_tensor(torch.zeros(1000), 0.5, 3, torch.quint8)
+    quantized.untyped_storage().resize_(64)
+    return quantized
+
+
+def without_scales() -> torch.Tensor:
+    quantized = torch.quantize_per_channel(
+        torch.zeros(4, 2), torch.ones(4), torch.zeros(4), 0, torch.qint8
+    )
+    quantized.q_per_channel_scales().untyped_storage().resize_(0)
+    return quantized
+
+
+def fake() -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(1000)
+
+
+def out_of_bounds() -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[7]]), torch.ones(1), (4,), check_invariants=False)
+
+
+#: Tensors whose memory is not what they say, and what is said of them.
+NOT_THERE: dict[str, tuple[Callable[[], Any], str]] = {
+    "resized": (lambda: resized(64), r"shape \[1000\] and dtype Float.*of 64 bytes: it needs 4000"),
+    "freed": (lambda: resized(0), "storage of 0 bytes: it needs 4000"),
+    "a view of what was resized": (view_then_resized, "of 64 bytes: it needs 2400"),
+    "conjugate view": (
+        lambda: resized(64).view(torch.complex64).conj(),
+        "of 64 bytes: it needs 4000",
+    ),
+    "negative view": (lambda: torch._neg_view(resized(64)), "of 64 bytes: it needs 4000"),
+    "zeros without memory": (lambda: torch._efficientzerotensor((1000,)), r"call .clone\(\)"),
+    "sparse": (sparse_then_resized, "its values.*of 64 bytes: it needs 4000"),
+    "csr": (csr_then_freed, "its plain indices.*of 0 bytes: it needs"),
+    "bsr": (bsr_then_resized, "its values.*of 16 bytes: it needs 800"),
+    "quantized": (quantized_then_resized, "of 64 bytes: it needs 1000"),
+    "quantized by channel": (without_scales, "its scales.*of 0 bytes: it needs"),
+    "indices out of bounds": (out_of_bounds, "it is no sparse tensor that torch takes"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2)]), "it is a nested tensor"),
+    "opaque": (lambda: torch.zeros(4, 4).to_mkldnn(), r"its layout is Mkldnn.*\.to_dense\(\)"),
+}
+
+
+@in_worker
+@pytest.mark.parametrize("name", NOT_THERE)
+def test_a_tensor_without_its_memory_is_an_error_of_its_call(me: Any, name: str) -> None:
+    make_tensor, why = NOT_THERE[name]
+    bad = make_tensor()
+    with two_agents():
+        other = rpc.rpc_async("b", identity, args=(torch.ones(2),))
+        for worker in ("b", "a"):
+            with pytest.raises(
+                Exception, match=f"(?s)tensor 1 of the message cannot be sent: .*{why}"
+            ):
+                rpc.rpc_sync(worker, identity, args=((torch.ones(1), bad),))
+        assert other.wait().sum() == 2
+        assert rpc.rpc_sync("b", identity, args=(torch.ones(2),)).sum() == 2
+
+
+@in_worker
+def test_a_fake_tensor_is_an_error_of_its_call(me: Any) -> None:
+    with two_agents():
+        with pytest.raises(Exception, match=r"cannot be sent|Can.t pickle"):
+            rpc.rpc_sync("b", identity, args=(fake(),))
+        assert rpc.rpc_sync("b", identity, args=(torch.ones(2),)).sum() == 2
+
+
+def freed_answer() -> torch.Tensor:
+    return resized(0)
+
+
+@in_worker
+def test_an_answer_without_its_memory_is_an_error_where_it_was_asked_for(me: Any) -> None:
+    with two_agents():
+        for worker in ("b", "a"):
+            text = error_of(rpc.rpc_async(worker, freed_answer))
+            assert "the answer cannot be sent: tensor 0" in text
+        assert rpc.rpc_sync("b", identity, args=(torch.ones(2),)).sum() == 2
+
+
+@in_worker
+@pytest.mark.parametrize("dimensions", [64, 65, 254, 255, 300])
+def test_a_tensor_of_many_dimensions_arrives(me: Any, dimensions: int) -> None:
+    strided = torch.arange(6.0).view(2, 3, *[1] * (dimensions - 2))
+    with two_agents():
+        found = rpc.rpc_sync("b", identity, args=(strided,))
+    assert found.shape == strided.shape
+    assert found.flatten().tolist() == strided.flatten().tolist()
+
+
+@in_worker
+def test_a_tensor_of_more_dimensions_than_can_be_sent_is_an_error_of_its_call(me: Any) -> None:
+    with on_wire() as (_, wire):
+        with pytest.raises(Exception, match=r"it has 65536 dimensions, and 65535 can be.*reshape"):
+            rpc.rpc_sync("b", torch.add, args=(torch.zeros(1).view([1] * 65536), 1))
+        assert not wire.sent
+
+
+@in_worker
+def test_a_request_larger_than_its_receiver_takes_fails_alone(me: Any) -> None:
+    with two_agents(others={"max_message_bytes": 10_000}):
+        other = rpc.rpc_async("b", identity, args=(torch.ones(2),))
+        text = error_of(rpc.rpc_async("b", identity, args=(torch.zeros(5000),)))
+        assert "worker 'b' refuses the request: it has" in text
+        assert "max_message_bytes of the worker where it arrives is 10000" in text
+        assert other.wait().sum() == 2
+        assert rpc.rpc_sync("b", identity, args=(torch.ones(2),)).sum() == 2
+
+
+@in_worker
+def test_an_answer_larger_than_its_receiver_takes_fails_alone(me: Any) -> None:
+    with two_agents(max_message_bytes=10_000, others={"max_message_bytes": 1 << 30}):
+        other = rpc.rpc_async("b", identity, args=(torch.ones(2),))
+        text = error_of(rpc.rpc_async("b", many_zeros))
+        assert "RPC to 'b' failed: the answer is refused: it has" in text
+        assert other.wait().sum() == 2
+
+
 @in_worker
 def test_a_message_larger_than_the_limit_is_an_error_where_it_is_sent(me: Any) -> None:
     with on_wire(max_message_bytes=10_000) as (_, wire):
@@ -164,8 +323,10 @@ BAD: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "another version": (lambda p: change(p, version=9), "its version is 9.*install the same"),
     "an unknown kind": (lambda p: change(p, kind=3), "of the unknown kind 3"),
     "unknown flags": (lambda p: change(p, flags=2), "unknown flags"),
+}
+# The same, where the head says whose call it is.
+REFUSED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "an unknown type": (lambda p: change(p, type=99), "its message type 99 is unknown"),
-    "an answer's type": (lambda p: change(p, kind=2), "its message type .* is unknown"),
     "too much context": (lambda p: change(p, context=1025), "1025 bytes of context, and 1024 can"),
     "too many tensors": (lambda p: change(p, tensors=1 << 21), "2097152 tensors, and 1048576 can"),
     "too many storages": (lambda p: change(p, storages=9), "9 storages, and 6 can"),
@@ -184,7 +345,10 @@ BAD: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "a quantized dtype": (with_tensor(1, b"\x0c"), "quantized dtype and no scale"),
     "flags of a tensor": (with_tensor(2, b"\xff"), "unknown flags"),
     "a conjugate of no complex": (with_tensor(2, b"\x02"), "not complex is conjugated"),
-    "many dimensions": (with_tensor(3, b"\xff"), "a tensor has 255 dimensions"),
+    "more dimensions than sizes": (
+        with_tensor(3, b"\xfe"),
+        "more dimensions than there are sizes",
+    ),
     "another storage": (with_tensor(4, b"\x07"), "names storage 7 of 2"),
     "a negative offset": (with_tensor(8, b"\xff" * 8), "negative size, stride or offset"),
     "a far offset": (with_tensor(8, b"\xff"), "reaches beyond its storage of"),
@@ -216,6 +380,37 @@ def test_a_bad_frame_costs_its_connection_with_a_count_and_a_line(me: Any, name:
         assert answer[0][0] == 1
 
 
+def refusal(wire: Any) -> str:
+    """Wait until a request has been refused, and return the error that its caller gets."""
+    wire.wait_until(lambda: [sent for sent in wire.sent if sent[2]])
+    assert not wire.rejected
+    (answer,) = [parts for _, parts, reply in wire.sent if reply]
+    return answer[0].decode(errors="replace")
+
+
+@in_worker
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_request_whose_head_can_be_read_fails_its_call_alone(me: Any, name: str) -> None:
+    spoil, why = REFUSED[name]
+    with on_wire() as (agent, wire):
+        _, parts = a_request(wire, torch.ones(3), torch.ones(5000))
+        wire.inbox.deliver(1, spoil(parts))
+        with pytest.raises(AssertionError, match=f"worker 'a' refuses the request: .*{why}"):
+            raise AssertionError(refusal(wire))
+        assert agent.get_metrics()["agent.bad_frames"] == "1"
+
+
+@in_worker
+def test_a_bad_answer_whose_head_can_be_read_fails_its_call_alone(me: Any) -> None:
+    with on_wire() as (_, wire):
+        future, parts = a_request(wire)
+        other, _ = a_request(wire)
+        wire.inbox.deliver(1, change(parts, kind=2))
+        assert "RPC to 'b' failed: the answer is refused: its message type" in error_of(future)
+        assert not wire.rejected
+        assert not other.done()
+
+
 @in_worker
 def test_indices_beyond_the_size_of_a_sparse_tensor_are_refused(me: Any) -> None:
     sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1), (4,))
@@ -225,8 +420,7 @@ def test_indices_beyond_the_size_of_a_sparse_tensor_are_refused(me: Any) -> None
         index, one = (1).to_bytes(8, "little"), torch.ones(1).numpy().tobytes()
         assert parts[0].endswith(index + one)
         wire.inbox.deliver(1, [parts[0][: -len(index + one)] + (9).to_bytes(8, "little") + one])
-        ((_, reason),) = wire.wait_until(lambda: wire.rejected)
-        assert "a sparse tensor is not one" in reason
+        assert "a sparse tensor is not one" in refusal(wire)
 
 
 def sparse_frame(flags: int = 0, stride: int = 1, count: int = 2) -> Callable[[bytes], bytes]:
@@ -252,8 +446,7 @@ def test_indices_that_are_another_view_of_their_memory_are_refused(me: Any) -> N
     with on_wire() as (_, wire):
         _, parts = a_request(wire, sparse)
         wire.inbox.deliver(1, [sparse_frame(flags=4)(parts[0])])
-        wire.wait_until(lambda: len(wire.rejected) == 1)
-        assert "are a negative or conjugate view" in wire.rejected[0][1]
+        assert "are a negative or conjugate view" in refusal(wire)
 
 
 @in_worker
@@ -263,5 +456,4 @@ def test_indices_without_memory_are_refused_and_not_counted_one_by_one(me: Any) 
     with on_wire() as (_, wire):
         _, parts = a_request(wire, sparse)
         wire.inbox.deliver(1, [sparse_frame(stride=0, count=1 << 55)(parts[0])])
-        wire.wait_until(lambda: len(wire.rejected) == 1)
-        assert "has more elements than memory" in wire.rejected[0][1]
+        assert "has more elements than memory" in refusal(wire)

@@ -1,8 +1,8 @@
 """What the fuzzer does with sanitizers, here with what is installed: no frame ends the process.
 
 The frames are those of answers with all kinds of tensors, with some of their bytes changed. They go the
-way of any that arrive: each that is none costs its connection, with a count and a line, and what is still
-an answer answers no call.
+way of any that arrive: each that is none is counted, and ends its connection if its head is none; what is
+still an answer answers no call.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def mutated(parts: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 @in_worker
-def test_no_frame_ends_the_process_and_each_that_is_none_is_counted_and_logged(me: Any) -> None:
+def test_no_frame_ends_the_process_and_each_that_is_none_is_counted(me: Any) -> None:
     chance, frames = random.Random(4), seeds()
     with on_wire() as (agent, wire), logged() as lines:
         for seen in range(AT_A_TIME, FRAMES + 1, AT_A_TIME):
@@ -88,12 +88,16 @@ def test_no_frame_ends_the_process_and_each_that_is_none_is_counted_and_logged(m
                 time.sleep(0.01)  # nobody tells of an answer to no call
         refused = int(agent.get_metrics()["agent.bad_frames"])
         assert FRAMES / 2 < refused < FRAMES
-        wire.wait_until(lambda: len(wire.rejected) == len(lines) == refused)
+        wire.wait_until(lambda: 0 < len(wire.rejected) < refused)
+        assert lines
         assert rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
 
 
 def handled(agent: Any) -> int:
-    """Return how many frames have been refused, were answers to no call, or were requests."""
-    names = ("bad_frames", "late_answers", "requests_received")
+    """Return how many frames have been taken by the agent, and are over."""
     metrics = agent.get_metrics()
-    return sum(int(metrics[f"agent.{name}"]) for name in names)
+    late, bad, requests = (
+        int(metrics[f"agent.{name}"])
+        for name in ("late_answers", "bad_frames", "requests_received")
+    )
+    return late + bad + requests

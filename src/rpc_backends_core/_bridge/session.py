@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import time
 import traceback
@@ -55,10 +56,16 @@ class Session:
         self.timeout = float(resolved.options.rpc_timeout)  # 0 means never
         self.agents: list[Any] = []
         self.group: Group | None = None
+        self._process = os.getpid()
         self._join_timeout = join_timeout
         self._asked_world_size = world_size
         self._store = store
         self._rendezvous: Any = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked off the worker's, which goes on and has the session."""
+        return os.getpid() != self._process
 
     def start(self) -> None:
         """Meet the others, and start the agent. If it fails, nothing of this session is left."""
@@ -187,6 +194,15 @@ class Session:
     def _let_go(self) -> None:
         self.agents.clear()
         self._store = self._rendezvous = None
+
+
+def _keep_in_child() -> None:
+    """Have a forked child keep the store: a FileStore that goes counts as a worker that has ended."""
+    if STATE.session is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(STATE.session))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def start_session(

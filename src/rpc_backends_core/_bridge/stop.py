@@ -24,6 +24,8 @@ def shutdown(graceful: bool, timeout: float) -> None:
     ``leave_group(timeout)`` if it has that: torch's way calls each member in turn while it holds a token
     that everybody waits for, and keeps the token when a member is dead.
     """
+    if STATE.session is not None and STATE.session.is_forked:
+        return  # neither the agent nor the place in the group is this process's to give up
     leave: Any = None
     if graceful and torch_internals.has_current_agent():
         # Looked for behind an agent, too, that a hook has put in its place; what is in front goes first.

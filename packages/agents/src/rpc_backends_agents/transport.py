@@ -55,14 +55,16 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
-        """Send a message, on a thread that sends all messages of this worker, one after the other.
+        """Send a message: one at a time to each peer, on a thread of that peer.
 
-        Messages to one peer arrive once each and in order, or the peer is reported as lost.
+        Messages to one peer arrive once each and in order, or the peer is reported as lost. A call that
+        does not return holds up what goes to that peer, until :meth:`close` ends it.
 
         :param parts: valid for as long as there is a reference to them.
         :param reply: it answers a message from ``peer``, and goes back on the connection by which that
             came, where a transport has more than one.
-        :raises Exception: it cannot be sent; the calls that wait for ``peer`` fail with its text.
+        :raises Exception: it cannot be sent. The calls that wait for ``peer`` fail with its text; an
+            answer is replaced by that error, and if this cannot be sent either, :meth:`reject` is called.
         """
 
     @abstractmethod
@@ -77,7 +79,7 @@ class Transport(ABC):
         """
 
     def reject(self, peer: int, reason: str) -> None:  # for those who log it
-        """End the connections with a peer that has sent what is no message."""
+        """End the connections with a peer that has sent what is no message, or cannot be answered."""
         self.forget(peer)
 
     def metrics(self) -> dict[str, str]:

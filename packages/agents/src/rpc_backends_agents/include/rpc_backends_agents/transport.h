@@ -51,6 +51,9 @@ struct Event {
     kLost,
     // ...there is a connection to `peer` again.
     kFound,
+    // `parts`, which were given to send() as a reply to `peer`, cannot be sent, for `reason`. For a transport whose
+    // send() returns before it knows.
+    kUnsent,
   };
 
   Kind kind = Kind::kMessage;
@@ -92,7 +95,7 @@ class Transport {
   // order.
   virtual bool receive(Event& event) = 0;
 
-  // Ends the connections with a peer that has sent what is no message.
+  // Ends the connections with a peer that has sent what is no message, or cannot be answered.
   virtual void reject(int peer, const std::string& reason) = 0;
 
   // Stops listening, gives what was sent `linger` seconds to leave, ends all connections, and has

@@ -1,0 +1,264 @@
+"""What is thrown on a thread of an agent, or by what it calls there, is an error of one call at most."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agents_kit import PATIENCE, a_request, error_of, in_worker, logged, on_wire, two_agents
+from torch.distributed import rpc
+
+from rpc_backends_agents import _C
+
+
+def raising(*_: Any) -> None:
+    raise ValueError("a broken callback")
+
+
+def works() -> bool:
+    return bool(rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).sum() == 4)
+
+
+class Unprintable(BaseException):
+    """What is raised, and raises where its text is asked for."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+# --- callbacks --------------------------------------------------------------------------------------
+
+
+@in_worker
+def test_a_callback_for_a_lost_worker_that_raises_is_logged_and_counted(me: Any) -> None:
+    with on_wire() as (agent, wire), logged() as lines:
+        agent.on_lost(raising)
+        before = int(agent.get_metrics()["agent.contained_errors"])
+        future, _ = a_request(wire)
+        wire.inbox.lost(1, "gone")
+        assert "gone" in error_of(future)
+        while int(agent.get_metrics()["agent.contained_errors"]) == before:
+            pass  # the callback comes after the calls
+        assert works()
+        assert any("ValueError: a broken callback" in line for line in lines)
+
+
+@in_worker
+def test_a_callback_for_an_unknown_worker_that_raises_leaves_the_worker_unknown(me: Any) -> None:
+    with two_agents() as (agent, _), logged() as lines:
+        agent.on_unknown_member(raising)
+        with pytest.raises(RuntimeError, match="Unknown destination worker c"):
+            agent.get_worker_info("c")
+        assert any("ValueError: a broken callback" in line for line in lines)
+
+
+@in_worker
+def test_a_log_that_raises_costs_a_line(me: Any) -> None:
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        with on_wire() as (_, wire):
+            _C.send_warnings_to(raising)
+            wire.inbox.deliver(1, [b"x"])
+            wire.wait_until(lambda: wire.rejected)
+            assert works()
+    finally:
+        sys.unraisablehook = hook
+
+
+@in_worker
+def test_what_a_callback_of_a_call_throws_costs_nobody_else_anything(me: Any) -> None:
+    # Torch's RRefContext throws in the callback of the call that makes an RRef if that fails.
+    with on_wire() as (agent, wire):
+        before = int(agent.get_metrics()["agent.contained_errors"])
+        rref = rpc.remote("b", torch.add, args=(torch.ones(2), 1))
+        wire.request()
+        wire.inbox.lost(1, "gone")
+        while int(agent.get_metrics()["agent.contained_errors"]) == before:
+            pass
+        assert works()
+        del rref
+
+
+# --- what a transport raises ------------------------------------------------------------------------
+
+
+@in_worker
+@pytest.mark.parametrize("error", [OSError("no route"), SystemExit(3), Unprintable()])
+def test_whatever_a_transport_raises_ends_the_call_by_its_name(
+    me: Any, error: BaseException
+) -> None:
+    with on_wire() as (_, wire):
+        wire.fail = error
+        assert type(error).__name__ in error_of(a_call())
+        assert works()
+
+
+def a_call() -> Any:
+    return rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1))
+
+
+@in_worker
+def test_an_answer_that_a_transport_cannot_send_is_an_error_of_its_caller(me: Any) -> None:
+    with on_wire() as (agent, wire):
+        _, frame = a_request(wire)
+        wire.fail = ValueError("too large for me")
+        wire.fails = lambda reply: reply and wire.tried == 2
+        wire.inbox.deliver(1, frame)
+        (peer, parts, reply) = wire.wait_until(lambda: wire.sent[1:])[0]
+        assert (peer, reply) == (1, True)
+        assert b"the answer cannot be sent: ValueError: too large for me" in parts[0]
+        assert not wire.rejected
+        assert agent.get_metrics()["agent.unsent_answers"] == "1"
+
+
+@in_worker
+def test_where_not_even_the_error_can_be_sent_the_connection_ends(me: Any) -> None:
+    with on_wire() as (agent, wire), logged() as lines:
+        _, frame = a_request(wire)
+        wire.fail = ValueError("a broken pipe")
+        wire.fails = lambda reply: reply
+        wire.inbox.deliver(1, frame)
+        wire.wait_until(lambda: wire.rejected)
+        assert wire.rejected == [(1, "an answer cannot be sent: ValueError: a broken pipe")]
+        assert agent.get_metrics()["agent.unsent_answers"] == "2"
+        assert any("an answer to 'b' cannot be sent: ValueError" in line for line in lines)
+
+
+@in_worker
+def test_a_peer_that_takes_nothing_holds_up_nobody_else(me: Any) -> None:
+    with on_wire() as (agent, wire):
+        agent.add_member("c", 2)
+        send, stuck = wire.send, []
+
+        def send_but_to_b(peer: int, parts: Any, reply: bool) -> None:
+            if peer == 1:
+                stuck.append(peer)
+                wire.gate.wait(PATIENCE)
+            send(peer, parts, reply)
+
+        wire.send = send_but_to_b  # type: ignore[method-assign]
+        passed, wire.gate = wire.gate, type(wire.gate)()
+        a_call()
+        while not stuck:
+            pass
+        wire.gate, blocked = passed, wire.gate
+        rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1))
+        assert wire.wait_until(lambda: wire.sent)[0][0] == 2
+        agent.shutdown()
+        assert wire.closed
+        blocked.set()
+
+
+# --- no thread --------------------------------------------------------------------------------------
+
+#: Makes pthread_create fail as it does where there are too many threads.
+NO_THREADS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+int no_threads = 0;
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* with) {
+  static int (*real)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  if (!real) real = dlsym(RTLD_NEXT, "pthread_create");
+  return no_threads ? EAGAIN : real(thread, attributes, run, with);
+}
+"""
+
+WITHOUT_THREADS = """
+import ctypes, sys
+import torch
+from agents_kit import two_agents, identity, error_of
+from torch.distributed import rpc
+
+def nested(depth):
+    return 1 + rpc.rpc_sync("b" if depth % 2 else "a", nested, args=(depth - 1,)) if depth else 0
+
+no_threads = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "no_threads")
+with two_agents() as (one, other):
+    assert rpc.rpc_sync("b", identity, args=(7,)) == 7
+    no_threads.value = 1
+    # More than there are threads, to this worker too; one whose time runs out.
+    futures = [rpc.rpc_async(to, identity, args=(i,)) for i in range(20) for to in ("a", "b")]
+    late = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.001)
+    assert [future.wait() for future in futures] == [i for i in range(20) for _ in range(2)]
+    nests = [rpc.rpc_async("b", nested, args=(1,)) for _ in range(3)]
+    no_threads.value = 0
+    assert [future.wait() for future in nests] == [1] * 3
+    assert rpc.rpc_sync("b", nested, args=(3,)) == 3
+    late.wait() if late.done() else error_of(late)
+    print("contained", one.get_metrics()["agent.contained_errors"])
+"""
+
+
+def test_where_there_are_no_threads_for_a_while_no_call_is_lost(tmp_path: Path) -> None:
+    library = tmp_path / "no_threads.so"
+    source = tmp_path / "no_threads.c"
+    source.write_text(NO_THREADS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS, library],
+        env={"LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.removeprefix("contained ")) > 0
+
+
+# --- forks ------------------------------------------------------------------------------------------
+
+FORKED = """
+import multiprocessing, os, sys
+import torch
+from agents_kit import on_wire, two_agents, error_of
+from torch.distributed import rpc
+
+def call(to):
+    return rpc.rpc_sync(to, torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+
+def cannot_call():
+    try:
+        call("a")
+    except RuntimeError as error:
+        assert "forked off" in str(error), error
+    else:
+        raise AssertionError("it can")
+
+def status(child):
+    pid = os.fork()
+    if pid == 0:
+        child()
+        sys.exit(0)
+    return os.waitpid(pid, 0)[1]
+
+context = multiprocessing.get_context("fork")
+with two_agents() if sys.argv[1] == "memory" else on_wire() as (one, _):
+    assert call("a")
+    # A child that ends normally leaves this block, which shuts the agents down.
+    ends = [status(lambda: None), status(cannot_call), status(lambda: os.execv("/bin/true", ["true"]))]
+    ends.append(status(lambda: os._exit(0)))
+    process = context.Process(target=len, args=((),))
+    process.start()
+    process.join()
+    print(ends, process.exitcode, call("a"))
+"""
+
+
+@pytest.mark.parametrize("transport", ["memory", "python"])
+def test_a_forked_child_ends_as_it_likes_and_the_worker_goes_on(transport: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, transport],
+        env={"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert done.stdout == "[0, 0, 0, 0] 0 True\n", done.stderr

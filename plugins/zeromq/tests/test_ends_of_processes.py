@@ -1,0 +1,89 @@
+"""A worker goes on where a peer dies in the middle of its calls, and where it forks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PEER = """
+import os, signal, sys
+import torch
+from torch.distributed import rpc
+
+def start(rank):
+    member = rpc.BackendType.ZEROMQ
+    options = rpc.backend_registry.construct_rpc_backend_options(member, init_method=sys.argv[1])
+    rpc.init_rpc(f"w{rank}", backend=member, rank=rank, world_size=2, rpc_backend_options=options)
+
+def call(to):
+    return rpc.rpc_sync(to, torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+
+def sleep():
+    signal.pause()
+"""
+
+WITH_A_PEER_THAT_DIES = """
+if __name__ == "__main__":
+    peer = os.fork()
+    start(0 if peer else 1)
+    if not peer:
+        signal.pause()
+    assert call("w1")
+    rrefs = [rpc.remote("w1", sleep) for _ in range(8)]
+    os.kill(peer, signal.SIGKILL)
+    for rref in rrefs:
+        try:
+            rref.to_here(timeout=60)
+        except RuntimeError as error:
+            assert "RPC to 'w1' failed: " in str(error), error
+        else:
+            raise AssertionError("it is there")
+    print(call("w0"), flush=True)
+    os._exit(0)
+"""
+
+THAT_FORKS = """
+def status(child):
+    pid = os.fork()
+    if pid == 0:
+        child()
+        sys.exit(0)
+    return os.waitpid(pid, 0)[1]
+
+if __name__ == "__main__":
+    peer = os.fork()
+    start(0 if peer else 1)
+    if peer:
+        assert call("w1")
+        ends = [status(lambda: None), status(rpc.shutdown)]
+        print(ends, call("w1"), flush=True)
+    rpc.shutdown()
+    if peer:
+        sys.exit(os.waitpid(peer, 0)[1])
+"""
+
+
+def run(tmp_path: Path, program: str) -> str:
+    """Run two workers, and return what the first prints."""
+    script = tmp_path / "worker.py"
+    script.write_text(PEER + program)
+    done = subprocess.run(
+        [sys.executable, script, f"file://{tmp_path}/store"],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_open_remote_calls_fail_where_their_peer_dies(tmp_path: Path) -> None:
+    assert run(tmp_path, WITH_A_PEER_THAT_DIES) == "True\n"
+
+
+def test_a_forked_child_ends_and_the_worker_goes_on(tmp_path: Path) -> None:
+    assert run(tmp_path, THAT_FORKS) == "[0, 0] True\n"
