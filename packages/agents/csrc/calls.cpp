@@ -112,6 +112,7 @@ FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may
         room_.wait_until(lock, until);
       }
     }
+    Peer& peer = peers_[call.peer];  // first: what follows either is done or leaves nothing
     const auto [place, is_new] = calls_.emplace(id, std::move(call));
     Call& entered = place->second;
     if (entered.timeout.count() > 0) {
@@ -123,7 +124,7 @@ FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may
       }
       earlier = deadline < watched_;
     }
-    peers_[entered.peer].unanswered += entered.bytes;
+    peer.unanswered += entered.bytes;
   }
   if (earlier) {
     alarm_.notify_one();

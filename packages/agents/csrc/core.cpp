@@ -412,13 +412,13 @@ void TransportAgent::Core::reply_error(int peer, uint64_t call, const std::strin
 }
 
 void TransportAgent::Core::take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost) {
+  if (!running_) {
+    return;  // the transport is closed
+  }
   const Head head = read_head(parts);
   const std::string who = members.called(peer);
   ++unsent_answers_;
   warn_seldom("unsent answer to " + who, "RPC: an answer to " + who + " cannot be sent: " + why);
-  if (!running_) {
-    return;
-  }
   if (head.type != MessageType::EXCEPTION || !head.payload_inline) {
     reply_error(peer, head.call, "the answer cannot be sent: " + why);
   } else if (!is_lost) {
