@@ -150,3 +150,36 @@ def test_a_count_of_records_that_is_none_costs_nobody_anything(where: Meeting, t
         said(workers[0], "'records'", "use a store that nobody else writes to")
         workers[2].kill()
         assert_all_is_well(workers, (0, 1))
+
+
+@pytest.mark.parametrize(
+    "text", ["none", '{"key": 1}', '{"key": "00", "peers": [[]]}', "[" * 100_000]
+)
+def test_a_list_of_members_that_is_none_is_told_who_joins_and_harms_no_member(
+    where: Meeting, text: str
+) -> None:
+    with Workers(3) as workers:
+        for worker in (workers[0], workers[1]):
+            worker.call(steps.join_dynamic, where.url)
+        store_of(where).set("members", text)
+
+        error = workers[2].start(steps.join_dynamic, where.url).error()
+        assert "'members'" in error.text
+        assert "use a store that nobody else writes to" in error.text
+        assert_all_is_well(workers, (0, 1))
+
+
+@pytest.mark.slow
+def test_a_static_group_whose_store_hangs_says_so_in_the_time_that_a_call_has(
+    where: Meeting,
+) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, where.url, backend="ZEROMQ", rpc_timeout=2)
+        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            workers[1].start(leave_in_time).error()
+            assert time.monotonic() - start < 3 * AT_ONCE
+            assert workers[1].end() == 0
+        finally:
+            os.kill(workers[HOST].pid, signal.SIGCONT)
