@@ -1,17 +1,20 @@
 """The calls of a soak: what each worker does to the others, from several threads, until time is up.
 
-Every call checks what it gets. What a call does not expect is kept as text, and the run has failed.
+Every call checks what it gets. What a call does not expect is kept as text, and the run has failed. Where
+peers die, a call may end with an error of RPC, but must end within its timeout.
 """
 
 from __future__ import annotations
 
 import collections
+import json
 import os
 import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +27,11 @@ _KEPT = 20
 #: Seconds in which every thread must get through with what it is doing, whatever that is.
 PATIENCE = 120.0
 _LONG_NAP, _SHORT_TIMEOUT = 0.3, 0.05
+#: Where peers die: seconds after which each call times out, and by how much it may miss that. A busy
+#: machine of two cores may take seconds to run a thread; a call that nothing ends takes forever.
+CALL_TIMEOUT, SLACK = 5.0, 5.0
+#: Seconds for which the list of peers is not read again.
+_LIST_AGE = 0.1
 
 
 # --- what is called --------------------------------------------------------------------------------
@@ -114,7 +122,8 @@ def call_what_takes_too_long(traffic: Traffic, chance: random.Random) -> None:
         if "RPC ran for more than set timeout" not in str(error):
             raise
     else:
-        raise AssertionError("a call that takes too long has returned")
+        if not traffic.suspended:
+            raise AssertionError("a call that takes too long has returned")
 
 
 #: How often each is drawn.
@@ -129,17 +138,46 @@ WEIGHTS: dict[Call, int] = {
     call_what_raises: 5,
     call_what_takes_too_long: 2,
 }
+#: Calls that one of these makes one after the other, where it is more than one: each may time out.
+IN_A_ROW = {use_an_rref: 4, share_an_rref: 2}
+
+
+class Peers:
+    """The names of the peers that live, or were killed a moment ago, as a file has them.
+
+    :param list_: the file, which is replaced when they change; None for all workers of a fixed group.
+    """
+
+    def __init__(self, me: WorkerContext, list_: Path | None = None) -> None:
+        self._list = list_
+        self._read = -_LIST_AGE
+        self._names = [f"worker{index}" for index in range(me.size) if index != me.index]
+
+    def names(self) -> list[str]:
+        """Return them."""
+        now = time.monotonic()
+        if self._list is not None and now - self._read >= _LIST_AGE:
+            self._read = now
+            self._names = json.loads(self._list.read_text())
+        return self._names
 
 
 @dataclass
 class Traffic:
     """The calls of one worker.
 
+    :ivar dying: whether peers die, so that a call may end with an error.
+    :ivar suspended: whether this worker may be suspended at any moment, so that times say nothing.
     :ivar counts: calls by their kind.
     :ivar wrong: what was not as expected.
+    :ivar longest: the longest call, in seconds.
     """
 
     me: WorkerContext
+    peers: Callable[[], list[str]]
+    dying: bool = False
+    suspended: bool = False
+    longest: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)
@@ -149,8 +187,7 @@ class Traffic:
         """Draw a worker, now and then this one."""
         if chance.random() < 0.02:
             return self.me.name
-        others = [index for index in range(self.me.size) if index != self.me.index]
-        return f"worker{chance.choice(others)}"
+        return chance.choice(self.peers() or [self.me.name])
 
     def expect(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
         """Raise if two tensors are not the same."""
@@ -163,12 +200,24 @@ class Traffic:
         calls, weights = list(WEIGHTS), list(WEIGHTS.values())
         while not self.stop.is_set():
             (call,) = chance.choices(calls, weights)
+            begin = time.monotonic()
             try:
                 call(self, chance)
             except Exception as error:
-                self.note(f"{call.__name__}: {type(error).__name__}: {error}")
+                if self.dying and isinstance(error, RuntimeError):  # torch's class for all of RPC's
+                    with self.lock:
+                        self.counts["error"] += 1
+                else:
+                    self.note(f"{call.__name__}: {type(error).__name__}: {error}")
+            took = time.monotonic() - begin
+            limit = CALL_TIMEOUT * IN_A_ROW.get(call, 1) + SLACK
+            if self.dying and not self.suspended and took > limit:
+                self.note(
+                    f"{call.__name__} took {took:.1f} s; a call times out after {CALL_TIMEOUT:g} s"
+                )
             with self.lock:
                 self.counts[call.__name__] += 1
+                self.longest = max(self.longest, took)
 
     def note(self, text: str) -> None:
         """Keep what was not as expected."""
@@ -181,28 +230,28 @@ class Traffic:
     def calls(self) -> int:
         """How many there have been."""
         with self.lock:
-            return sum(n for name, n in self.counts.items() if name != "wrong")
+            return sum(n for name, n in self.counts.items() if name not in {"wrong", "error"})
 
 
 # --- the task of a worker -----------------------------------------------------------------------------
 
 
 def work(
-    me: WorkerContext, seconds: float, interval: float, threads: int, seed: int, leak: list[str]
+    me: WorkerContext,
+    seconds: float,
+    interval: float,
+    threads: int,
+    seed: int,
+    leak: list[str],
+    peers: Path | None = None,
 ) -> dict[str, Any]:
     """Make calls for so long, and tell every ``interval`` how many there have been, then None.
 
     :param leak: what to leak on purpose, with each telling: "memory", "files", "threads".
+    :param peers: the file with the names of the workers to call, which die; None for all of the group.
     """
-    traffic = Traffic(me)
-    everybody = [
-        threading.Thread(
-            target=traffic.run, args=(seed * 1000 + me.index * 100 + n,), name=f"traffic {n}"
-        )
-        for n in range(threads)
-    ]
-    for thread in everybody:
-        thread.start()
+    traffic = Traffic(me, Peers(me, peers).names, dying=peers is not None)
+    everybody = start_threads(traffic, threads, seed * 1000 + me.index * 100)
     begin = time.monotonic()
     told, last_progress = 0, begin
     leaked: list[Any] = []
@@ -222,7 +271,34 @@ def work(
         if thread.is_alive():
             traffic.note(f"{thread.name} has been in one call for {PATIENCE:g} s")
     me.tell(None)
-    return {"counts": dict(traffic.counts), "wrong": traffic.wrong}
+    return {
+        "counts": dict(traffic.counts),
+        "wrong": traffic.wrong,
+        "longest": round(traffic.longest, 2),
+    }
+
+
+def start_threads(traffic: Traffic, threads: int, seed: int) -> list[threading.Thread]:
+    """Start the threads that call."""
+    started = [
+        threading.Thread(target=traffic.run, args=(seed + n,), name=f"traffic {n}")
+        for n in range(threads)
+    ]
+    for thread in started:
+        thread.start()
+    return started
+
+
+def be_called_and_call(me: WorkerContext, names: list[str], seed: int) -> None:
+    """Call these workers from a thread, and answer, until the process is killed; tell what is wrong."""
+    traffic = Traffic(me, lambda: names, dying=True, suspended=True)
+    start_threads(traffic, 1, seed)
+    told = 0
+    while True:
+        time.sleep(_LIST_AGE)
+        for text in traffic.wrong[told:]:
+            me.tell(text)
+            told += 1
 
 
 def leak_some(what: list[str], leaked: list[Any], stop: threading.Event) -> None:

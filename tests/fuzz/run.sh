@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzz what reads what arrives: ./run.sh TARGET|all [INPUTS] [PROCESSES], ten million and one by default.
-# Needs clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev) for decode and assemble, and the project in the
+# Needs clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev) for decode, assemble and stream, and the project in the
 # Python that is on the path.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -14,7 +14,7 @@ common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-reco
 case $target in
 all)
     status=0
-    for each in decode assemble records group publications members; do
+    for each in decode assemble stream records group publications members; do
         echo "==> $each"
         ./run.sh "$each" "$inputs" "$processes" || status=$?
     done
@@ -47,8 +47,13 @@ assemble)
     flags=()
     length=6000
     ;;
+stream)
+    sources=(stream.cpp $zeromq/message_reader.cpp $zeromq/blocks.cpp)
+    flags=()
+    length=6000
+    ;;
 *)
-    echo "error: '$target' is no target; decode, assemble, records, group, publications, members and all are" >&2
+    echo "error: '$target' is no target; decode, assemble, stream, records, group, publications, members and all are" >&2
     exit 2
     ;;
 esac

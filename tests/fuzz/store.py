@@ -222,7 +222,16 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
     public = identity.session_keys()[0].decode()
     unix = UnixSocket("/run/x/s", Node(1, 2))
     one = Publication(
-        "g" * 64, 1, "w1", 1, Host("k", "n"), ("tcp://127.0.0.1:5000",), unix, public, "loopback"
+        "g" * 64,
+        1,
+        "w1",
+        1,
+        Host("k", "n"),
+        ("tcp://127.0.0.1:5000",),
+        unix,
+        public,
+        "0" * 32,
+        "loopback",
     )
     bare = Publication(
         **{**vars(one), "unix": None, "tcp": ("tcp://[fd00::1]:80", "tcp://10.0.0.1:81")}

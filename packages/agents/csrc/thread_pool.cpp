@@ -118,8 +118,7 @@ void ThreadPool::post(Job job) {
       return;
     }
     posts_.push_back(std::move(job));
-    if (free_ > 0) {
-      --free_;
+    if (posts_.size() <= free_) {
       posted_.notify_one();
       return;
     }
@@ -140,9 +139,8 @@ void ThreadPool::do_jobs() {
       continue;
     }
     ++free_;
-    if (!posted_.wait_for(lock, kFreeTime, [this] { return !posts_.empty() || stopped_; }) && free_ > 0) {
-      --free_;
-    }
+    posted_.wait_for(lock, kFreeTime, [this] { return !posts_.empty() || stopped_; });
+    --free_;
   }
 }
 

@@ -62,7 +62,7 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   std::condition_variable ended_;
   std::condition_variable posted_;
   std::deque<Job> posts_;
-  size_t free_ = 0;  // threads that wait for a post, less the posts that are theirs
+  size_t free_ = 0;  // threads that wait for a post; one that has done its own may take a post first
   std::deque<Job> backlog_;
   std::unordered_map<std::thread::id, std::thread> alive_;
   std::vector<std::thread> dead_;

@@ -104,3 +104,21 @@ def test_no_message_needs_the_gil(me: Any) -> None:
         finally:
             sys.setswitchinterval(usual)
         assert future.wait().tolist() == [2, 2]
+
+
+@in_worker
+def test_calls_to_itself_from_some_threads_need_about_as_many(me: Any) -> None:
+    callers, calls = 4, 500
+    with two_agents() as (agent, _):
+
+        def call() -> None:
+            for _ in range(calls):
+                rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1))
+
+        threads = [threading.Thread(target=call) for _ in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # A call is answered by a job of its own, so one caller may have two under way; and the receivers.
+        assert int(agent.get_metrics()["agent.threads"]) <= 2 * callers + 8

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import resource
 from pathlib import Path
 
 import pytest
 
 from rpc_backends_faults import _native, start
+from rpc_backends_faults.check import check
 from rpc_backends_faults.engine import Engine
 from rpc_backends_faults.errors import RuleError
+from support import steps
+from support.workers import WorkerContext, Workers
+
+from . import acts
 
 FULL = "/dev/full"  # a file on a disk without space
 
@@ -50,3 +56,53 @@ def test_a_log_without_its_first_line_starts_no_program(pipeline: _native.FaultP
 
     with pytest.raises(RuleError, match="event log /dev/full cannot be written: No space left"):
         start._check_written(pipeline, Path(FULL))
+
+
+def limit_files(me: WorkerContext, size: int) -> None:
+    """Let no file of this process become larger, as a full disk does; -1 for no limit."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))
+
+
+def test_doctor_says_which_log_was_cut_off(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(logs)}) as workers:
+        workers.run(steps.join, url, backend="ZEROMQ")
+        workers[1].call(limit_files, (logs / "worker1.jsonl").stat().st_size + 100)
+        for worker in (0, 1):
+            workers[worker].call(acts.several, f"worker{1 - worker}", list(range(9)), ())
+        workers[1].call(limit_files, -1)  # the store is a file too
+        workers.run(steps.leave)
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOG", str(logs))
+
+    [found] = [one for one in check().findings if one.level == "warning"]
+    assert found.about == "event log"
+    assert f"{logs / 'worker1.jsonl'} is cut off, it stops in the middle of a line" in found.text
+    assert "a full disk, say" in found.text
+
+
+def test_doctor_says_that_a_killed_worker_left_no_end(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    with Workers(1, env={"RPC_BACKENDS_FAULTS_LOG": str(logs)}) as workers:
+        workers.run(steps.join, url, backend="ZEROMQ")
+        workers[0].kill()
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS_REPLAY", str(logs))
+
+    [found] = [one for one in check().findings if one.level == "warning"]
+    assert "worker0.jsonl is cut off, it stops without an end: its process was killed" in found.text
+
+
+def test_doctor_says_that_logs_are_complete(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(logs)}) as workers:
+        workers.run(steps.join, url, backend="ZEROMQ")
+        workers.run(steps.leave)
+    monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOG", str(logs))
+
+    assert [one.level for one in check().findings] == ["note", "ok"]
+    assert check().findings[1].text == f"2 logs in {logs}, complete"

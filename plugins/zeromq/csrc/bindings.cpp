@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "zeromq_transport.h"
@@ -156,7 +157,7 @@ py::tuple make_keys() {
 std::shared_ptr<PythonsTransport> make(const std::optional<py::bytes>& public_key,
                                        const std::optional<py::bytes>& secret_key, uint64_t max_message,
                                        double heartbeat, double heartbeat_timeout, double handshake_timeout,
-                                       int io_threads, const py::object& on_unknown_key,
+                                       int io_threads, bool wants_proofs, const py::object& on_unknown_key,
                                        const py::object& on_refused) {
   if (public_key.has_value() != secret_key.has_value()) {
     throw TransportError("public_key and secret_key are given both, or neither");
@@ -172,6 +173,7 @@ std::shared_ptr<PythonsTransport> make(const std::optional<py::bytes>& public_ke
   settings.heartbeat_timeout = heartbeat_timeout;
   settings.handshake_timeout = handshake_timeout;
   settings.io_threads = io_threads;
+  settings.wants_proofs = wants_proofs;
   return std::make_shared<PythonsTransport>(settings, unknown_key_callback(on_unknown_key),
                                             refused_callback(on_refused));
 }
@@ -252,10 +254,17 @@ py::capsule capsule_of(const std::shared_ptr<PythonsTransport>& transport) {
 }
 
 void learn(PythonsTransport& transport, int peer, const std::string& endpoint,
-           const std::optional<py::bytes>& public_key) {
-  const std::string key = public_key ? std::string(*public_key) : std::string();
+           const std::optional<py::bytes>& public_key, const std::optional<std::array<py::bytes, 4>>& proofs) {
+  Credentials credentials;
+  credentials.public_key = public_key ? std::string(*public_key) : std::string();
+  if (proofs) {
+    credentials.our_greeting = (*proofs)[0];
+    credentials.their_greeting = (*proofs)[1];
+    credentials.our_answer = (*proofs)[2];
+    credentials.their_answer = (*proofs)[3];
+  }
   const py::gil_scoped_release release;
-  transport.learn_endpoint(peer, endpoint, key);
+  transport.learn_endpoint(peer, endpoint, credentials);
 }
 
 }  // namespace
@@ -284,10 +293,10 @@ PYBIND11_MODULE(_native, module) {
   py::class_<PythonsTransport, std::shared_ptr<PythonsTransport>>(module, "Transport")
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
            py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
-           py::arg("io_threads") = 1, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
+           py::arg("io_threads") = 1, py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
       .def("bind", &PythonsTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonsTransport::start, py::arg("self_id"), release())
-      .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"))
+      .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none())
       .def("forget", &PythonsTransport::forget, py::arg("peer"), release())
       .def("reject", &PythonsTransport::reject, py::arg("peer"), py::arg("reason"), release())
       .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"))

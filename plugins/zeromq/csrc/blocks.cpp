@@ -5,14 +5,24 @@
 #include <cstdlib>
 #include <deque>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace rpc_backends::zeromq {
 
 namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
+// Of the sizes of blocks without large pages.
+constexpr size_t kStep = size_t{64} << 10;
+// malloc() is as fast with less.
+constexpr size_t kLeastKept = size_t{128} << 10;
+
+struct alignas(16) Unit {
+  char bytes[16];
+};
 
 struct Block {
   void* memory = nullptr;
@@ -69,15 +79,25 @@ Kept& kept() {
 }  // namespace
 
 Part take_block(size_t size) {
-  const size_t whole = (size + kLargePage - 1) / kLargePage * kLargePage;
+  if (size < kLeastKept) {
+    auto owner = std::make_shared_for_overwrite<Unit[]>(size / sizeof(Unit) + 1);
+    return {owner.get(), size, std::move(owner)};
+  }
+  // Large pages, of which fewer have to be found and cleared, where that wastes no more than half.
+  const size_t page = size >= kLargePage / 2 ? kLargePage : kStep;
+  const size_t whole = (size + page - 1) / page * page;
+  if (whole < size) {
+    throw std::bad_alloc();
+  }
   Block block = kept().take(whole);
   if (block.memory == nullptr) {
-    block = {std::aligned_alloc(kLargePage, whole), whole};
+    block = {std::aligned_alloc(page, whole), whole};
     if (block.memory == nullptr) {
       throw std::bad_alloc();
     }
-    // Most of the time would go into small pages.
-    madvise(block.memory, whole, MADV_HUGEPAGE);
+    if (page == kLargePage) {
+      madvise(block.memory, whole, MADV_HUGEPAGE);
+    }
   }
   return {block.memory, size, std::shared_ptr<void>(block.memory, [block](void*) { kept().give(block); })};
 }

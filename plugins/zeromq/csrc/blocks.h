@@ -14,7 +14,7 @@ namespace rpc_backends::zeromq {
 // Bytes of all blocks that are kept.
 inline constexpr size_t kKept = size_t{256} << 20;
 
-// Memory with whatever was in it before, at a multiple of 2 MiB; the block is kept when its owner goes.
+// Memory with whatever was in it before, at a multiple of 16; a large block is kept when its owner goes.
 // Throws std::bad_alloc.
 Part take_block(size_t size);
 

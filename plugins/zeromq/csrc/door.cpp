@@ -1,8 +1,5 @@
 #include "door.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -70,28 +67,8 @@ std::string Door::bind(const std::string& endpoint) {
     throw BindError(errno, endpoint);
   }
   std::string bound = socket_->last_endpoint();
-  note_file(bound);
   drain(std::move(lock));
   return bound;
-}
-
-void Door::note_file(const std::string& bound) {
-  constexpr std::string_view ipc = "ipc://";
-  struct stat found{};
-  if (bound.compare(0, ipc.size(), ipc) == 0 && ::lstat(bound.c_str() + ipc.size(), &found) == 0) {
-    files_.push_back({bound.substr(ipc.size()), found.st_dev, found.st_ino});
-  }
-}
-
-void Door::remove_files() {
-  for (const SocketFile& file : files_) {
-    struct stat found{};
-    // Somebody else may listen there by now.
-    if (::lstat(file.path.c_str(), &found) == 0 && found.st_dev == file.device && found.st_ino == file.number) {
-      ::unlink(file.path.c_str());
-    }
-  }
-  files_.clear();
 }
 
 void Door::reply(int peer, Packed& message) {
@@ -144,7 +121,6 @@ void Door::close(double linger) {
   if (!socket_) {
     return;
   }
-  remove_files();
   std::optional<Socket> socket = leave();
   if (linger > 0) {
     socket->linger(linger);

@@ -4,8 +4,6 @@
 // honest peer end it; and what still comes by it is dropped.
 #pragma once
 
-#include <sys/types.h>
-
 #include <functional>
 #include <memory>
 #include <optional>
@@ -65,16 +63,7 @@ class Door : public SocketSource {
     bool told = false;   // that nothing is
   };
 
-  // A file that libzmq has made, and leaves behind.
-  struct SocketFile {
-    std::string path;
-    dev_t device;
-    ino_t number;
-  };
-
   Read read_one() override;
-  void note_file(const std::string& bound);
-  void remove_files();
   Caller* find(Frame& name, const Frame& first);
   Caller* admit(Frame& name, const Frame& first);
   std::string_view user_of(const Frame& frame) const;
@@ -90,7 +79,6 @@ class Door : public SocketSource {
   const std::function<void(int)> on_arrival_;
   std::unordered_map<std::string, std::unique_ptr<Caller>> callers_;
   std::unordered_map<int, std::vector<Caller*>> by_peer_;  // the newest last
-  std::vector<SocketFile> files_;
 
   // Of the keeper's thread, once it is open.
   std::unique_ptr<Monitor> monitor_;

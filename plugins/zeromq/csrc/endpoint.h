@@ -16,7 +16,11 @@ class Endpoint {
   explicit Endpoint(const std::string& text);
 
   const std::string& text() const { return text_; }
+  bool is_unix() const { return address_.ss_family == AF_UNIX; }
   bool is_ipv6() const { return address_.ss_family == AF_INET6; }
+
+  const sockaddr* address() const { return reinterpret_cast<const sockaddr*>(&address_); }
+  socklen_t address_size() const { return size_; }
 
   // Tries to connect, and returns 0 if somebody listens there, EINPROGRESS if that was not to be found
   // out within `milliseconds`, and else the error.

@@ -67,6 +67,14 @@ class Epoll {
     }
   }
 
+  // Has a descriptor that was added with EPOLLONESHOT told of once more.
+  void rearm(int fd, uint32_t events, uint64_t id) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = id;
+    epoll_ctl(fd_.get(), EPOLL_CTL_MOD, fd, &event);
+  }
+
   void remove(int fd) { epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
   // Returns the number of one that is ready, or 0. -1 waits for ever.

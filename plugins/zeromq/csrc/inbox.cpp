@@ -26,13 +26,25 @@ Inbox::Inbox() {
 }
 
 uint64_t Inbox::add(int fd, const std::weak_ptr<Source>& source) {
+  return add(fd, source, EPOLLIN | EPOLLET);
+}
+
+uint64_t Inbox::add_one_shot(int fd, const std::weak_ptr<Source>& source) {
+  return add(fd, source, EPOLLIN | EPOLLONESHOT);
+}
+
+void Inbox::rearm(uint64_t id, int fd) {
+  epoll_.rearm(fd, EPOLLIN | EPOLLONESHOT, id);
+}
+
+uint64_t Inbox::add(int fd, const std::weak_ptr<Source>& source, uint32_t events) {
   uint64_t id = 0;
   {
     std::lock_guard<std::mutex> lock(sources_mutex_);
     id = next_id_++;
     sources_.emplace(id, source);
   }
-  epoll_.add(fd, EPOLLIN | EPOLLET, id);
+  epoll_.add(fd, events, id);
   return id;
 }
 

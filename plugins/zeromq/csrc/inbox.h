@@ -39,6 +39,11 @@ class Inbox {
 
   // Returns a number for the source, for again() and remove().
   uint64_t add(int fd, const std::weak_ptr<Source>& source);
+
+  // The same for a source that is pumped by one thread at a time: no other is, until rearm().
+  uint64_t add_one_shot(int fd, const std::weak_ptr<Source>& source);
+  void rearm(uint64_t id, int fd);
+
   void remove(uint64_t id, int fd);
 
   // Has pump() called again soon: there is more to read.
@@ -56,6 +61,7 @@ class Inbox {
   void close();
 
  private:
+  uint64_t add(int fd, const std::weak_ptr<Source>& source, uint32_t events);
   bool take(Event& event);
   uint64_t take_again();
   bool wants_help() const;

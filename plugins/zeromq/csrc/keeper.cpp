@@ -13,9 +13,9 @@ constexpr uint64_t kSignal = 1;
 
 }  // namespace
 
-Keeper::Keeper() {
+Keeper::Keeper(const char* thread_name) {
   epoll_.add(signal_.fd(), EPOLLIN, kSignal);
-  thread_ = start_thread("rpc-zmq-keeper", [this] { live(); });
+  thread_ = start_thread(thread_name, [this] { live(); });
 }
 
 void Keeper::stop() {
@@ -37,14 +37,14 @@ void Keeper::stop() {
   timed.swap(timed_);
 }
 
-uint64_t Keeper::watch(int fd, Task task) {
+uint64_t Keeper::watch(int fd, Task task, uint32_t events) {
   uint64_t id = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     id = next_id_++;
     watches_.emplace(id, std::make_shared<Task>(std::move(task)));
   }
-  epoll_.add(fd, EPOLLIN, id);
+  epoll_.add(fd, events, id);
   return id;
 }
 

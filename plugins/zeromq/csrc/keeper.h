@@ -20,11 +20,12 @@ class Keeper {
  public:
   using Task = std::function<void()>;
 
-  Keeper();
+  explicit Keeper(const char* thread_name = "rpc-zmq-keeper");
   ~Keeper() { stop(); }
 
-  // Has `task` run whenever `fd` is readable, until unwatch(). Returns a number for that.
-  uint64_t watch(int fd, Task task);
+  // Has `task` run whenever `fd` is readable, or whatever else `events` of epoll say, until unwatch(). Returns
+  // a number for that.
+  uint64_t watch(int fd, Task task, uint32_t events = EPOLLIN);
   void unwatch(uint64_t id, int fd);
 
   void post(Task task);

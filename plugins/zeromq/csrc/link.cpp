@@ -27,17 +27,16 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
-Link::Link(const Services& services, Listener& listener, int peer)
+Link::Link(const Services& services, Listener& listener, int peer, const Endpoint& endpoint)
     : SocketSource(services.inbox, services.counters),
+      Connection(listener, peer, endpoint),
       settings_(services.settings),
       context_(services.context),
       keeper_(services.keeper),
-      listener_(listener),
-      peer_(peer),
       assembler_(services.settings.max_message) {}
 
 Link::~Link() {
-  close();
+  close(0);
 }
 
 std::shared_ptr<Link> Link::self() {
@@ -59,9 +58,8 @@ void Link::set_options(Socket& socket, const std::string& key, const Route& rout
   }
 }
 
-void Link::open(const Endpoint& endpoint, const std::string& key, const Route& route) {
+void Link::open(const std::string& key, const Route& route) {
   using namespace monitor_event;
-  endpoint_ = endpoint;
   opened_ = Clock::now();
   const std::weak_ptr<Link> weak = self();
   Lock lock(mutex_);
@@ -86,16 +84,17 @@ void Link::open(const Endpoint& endpoint, const std::string& key, const Route& r
       link->on_deadline();
     }
   });
-  if (!socket_->connect(endpoint.text())) {
+  if (!socket_->connect(endpoint_.text())) {
     const std::string why = text_of(errno);
     lock.unlock();
-    close();
-    throw TransportError("cannot connect to " + endpoint.text() + ": " + why);
+    close(0);
+    throw TransportError("cannot connect to " + endpoint_.text() + ": " + why);
   }
   drain(std::move(lock));
 }
 
-bool Link::send(Packed& message) {
+bool Link::send(Parts parts) {
+  Packed message(std::move(parts), settings_.max_message);
   Lock lock(mutex_);
   if (!socket_) {
     return false;

@@ -1,13 +1,10 @@
-// A connection to a peer: our requests leave by it, and their answers come by it.
-//
-// It connects once, and what is queued on it goes when it does. So a message that was reported as lost is
-// never delivered later; whoever wants to try again makes another link.
+// A connection to a peer over TCP, by libzmq.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "endpoint.h"
+#include "connection.h"
 #include "keeper.h"
 #include "monitor.h"
 #include "route.h"
@@ -15,16 +12,8 @@
 
 namespace rpc_backends::zeromq {
 
-class Link : public SocketSource {
+class Link : public SocketSource, public Connection {
  public:
-  // What a link is told to tell; on the keeper's thread.
-  struct Listener {
-    virtual ~Listener() = default;
-    virtual void on_up(const std::shared_ptr<Link>& link) = 0;
-    // Nothing comes by the link any more.
-    virtual void on_end(const std::shared_ptr<Link>& link, const std::string& reason) = 0;
-  };
-
   struct Services {
     const Settings& settings;
     Context& context;
@@ -33,27 +22,16 @@ class Link : public SocketSource {
     Counters& counters;
   };
 
-  Link(const Services& services, Listener& listener, int peer);
+  Link(const Services& services, Listener& listener, int peer, const Endpoint& endpoint);
   ~Link() override;
 
   // Begins to connect. Throws TransportError if the system has no room for it.
-  void open(const Endpoint& endpoint, const std::string& key, const Route& route);
+  void open(const std::string& key, const Route& route);
 
-  // Returns false if the link has ended.
-  bool send(Packed& message);
-
-  // Reads what has arrived, and closes. What was sent has `linger` seconds to leave.
-  void close(double linger = 0);
-
-  // Ends it for what came by it; the listener is told.
-  void end(const std::string& reason);
-
-  int peer() const { return peer_; }
-  const Endpoint& endpoint() const { return endpoint_; }
-
-  // When a message came by it last; never if it is the clock's beginning.
-  Clock::time_point last_message() const { return last_message_; }
-  Clock::time_point up_since() const { return up_since_; }
+  bool send(Parts parts) override;
+  void close(double linger) override;
+  void end(const std::string& reason) override;
+  Clock::time_point last_message() const override { return last_message_; }
 
  private:
   Read read_one() override;
@@ -67,9 +45,6 @@ class Link : public SocketSource {
   const Settings& settings_;
   Context& context_;
   Keeper& keeper_;
-  Listener& listener_;
-  const int peer_;
-  Endpoint endpoint_;
   Assembler assembler_;
   bool broken_ = false;  // what comes now is dropped
   std::atomic<Clock::time_point> last_message_{Clock::time_point()};
@@ -79,9 +54,7 @@ class Link : public SocketSource {
   int monitor_fd_ = -1;
   uint64_t watch_ = 0;
   Clock::time_point opened_;
-  Clock::time_point up_since_;
   bool connected_ = false;
-  bool ended_ = false;
   std::string trouble_;  // in the handshake
 };
 

@@ -42,18 +42,18 @@ bool Peers::started() const {
   return self_ != -1;
 }
 
-void Peers::learn(int peer, const Endpoint& endpoint, const std::string& key) {
-  std::shared_ptr<Link> old;
+void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credentials) {
+  std::shared_ptr<Connection> old;
   uint64_t loss = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     Peer& known = peers_[peer];
-    const bool same = known.endpoint == endpoint && known.key == key;
+    const bool same = known.endpoint == endpoint && known.credentials == credentials;
     if (same && !known.lost) {
       return;
     }
     known.endpoint = endpoint;
-    known.key = key;
+    known.credentials = credentials;
     if (!same) {
       old = std::move(known.link);
       loss = old && !known.lost ? lose(known, "its address has changed") : 0;
@@ -64,7 +64,7 @@ void Peers::learn(int peer, const Endpoint& endpoint, const std::string& key) {
     }
   }
   if (old) {
-    old->close();
+    old->close(0);
   }
   if (loss != 0) {
     announce_loss(peer, loss, old->last_message());
@@ -72,7 +72,7 @@ void Peers::learn(int peer, const Endpoint& endpoint, const std::string& key) {
 }
 
 void Peers::forget(int peer) {
-  std::shared_ptr<Link> link;
+  std::shared_ptr<Connection> link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = peers_.find(peer);
@@ -83,12 +83,12 @@ void Peers::forget(int peer) {
     peers_.erase(found);
   }
   if (link) {
-    link->close();
+    link->close(0);
   }
 }
 
-void Peers::send(int peer, Packed& message) {
-  std::shared_ptr<Link> link;
+void Peers::send(int peer, Parts parts) {
+  std::shared_ptr<Connection> link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = peers_.find(peer);
@@ -105,12 +105,12 @@ void Peers::send(int peer, Packed& message) {
     }
     link = known.link;
   }
-  if (!link->send(message)) {
+  if (!link->send(std::move(parts))) {
     throw TransportError(called(peer) + " is lost: " + why_lost(peer, *link));
   }
 }
 
-std::string Peers::why_lost(int peer, const Link& link) const {
+std::string Peers::why_lost(int peer, const Connection& link) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(peer);
   const bool known = found != peers_.end() && found->second.lost;
@@ -140,28 +140,39 @@ void Peers::close(double linger) {
     closed_ = true;
     peers.swap(peers_);
   }
-  for (auto& [id, peer] : peers) {
-    if (peer.link) {
-      // Nothing can be on a link that is a trial.
-      peer.link->close(peer.lost ? 0 : linger);
+  // libzmq's leave at the same time, later; the others one after the other, in what is left of the time.
+  const auto deadline = Clock::now() + Milliseconds(milliseconds(linger));
+  for (const bool is_unix : {false, true}) {
+    for (auto& [id, peer] : peers) {
+      if (peer.link && peer.endpoint.is_unix() == is_unix) {
+        const std::chrono::duration<double> left = deadline - Clock::now();
+        // Nothing can be on a link that is a trial.
+        peer.link->close(peer.lost ? 0 : is_unix ? std::max(0.0, left.count()) : linger);
+      }
     }
   }
 }
 
 // --- links ------------------------------------------------------------------------------------------
 
-std::shared_ptr<Link> Peers::open_link(int id, const Peer& peer) {
-  auto link = std::make_shared<Link>(services_, static_cast<Link::Listener&>(*this), id);
-  link->open(peer.endpoint, peer.key, Route::make(self_));
+std::shared_ptr<Connection> Peers::open_link(int id, const Peer& peer) {
+  Connection::Listener& listener = *this;
+  if (peer.endpoint.is_unix()) {
+    auto link = std::make_shared<UnixLink>(unix_services_, listener, id, peer.endpoint);
+    link->open(peer.credentials, Route::make(self_));
+    return link;
+  }
+  auto link = std::make_shared<Link>(services_, listener, id, peer.endpoint);
+  link->open(peer.credentials.public_key, Route::make(self_));
   return link;
 }
 
-Peers::Peer* Peers::owner_of(const std::shared_ptr<Link>& link) {
+Peers::Peer* Peers::owner_of(const std::shared_ptr<Connection>& link) {
   const auto found = peers_.find(link->peer());
   return found != peers_.end() && found->second.link == link ? &found->second : nullptr;
 }
 
-void Peers::on_up(const std::shared_ptr<Link>& link) {
+void Peers::on_up(const std::shared_ptr<Connection>& link) {
   std::lock_guard<std::mutex> lock(mutex_);
   Peer* const peer = owner_of(link);
   if (peer == nullptr || !peer->lost) {
@@ -175,7 +186,7 @@ void Peers::on_up(const std::shared_ptr<Link>& link) {
   services_.inbox.push(std::move(event));
 }
 
-void Peers::on_end(const std::shared_ptr<Link>& link, const std::string& reason) {
+void Peers::on_end(const std::shared_ptr<Connection>& link, const std::string& reason) {
   uint64_t loss = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -188,7 +199,7 @@ void Peers::on_end(const std::shared_ptr<Link>& link, const std::string& reason)
     }
   }
   // What had arrived goes before the loss.
-  link->close();
+  link->close(0);
   if (loss != 0) {
     announce_loss(link->peer(), loss, link->last_message());
   }

@@ -11,23 +11,25 @@
 #include <vector>
 
 #include "link.h"
+#include "unix_link.h"
 
 namespace rpc_backends::zeromq {
 
-class Peers : private Link::Listener {
+class Peers : private Connection::Listener {
  public:
-  explicit Peers(const Link::Services& services) : services_(services) {}
+  Peers(const Link::Services& services, const UnixStream::Services& unix_services)
+      : services_(services), unix_services_(unix_services) {}
 
   // From now on this worker is known to its peers as `self`.
   void start(int self);
   bool started() const;
 
   // A peer that is known with other words is lost, and found when it is there.
-  void learn(int peer, const Endpoint& endpoint, const std::string& key);
+  void learn(int peer, const Endpoint& endpoint, const Credentials& credentials);
   void forget(int peer);
 
   // Throws TransportError.
-  void send(int peer, Packed& message);
+  void send(int peer, Parts parts);
 
   // Ends the link to a peer for what came by it.
   void end_link(int peer, const std::string& reason);
@@ -41,8 +43,8 @@ class Peers : private Link::Listener {
  private:
   struct Peer {
     Endpoint endpoint;
-    std::string key;
-    std::shared_ptr<Link> link;
+    Credentials credentials;
+    std::shared_ptr<Connection> link;
     bool lost = false;
     std::string reason;
     int failures = 0;    // in a row
@@ -50,11 +52,11 @@ class Peers : private Link::Listener {
     uint64_t trial = 0;  // the next one; any other that was planned is void
   };
 
-  void on_up(const std::shared_ptr<Link>& link) override;
-  void on_end(const std::shared_ptr<Link>& link, const std::string& reason) override;
-  std::string why_lost(int peer, const Link& link) const;
-  Peer* owner_of(const std::shared_ptr<Link>& link);
-  std::shared_ptr<Link> open_link(int id, const Peer& peer);
+  void on_up(const std::shared_ptr<Connection>& link) override;
+  void on_end(const std::shared_ptr<Connection>& link, const std::string& reason) override;
+  std::string why_lost(int peer, const Connection& link) const;
+  Peer* owner_of(const std::shared_ptr<Connection>& link);
+  std::shared_ptr<Connection> open_link(int id, const Peer& peer);
   void plan_trial(int id, Peer& peer, Clock::duration wait);
   void try_again(int id, uint64_t trial);
   uint64_t lose(Peer& peer, const std::string& reason);
@@ -63,6 +65,7 @@ class Peers : private Link::Listener {
   Clock::duration pause(int failures);
 
   const Link::Services services_;
+  const UnixStream::Services unix_services_;
   mutable std::mutex mutex_;
   int self_ = -1;
   bool closed_ = false;

@@ -21,8 +21,21 @@ struct Settings {
   double heartbeat_timeout = 0;
   double handshake_timeout = 0;
   int io_threads = 1;
+  // Whether who connects to a Unix socket, or is connected to, has to prove who it is.
+  bool wants_proofs = false;
 
   bool encrypts() const { return !public_key.empty(); }
+};
+
+inline constexpr size_t kProofSize = 32;
+
+// How two workers know each other. The proofs, on Unix sockets, are empty or of kProofSize.
+struct Credentials {
+  std::string public_key;  // the peer's, Z85; empty without encryption
+  std::string our_greeting, their_greeting;  // of who connects
+  std::string our_answer, their_answer;      // of who listens
+
+  friend bool operator==(const Credentials&, const Credentials&) = default;
 };
 
 inline int milliseconds(double seconds) {

@@ -26,6 +26,8 @@ inline constexpr uint8_t kVersion = 1;
 enum class Kind : uint8_t {
   kMessage = 1,
   kRefusal = 2,  // nothing more is taken by this connection; a text says why
+  kPing = 3,     // on a Unix socket: asks for a kPong
+  kPong = 4,
 };
 
 // What a head begins with. `count` sizes of 64 bits follow, each with the place of the part in front.

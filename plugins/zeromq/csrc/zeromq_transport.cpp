@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <string_view>
 #include <utility>
 
 namespace rpc_backends::zeromq {
@@ -56,34 +57,47 @@ struct ZeroMQTransport::Works {
         asker(std::move(on_unknown_key), std::move(on_refused)),
         context(settings->io_threads),
         zap(context, keeper, asker, directory, *counters, settings->encrypts()),
-        peers(Link::Services{*settings, context, inbox, keeper, *counters}),
+        unix_services{*settings, inbox, keeper, writer, *counters},
+        peers(Link::Services{*settings, context, inbox, keeper, *counters}, unix_services),
+        unix_listener(std::make_shared<UnixListener>(unix_services, asker, proofs, arrival())),
         door(std::make_shared<Door>(Door::Services{*settings, context, inbox, keeper, *counters, asker, directory},
-                                    [this](int peer) { keeper.post([this, peer] { peers.hint(peer); }); })) {
+                                    arrival())) {
     try {
       door->open();
     } catch (...) {
       keeper.stop();  // it may be using what goes now
+      writer.stop();
       throw;
     }
+  }
+
+  std::function<void(int)> arrival() {
+    return [this](int peer) { keeper.post([this, peer] { peers.hint(peer); }); };
   }
 
   // The context goes last of what is ZeroMQ's, and waits for what is to leave.
   void close(double linger) {
     keeper.stop();
+    writer.stop();
     asker.stop();
     door->close(linger);
     peers.close(linger);
+    unix_listener->close(linger);
   }
 
   const std::shared_ptr<const Settings> settings;
   const std::shared_ptr<Counters> counters;
   Inbox inbox;
-  Directory directory;
+  Directory directory;  // of public keys
+  Directory proofs;     // for the Unix socket
   Keeper keeper;
+  Keeper writer{"rpc-zmq-writer"};
   Asker asker;
   Context context;
   Zap zap;
+  UnixStream::Services unix_services;
   Peers peers;
+  std::shared_ptr<UnixListener> unix_listener;
   std::shared_ptr<Door> door;
 };
 
@@ -115,7 +129,13 @@ std::vector<std::string> ZeroMQTransport::bind(const std::vector<std::string>& e
   check();
   std::vector<std::string> bound;
   for (const std::string& endpoint : endpoints) {
-    bound.push_back(works_->door->bind(endpoint));
+    constexpr std::string_view ipc = "ipc://";
+    if (endpoint.compare(0, ipc.size(), ipc) == 0) {
+      works_->unix_listener->bind(endpoint.substr(ipc.size()));
+      bound.push_back(endpoint);
+    } else {
+      bound.push_back(works_->door->bind(endpoint));
+    }
   }
   if (address_.empty() && !bound.empty()) {
     address_ = bound[0] + (settings_->encrypts() ? " " + settings_->public_key : "");
@@ -136,10 +156,13 @@ std::string ZeroMQTransport::listen(int self, const std::string& /*name*/) {
 
 void ZeroMQTransport::learn(int peer, const std::string& /*name*/, const std::string& address) {
   const size_t space = address.find(' ');
-  learn_endpoint(peer, address.substr(0, space), space == std::string::npos ? "" : address.substr(space + 1));
+  Credentials credentials;
+  credentials.public_key = space == std::string::npos ? "" : address.substr(space + 1);
+  learn_endpoint(peer, address.substr(0, space), credentials);
 }
 
-void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, const std::string& public_key) {
+void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, const Credentials& credentials) {
+  const std::string& public_key = credentials.public_key;
   const Gate::Pass pass(gate_);
   check();
   const std::string who = "worker " + std::to_string(peer);
@@ -154,8 +177,15 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
     throw TransportError("the public key of " + who + " is none: it is not 40 characters of Z85");
   }
   const Endpoint checked_endpoint(endpoint);
+  const auto is_proof = [](const std::string& proof) { return proof.size() == kProofSize; };
+  if (settings_->wants_proofs && !(is_proof(credentials.our_greeting) && is_proof(credentials.their_greeting) &&
+                                   is_proof(credentials.our_answer) && is_proof(credentials.their_answer))) {
+    throw TransportError("the proofs of " + who + " are none: each is " + std::to_string(kProofSize) + " bytes");
+  }
   works_->directory.learn(peer, public_key);
-  works_->peers.learn(peer, checked_endpoint, public_key);
+  works_->proofs.learn(peer, credentials.their_greeting);
+  works_->unix_listener->learn(peer, credentials.our_answer);
+  works_->peers.learn(peer, checked_endpoint, credentials);
 }
 
 void ZeroMQTransport::forget(int peer) {
@@ -164,18 +194,20 @@ void ZeroMQTransport::forget(int peer) {
     return;
   }
   works_->directory.forget(peer);
+  works_->proofs.forget(peer);
   works_->peers.forget(peer);
   works_->door->forget(peer);
+  works_->unix_listener->forget(peer);
 }
 
 void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
   const Gate::Pass pass(gate_);
   check();
-  Packed message(std::move(parts), settings_->max_message);
-  if (reply) {
+  if (!reply) {
+    works_->peers.send(peer, std::move(parts));
+  } else if (!works_->unix_listener->reply(peer, parts)) {
+    Packed message(std::move(parts), settings_->max_message);
     works_->door->reply(peer, message);
-  } else {
-    works_->peers.send(peer, message);
   }
   ++counters_->messages_sent;
 }
@@ -199,6 +231,7 @@ void ZeroMQTransport::reject(int peer, const std::string& reason) {
   }
   works_->peers.end_link(peer, "rejected: " + reason);
   works_->door->reject(peer, reason);
+  works_->unix_listener->reject(peer, reason);
 }
 
 void ZeroMQTransport::close(double linger) {

@@ -3,6 +3,7 @@
 //   send(reply=false)  Peers ─▶ Link ══════▶ peer's Door        a connection of ours: requests, their answers
 //   send(reply=true)   Door  ══════════════▶ peer's Link        a connection of the peer's: its requests
 //   receive()          Inbox ◀─ Link, Door                      read by the threads that wait
+//   on one host        UnixLink for Link, UnixListener for Door: no ZeroMQ, UnixStream at both ends
 //   Keeper             one thread: monitors of connections, who may connect (Zap), trials to reach lost peers
 //   Asker              one thread: the owner's callbacks
 //
@@ -18,6 +19,7 @@
 #include "door.h"
 #include "gate.h"
 #include "peers.h"
+#include "unix_listener.h"
 #include "zap.h"
 
 namespace rpc_backends::zeromq {
@@ -31,7 +33,7 @@ class ZeroMQTransport : public Transport {
   // Returns the endpoints with the ports that the system has chosen. Throws BindError.
   std::vector<std::string> bind(const std::vector<std::string>& endpoints);
   void start(int self);
-  void learn_endpoint(int peer, const std::string& endpoint, const std::string& public_key);
+  void learn_endpoint(int peer, const std::string& endpoint, const Credentials& credentials);
   Inbox::Outcome receive_until(Event& event, Clock::time_point deadline);
 
   // For those who bring no addresses of their own: starts, and returns "ENDPOINT KEY" of the first that was

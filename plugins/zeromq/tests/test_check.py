@@ -31,7 +31,7 @@ def test_with_nothing_set_a_worker_is_on_one_host_and_nothing_is_broken() -> Non
     assert findings["secret"].level == "note"
     assert "so workers talk on one host alone" in findings["secret"].text
     assert "`rpc-backends secret --out FILE`" in findings["secret"].text
-    assert findings["encryption"].text == "on"
+    assert findings["encryption"].text == "on; Unix sockets have none, and need none"
     assert findings["address"].text == "127.0.0.1 (lo), any port, by MASTER_ADDR is not set"
     assert findings["Unix sockets"].level == "ok"
     assert set(findings) == {"libzmq", "secret", "encryption", "address", "Unix sockets"}

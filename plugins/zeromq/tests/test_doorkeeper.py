@@ -130,6 +130,6 @@ def test_a_key_of_one_that_has_left_or_has_another_now_is_nobody_s() -> None:
 
 def test_without_keys_it_knows_who_was_learned_and_waits_for_none() -> None:
     doorkeeper = Doorkeeper(expected=1, patience=60)
-    doorkeeper.learn(1, None)
+    doorkeeper.learn(1)
 
     assert doorkeeper.whose(KEY) is None

@@ -33,6 +33,7 @@ PEER = Publication(
     tcp=("tcp://127.0.0.1:5000",),
     unix=None,
     public_key=None,
+    session="0" * 32,
     place="MASTER_ADDR is not set",
 )
 
@@ -126,7 +127,7 @@ from rpc_backends_core.spi import RpcBackendsError
 
 scopes, *tcp = sys.argv[1:]
 me = endpoints.Surroundings("me", this_host(), tuple(scopes.split()), True, Policy())
-peer = Publication("g", 1, "w1", 1, Host("k", "n"), tuple(tcp), None, None, "the test")
+peer = Publication("g", 1, "w1", 1, Host("k", "n"), tuple(tcp), None, None, "0" * 32, "the test")
 try:
     print(json.dumps(endpoints.choose(peer, me)))
 except RpcBackendsError as error:

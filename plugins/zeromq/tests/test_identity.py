@@ -26,6 +26,7 @@ MINE = Publication(
     tcp=("tcp://10.0.0.5:5000", "tcp://[fd00::1]:5000"),
     unix=UnixSocket("/run/user/0/rpc-zmq-abc/s", Node(25, 2**63)),
     public_key=PUBLIC_KEY,
+    session="0123456789abcdef" * 2,
     place="route to node0, MASTER_ADDR=node0",
 )
 
@@ -168,16 +169,16 @@ def test_encryption_on_and_off_is_told_on_both_sides(a_secret: Secret) -> None:
     [
         ("", "another backend"),
         ("pigeon 1 2 3", "another backend"),
-        ("zeromq2 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
-        ("zeromq1 ajar {}", "'ajar'"),
-        ("zeromq1", "''"),
-        ("zeromq1 open " + "[" * 10_000, "no JSON"),
-        ("zeromq1 open " + "x" * 100_000, "too long"),
-        ("zeromq1 open {}", "not the fields of a Publication"),
-        ("zeromq1 open 3", "not the fields of a Publication"),
-        ("zeromq1 open é", "not plain text"),
-        ("zeromq1 sealed \x1b[31m 1 {}", "not plain text"),
-        ("zeromq1 open {}\n", "not plain text"),
+        ("zeromq3 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
+        ("zeromq2 ajar {}", "'ajar'"),
+        ("zeromq2", "''"),
+        ("zeromq2 open " + "[" * 10_000, "no JSON"),
+        ("zeromq2 open " + "x" * 100_000, "too long"),
+        ("zeromq2 open {}", "not the fields of a Publication"),
+        ("zeromq2 open 3", "not the fields of a Publication"),
+        ("zeromq2 open é", "not plain text"),
+        ("zeromq2 sealed \x1b[31m 1 {}", "not plain text"),
+        ("zeromq2 open {}\n", "not plain text"),
     ],
 )
 def test_text_that_is_no_publication_is_refused_in_words(text: str, why: str) -> None:
@@ -232,11 +233,11 @@ def test_a_field_that_cannot_be_is_refused(a_secret: Secret, change: dict[str, A
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     # Also from somebody who has the secret: a worker that is broken is no reason to break.
-    sealed = f"zeromq1 sealed {a_secret.fingerprint} {identity._proof(payload, a_secret)} {payload}"
+    sealed = f"zeromq2 sealed {a_secret.fingerprint} {identity._proof(payload, a_secret)} {payload}"
     assert "the address of worker 'wörker 1' (rank 2) in the store is none: " in refused(
         sealed, a_secret
     )
-    refused(f"zeromq1 open {payload}", None)
+    refused(f"zeromq2 open {payload}", None)
 
 
 def test_the_same_facts_in_another_form_are_refused() -> None:
@@ -248,7 +249,7 @@ def test_the_same_facts_in_another_form_are_refused() -> None:
         payload.replace('"rank":2', '"rank":3,"rank":2'),
         json.dumps(json.loads(payload)),
     ):
-        assert "in the store is none" in refused(f"zeromq1 open {other}", None)
+        assert "in the store is none" in refused(f"zeromq2 open {other}", None)
 
 
 def test_keys_of_zeromq_s_alphabet_are_taken() -> None:
@@ -256,3 +257,35 @@ def test_keys_of_zeromq_s_alphabet_are_taken() -> None:
     for start in range(0, len(alphabet), 40):
         key = (alphabet[start:] + alphabet)[:40]
         assert opened(identity.seal(replace(MINE, public_key=key), None), None).public_key == key
+
+
+# --- Unix sockets ------------------------------------------------------------------------------------
+
+
+def test_each_side_expects_what_the_other_shows(a_secret: Secret) -> None:
+    other = replace(MINE, worker_id=2, session="f" * 32)
+
+    ours, theirs, our_answer, their_answer = identity.unix_proofs(MINE, other, a_secret)
+
+    assert identity.unix_proofs(other, MINE, a_secret) == (theirs, ours, their_answer, our_answer)
+    assert len({ours, theirs, our_answer, their_answer}) == 4
+    assert {len(proof) for proof in (ours, theirs, our_answer, their_answer)} == {32}
+
+
+@pytest.mark.parametrize(
+    "change", [{"session": "e" * 32}, {"worker_id": 3}], ids=["session", "worker"]
+)
+def test_a_proof_holds_for_one_pair_of_sessions(a_secret: Secret, change: dict[str, Any]) -> None:
+    other = replace(MINE, worker_id=2, session="f" * 32)
+
+    shown = set(identity.unix_proofs(MINE, other, a_secret))
+
+    assert not shown & set(identity.unix_proofs(MINE, replace(other, **change), a_secret))
+
+
+def test_without_the_secret_nobody_has_the_proofs(a_secret: Secret) -> None:
+    other = replace(MINE, worker_id=2, session="f" * 32)
+
+    shown = set(identity.unix_proofs(MINE, other, a_secret))
+
+    assert not shown & set(identity.unix_proofs(MINE, other, None))

@@ -326,6 +326,7 @@ def be_there_first(me: WorkerContext, url: str, other: str | None) -> str:
             tcp=(f"tcp://127.0.0.1:{port}",),
             unix=None,
             public_key=public.decode(),
+            session=identity.new_session(),
             place="",
         )
         theirs = None if other is None else secret.parse(other, "the intruder")

@@ -66,6 +66,11 @@ def test_options_win_over_the_environment() -> None:
     assert (found.ports, found.unix_sockets) == (Ports(6000, 6000), False)
 
 
+def test_encryption_and_unix_sockets_cannot_both_be_asked_for() -> None:
+    with pytest.raises(SettingError, match="both asked for, and Unix sockets are not encrypted"):
+        settings_of(ZeroMQRpcBackendOptions(encryption=True), {f"{P}UNIX_SOCKETS": "1"})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [

@@ -1,8 +1,12 @@
-"""The soak (`benchmarks/soak`), for half a minute: it finds nothing, and it finds what leaks."""
+"""The soak (`benchmarks/soak`), for half a minute: it finds nothing, and it finds what leaks.
+
+SOAK_MINUTES=10 lets the soak with peers that die run for so long.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -17,6 +21,11 @@ ROOT = Path(__file__).parents[3]
 SOAK = ROOT / "benchmarks" / "soak"
 #: Few threads, so that all that there will be are there before the first third is over.
 SMALL = ["--workers", "2", "--threads", "2", "--worker-threads", "3", "--interval", "0.25"]
+#: One worker that must survive, and four peers, one of which dies every second.
+DYING = [
+    *("--workers", "1", "--threads", "4", "--worker-threads", "6", "--interval", "0.25"),
+    *("--peers", "4", "--deaths", "1", "--minutes", os.environ.get("SOAK_MINUTES", "0.33")),
+]
 
 
 def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +34,7 @@ def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**clean_environ(), "MALLOC_ARENA_MAX": "2"}
     command = [sys.executable, str(SOAK), *SMALL, *arguments]
     return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=300, check=False
+        command, env=environ, capture_output=True, text=True, timeout=800, check=False
     )
 
 
@@ -54,6 +63,20 @@ def test_what_leaks_is_found_and_what_does_not_is_not() -> None:
             start = f"  {worker} {figure}:"
             line = next(line for line in done.stdout.splitlines() if line.startswith(start))
             assert line.endswith(verdict)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("group", ["dynamic", "static"])
+def test_calls_end_and_nothing_grows_while_peers_are_killed(tmp_path: Path, group: str) -> None:
+    """Each call ends within its timeout; memory, threads and files of the worker stay as they are."""
+    report = tmp_path / "soak.json"
+    done = soak(*DYING, *(["--static"] if group == "static" else []), "--json", str(report))
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = json.loads(report.read_text())["calls"]
+    assert calls["killed"] >= (3 if group == "static" else 5)
+    assert calls["suspended"] >= 1
+    assert calls["error"] > 0  # calls were under way when peers died
+    assert calls["call_builtin"] > calls["error"]  # and most went on
 
 
 def judged(samples: list[float], figure: str = "rss_mib") -> Any:

@@ -102,13 +102,13 @@ def connect_all(me: WorkerContext, ranks: list[int], at: float = 0.0) -> Span:
     return begin, time.perf_counter()
 
 
-def leave(me: WorkerContext, at: float = 0.0) -> Span:
+def leave(me: WorkerContext, at: float = 0.0, graceful: bool = True) -> Span:
     """Call ``shutdown``."""
     from torch.distributed import rpc
 
     _sleep_until(at)
     begin = time.perf_counter()
-    rpc.shutdown()
+    rpc.shutdown(graceful)
     return begin, time.perf_counter()
 
 

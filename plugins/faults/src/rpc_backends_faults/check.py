@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from rpc_backends_cli import Finding, Section
-from rpc_backends_faults import files, replay, settings
+from rpc_backends_faults import files, replay, report_page, settings
+
+#: Logs that are named.
+_MOST_NAMED = 10
 
 
 def check() -> Section:
-    """Look at the variables, and at the rule file that they name."""
+    """Look at the variables, and at the rule file and the event logs that they name."""
     findings = []
     for name, meaning in settings.VARIABLES.items():
         value = os.environ.get(name, "").strip()
@@ -29,8 +33,34 @@ def check() -> Section:
             )
         if asked.replay is not None and not asked.replay.is_dir():
             replay.read(asked.replay)
+        for place in dict.fromkeys(one for one in (asked.log, asked.replay) if one is not None):
+            findings += _logs(place)
     except ValueError as error:
         findings.append(Finding("problem", "rules", str(error), {}))
     if not findings:
         findings.append(Finding("ok", settings.RULES, "is not set: nothing stands before an agent"))
     return Section("faults", "Fault injection", findings)
+
+
+def _logs(place: Path) -> list[Finding]:
+    """Say which event logs are cut off: their faults are not all there, nor in a replay."""
+    logs = report_page.log_files(place) if place.exists() else []
+    found = []
+    for log in logs:
+        try:
+            problem = report_page.cut_off(log)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        if problem is not None:
+            found.append((log, problem))
+    findings = [
+        Finding("warning", "event log", f"{log} {problem}", {"log": str(log)})
+        for log, problem in found[:_MOST_NAMED]
+    ]
+    if len(found) > _MOST_NAMED:
+        more = len(found) - _MOST_NAMED
+        findings.append(Finding("warning", "event log", f"{more} more in {place} have no end", {}))
+    if logs and not found:
+        many = "1 log" if len(logs) == 1 else f"{len(logs)} logs"
+        findings.append(Finding("ok", "event logs", f"{many} in {place}, complete", {}))
+    return findings

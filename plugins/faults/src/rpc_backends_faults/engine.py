@@ -68,6 +68,7 @@ class Engine:
         """
         with self._changing:
             self._check_names(rules.rules, (*self._given, *self._live.values()))
+            self._log_looked_at()
             before, self._of_file = self._of_file, rules.rules
             try:
                 self._apply()
@@ -95,6 +96,7 @@ class Engine:
                 return
             if not self._fired().get(name, (0, 0))[1]:
                 self._unfired[name] = rule
+            self._log_looked_at()
             self._apply()
             self.log_rules()
 
@@ -118,6 +120,12 @@ class Engine:
     def log_rules(self) -> None:
         """Write the rules that are now in force to the log."""
         self.log("rules", seed=self.seed, rules=self.native_rules())
+
+    def _log_looked_at(self) -> None:
+        """Write how many messages each rule was for so far; what the rules count ends with them."""
+        self.log(
+            "counts", looked_at={name: matched for name, (matched, _) in self._fired().items()}
+        )
 
     def at_close(self, do: Any) -> None:
         """Have ``do`` called when the agent has stopped."""
@@ -166,7 +174,11 @@ class Engine:
     def _report(self) -> None:
         assert self._pipeline is not None
         fired = self._fired()
-        self.log("end of log", counts={name: count for name, (_, count) in fired.items()})
+        self.log(
+            "end of log",
+            counts={name: count for name, (_, count) in fired.items()},
+            looked_at={name: matched for name, (matched, _) in fired.items()},
+        )
         if self.replaying:
             self._report_divergence()
             return

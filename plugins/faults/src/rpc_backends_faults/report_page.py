@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.kinds import KINDS
 from rpc_backends_faults.replay import events
+from rpc_backends_faults.rules import Length, Rule
+from rpc_backends_faults.words import explain
 
 _DATA = "/*DATA*/null"
+#: Bytes at the end of a log in which its last lines stand.
+_TAIL = 1 << 20
+#: What stands beside the timelines on the page, and not among the other events.
+_NOT_NOTES = frozenset({"start", "counts", "sent", "end", "end of log"})
+#: Members of a rule in a log, where a rule file has another key.
+_KEYS = {
+    "messages": "message",
+    "senders": "sender",
+    "receivers": "receiver",
+    "functions": "function",
+    "bound": "within",
+}
 
 
 @dataclass
 class Story:
     """What several workers' logs tell together.
 
-    :ivar data: `workers` (names), `rules` (by name), `messages`, `notes`; seconds from the first.
+    :ivar data: `logs`, `workers` (names), `rules`, `messages`, `notes`; times are in seconds from
+        the first event of all.
     """
 
     data: dict[str, Any]
@@ -28,16 +46,23 @@ class Story:
         """Return the page."""
         template = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
         # Nothing in the data may end the script that it stands in.
-        data = json.dumps(self.data, separators=(",", ":")).replace("<", "\\u003c")
+        data = json.dumps(_packed(self.data), separators=(",", ":")).replace("<", "\\u003c")
         return template.replace(_DATA, data)
 
     def summary(self) -> str:
-        """Return what there is, in a line."""
+        """Return what there is, in a line, and a line for each log that is cut off."""
         faults = sum(len(one["faults"]) for one in self.data["messages"])
-        return (
+        lines = [
             f"{len(self.data['messages'])} messages of {len(self.data['workers'])} workers, "
-            f"{faults} faults"
-        )
+            f"{faults} faults",
+            *(f"{log['file']} {log['ending']}" for log in self.data["logs"] if log["cut_off"]),
+        ]
+        return "\n".join(lines)
+
+
+def log_files(place: Path) -> list[Path]:
+    """Return the logs in a folder, or the one that is named."""
+    return sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
 
 
 def story(places: Iterable[Path]) -> Story:
@@ -45,51 +70,188 @@ def story(places: Iterable[Path]) -> Story:
 
     :raises ValueError: one is no event log, or there is none.
     """
-    files: list[Path] = []
-    for place in places:
-        files += sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    files = [file for place in places for file in log_files(place)]
     if not files:
         raise ValueError(
             "there is no event log (*.jsonl) there. RPC_BACKENDS_FAULTS_LOG=FOLDER makes some."
         )
-    story_ = _Reader()
+    reader = _Reader()
     for file in files:
-        story_.add(file)
-    return story_.story()
+        reader.add(file)
+    return reader.story()
+
+
+def cut_off(file: Path) -> str | None:
+    """Say in words that a log has no end, or return None; reads the log's last lines alone.
+
+    :raises OSError: it cannot be read.
+    """
+    with _opened(file) as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(0, size - _TAIL))
+        lines = log.read().decode(errors="replace").splitlines(keepends=True)
+    crash = ""
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(event, dict):
+            continue
+        if event.get("event") == "end of log":
+            return None
+        if event.get("event") == "request":
+            crash = crash or _crash_of(event)
+    return _cut_off(bool(lines) and not lines[-1].endswith("\n"), crash)
+
+
+def _opened(file: Path) -> BinaryIO:
+    """Open a log; a FIFO does not wait for its writer, and cannot be sought in."""
+    return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
+
+
+def _cut_off(torn: bool, crash: str) -> str:
+    where = "in the middle of a line" if torn else "without an end"
+    if crash:
+        return f"stops {where}: the fault rule {crash!r} ended the process"
+    return (
+        f"is cut off, it stops {where}: its process was killed, has not shut RPC down, or could not "
+        "write it (a full disk, say). What happened later is not in it."
+    )
+
+
+def _crash_of(request: dict[str, Any]) -> str:
+    """Return the name of the rule by which a request has ended its process; empty if none has."""
+    faults = request.get("faults", [])
+    return next((str(one["rule"]) for one in faults if one.get("what") == "crash"), "")
+
+
+@dataclass
+class _Log:
+    """A log as far as it was read.
+
+    :ivar force: the rules in force: by name, their place in the list of all.
+    :ivar looked_at: by that place, messages that a rule was for since it came into force.
+    :ivar done: the same, of the times that are over.
+    """
+
+    file: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    force: dict[str, int] = field(default_factory=dict)
+    looked_at: dict[int, int] = field(default_factory=dict)
+    done: Counter[int] = field(default_factory=Counter)
+    uncounted: set[int] = field(default_factory=set)
+    messages: int = 0
+    faults: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    crash: str = ""
+    ended: bool = False
 
 
 class _Reader:
     def __init__(self) -> None:
-        self._workers: list[str] = []
-        self._rules: dict[str, Any] = {}
+        self._logs: list[tuple[_Log, str]] = []
+        self._rules: list[dict[str, Any]] = []
+        self._places: dict[str, int] = {}
         self._messages: list[dict[str, Any]] = []
         self._notes: list[dict[str, Any]] = []
 
     def add(self, file: Path) -> None:
-        worker = ""
+        log = _Log(str(file))
         open_: dict[int, dict[str, Any]] = {}
         for number, event in events(file):
-            kind = event.get("event")
-            if kind == "start":
-                worker = event["worker"]
-                self._workers += [worker] if worker not in self._workers else []
-            elif not worker:
-                raise ValueError(f"{file}:{number}: this is no event log of fault injection.")
-            if kind in {"start", "rules"}:
-                self._rules.update((rule["name"], rule) for rule in event["rules"])
-            if kind == "request":
-                open_[event["id"]] = self._request(worker, event)
-            elif kind == "sent" and event["id"] in open_:
-                open_[event["id"]]["sent"] = event["t"]
-            elif kind == "end" and event["id"] in open_:
-                message = open_[event["id"]]
-                message["end"] = event["t"]
-                message["outcome"] = event["outcome"]
-                message["text"] = event.get("text", "")
-                message["faults"] += [{**one, "of_answer": True} for one in event.get("faults", [])]
-            elif kind != "request":
-                note = {key: value for key, value in event.items() if key not in {"t", "rules"}}
-                self._notes.append({"t": event["t"], "worker": worker, **note})
+            try:
+                self._add_event(log, open_, event)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise RuleError(
+                    [f"{file}:{number}: this is no event log of fault injection ({error!r})."]
+                ) from error
+        if not log.facts:
+            raise RuleError([f"{file} is empty: it is no event log of fault injection."])
+        self._end_force(log, {})
+        for place in log.uncounted:
+            self._rules[place]["uncounted"] += 1
+        for place, seen in log.done.items():
+            self._rules[place]["looked_at"] += seen
+        with _opened(file) as written:
+            written.seek(-1, os.SEEK_END)
+            torn = written.read() != b"\n"
+        self._logs.append((log, "is complete" if log.ended else _cut_off(torn, log.crash)))
+
+    def _add_event(
+        self, log: _Log, open_: dict[int, dict[str, Any]], event: dict[str, Any]
+    ) -> None:
+        kind, at = event["event"], float(event["t"])
+        if kind == "start":
+            log.facts = {
+                key: event.get(key)
+                for key in ("worker", "backend", "torch", "seed", "pid", "replay", "workers")
+            }
+            log.first = at
+        log.last = at
+        worker = log.facts["worker"]
+        if kind in {"start", "rules"}:
+            log.facts["seed"] = event["seed"]
+            self._force(log, event["rules"])
+        elif kind in {"counts", "end of log"}:
+            # Logs of earlier versions do not have it.
+            looked_at = event.get("looked_at", {})
+            log.looked_at |= {
+                log.force[name]: seen for name, seen in looked_at.items() if name in log.force
+            }
+            log.ended = kind == "end of log"
+        elif kind == "request":
+            open_[event["id"]] = self._request(worker, event)
+            log.messages += 1
+            self._count(log, event)
+            log.crash = log.crash or _crash_of(event)
+        elif kind == "sent" and event["id"] in open_:
+            open_[event["id"]]["sent"] = at
+        elif kind == "end" and event["id"] in open_:
+            message = open_[event["id"]]
+            message["end"] = at
+            message["outcome"] = event["outcome"]
+            message["text"] = event.get("text", "")
+            message["faults"] += [{**one, "of_answer": True} for one in event.get("faults", [])]
+            self._count(log, event)
+        if kind not in _NOT_NOTES and kind != "request":
+            note = {key: value for key, value in event.items() if key not in {"t", "rules"}}
+            if kind == "rules":
+                note["in force"] = ", ".join(log.force) or "none"
+            self._notes.append({"t": at, "worker": worker, **note})
+
+    def _force(self, log: _Log, rules: list[dict[str, Any]]) -> None:
+        """Have these rules in force. One that changes its terms is another rule on the page."""
+        force = {}
+        for rule in rules:
+            key = json.dumps(rule, sort_keys=True)
+            if key not in self._places:
+                self._places[key] = len(self._rules)
+                self._rules.append(_described(rule))
+            place = self._places[key]
+            force[rule["name"]] = place
+            workers = self._rules[place]["workers"]
+            workers += [log.facts["worker"]] if log.facts["worker"] not in workers else []
+        self._end_force(log, force)
+        log.force = force
+
+    def _end_force(self, log: _Log, force: dict[str, int]) -> None:
+        staying = set(force.values())
+        for place in set(log.force.values()) - staying:
+            if place in log.looked_at:
+                log.done[place] += log.looked_at.pop(place)
+            else:
+                log.uncounted.add(place)
+
+    def _count(self, log: _Log, event: dict[str, Any]) -> None:
+        for fault in event.get("faults", []):
+            log.faults += 1
+            place = log.force.get(fault["rule"])
+            if place is None:  # it was taken away while this message was on its way
+                named = (i for i, rule in enumerate(self._rules) if rule["name"] == fault["rule"])
+                place = max(named)
+            self._rules[place]["acted"] += 1
 
     def _request(self, worker: str, event: dict[str, Any]) -> dict[str, Any]:
         message = {
@@ -110,22 +272,119 @@ class _Reader:
         return message
 
     def story(self) -> Story:
-        times = [one["begin"] for one in self._messages] + [one["t"] for one in self._notes]
-        first = min(times, default=0.0)
+        first = min(log.first for log, _ in self._logs)
         for message in self._messages:
             for key in ("begin", "sent", "end"):
                 if message[key] is not None:
                     message[key] = round(message[key] - first, 6)
         for note in self._notes:
             note["t"] = round(note["t"] - first, 6)
-        others = sorted({one["to"] for one in self._messages} - set(self._workers))
-        fired = Counter(fault["rule"] for one in self._messages for fault in one["faults"])
+        logs = [
+            {
+                "file": log.file,
+                **{key: value for key, value in log.facts.items() if key != "workers"},
+                "messages": log.messages,
+                "faults": log.faults,
+                "first": round(log.first - first, 6),
+                "last": round(log.last - first, 6),
+                "time": log.first,
+                "cut_off": not log.ended,
+                "ending": ending,
+            }
+            for log, ending in self._logs
+        ]
+        named = {name for log, _ in self._logs for name in log.facts.get("workers") or []}
+        workers = {log.facts["worker"] for log, _ in self._logs}
+        others = {one["to"] for one in self._messages} | named
         return Story(
             {
-                "workers": [*sorted(self._workers), *others],
+                "logs": logs,
+                "workers": [*sorted(workers), *sorted(others - workers)],
                 "rules": self._rules,
-                "fired": dict(fired),
                 "messages": sorted(self._messages, key=lambda one: float(one["begin"])),
                 "notes": sorted(self._notes, key=lambda one: float(one["t"])),
             }
         )
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def _described(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return a rule of a log as the page has it.
+
+    `looked_at` counts messages that it was for; `uncounted` the logs that do not have that.
+    """
+    return {
+        "name": rule["name"],
+        "what": rule["what"],
+        "words": words(rule),
+        "terms": _terms(rule),
+        "workers": [],
+        "acted": 0,
+        "looked_at": 0,
+        "uncounted": 0,
+    }
+
+
+def words(rule: dict[str, Any]) -> str:
+    """Return what a rule of a log does, in words; its kind alone if it has what no rule has."""
+    given = {_KEYS.get(key, key): value for key, value in rule.items()}
+    plural = {"message", "sender", "receiver", "function"}
+    given |= {f"{key}s": tuple(given.pop(key)) for key in plural if key in given}
+    length = [given.pop(key) for key in ("seconds", "shape", "spread") if key in given]
+    try:
+        return explain(Rule(**given, length=Length(*length) if length else None))
+    except (TypeError, KeyError, ValueError):
+        return str(rule["what"])
+
+
+def _terms(rule: dict[str, Any]) -> str:
+    """Return the terms of a rule as a rule file has them, less those that say nothing."""
+    usual = Rule("", "").native()
+    kind = KINDS.get(rule["what"])
+    own = kind.needs | kind.takes if kind else frozenset()
+    terms = []
+    for member, value in rule.items():
+        key = _KEYS.get(member, member)
+        said = value != usual.get(member) or (key in own and value not in ("", [], False))
+        if said and member not in {"name", "what", "seconds", "shape", "spread"}:
+            terms.append(f"{key} = {json.dumps(value)}")
+    if "seconds" in rule:
+        terms.append(f"seconds = {_length(rule)}")
+    return "\n".join(terms)
+
+
+def _length(rule: dict[str, Any]) -> str:
+    shape, seconds = rule.get("shape"), rule["seconds"]
+    if shape in {"uniform", "normal"}:
+        return f"{{{shape} = [{seconds:g}, {rule['spread']:g}]}}"
+    return f"{{exponential = {seconds:g}}}" if shape == "exponential" else f"{seconds:g}"
+
+
+# --- for the page -----------------------------------------------------------------------------------
+
+
+def _packed(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data with each message as a list and each text once: a third of the size."""
+    places: dict[str, int] = {}
+
+    def place(text: str) -> int:
+        return places.setdefault(text, len(places))
+
+    messages = [
+        [
+            *(place(one[key]) for key in ("from", "to", "type", "function", "outcome", "text")),
+            place(" in ".join(one["inside"])),
+            one["bytes"],
+            one["begin"],
+            None if one["sent"] == one["begin"] else one["sent"],
+            one["end"],
+            [
+                [place(fault["rule"]), place(fault["what"]), fault["seconds"], "of_answer" in fault]
+                for fault in one["faults"]
+            ],
+        ]
+        for one in data["messages"]
+    ]
+    return {**data, "messages": messages, "texts": list(places)}

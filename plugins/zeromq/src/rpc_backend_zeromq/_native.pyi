@@ -24,9 +24,11 @@ class Transport:
         intervals: count on half of it.
     :param handshake_timeout: seconds to connect, and again seconds to prove who one is.
     :param io_threads: threads of libzmq's.
-    :param on_unknown_key: called with a public key (Z85) that was not learned when somebody connects
-        with it, and with the seconds since then; returns the id of the worker that has it, or None to
-        refuse. What it raises is written to stderr, and refuses. Never called without encryption.
+    :param wants_proofs: whether who connects to a Unix socket, or listens there, proves who it is. It is
+        a process of this user in any case.
+    :param on_unknown_key: called with a public key (Z85), or the proof of a Unix socket, that was not
+        learned when somebody connects with it, and with the seconds since then; returns the id of the
+        worker that has it, or None to refuse. What it raises is written to stderr, and refuses.
     :param on_refused: called with a line for the log when somebody is refused, or something that came
         was no message. Parts of it come from who is refused.
     :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption and is asked for it.
@@ -46,6 +48,7 @@ class Transport:
         heartbeat_timeout: float,
         handshake_timeout: float,
         io_threads: int = 1,
+        wants_proofs: bool = False,
         on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...
@@ -58,10 +61,19 @@ class Transport:
     def start(self, self_id: int) -> None:
         """Be worker ``self_id`` to others. Before the first :meth:`send`."""
 
-    def learn(self, peer: int, endpoint: str, public_key: bytes | None) -> None:
+    def learn(
+        self,
+        peer: int,
+        endpoint: str,
+        public_key: bytes | None,
+        proofs: tuple[bytes, bytes, bytes, bytes] | None = None,
+    ) -> None:
         """Take note of where a peer listens, and let it in.
 
         :param endpoint: ``tcp://ADDRESS:PORT`` with a numeric address, or ``ipc://PATH``.
+        :param proofs: for Unix sockets, 32 bytes each: what this worker shows to the peer when it
+            connects, and the peer to this worker; then what this worker answers, and what the peer
+            answers. Only with ``wants_proofs``.
         :raises TransportError: that is no such endpoint, or there is a key where none is expected.
         """
 

@@ -86,7 +86,8 @@ def _secret(here: Settings) -> Finding:
 
 def _encryption(here: Settings) -> Finding:
     if here.policy.encryption:
-        return Finding("ok", "encryption", "on", {"on": True})
+        text = "on" if here.unix_sockets is False else "on; Unix sockets have none, and need none"
+        return Finding("ok", "encryption", text, {"on": True})
     text = "off: whoever reaches a worker can run code in it"
     return Finding("warning", "encryption", text, {"on": False})
 

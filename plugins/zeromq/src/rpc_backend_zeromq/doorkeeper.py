@@ -46,13 +46,12 @@ class Doorkeeper:
         self._looked = float("-inf")  # when the last look began
         self._changed = threading.Condition()
 
-    def learn(self, peer: int, key: bytes | None) -> None:
-        """Take note of a peer, and of its key where connections have keys."""
+    def learn(self, peer: int, *keys: bytes) -> None:
+        """Take note of a peer, and of the keys with which it may connect."""
         with self._changed:
             self._forget(peer)
             self._learned.add(peer)
-            if key is not None:
-                self._keys[key] = peer
+            self._keys.update(dict.fromkeys(keys, peer))
             self._changed.notify_all()
 
     def forget(self, peer: int) -> None:

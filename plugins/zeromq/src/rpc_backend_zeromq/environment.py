@@ -22,7 +22,7 @@ UNIX_SOCKETS = f"{PREFIX}UNIX_SOCKETS"
 VARIABLES = {
     SECRET: "the secret that the workers share",
     SECRET_FILE: "the file that holds it",
-    ENCRYPTION: "0 turns encryption off (default: 1)",
+    ENCRYPTION: "0 turns encryption off, 1 encrypts within a host too (default: between hosts)",
     TRUSTED_NETWORK: "1 says that nobody but the workers is on the network (default: 0)",
     ADDRESS: "the address to listen on (default: found by the route to the rendezvous host)",
     INTERFACE: "the network interface to listen on",

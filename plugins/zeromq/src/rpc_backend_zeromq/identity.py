@@ -8,7 +8,9 @@ worker or of another group is refused, since both stand in what is proved.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import secrets
 
 from rpc_backend_zeromq import publication as publications
 from rpc_backend_zeromq._native import make_keys
@@ -18,10 +20,11 @@ from rpc_backend_zeromq.publication import MalformedError, Publication
 from rpc_backend_zeromq.secret import Secret
 
 #: The first word of what is in the store; the number goes up with every change of the form.
-_FORM = "zeromq1"
+_FORM = "zeromq2"
 _FORM_OF_OTHERS = "zeromq"
 _SEALED, _OPEN = "sealed", "open"
 _PURPOSE = "publication"
+_UNIX_PURPOSE = "unix"
 #: Characters before the JSON: the form, the fingerprint and the proof.
 _HEADER_LIMIT = 256
 _SAME_SECRET = (
@@ -39,6 +42,42 @@ def session_keys() -> tuple[bytes, bytes]:
     :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption.
     """
     return make_keys()
+
+
+def new_session() -> str:
+    """Return what no other session has, for a publication."""
+    return secrets.token_hex(16)
+
+
+def unix_proofs(
+    mine: Publication, peer: Publication, secret: Secret | None
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return what two workers show each other on a Unix socket, 32 bytes each.
+
+    Nobody but this user can read what goes over it, so a proof is sent as it is. It holds for two
+    sessions, for one direction, and, where there is a secret, for holders of it alone.
+
+    :returns: what this worker shows when it connects, and what the peer shows when it does; then what
+        this worker answers, and what the peer answers.
+    """
+    key = (
+        hashlib.sha256(mine.group.encode()).digest()
+        if secret is None
+        else secret.derive(_UNIX_PURPOSE)
+    )
+
+    def proof(what: str, of: Publication, to: Publication) -> bytes:
+        words = [_FORM, what, mine.group]
+        for one in (of, to):
+            words += [str(one.worker_id), one.session]
+        return hmac.digest(key, " ".join(words).encode(), "sha256")
+
+    return (
+        proof("greeting", mine, peer),
+        proof("greeting", peer, mine),
+        proof("answer", mine, peer),
+        proof("answer", peer, mine),
+    )
 
 
 def seal(publication: Publication, secret: Secret | None) -> str:

@@ -149,15 +149,16 @@ def construct_rpc_backend_options(
     :param num_worker_threads: threads that execute requests.
     :param secret: the secret that the workers share, from ``rpc-backends secret``.
     :param secret_file: the file that holds it, for its owner alone to read.
-    :param encryption: whether connections are encrypted and authenticated; they are by default.
+    :param encryption: whether connections are encrypted and authenticated. By default they are, except on
+        Unix sockets, which only processes of this user can use; True encrypts within a host too.
     :param trusted_network: whether nobody but the workers is on the network: without a secret or without
         encryption, workers run on one host alone unless this is True.
     :param address: an address or a name of this machine to listen on; by default the one by which it
         reaches the rendezvous host.
     :param interface: the network interface to listen on, in the place of an address.
     :param ports: the ports to listen on, 5000 or "5000-5100"; any by default.
-    :param unix_sockets: whether workers of one host talk over Unix sockets; True insists, None does so
-        where it is possible.
+    :param unix_sockets: whether workers of one host talk over Unix sockets, in plain; True insists, None
+        does so where it is possible and ``encryption`` is not True.
     :param max_message_bytes: the longest message that is taken from another worker, tensors included.
     :param max_unanswered_bytes: what may be on its way to one worker, without an answer yet, before
         further calls to it wait for room.

@@ -22,6 +22,8 @@ _MAX_PLACE = 256
 _HIGHEST_PORT = 65535
 #: Z85, the alphabet of ZeroMQ's keys (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_SESSION_DIGITS = 32
+_SESSION = re.compile(f"[0-9a-f]{{{_SESSION_DIGITS}}}")
 _TCP = re.compile(r"tcp://(?:\[([0-9a-f:.]+)\]|([0-9.]+)):([1-9][0-9]{0,4})")
 
 
@@ -41,6 +43,7 @@ class Publication:
     :ivar tcp: endpoints with numeric addresses, without scopes, the preferred first.
     :ivar unix: its Unix socket, None if it has none.
     :ivar public_key: of its session (Z85), None where connections are not encrypted.
+    :ivar session: 32 hexadecimal digits that no other session has.
     :ivar place: in words, for messages: how its address was found.
     """
 
@@ -52,6 +55,7 @@ class Publication:
     tcp: tuple[str, ...]
     unix: UnixSocket | None
     public_key: str | None
+    session: str
     place: str
 
 
@@ -123,8 +127,16 @@ def _publication(data: Any) -> Publication:
         tcp=tuple(tcp),
         unix=None if unix is None else _unix(unix),
         public_key=key,
+        session=_session(fields),
         place=_place(fields),
     )
+
+
+def _session(fields: dict[str, Any]) -> str:
+    session = _text(fields, "session", _SESSION_DIGITS)
+    if not _SESSION.fullmatch(session):
+        raise MalformedError(f"its 'session' is not {_SESSION_DIGITS} hexadecimal digits")
+    return session
 
 
 def _place(fields: dict[str, Any]) -> str:

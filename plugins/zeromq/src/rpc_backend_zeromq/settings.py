@@ -22,7 +22,7 @@ class Settings:
     """What one worker runs with.
 
     :ivar wanted: where it is asked to listen.
-    :ivar unix_sockets: None for where possible.
+    :ivar unix_sockets: None for where possible. They are not encrypted.
     """
 
     policy: Policy
@@ -64,8 +64,24 @@ def settings_of(
         ),
         wanted=_wanted(options, environ),
         ports=port_range or _ports(environ),
-        unix_sockets=boolean(unix, environment.UNIX_SOCKETS),
+        unix_sockets=_unix_sockets(encryption, boolean(unix, environment.UNIX_SOCKETS)),
     )
+
+
+def _unix_sockets(encryption: bool | None, wanted: bool | None) -> bool | None:
+    """Return whether to use Unix sockets: not where the user asks for encryption, which they lack.
+
+    :raises SettingError: both are asked for.
+    """
+    if encryption is not True:
+        return wanted
+    if wanted is True:
+        raise SettingError(
+            "encryption and Unix sockets are both asked for, and Unix sockets are not encrypted: nobody "
+            "but this user can read what goes over them. Leave out either encryption=True "
+            f"({environment.ENCRYPTION}) or unix_sockets=True ({environment.UNIX_SOCKETS})."
+        )
+    return False
 
 
 def _wanted(options: ZeroMQRpcBackendOptions | None, environ: Mapping[str, str]) -> Wanted:

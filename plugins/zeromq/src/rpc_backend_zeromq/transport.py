@@ -70,6 +70,7 @@ class ZeroMQTransport:
             heartbeat=options.heartbeat,
             heartbeat_timeout=options.heartbeat_timeout,
             handshake_timeout=HANDSHAKE_TIMEOUT,
+            wants_proofs=True,
             on_unknown_key=self._doorkeeper.whose,
             on_refused=self._doorkeeper.refused,
         )
@@ -119,6 +120,7 @@ class ZeroMQTransport:
             tcp=tcp,
             unix=unix,
             public_key=None if self._public_key is None else self._public_key.decode("ascii"),
+            session=identity.new_session(),
             place=printable(places[0].why),
         )
         return identity.seal(self._mine, self._settings.policy.secret)
@@ -166,8 +168,10 @@ class ZeroMQTransport:
                 f"worker {name!r} has the key of worker {other}, and each worker makes its own. Somebody "
                 "else has written to the store: use a store that nobody else writes to."
             )
-        self._native.learn(peer, endpoint, key)
-        self._doorkeeper.learn(peer, key)
+        proofs = identity.unix_proofs(mine, publication, policy.secret)
+        self._native.learn(peer, endpoint, key, proofs)
+        # Who connects to the Unix socket shows a proof, and by TCP a key.
+        self._doorkeeper.learn(peer, *filter(None, (key, proofs[1])))
 
     def forget(self, peer: int) -> None:
         """Drop a peer that has left, and refuse its key from now on."""

@@ -111,9 +111,12 @@ def test_a_peer_that_is_killed_is_lost(
     assert zero.metric("peers_lost") == 1
 
 
-def test_a_peer_that_stands_still_is_lost_and_found(make: MakeWorker, start: Start) -> None:
-    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen("tcp://127.0.0.1:*")
-    child = start_echo(start, zero, "tcp://127.0.0.1:*")
+@pytest.mark.parametrize("medium", ["tcp", "ipc"])
+def test_a_peer_that_stands_still_is_lost_and_found(
+    make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
+) -> None:
+    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen(where(medium))
+    child = start_echo(start, zero, where(medium))
     zero.send(1, b"x")
     zero.message()
     child.process.send_signal(signal.SIGSTOP)
@@ -126,12 +129,13 @@ def test_a_peer_that_stands_still_is_lost_and_found(make: MakeWorker, start: Sta
     assert zero.message() == (1, [b"y"])
 
 
+@pytest.mark.parametrize("medium", ["tcp", "ipc"])
 def test_a_peer_that_stands_still_while_it_is_sent_to_is_lost(
-    make: MakeWorker, start: Start
+    make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
     """No sign of life can be asked for: the connection is full."""
-    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen("tcp://127.0.0.1:*")
-    child = start_echo(start, zero, "tcp://127.0.0.1:*", heartbeat=0.2, heartbeat_timeout=1.5)
+    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen(where(medium))
+    child = start_echo(start, zero, where(medium), heartbeat=0.2, heartbeat_timeout=1.5)
     zero.send(1, b"x")
     zero.message()
     child.process.send_signal(signal.SIGSTOP)

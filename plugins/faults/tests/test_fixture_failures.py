@@ -1,0 +1,104 @@
+"""What a test that fails with the fixture `rpc_faults` shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.environments import clean_environ
+
+TESTS = """
+import os, threading
+from torch.distributed import rpc
+
+def update(number):
+    return number
+
+def train(me, calls):
+    print("these are the words of", me.name)
+    for number in range(calls if me.index else 0):
+        rpc.rpc_sync("worker0", update, args=(number,))
+    if me.index:
+        raise ValueError("lost one")
+
+def hang(me):
+    if me.index:
+        rpc.rpc_sync("worker0", update, args=(1,))
+        os.write(1, b"about to hang")
+        threading.Event().wait()
+
+TWICE = {"name": "twice", "what": "duplicate", "function": "*.update"}
+CRASH = {"name": "boom", "what": "crash", "function": "*.update", "after": 1, "exit_code": 3}
+
+def test_raises(rpc_faults):
+    assert rpc_faults(train, 30, rules=[TWICE], backend="ZEROMQ", seed=5)[1].error is None
+
+def test_crashes(rpc_faults):
+    assert rpc_faults(train, 3, rules=[CRASH])[1].status is None
+
+def test_hangs(rpc_faults):
+    rpc_faults(hang, rules=[TWICE], seconds=8)
+
+def test_passes(rpc_faults):
+    assert rpc_faults(train, 1)[0].error is None
+"""
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Run the tests above; return what pytest shows of each by its name."""
+    folder: Path = tmp_path_factory.mktemp("failing")
+    (folder / "test_it.py").write_text(TESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=folder,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "3 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    parts = done.stdout.split("____ test_")[1:]
+    return {part.partition(" ")[0]: part for part in parts}
+
+
+def test_an_error_shows_seed_rules_faults_log_and_traceback(shown: dict[str, str]) -> None:
+    found = shown["raises"]
+
+    assert "rpc_faults, run 1 of 1" in found
+    assert "train on 2 workers on ZEROMQ" in found
+    assert "RPC_BACKENDS_FAULTS_SEED=5 pytest 'test_it.py::test_raises'" in found
+    assert "twice (duplicate), acted 30 times: each request that calls *.update is sent" in found
+    log = found.partition("log: ")[2].partition("\n")[0]
+    assert (Path(log) / "worker1.jsonl").exists()
+    assert "faults (the last 20 of 30):" in found
+    assert "s twice (duplicate): PYTHON_CALL test_it.update to worker0: answer" in found
+    assert "worker1: raised ValueError: lost one" in found
+    assert 'raise ValueError("lost one")' in found
+    assert "these are the words of worker1" in found
+
+
+def test_the_end_of_a_process_shows_its_status(shown: dict[str, str]) -> None:
+    found = shown["crashes"]
+
+    assert "worker1: its process ended with status 3 before the function returned" in found
+    assert "boom (crash): PYTHON_CALL test_it.update to worker0: never over" in found
+    assert "these are the words of worker1" in found
+
+
+def test_a_hang_shows_the_same_and_where_it_hangs(shown: dict[str, str]) -> None:
+    found = shown["hangs"]
+
+    assert "the run ended early: WorkerError: worker1 was not through with its step" in found
+    worker1 = found.partition("worker1: was not through")[2]
+    assert "twice (duplicate): PYTHON_CALL test_it.update to worker0: answer" in worker1
+    assert "about to hang" in worker1
+    assert "in hang" in worker1  # its stack
+
+
+def test_a_test_that_passes_shows_nothing(shown: dict[str, str]) -> None:
+    assert "passes" not in shown

@@ -1,0 +1,248 @@
+#include "message_reader.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "blocks.h"
+
+namespace rpc_backends::zeromq {
+
+using namespace wire;
+
+namespace {
+
+// Smaller parts of a message share one piece of memory.
+constexpr size_t kShared = 4096;
+// Places that one read fills; more parts than that are read by several.
+constexpr size_t kMostPlaces = 16;
+
+}  // namespace
+
+MessageReader::Outcome MessageReader::next(int fd) {
+  for (;;) {
+    try {
+      const Outcome outcome = parse();
+      if (outcome != Outcome::kBlocked) {
+        return outcome;
+      }
+    } catch (const std::bad_alloc&) {
+      return malformed("there is no memory for a message");
+    }
+    if (drained_) {
+      drained_ = false;
+      return Outcome::kBlocked;
+    }
+    const Outcome outcome = read(fd);
+    if (outcome != Outcome::kMessage) {
+      return outcome;
+    }
+  }
+}
+
+// Returns kMessage if something was read.
+MessageReader::Outcome MessageReader::read(int fd) {
+  iovec places[kMostPlaces + 1];
+  size_t count = stage_ == Stage::kParts ? list_places(places, kMostPlaces) : 0;
+  // What parse() could not use yet goes in front.
+  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+  end_ -= begin_;
+  begin_ = 0;
+  places[count++] = {buffer_.data() + end_, buffer_.size() - end_};
+  size_t room = 0;
+  for (size_t i = 0; i < count; ++i) {
+    room += places[i].iov_len;
+  }
+  ssize_t got = 0;
+  do {
+    got = ::readv(fd, places, static_cast<int>(count));
+  } while (got == -1 && errno == EINTR);
+  if (got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    return Outcome::kBlocked;
+  }
+  if (got <= 0) {
+    text_ = got == 0 ? "" : std::strerror(errno);
+    return Outcome::kEnd;
+  }
+  const auto size = static_cast<size_t>(got);
+  drained_ = size < room;
+  const size_t placed = std::min(size, room - places[count - 1].iov_len);
+  advance(placed);
+  end_ += size - placed;
+  return Outcome::kMessage;
+}
+
+MessageReader::Outcome MessageReader::parse() {
+  for (;;) {
+    switch (stage_) {
+      case Stage::kHeader: {
+        if (end_ - begin_ < sizeof(Header)) {
+          return Outcome::kBlocked;
+        }
+        const Outcome outcome = begin();
+        if (outcome != Outcome::kBlocked) {
+          return outcome;
+        }
+        break;
+      }
+      case Stage::kSizes: {
+        const size_t wanted = sizes_.size() * sizeof(uint64_t);
+        const size_t now = std::min(wanted - sizes_read_, end_ - begin_);
+        take(reinterpret_cast<char*>(sizes_.data()) + sizes_read_, now);
+        sizes_read_ += now;
+        if (sizes_read_ < wanted) {
+          return Outcome::kBlocked;
+        }
+        const Outcome outcome = begin_parts();
+        if (outcome != Outcome::kBlocked) {
+          return outcome;
+        }
+        break;
+      }
+      case Stage::kParts:
+        return fill_parts();
+      case Stage::kText: {
+        const size_t now = std::min(text_.size() - offset_, end_ - begin_);
+        take(text_.data() + offset_, now);
+        offset_ += now;
+        if (offset_ < text_.size()) {
+          return Outcome::kBlocked;
+        }
+        stage_ = Stage::kHeader;
+        return Outcome::kRefusal;
+      }
+    }
+  }
+}
+
+bool MessageReader::take(void* to, size_t size) {
+  if (end_ - begin_ < size) {
+    return false;
+  }
+  if (size > 0) {
+    std::memcpy(to, buffer_.data() + begin_, size);
+    begin_ += size;
+  }
+  return true;
+}
+
+// Returns kBlocked if there is more to parse.
+MessageReader::Outcome MessageReader::begin() {
+  Header header;
+  take(&header, sizeof header);
+  if (header.version != kVersion) {
+    return malformed("what came is no message of this version");
+  }
+  offset_ = 0;
+  switch (static_cast<Kind>(header.kind)) {
+    case Kind::kMessage:
+      return begin_message(header.count);
+    case Kind::kRefusal:
+      if (header.count > kLongestReason) {
+        return malformed("a refusal is longer than one can be");
+      }
+      text_.assign(header.count, '\0');
+      stage_ = Stage::kText;
+      return Outcome::kBlocked;
+    case Kind::kPing:
+    case Kind::kPong:
+      if (header.count != 0) {
+        return malformed("a heartbeat has parts");
+      }
+      return static_cast<Kind>(header.kind) == Kind::kPing ? Outcome::kPing : Outcome::kPong;
+  }
+  return malformed("what came is no message of this version");
+}
+
+MessageReader::Outcome MessageReader::begin_message(size_t count) {
+  if (count > kMostParts) {
+    return malformed("a message has more parts than it can have");
+  }
+  sizes_.assign(count, 0);
+  sizes_read_ = 0;
+  stage_ = Stage::kSizes;
+  return Outcome::kBlocked;
+}
+
+// Gives each part its memory.
+MessageReader::Outcome MessageReader::begin_parts() {
+  uint64_t bytes = 0;
+  size_t shared = 0;
+  for (const uint64_t size : sizes_) {
+    if (size > max_message_ || (bytes += size) > max_message_) {
+      return malformed("a message is larger than the " + std::to_string(max_message_) + " bytes that one may have");
+    }
+    shared += size <= kShared ? aligned(size) : 0;
+  }
+  const Part memory = take_block(shared);
+  auto* place = static_cast<char*>(const_cast<void*>(memory.data));
+  parts_.clear();
+  parts_.reserve(sizes_.size());
+  for (const uint64_t size : sizes_) {
+    if (size <= kShared) {
+      parts_.push_back({place, size, memory.owner});
+      place += aligned(size);
+    } else {
+      parts_.push_back(take_block(size));
+    }
+  }
+  part_ = 0;
+  offset_ = 0;
+  stage_ = Stage::kParts;
+  return Outcome::kBlocked;
+}
+
+MessageReader::Outcome MessageReader::fill_parts() {
+  while (part_ < parts_.size()) {
+    const Part& part = parts_[part_];
+    const size_t now = std::min(part.size - offset_, end_ - begin_);
+    take(static_cast<char*>(const_cast<void*>(part.data)) + offset_, now);
+    offset_ += now;
+    if (offset_ < part.size) {
+      return Outcome::kBlocked;
+    }
+    ++part_;
+    offset_ = 0;
+  }
+  stage_ = Stage::kHeader;
+  return Outcome::kMessage;
+}
+
+// Where the next bytes belong.
+size_t MessageReader::list_places(iovec* places, size_t most) {
+  size_t count = 0;
+  for (size_t i = part_; i < parts_.size() && count < most; ++i) {
+    const size_t filled = i == part_ ? offset_ : 0;
+    if (parts_[i].size > filled) {
+      places[count++] = {static_cast<char*>(const_cast<void*>(parts_[i].data)) + filled, parts_[i].size - filled};
+    }
+    if (count == most && i + 1 < parts_.size()) {
+      break;
+    }
+  }
+  return count;
+}
+
+// Takes note that `size` bytes of the parts are there.
+void MessageReader::advance(size_t size) {
+  while (size > 0) {
+    const size_t now = std::min(size, parts_[part_].size - offset_);
+    size -= now;
+    offset_ += now;
+    if (offset_ == parts_[part_].size) {
+      ++part_;
+      offset_ = 0;
+    }
+  }
+}
+
+MessageReader::Outcome MessageReader::malformed(const std::string& how) {
+  text_ = how;
+  parts_.clear();
+  return Outcome::kMalformed;
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,222 @@
+#include "unix_link.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// Between two trials where so many connect to the peer that it has no room for one more at this moment.
+constexpr double kPause = 0.01;
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<Fd> open_unix_socket() {
+  return std::make_unique<Fd>(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+std::string other_user(int fd) {
+  ucred found{};
+  socklen_t size = sizeof found;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &found, &size) != 0) {
+    return std::strerror(errno);
+  }
+  return found.uid == ::geteuid()
+      ? ""
+      : "process " + std::to_string(found.pid) + " of user " + std::to_string(found.uid) + ", and this is user " +
+          std::to_string(::geteuid());
+}
+
+UnixLink::~UnixLink() {
+  close(0);
+}
+
+void UnixLink::open(const Credentials& credentials, const Route& route) {
+  opened_ = Clock::now();
+  std::copy_n(kUnixForm, sizeof kUnixForm, greeting_.form);
+  greeting_.worker = route.worker;
+  greeting_.time = route.time;
+  std::copy_n(credentials.our_greeting.data(), std::min(credentials.our_greeting.size(), kProofSize), greeting_.proof);
+  expected_ = credentials.their_answer;
+  const std::weak_ptr<UnixLink> weak = weak_from_this();
+  stream_ = std::make_shared<UnixStream>(services_, peer_, open_unix_socket(), [weak](const std::string& reason) {
+    if (const auto link = weak.lock()) {
+      link->services_.keeper.post([weak, reason] {
+        if (const auto ended = weak.lock()) {
+          ended->tell_end(ended->why_it_ended(reason));
+        }
+      });
+    }
+  });
+  ++services_.counters.connections;
+  services_.keeper.post([weak] {
+    if (const auto link = weak.lock()) {
+      link->connect();
+    }
+  });
+}
+
+bool UnixLink::send(Parts parts) {
+  return stream_->send(std::move(parts));
+}
+
+void UnixLink::close(double linger) {
+  if (!stream_ || closed_.exchange(true)) {
+    return;
+  }
+  --services_.counters.connections;
+  unwatch();
+  stream_->close(Clock::now() + std::chrono::milliseconds(milliseconds(linger)));
+}
+
+void UnixLink::end(const std::string& reason) {
+  services_.keeper.post([weak = weak_from_this(), reason] {
+    if (const auto link = weak.lock()) {
+      link->tell_end(reason);
+    }
+  });
+}
+
+// --- on the keeper's thread -------------------------------------------------------------------------
+
+void UnixLink::later(double seconds, void (UnixLink::*task)()) {
+  const auto wait = std::chrono::milliseconds(milliseconds(seconds));
+  services_.keeper.at(Clock::now() + wait, [weak = weak_from_this(), task] {
+    if (const auto link = weak.lock(); link && !link->ended_ && !link->closed_) {
+      (link.get()->*task)();
+    }
+  });
+}
+
+void UnixLink::connect() {
+  if (ended_ || closed_) {
+    return;
+  }
+  // Over a Unix socket this never waits.
+  if (::connect(stream_->fd(), endpoint_.address(), endpoint_.address_size()) == 0) {
+    greet();
+    return;
+  }
+  const bool is_late = Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(services_.settings.handshake_timeout));
+  if (errno == EAGAIN && !is_late) {
+    later(kPause, &UnixLink::connect);
+  } else {
+    tell_end("cannot connect to " + endpoint_.text() + ": " + std::strerror(errno));
+  }
+}
+
+void UnixLink::greet() {
+  const std::string other = other_user(stream_->fd());
+  if (!other.empty()) {
+    tell_end("cannot connect to " + endpoint_.text() + ": who listens there is " + other);
+    return;
+  }
+  if (::send(stream_->fd(), &greeting_, sizeof greeting_, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof greeting_)) {
+    tell_end("handshake with " + endpoint_.text() + " failed: " + std::strerror(errno));
+    return;
+  }
+  watch_ = services_.keeper.watch(stream_->fd(), [weak = weak_from_this()] {
+    if (const auto link = weak.lock()) {
+      link->on_answer();
+    }
+  });
+  later(services_.settings.handshake_timeout, &UnixLink::on_tick);
+}
+
+void UnixLink::on_answer() {
+  if (ended_ || closed_) {
+    return;
+  }
+  Answer answer{};
+  size_t wanted = sizeof answer;
+  for (;;) {
+    if (answer_.size() >= sizeof answer) {
+      std::memcpy(&answer, answer_.data(), sizeof answer);
+      const bool is_one = std::memcmp(answer.form, kUnixForm, sizeof kUnixForm) == 0 &&
+          answer.text_size <= wire::kLongestReason && (answer.is_admitted == 0 || answer.text_size == 0);
+      if (!is_one) {
+        tell_end("handshake with " + endpoint_.text() + " failed: who listens there is no worker of this version");
+        return;
+      }
+      wanted = sizeof answer + answer.text_size;
+    }
+    if (answer_.size() == wanted) {
+      break;
+    }
+    char buffer[sizeof answer + wire::kLongestReason];
+    const ssize_t got = ::recv(stream_->fd(), buffer, wanted - answer_.size(), MSG_DONTWAIT);
+    if (got == -1 && (errno == EAGAIN || errno == EINTR)) {
+      return;
+    }
+    if (got <= 0) {
+      tell_end("handshake with " + endpoint_.text() + " failed: the connection ended during it");
+      return;
+    }
+    answer_.append(buffer, static_cast<size_t>(got));
+  }
+  if (answer.is_admitted == 0) {
+    tell_end("handshake with " + endpoint_.text() + " failed: " + answer_.substr(sizeof answer));
+    return;
+  }
+  if (!expected_.empty() && std::memcmp(answer.proof, expected_.data(), kProofSize) != 0) {
+    tell_end("handshake with " + endpoint_.text() + " failed: who listens there cannot prove that it is the peer");
+    return;
+  }
+  unwatch();
+  up_since_ = Clock::now();
+  listener_.on_up(shared_from_this());
+  stream_->start();
+  later(services_.settings.heartbeat / 2, &UnixLink::on_tick);
+}
+
+void UnixLink::on_tick() {
+  if (up_since_ == Clock::time_point()) {
+    tell_end("handshake with " + endpoint_.text() + " failed: not done within " +
+             seconds_text(services_.settings.handshake_timeout));
+    return;
+  }
+  if (stream_->ask_for_life() >= std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout))) {
+    tell_end("no heartbeat from " + endpoint_.text() + " for " + seconds_text(services_.settings.heartbeat_timeout));
+    return;
+  }
+  later(services_.settings.heartbeat / 2, &UnixLink::on_tick);
+}
+
+void UnixLink::unwatch() {
+  if (const uint64_t watch = watch_.exchange(0); watch != 0) {
+    services_.keeper.unwatch(watch, stream_->fd());
+  }
+}
+
+void UnixLink::tell_end(const std::string& reason) {
+  if (!ended_) {
+    ended_ = true;
+    unwatch();
+    listener_.on_end(shared_from_this(), reason);
+  }
+}
+
+std::string UnixLink::why_it_ended(const std::string& reason) const {
+  if (!reason.empty()) {
+    return reason;
+  }
+  const int error = endpoint_.try_it(0);
+  return error != 0 && error != EAGAIN
+      ? "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error)
+      : "connection reset by " + endpoint_.text();
+}
+
+}  // namespace rpc_backends::zeromq

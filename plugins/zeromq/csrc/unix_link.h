@@ -1,0 +1,80 @@
+// A connection to a peer of this host, over its Unix socket, in plain: nobody but this user can be at either end.
+//
+//   who connects sends    a greeting: who it is, and the proof
+//   who listens answers   with its own proof, or a refusal
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "connection.h"
+#include "route.h"
+#include "unix_stream.h"
+
+namespace rpc_backends::zeromq {
+
+// What goes over a Unix socket before any message.
+struct Greeting {
+  char form[8];
+  int32_t worker;
+  uint32_t unused;
+  uint64_t time;  // of Route
+  char proof[kProofSize];
+};
+static_assert(sizeof(Greeting) == 56);
+
+struct Answer {
+  char form[8];
+  uint32_t is_admitted;
+  uint32_t text_size;  // of why not, which follows
+  char proof[kProofSize];
+};
+static_assert(sizeof(Answer) == 48);
+
+inline constexpr char kUnixForm[8] = {'R', 'P', 'C', 'U', 'N', 'I', 'X', 1};
+
+// Opens a socket of Unix. Throws TransportError.
+std::unique_ptr<Fd> open_unix_socket();
+
+// Who is at the other end, if it is another user; "" if it is this one.
+std::string other_user(int fd);
+
+class UnixLink : public Connection, public std::enable_shared_from_this<UnixLink> {
+ public:
+  UnixLink(const UnixStream::Services& services, Listener& listener, int peer, const Endpoint& endpoint)
+      : Connection(listener, peer, endpoint), services_(services) {}
+  ~UnixLink() override;
+
+  // Begins to connect. Throws TransportError if the system has no room for it.
+  void open(const Credentials& credentials, const Route& route);
+
+  bool send(Parts parts) override;
+  void close(double linger) override;
+  void end(const std::string& reason) override;
+  Clock::time_point last_message() const override { return stream_->last_message(); }
+
+ private:
+  void connect();
+  void greet();
+  void on_answer();
+  void on_tick();
+  void later(double seconds, void (UnixLink::*task)());
+  void tell_end(const std::string& reason);
+  void unwatch();
+  std::string why_it_ended(const std::string& reason) const;
+
+  const UnixStream::Services services_;
+  std::shared_ptr<UnixStream> stream_;
+  std::string expected_;  // of the answer
+  Greeting greeting_{};
+
+  // Of the keeper's thread, once it is open.
+  Clock::time_point opened_;
+  std::string answer_;
+
+  std::atomic<uint64_t> watch_{0};
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace rpc_backends::zeromq

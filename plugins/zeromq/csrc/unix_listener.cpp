@@ -1,0 +1,395 @@
+#include "unix_listener.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "door.h"
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// Connections that wait to be accepted: all workers of a group may connect in one moment.
+constexpr int kBacklog = 1024;
+// Who has connected and not said who it is; only processes of this user can.
+constexpr size_t kMostStrangers = 256;
+// Connections of one peer at a time: the one it has, and those that it has left and that have messages.
+constexpr size_t kMostCallers = 4;
+// How long nobody is let in where the process has too many files open.
+constexpr std::chrono::milliseconds kPause{100};
+
+constexpr const char* kUnknown = "its proof is that of no worker of the group";
+
+Answer answer_with(const std::string& why, const std::string& proof) {
+  Answer answer{};
+  std::copy_n(kUnixForm, sizeof kUnixForm, answer.form);
+  answer.is_admitted = why.empty() ? 1 : 0;
+  answer.text_size = static_cast<uint32_t>(why.size());
+  std::copy_n(proof.data(), std::min(proof.size(), kProofSize), answer.proof);
+  return answer;
+}
+
+}  // namespace
+
+UnixListener::~UnixListener() {
+  close(0);
+}
+
+void UnixListener::bind(const std::string& path) {
+  const Endpoint endpoint("ipc://" + path);
+  auto socket = open_unix_socket();
+  struct stat found{};
+  if (::bind(socket->get(), endpoint.address(), endpoint.address_size()) != 0 ||
+      ::listen(socket->get(), kBacklog) != 0 || (path[0] != '@' && ::lstat(path.c_str(), &found) != 0)) {
+    throw BindError(errno, endpoint.text());
+  }
+  socket_ = std::move(socket);
+  path_ = path;
+  device_ = found.st_dev;
+  number_ = found.st_ino;
+  services_.keeper.post([weak = weak_from_this()] {
+    if (const auto listener = weak.lock()) {
+      listener->watch();
+    }
+  });
+}
+
+void UnixListener::learn(int peer, const std::string& answer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  answers_[peer] = answer;
+}
+
+bool UnixListener::reply(int peer, Parts& parts) {
+  std::shared_ptr<UnixStream> stream;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = callers_.find(peer);
+    if (found == callers_.end() || found->second.empty()) {
+      return false;
+    }
+    stream = found->second.back().stream;
+  }
+  if (!stream->send(std::move(parts))) {
+    throw TransportError("worker " + std::to_string(peer) + " has ended the connection by which it asked");
+  }
+  return true;
+}
+
+void UnixListener::forget(int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  answers_.erase(peer);
+  for (const Caller& caller : callers_[peer]) {
+    caller.stream->ignore();
+  }
+}
+
+void UnixListener::reject(int peer, const std::string& reason) {
+  std::vector<Caller> callers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    callers = callers_[peer];
+  }
+  for (const Caller& caller : callers) {
+    ++services_.counters.rejected;
+    caller.stream->refuse(reason);
+  }
+}
+
+void UnixListener::close(double linger) {
+  std::unordered_map<int, std::vector<Caller>> callers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    callers.swap(callers_);
+  }
+  remove_file();
+  if (watch_ != 0) {
+    services_.keeper.unwatch(watch_, socket_->get());
+    watch_ = 0;
+  }
+  const auto deadline = Clock::now() + std::chrono::milliseconds(milliseconds(linger));
+  for (auto& [peer, of_peer] : callers) {
+    for (const Caller& caller : of_peer) {
+      caller.stream->close(deadline);
+    }
+  }
+}
+
+void UnixListener::remove_file() {
+  struct stat found{};
+  // Somebody else may listen there by now.
+  if (!path_.empty() && path_[0] != '@' && ::lstat(path_.c_str(), &found) == 0 && found.st_dev == device_ &&
+      found.st_ino == number_) {
+    ::unlink(path_.c_str());
+  }
+  path_.clear();
+}
+
+// --- on the keeper's thread -------------------------------------------------------------------------
+
+void UnixListener::watch() {
+  watch_ = services_.keeper.watch(socket_->get(), [weak = weak_from_this()] {
+    if (const auto listener = weak.lock()) {
+      listener->accept_all();
+    }
+  });
+}
+
+void UnixListener::accept_all() {
+  for (;;) {
+    const int fd = ::accept4(socket_->get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd == -1 && (errno == EINTR || errno == ECONNABORTED)) {
+      continue;
+    }
+    if (fd == -1 && errno != EAGAIN) {
+      // Too many files are open. Who waits stays in the queue, and to look at once would be to look for ever.
+      services_.keeper.unwatch(watch_, socket_->get());
+      services_.keeper.at(Clock::now() + kPause, [weak = weak_from_this()] {
+        if (const auto listener = weak.lock()) {
+          listener->watch();
+        }
+      });
+    }
+    if (fd == -1) {
+      return;
+    }
+    auto socket = std::make_unique<Fd>(fd);
+    const std::string other = other_user(fd);
+    if (!other.empty()) {
+      ++services_.counters.refused;
+      asker_.tell("who connected to the Unix socket of this worker is " + other);
+      continue;
+    }
+    if (strangers_.size() >= kMostStrangers) {
+      ++services_.counters.handshakes;
+      drop(strangers_.begin()->first);
+    }
+    const uint64_t id = next_id_++;
+    Stranger& stranger = strangers_[id];
+    stranger.fd = std::move(socket);
+    stranger.since = Clock::now();
+    stranger.watch = services_.keeper.watch(fd, [weak = weak_from_this(), id] {
+      if (const auto listener = weak.lock()) {
+        listener->on_greeting(id);
+      }
+    });
+    if (!expiring_) {
+      expire();
+    }
+  }
+}
+
+// Drops those that have had their time.
+void UnixListener::expire() {
+  const auto longest = std::chrono::milliseconds(milliseconds(services_.settings.handshake_timeout));
+  while (!strangers_.empty() && Clock::now() - strangers_.begin()->second.since >= longest) {
+    ++services_.counters.handshakes;
+    drop(strangers_.begin()->first);
+  }
+  expiring_ = !strangers_.empty();
+  if (expiring_) {
+    services_.keeper.at(strangers_.begin()->second.since + longest, [weak = weak_from_this()] {
+      if (const auto listener = weak.lock()) {
+        listener->expire();
+      }
+    });
+  }
+}
+
+void UnixListener::on_greeting(uint64_t id) {
+  Stranger& stranger = strangers_.at(id);
+  Greeting greeting{};
+  char buffer[sizeof greeting];
+  const ssize_t got = ::recv(stranger.fd->get(), buffer, sizeof greeting - stranger.greeting.size(), 0);
+  if (got == -1 && (errno == EAGAIN || errno == EINTR)) {
+    return;
+  }
+  if (got <= 0) {
+    ++services_.counters.handshakes;
+    drop(id);
+    return;
+  }
+  stranger.greeting.append(buffer, static_cast<size_t>(got));
+  const size_t form = std::min(stranger.greeting.size(), sizeof kUnixForm);
+  if (std::memcmp(stranger.greeting.data(), kUnixForm, form) != 0) {
+    refuse(id, "what has connected is no worker of this version");
+  } else if (stranger.greeting.size() == sizeof greeting) {
+    std::memcpy(&greeting, stranger.greeting.data(), sizeof greeting);
+    identify(id, greeting);
+  }
+}
+
+void UnixListener::identify(uint64_t id, const Greeting& greeting) {
+  Stranger& stranger = strangers_.at(id);
+  services_.keeper.unwatch(stranger.watch, stranger.fd->get());
+  stranger.watch = 0;
+  if (greeting.worker < 0) {
+    refuse(id, "what has connected is no worker of this version");
+    return;
+  }
+  const std::string proof(greeting.proof, kProofSize);
+  if (!services_.settings.wants_proofs) {
+    admit(id, greeting, greeting.worker);
+    return;
+  }
+  if (const std::optional<int> worker = directory_.owner(proof)) {
+    admit(id, greeting, *worker);
+    return;
+  }
+  if (!asker_.can_ask()) {
+    refuse(id, kUnknown);
+    return;
+  }
+  // It has come sooner than word of it.
+  const bool asked = asker_.ask(proof, [this, weak = weak_from_this(), id, greeting](std::optional<int> worker) {
+    services_.keeper.post([this, weak, id, greeting, worker] {
+      const auto self = weak.lock();
+      if (!self || strangers_.count(id) == 0) {
+        return;
+      }
+      if (worker) {
+        admit(id, greeting, *worker);
+      } else {
+        refuse(id, kUnknown);
+      }
+    });
+  });
+  if (!asked) {
+    refuse(id, "too many others have connected that are not known");
+  }
+}
+
+void UnixListener::admit(uint64_t id, const Greeting& greeting, int worker) {
+  const std::string who = "worker " + std::to_string(greeting.worker);
+  if (worker != greeting.worker || !directory_.admits(worker)) {
+    refuse(id, worker != greeting.worker ? "who says to be " + who + " has the proof of worker " + std::to_string(worker)
+                                         : who + " has left the group");
+    return;
+  }
+  std::string proof;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = answers_.find(worker);
+    proof = found == answers_.end() ? "" : found->second;
+  }
+  Stranger& stranger = strangers_.at(id);
+  const Answer answer = answer_with("", proof);
+  if (::send(stranger.fd->get(), &answer, sizeof answer, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof answer)) {
+    ++services_.counters.handshakes;
+    drop(id);
+    return;
+  }
+  enter(std::move(stranger.fd), greeting);
+  strangers_.erase(id);
+  on_arrival_(worker);
+  if (!ticking_) {
+    ticking_ = true;
+    tick();
+  }
+}
+
+void UnixListener::enter(std::unique_ptr<Fd> fd, const Greeting& greeting) {
+  const int worker = greeting.worker;
+  const uint64_t time = greeting.time;
+  auto stream = std::make_shared<UnixStream>(
+      services_, worker, std::move(fd), [this, weak = weak_from_this(), worker, time](const std::string& reason) {
+        if (const auto self = weak.lock()) {
+          services_.keeper.post([this, weak, worker, time, reason] {
+            if (const auto listening = weak.lock()) {
+              on_end(worker, time, reason);
+            }
+          });
+        }
+      });
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    std::vector<Caller>& of_peer = callers_[worker];
+    if (of_peer.size() >= kMostCallers) {
+      of_peer.front().stream->close(Clock::now());
+      of_peer.erase(of_peer.begin());
+    }
+    const auto after = std::find_if(of_peer.begin(), of_peer.end(),
+                                    [&](const Caller& other) { return other.time > time; });
+    of_peer.insert(after, {worker, time, stream});
+  }
+  stream->start();
+}
+
+void UnixListener::refuse(uint64_t id, const std::string& why) {
+  ++services_.counters.refused;
+  asker_.tell("a process of this host: " + why);
+  const Answer answer = answer_with(why, "");
+  const std::string text = std::string(reinterpret_cast<const char*>(&answer), sizeof answer) + why;
+  // It fits, and who does not read it does without.
+  [[maybe_unused]] const ssize_t sent = ::send(strangers_.at(id).fd->get(), text.data(), text.size(), MSG_NOSIGNAL);
+  drop(id);
+}
+
+void UnixListener::drop(uint64_t id) {
+  const auto stranger = strangers_.find(id);
+  if (stranger->second.watch != 0) {
+    services_.keeper.unwatch(stranger->second.watch, stranger->second.fd->get());
+  }
+  strangers_.erase(stranger);
+}
+
+void UnixListener::on_end(int worker, uint64_t time, const std::string& reason) {
+  std::shared_ptr<UnixStream> ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Caller>& of_peer = callers_[worker];
+    const auto found = std::find_if(of_peer.begin(), of_peer.end(),
+                                    [&](const Caller& caller) { return caller.time == time; });
+    if (found == of_peer.end()) {
+      return;
+    }
+    ended = found->stream;
+    of_peer.erase(found);
+    if (of_peer.empty()) {
+      callers_.erase(worker);
+    }
+  }
+  if (!reason.empty()) {
+    asker_.tell("worker " + std::to_string(worker) + ": " + reason);
+  }
+  ended->close(Clock::now());
+}
+
+// Ends connections whose other side gives no sign of life.
+void UnixListener::tick() {
+  std::vector<Caller> callers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    for (const auto& [peer, of_peer] : callers_) {
+      callers.insert(callers.end(), of_peer.begin(), of_peer.end());
+    }
+  }
+  const auto longest = std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout));
+  for (const Caller& caller : callers) {
+    if (caller.stream->ask_for_life() >= longest) {
+      on_end(caller.worker, caller.time, "no heartbeat");
+    }
+  }
+  const auto pause = std::chrono::milliseconds(milliseconds(services_.settings.heartbeat / 2));
+  services_.keeper.at(Clock::now() + pause, [weak = weak_from_this()] {
+    if (const auto listener = weak.lock()) {
+      listener->tick();
+    }
+  });
+}
+
+}  // namespace rpc_backends::zeromq

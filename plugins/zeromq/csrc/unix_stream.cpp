@@ -1,0 +1,351 @@
+#include "unix_stream.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "blocks.h"
+
+namespace rpc_backends::zeromq {
+
+using namespace wire;
+
+namespace {
+
+// Messages that one thread reads at once: more would make those of other sockets wait.
+constexpr int kBatch = 32;
+// Bytes that the socket takes before the other side reads: a message of 1 MiB leaves without another thread.
+constexpr int kInSocket = 1 << 20;
+// Parts that one call writes.
+constexpr size_t kMostPlaces = 64;
+
+std::vector<char> head_of(Kind kind, size_t count, size_t more) {
+  Header header;
+  header.kind = static_cast<uint8_t>(kind);
+  header.count = static_cast<uint32_t>(count);
+  std::vector<char> head(sizeof header + more);
+  std::memcpy(head.data(), &header, sizeof header);
+  return head;
+}
+
+Clock::duration duration_of(double seconds) {
+  return std::chrono::milliseconds(milliseconds(seconds));
+}
+
+}  // namespace
+
+UnixStream::UnixStream(const Services& services, int peer, std::unique_ptr<Fd> fd,
+                       std::function<void(const std::string&)> on_end)
+    : services_(services),
+      peer_(peer),
+      fd_(std::move(fd)),
+      on_end_(std::move(on_end)),
+      reader_(services.settings.max_message),
+      last_life_(Clock::now()) {
+  // Where the system allows less, it takes what it allows.
+  ::setsockopt(fd_->get(), SOL_SOCKET, SO_SNDBUF, &kInSocket, sizeof kInSocket);
+}
+
+UnixStream::~UnixStream() {
+  close(Clock::now());
+}
+
+void UnixStream::start() {
+  last_life_ = Clock::now();
+  {
+    std::lock_guard<std::mutex> lock(writing_);
+    if (closed_) {
+      return;
+    }
+    started_ = true;
+    watch_ = services_.writer.watch(fd(), [weak = weak_from_this()] {
+      if (const auto stream = weak.lock()) {
+        stream->flush();
+      }
+    }, EPOLLOUT | EPOLLET);
+  }
+  std::lock_guard<std::mutex> lock(reading_);
+  source_ = services_.inbox.add_one_shot(fd(), weak_from_this());
+}
+
+// --- writing ----------------------------------------------------------------------------------------
+
+bool UnixStream::send(Parts parts) {
+  return post(pack(std::move(parts)));
+}
+
+UnixStream::Outgoing UnixStream::pack(Parts parts) const {
+  if (parts.size() > kMostParts) {
+    throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
+                         std::to_string(kMostParts) + " is the most");
+  }
+  Outgoing message{head_of(Kind::kMessage, parts.size(), parts.size() * sizeof(uint64_t)), std::move(parts)};
+  char* field = message.head.data() + sizeof(Header);
+  uint64_t bytes = 0;
+  for (Part& part : message.parts) {
+    const uint64_t size = part.size;
+    bytes += size;
+    std::memcpy(field, &size, sizeof size);
+    field += sizeof size;
+    if (!part.owner && size > 0) {  // nobody says how long it lives
+      const Part copied = take_block(size);
+      std::memcpy(const_cast<void*>(copied.data), part.data, size);
+      part = copied;
+    }
+  }
+  if (bytes > services_.settings.max_message) {
+    throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
+                         std::to_string(services_.settings.max_message) + " that one may have");
+  }
+  return message;
+}
+
+// Returns false if the stream is closed. What cannot be written is no matter: who reads sees the end.
+bool UnixStream::post(Outgoing message) {
+  std::deque<Outgoing> sent;  // let go of without the lock
+  Lock lock(writing_);
+  if (closed_) {
+    return false;
+  }
+  queue_.push_back(std::move(message));
+  if (started_ && !busy_ && queue_.size() == 1) {
+    write_queue(lock, 1, sent);
+  }
+  return true;
+}
+
+// The same for what need not be sent if much is on its way.
+bool UnixStream::post_control(Outgoing message) {
+  {
+    const Lock lock(writing_);
+    if (!started_ || !queue_.empty()) {
+      return false;
+    }
+  }
+  return post(std::move(message));
+}
+
+// The socket takes more; on the writer's thread.
+void UnixStream::flush() {
+  std::deque<Outgoing> sent;
+  Lock lock(writing_);
+  if (busy_) {
+    again_ = true;
+  } else {
+    write_queue(lock, std::numeric_limits<size_t>::max(), sent);
+  }
+}
+
+// Writes up to `most` messages. Others may send meanwhile: what they do not find empty they add to.
+void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
+  busy_ = true;
+  while (!queue_.empty() && !closed_ && sent.size() < most) {
+    Outgoing& first = queue_.front();
+    const auto before = std::make_pair(first.at, first.offset);
+    again_ = false;
+    lock.unlock();
+    const Written written = write(first);
+    lock.lock();
+    if (written == Written::kFailed) {
+      ::shutdown(fd(), SHUT_RDWR);
+      sent.swap(queue_);
+      break;
+    }
+    if (written == Written::kAll) {
+      sent.push_back(std::move(first));
+      queue_.pop_front();
+    } else {
+      if (std::make_pair(first.at, first.offset) != before) {
+        last_life_ = Clock::now();  // the other side has read
+      }
+      if (!again_) {
+        break;
+      }
+    }
+  }
+  busy_ = false;
+  written_.notify_all();
+  if (!queue_.empty() && sent.size() >= most && !closed_) {
+    services_.writer.post([weak = weak_from_this()] {
+      if (const auto stream = weak.lock()) {
+        stream->flush();
+      }
+    });
+  }
+}
+
+UnixStream::Written UnixStream::write(Outgoing& message) {
+  for (;;) {
+    iovec places[kMostPlaces];
+    size_t count = 0, offset = message.offset;
+    for (size_t at = message.at; at <= message.parts.size() && count < kMostPlaces; ++at, offset = 0) {
+      const char* const data =
+          at == 0 ? message.head.data() : static_cast<const char*>(message.parts[at - 1].data);
+      const size_t size = at == 0 ? message.head.size() : message.parts[at - 1].size;
+      if (size > offset) {
+        places[count++] = {const_cast<char*>(data) + offset, size - offset};
+      }
+    }
+    if (count == 0) {
+      return Written::kAll;
+    }
+    msghdr what{};
+    what.msg_iov = places;
+    what.msg_iovlen = count;
+    ssize_t sent = 0;
+    do {
+      sent = ::sendmsg(fd(), &what, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (sent == -1 && errno == EINTR);
+    if (sent == -1) {
+      return errno == EAGAIN || errno == EWOULDBLOCK ? Written::kSome : Written::kFailed;
+    }
+    for (auto left = static_cast<size_t>(sent); message.at <= message.parts.size();) {
+      const size_t size = message.at == 0 ? message.head.size() : message.parts[message.at - 1].size;
+      const size_t now = std::min(left, size - message.offset);
+      left -= now;
+      message.offset += now;
+      if (message.offset < size) {
+        break;
+      }
+      ++message.at;
+      message.offset = 0;
+    }
+  }
+}
+
+void UnixStream::refuse(const std::string& reason) {
+  ignore();
+  const size_t size = std::min(reason.size(), kLongestReason);
+  Outgoing message{head_of(Kind::kRefusal, size, size), {}};
+  std::copy_n(reason.data(), size, message.head.data() + sizeof(Header));
+  post(std::move(message));
+}
+
+void UnixStream::ignore() {
+  ignoring_ = true;
+}
+
+Clock::duration UnixStream::ask_for_life() {
+  const auto now = Clock::now();
+  const auto silence = now - last_life_.load();
+  if (silence >= duration_of(services_.settings.heartbeat) / 2 &&
+      now - last_ping_.load() >= duration_of(services_.settings.heartbeat) / 2) {
+    // Behind a message that does not leave it would not leave either.
+    last_ping_ = now;
+    post_control({head_of(Kind::kPing, 0, 0), {}});
+  }
+  return silence;
+}
+
+// --- reading ----------------------------------------------------------------------------------------
+
+void UnixStream::pump() {
+  std::lock_guard<std::mutex> lock(reading_);
+  for (int i = 0; i < kBatch && source_ != 0; ++i) {
+    const MessageReader::Outcome outcome = reader_.next(fd());
+    if (outcome == MessageReader::Outcome::kBlocked) {
+      break;
+    }
+    if (!handle(outcome)) {
+      return;
+    }
+  }
+  if (source_ != 0) {
+    services_.inbox.rearm(source_, fd());
+  }
+}
+
+// Returns false if nothing comes after it.
+bool UnixStream::handle(MessageReader::Outcome outcome) {
+  last_life_ = Clock::now();
+  switch (outcome) {
+    case MessageReader::Outcome::kMessage: {
+      if (ignoring_) {
+        ++services_.counters.dropped;
+        return true;
+      }
+      last_message_ = Clock::now();
+      ++services_.counters.messages_received;
+      Event event;
+      event.peer = peer_;
+      event.parts = std::move(reader_.parts());
+      services_.inbox.push(std::move(event));
+      return true;
+    }
+    case MessageReader::Outcome::kPing:
+      // Nothing piles up for who asks and does not read.
+      post_control({head_of(Kind::kPong, 0, 0), {}});
+      return true;
+    case MessageReader::Outcome::kPong:
+    case MessageReader::Outcome::kBlocked:
+      return true;
+    case MessageReader::Outcome::kRefusal:
+      tell_end("the peer takes nothing more by this connection: " + reader_.text());
+      break;
+    case MessageReader::Outcome::kMalformed:
+      ++services_.counters.rejected;
+      refuse(reader_.text());
+      tell_end("the peer has sent what is no message: " + reader_.text());
+      break;
+    case MessageReader::Outcome::kEnd:
+      tell_end("");
+      break;
+  }
+  read_to_end_ = true;
+  return false;
+}
+
+void UnixStream::tell_end(const std::string& reason) {
+  std::call_once(told_, [&] { on_end_(reason); });
+}
+
+void UnixStream::close(Clock::time_point deadline) {
+  std::deque<Outgoing> left;  // let go of without the lock
+  {
+    std::unique_lock<std::mutex> lock(writing_);
+    if (closed_) {
+      return;
+    }
+    written_.wait(lock, [this] { return !busy_; });
+    while (started_ && !queue_.empty() && Clock::now() < deadline) {
+      const Written written = write(queue_.front());
+      if (written == Written::kAll) {
+        left.push_back(std::move(queue_.front()));
+        queue_.pop_front();
+        continue;
+      }
+      if (written == Written::kFailed) {
+        break;
+      }
+      const auto wait = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      pollfd room{fd(), POLLOUT, 0};
+      ::poll(&room, 1, static_cast<int>(std::clamp<int64_t>(wait, 0, 1 << 30)));
+    }
+    closed_ = true;
+    for (Outgoing& message : queue_) {
+      left.push_back(std::move(message));
+    }
+    queue_.clear();
+    if (watch_ != 0) {
+      services_.writer.unwatch(watch_, fd());
+    }
+  }
+  std::lock_guard<std::mutex> lock(reading_);
+  if (source_ != 0) {
+    services_.inbox.remove(source_, fd());
+    source_ = 0;
+    for (bool more = !read_to_end_; more;) {
+      const MessageReader::Outcome outcome = reader_.next(fd());
+      more = outcome != MessageReader::Outcome::kBlocked && handle(outcome);
+    }
+  }
+  ::shutdown(fd(), SHUT_RDWR);
+}
+
+}  // namespace rpc_backends::zeromq

@@ -1,0 +1,337 @@
+"""Connections over Unix sockets: who is let in, and what becomes of what is no message."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from native_workers import PATIENCE, Worker, eventually
+
+from rpc_backend_zeromq._native import TransportError
+
+MakeWorker = Callable[..., Worker]
+
+FORM = b"RPCUNIX\x01"
+NOBODY = 65534
+#: Our greeting, the peer's, our answer, the peer's.
+PROOFS = (b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 32)
+MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
+
+
+@pytest.fixture
+def zero(make: MakeWorker, tmp_path: Path) -> Worker:
+    """Give a worker that listens on a Unix socket, and lets in whoever can use it."""
+    return make(0).listen(f"ipc://{tmp_path}/zero")
+
+
+@pytest.fixture
+def one(make: MakeWorker, tmp_path: Path, zero: Worker) -> Iterator[Worker]:
+    """Give a peer of it, which calls it, and calls it still at the end of the test."""
+    found = make(1).listen(f"ipc://{tmp_path}/one").learn(zero)
+    zero.learn(found)
+    found.send(0, b"before")
+    assert zero.message() == (1, [b"before"])
+    yield found
+    found.send(0, b"after")
+    assert zero.message() == (1, [b"after"])
+
+
+def greeting(worker: int, proof: bytes = bytes(32)) -> bytes:
+    return FORM + struct.pack("<iIQ", worker, 0, 1) + proof
+
+
+def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
+    """Connect, and be let in as a worker if that is asked for."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(PATIENCE)
+    connection.connect(to.endpoint.removeprefix("ipc://"))
+    if greet_as is not None:
+        connection.sendall(greeting(greet_as))
+        answer = connection.recv(48, socket.MSG_WAITALL)
+        assert answer[:12] == FORM + b"\x01\0\0\0"
+    return connection
+
+
+def ended(connection: socket.socket, by: Worker | None = None) -> bytes:
+    """Wait until the other side ends a connection; return what came before.
+
+    :param by: a worker that reads meanwhile, and gets no message.
+    """
+    text = b""
+    connection.settimeout(PATIENCE if by is None else 0.02)
+    while True:
+        try:
+            more = connection.recv(4096)
+        except TimeoutError:
+            assert by is not None
+            assert by.transport.receive(0) is None
+        except ConnectionResetError:
+            return text
+        else:
+            text += more
+            if not more:
+                return text
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# --- who is let in -------------------------------------------------------------------------------
+
+
+def test_workers_that_have_the_proofs_talk(make: MakeWorker, tmp_path: Path) -> None:
+    zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
+    zero.transport.learn(1, one.endpoint, None, PROOFS)
+    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+
+    one.send(0, b"x")
+    assert zero.message() == (1, [b"x"])
+    zero.send(1, b"y", reply=True)
+    assert one.message() == (0, [b"y"])
+
+
+def test_who_connects_without_the_proof_is_refused(make: MakeWorker, tmp_path: Path) -> None:
+    zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
+    zero.transport.learn(1, one.endpoint, None, PROOFS)
+    one.transport.learn(0, zero.endpoint, None, (b"z" * 32, *MIRRORED[1:]))
+
+    one.try_to_send(0, b"x")
+
+    assert one.lost().endswith("failed: its proof is that of no worker of the group")
+    assert zero.transport.receive(0.1) is None
+    assert zero.metric("refused") >= 1
+
+
+def test_nothing_is_sent_to_who_listens_without_the_proof(make: MakeWorker, tmp_path: Path) -> None:
+    zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
+    zero.transport.learn(1, one.endpoint, None, (*PROOFS[:2], b"z" * 32, PROOFS[3]))
+    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+
+    one.try_to_send(0, b"x")
+
+    assert one.lost().endswith("failed: who listens there cannot prove that it is the peer")
+    assert zero.transport.receive(0.1) is None
+
+
+def test_who_says_to_be_another_worker_is_refused(make: MakeWorker, tmp_path: Path) -> None:
+    zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
+    zero.transport.learn(1, f"ipc://{tmp_path}/1", None, PROOFS)
+    with connect(zero) as connection:
+        connection.sendall(greeting(2, PROOFS[1]))
+        assert b"who says to be worker 2 has the proof of worker 1" in ended(connection)
+
+
+def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    def whose(proof: bytes, _waited: float) -> int | None:
+        asked.append(proof)
+        zero.transport.learn(1, one.endpoint, None, PROOFS)
+        return 1
+
+    zero = make(0, wants_proofs=True, on_unknown_key=whose).listen(f"ipc://{tmp_path}/0")
+    one = make(1, wants_proofs=True).listen(f"ipc://{tmp_path}/1")
+    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+
+    one.send(0, b"x")
+
+    assert zero.message() == (1, [b"x"])
+    assert asked == [PROOFS[1]]
+
+
+def test_proofs_of_another_length_are_an_error(make: MakeWorker, tmp_path: Path) -> None:
+    zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
+    with pytest.raises(TransportError, match="the proofs of worker 1 are none: each is 32 bytes"):
+        zero.transport.learn(1, "ipc:///x", None, (b"short", *PROOFS[1:]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> None:
+    """Whatever the mode of the folder is."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    Path(zero.endpoint.removeprefix("ipc://")).chmod(0o666)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setuid(NOBODY)
+            connection = connect(zero)
+            connection.sendall(greeting(5))
+            status = 0 if ended(connection) == b"" else 2
+        except BrokenPipeError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert f"user {NOBODY}, and this is user 0" in zero.line_with("Unix socket")
+    assert zero.metric("refused") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_nothing_is_sent_to_a_socket_of_another_user(make: MakeWorker, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    place = tmp_path / "public"
+    place.mkdir()
+    place.chmod(0o777)
+    to_child, to_parent = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(NOBODY)
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(str(place / "one"))
+            listening.listen()
+            os.write(to_parent[1], b"x")
+            os.read(to_child[0], 1)
+        finally:
+            os._exit(0)
+    os.read(to_parent[0], 1)
+    zero = make(0).listen(f"ipc://{tmp_path}/zero")
+    zero.transport.learn(1, f"ipc://{place}/one", None)
+
+    zero.try_to_send(1, b"x")
+
+    assert f"who listens there is process {child} of user {NOBODY}" in zero.lost()
+    os.write(to_child[1], b"x")
+    os.waitpid(child, 0)
+    for descriptor in (*to_child, *to_parent):
+        os.close(descriptor)
+
+
+# --- strangers -----------------------------------------------------------------------------------
+
+
+def test_who_connects_and_says_nothing_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+    zero = make(0, handshake_timeout=0.3).listen(f"ipc://{tmp_path}/zero")
+    with connect(zero) as connection:
+        assert ended(connection) == b""
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "it is counted")
+
+
+def test_of_a_thousand_that_say_nothing_few_are_kept(zero: Worker, one: Worker) -> None:
+    """The first are dropped for the later ones: a worker that connects gets in."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with ExitStack() as stack:
+        held = [stack.enter_context(connect(zero)) for _ in range(1000)]
+        eventually(lambda: zero.metric("failed_handshakes") >= 1000 - 256, "most are dropped")
+        assert len(list(Path("/proc/self/fd").iterdir())) - before <= len(held) + 256
+        one.send(0, b"meanwhile")
+        assert zero.message() == (1, [b"meanwhile"])
+        with connect(zero, greet_as=2) as connection:
+            connection.sendall(struct.pack("<BBHIQ", 1, 1, 0, 1, 3) + b"new")
+            assert zero.message() == (2, [b"new"])
+
+
+@pytest.mark.parametrize(
+    "what",
+    [b"GET / HTTP/1.1\r\n\r\n", bytes(56), FORM + b"\xff" * 48, b"\xff\0\0\0\0\0\0\0\1\x7f" + b"3"],
+    ids=["http", "zeros", "no worker", "zmtp"],
+)
+def test_a_greeting_that_is_none_is_refused(zero: Worker, one: Worker, what: bytes) -> None:
+    with connect(zero) as connection:
+        connection.sendall(what)
+        assert b"what has connected is no worker of this version" in ended(connection)
+    assert zero.metric("refused") == 1
+
+
+def test_half_a_greeting_harms_nobody(zero: Worker, one: Worker) -> None:
+    with connect(zero) as connection:
+        connection.sendall(greeting(5)[:20])
+        one.send(0, b"meanwhile")
+        assert zero.message() == (1, [b"meanwhile"])
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "it is counted")
+
+
+# --- what is no message --------------------------------------------------------------------------
+
+
+def message(*sizes: int, kind: int = 1, version: int = 1, count: int | None = None) -> bytes:
+    number = len(sizes) if count is None else count
+    return struct.pack(f"<BBHI{len(sizes)}Q", kind, version, 0, number, *sizes)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (message(2**63), b"larger than the 1073741824 bytes"),
+        (message(*[2**62] * 4), b"larger than the 1073741824 bytes"),
+        (message(2**64 - 1, 2), b"larger than the 1073741824 bytes"),
+        (message(count=65537), b"more parts than it can have"),
+        (message(kind=9), b"no message of this version"),
+        (message(version=2), b"no message of this version"),
+        (message(kind=2, count=501), b"a refusal is longer than one can be"),
+        (message(kind=3, count=1), b"a heartbeat has parts"),
+    ],
+)
+def test_a_peer_that_sends_no_message_is_told_why_and_dropped(
+    zero: Worker, one: Worker, what: bytes, why: bytes
+) -> None:
+    with connect(zero, greet_as=2) as connection:
+        connection.sendall(what)
+        assert why in ended(connection, zero)
+    assert zero.metric("rejected") == 1
+
+
+def test_a_size_that_is_announced_takes_no_memory(zero: Worker, one: Worker) -> None:
+    """It is taken as the bytes come."""
+    before = peak_mib()
+    with ExitStack() as stack:
+        for worker in range(2, 12):
+            connection = stack.enter_context(connect(zero, greet_as=worker))
+            connection.sendall(message(1 << 30) + bytes(1000))
+        one.send(0, b"meanwhile")
+        assert zero.message() == (1, [b"meanwhile"])
+        assert peak_mib() - before < 64
+
+
+def test_a_peer_that_ends_in_the_middle_of_a_message_harms_nobody(
+    zero: Worker, one: Worker
+) -> None:
+    with connect(zero, greet_as=2) as connection:
+        connection.sendall(message(100, 100_000) + bytes(50_000))
+    assert zero.transport.receive(0.1) is None
+
+
+def test_a_message_may_come_byte_by_byte(zero: Worker, one: Worker) -> None:
+    parts = [b"first", b"", os.urandom(5000), b"last"]
+    whole = message(*map(len, parts)) + b"".join(parts)
+    with connect(zero, greet_as=2) as connection:
+        sender = threading.Thread(
+            target=lambda: [connection.sendall(whole[i : i + 1]) for i in range(len(whole))]
+        )
+        sender.start()
+        assert zero.message() == (2, parts)
+        sender.join()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_arrive_whatever_the_sizes_of_their_parts(
+    zero: Worker, one: Worker, seed: int
+) -> None:
+    chance = random.Random(seed)
+    limits = [0, 1, 15, 16, 4095, 4096, 4097, 16383, 16384, 16385, 131071, 131072, 1 << 20, 3 << 20]
+    sent = []
+    for _ in range(5):
+        count = chance.choice([0, 1, 2, 3, 17, 70])
+        sizes = [chance.choice(limits[: 14 if count < 4 else 10]) for _ in range(count)]
+        sent.append([chance.randbytes(size) for size in sizes])
+        one.send(0, *sent[-1])
+    for parts in sent:
+        assert zero.message() == (1, parts)
+
+
+def test_who_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+    zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen(f"ipc://{tmp_path}/zero")
+    with connect(zero, greet_as=2) as connection:
+        assert message(kind=3) in ended(connection, zero)
