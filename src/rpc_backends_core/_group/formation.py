@@ -232,7 +232,7 @@ class _Arrival:
             if self._take_kind(generation, "dynamic"):
                 break
         store = self._prefixed(generation)
-        store.add("present", 1)
+        added(store, "present", 1)
         return Group(
             store=store,
             name=self._name,
