@@ -179,7 +179,6 @@ def _change(client: Client, change: Callable[[Members], Members]) -> Steps:
 def zeromq_start(client: Client) -> Steps:
     """`start._start_static`: addresses alone."""
     yield from form_static(client)
-    yield from client.compare_set("nonce", NOTHING, Value("nonce", 32))
     yield from exchange(client, "addresses", _PUBLICATION)
 
 
@@ -228,18 +227,21 @@ class Roster:
 
     def refresh(self) -> Steps:
         """Read what is new."""
-        there = yield from self._client.add("records", 0)
+        (records,) = yield from self._client.multi_get("records")
+        there = int(records.what)
         new = [*sorted(self._missing), *range(self._read + 1, there + 1)]
         self._read, self._missing = there, set()
         keys = [f"record/{number}" for number in new]
-        if len(new) > 1 and (yield from self._client.check(*keys)):
+        if len(new) == 1 or not (new and (yield from self._client.check(*keys))):
+            written = []
+            for number, key in zip(new, keys, strict=True):
+                if (yield from self._client.check(key)):
+                    written.append(key)
+                else:
+                    self._missing.add(number)
+            keys = written
+        if keys:
             yield from self._client.multi_get(*keys)
-            return
-        for number, key in zip(new, keys, strict=True):
-            if (yield from self._client.check(key)):
-                yield from self._client.get(key)
-            else:
-                self._missing.add(number)
 
 
 # --- torch's own TENSORPIPE, as far as its store's requests show it ----------------------------------
