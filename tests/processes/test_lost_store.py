@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -102,6 +103,7 @@ def test_the_end_of_the_store_s_host_harms_no_other_worker(
             if backend == "ZEROMQ":
                 assert "store" in error
                 said(workers[me], "cannot be read", "calls among the members go on")
+                assert workers[me].output.count("cannot be read") == 1
         assert_all_is_well(workers, REMAINING)
 
 
@@ -150,3 +152,43 @@ def test_a_count_of_records_that_is_none_costs_nobody_anything(where: Meeting, t
         said(workers[0], "'records'", "use a store that nobody else writes to")
         workers[2].kill()
         assert_all_is_well(workers, (0, 1))
+
+
+NO_DEVICES = {"name": "w9", "accelerator": None, "count": 0, "maps": {}, "devices": []}
+WITHOUT_AN_ADDRESS = {
+    "key": "ab" * 32,
+    "version": 9,
+    "used": [9],
+    "peers": [["w9", 9, 9, NO_DEVICES, "uv://127.0.0.1:1", ["no-such-host.invalid", 1]]],
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["none", '{"key": "00", "peers": [[]]}', "[" * 100_000, json.dumps(WITHOUT_AN_ADDRESS)],
+    ids=["text", "fields", "depth", "a name for an address"],
+)
+def test_a_list_of_members_that_is_none_is_told_who_joins_and_harms_no_member(
+    where: Meeting, text: str
+) -> None:
+    with Workers(3) as workers:
+        for worker in (workers[0], workers[1]):
+            worker.call(steps.join_dynamic, where.url)
+        store_of(where).set("members", text)
+
+        error = workers[2].start(steps.join_dynamic, where.url).error()
+        assert "'members'" in error.text
+        assert "use a store that nobody else writes to" in error.text
+        assert_all_is_well(workers, (0, 1))
+
+
+def test_a_static_group_whose_store_is_lost_says_so_at_the_end_and_ends(where: Meeting) -> None:
+    with Workers(2) as workers:
+        workers.run(steps.join, where.url, backend="ZEROMQ")
+        workers.run(steps.call_all)
+        workers[HOST].kill()
+
+        start = time.monotonic()
+        workers[1].start(leave_in_time).error()
+        assert time.monotonic() - start < AT_ONCE
+        assert workers[1].end() == 0

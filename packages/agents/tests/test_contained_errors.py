@@ -198,6 +198,7 @@ with two_agents() as (one, other):
 """
 
 
+@pytest.mark.slow
 def test_where_there_are_no_threads_for_a_while_no_call_is_lost(tmp_path: Path) -> None:
     library = tmp_path / "no_threads.so"
     source = tmp_path / "no_threads.c"
@@ -254,6 +255,7 @@ with two_agents() if sys.argv[1] == "memory" else on_wire() as (one, _):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["memory", "python"])
 def test_a_forked_child_ends_as_it_likes_and_the_worker_goes_on(transport: str) -> None:
     done = subprocess.run(

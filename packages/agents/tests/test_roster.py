@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_core.spi import StoreError
 
 
 class One:
@@ -170,3 +171,82 @@ def test_the_requests_of_one_that_joins_do_not_grow_with_the_group(store: Any) -
     for number in range(3, 20):
         One(store, f"w{number}", number).join()
     assert cost(20) == third
+
+
+# --- what no worker has written ----------------------------------------------------------------------
+
+
+def test_numbers_without_a_record_are_given_up_and_what_comes_after_them_is_read(
+    store: Any,
+) -> None:
+    a = One(store, "a", 0).join()
+    store.add("records", 100_000)
+    late = One(store, "late", 9).join()
+
+    while not a.roster._read >= 100_000:  # as much at a look as there is time for
+        a.roster.refresh()
+
+    assert ("in", "late") in [*a.seen, *a.told()]
+    assert len(a.roster._missing) == len(late.roster._missing) == 512
+
+
+@pytest.mark.parametrize("count", ["none", "-1", "1e3", "3000000", "9" * 400, ""])
+def test_a_count_that_is_none_is_told_once_and_the_members_stay(
+    store: Any, caplog: pytest.LogCaptureFixture, count: str
+) -> None:
+    a = One(store, "a", 0).join()
+    store.set("records", count)
+
+    for _ in range(3):
+        assert a.told() == []
+
+    assert caplog.text.count("cannot be read") == 1
+    assert "under 'records'" in a.roster.trouble
+    store.set("records", "2")
+    a.roster.refresh()
+    assert a.roster.trouble == ""
+
+
+def test_a_record_that_is_too_long_or_gives_an_id_twice_is_left_out(
+    store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = One(store, "a", 0).join()
+    peer = {"kind": "peer", "name": "b", "rank": 1, "id": 1, "address": ""}
+    records = [
+        peer,
+        {**peer, "name": "c"},
+        {**peer, "id": 0},
+        {**peer, "id": 2, "address": "x" * 70_000},
+    ]
+    for record in [*records, {**peer, "id": 3, "name": "no name"}]:
+        store.set(f"record/{store.add('records', 1)}", json.dumps(record))
+
+    assert a.told() == [("peer", "b")]
+    assert caplog.text.count("is no record of a worker") == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("name/b", "none"), ("rank/1", "9" * 30), ("spare_ids", "-3"), ("id/1", "x")]
+)
+def test_who_joins_is_told_of_a_key_that_holds_what_no_worker_wrote(
+    store: Any, key: str, text: str
+) -> None:
+    One(store, "a", 0).join()
+    store.add("id/1", 1)  # so that the id is not free
+    store.set(key, text)
+    with pytest.raises(StoreError, match=f"under '{key}'"):
+        One(store, "b", 1).join()
+
+
+def test_what_a_change_raises_keeps_no_other_change_from_being_seen(store: Any) -> None:
+    a = One(store, "a", 0).join()
+
+    def fail(peer: Peer) -> None:
+        raise OSError("no")
+
+    a.roster._on_join = fail
+    One(store, "b", 1).join()
+    a.roster.refresh()
+    a.roster._on_join = lambda peer: a.seen.append(("in", peer.name))
+    One(store, "c", 2).join()
+    assert ("in", "c") in a.told()

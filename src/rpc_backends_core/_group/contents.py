@@ -68,6 +68,20 @@ def number(key: str, text: bytes, most: int) -> int:
     return int(text)
 
 
+def added(store: Any, key: str, amount: int) -> int:
+    """Add to the number under ``key``, and return what it is now.
+
+    :raises StoreError: it is no number. (A TCP store ends the connection then.)
+    """
+    try:
+        return int(store.add(key, amount))
+    except (
+        ValueError,
+        IndexError,
+    ) as error:  # of torch's stores, for text and for what is too large
+        raise unsuitable(key, "what is no number") from error
+
+
 def texts(key: str, values: list[Any]) -> list[str]:
     """Return what each worker has exchanged, which must be a text.
 

@@ -21,7 +21,7 @@ from typing import Any
 from rpc_backends_core import _settings
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.composition import arrival_of, compose, members_of
-from rpc_backends_core._group.contents import MAX_ID, checked, parsed, shown, unsuitable
+from rpc_backends_core._group.contents import MAX_ID, added, checked, parsed, shown, unsuitable
 from rpc_backends_core._group.group import Group, Member, get_all, read_answer, settle
 from rpc_backends_core._group.waiting import logger, wait_for
 from rpc_backends_core._process_state import STATE
@@ -98,7 +98,7 @@ class _Arrival:
                 f"rank {self._rank} of worker {self._name!r} is not below the world size {world_size}."
             )
         while True:
-            generation = self._store.add("generation", 0)
+            generation = added(self._store, "generation", 0)
             if not self._take_kind(generation, f"static/{world_size}"):
                 continue
             if not self._take_slot(generation, world_size):
@@ -126,9 +126,9 @@ class _Arrival:
         mine = json.dumps(self._who)
         slot = f"{g}/slot/{self._rank}"
         if self._store.compare_set(slot, "", mine) == mine.encode():
-            if self._store.add(f"{g}/arrived", 1) == world_size:
+            if added(self._store, f"{g}/arrived", 1) == world_size:
                 self._complete(g, world_size)
-        elif self._store.add("generation", 0) != g:
+        elif added(self._store, "generation", 0) != g:
             return False  # that group is complete; ours is the next
         else:
             # Our rank has arrived before: an attempt that was killed, whose place we take. (If it
@@ -206,17 +206,17 @@ class _Arrival:
         Rank 0 hosts a TCP store, and it is about to raise and let go of it.
         """
         try:
-            read = self._store.add(f"{g}/read", 1)
+            read = added(self._store, f"{g}/read", 1)
         except RuntimeError:
             if self._rank == 0:
                 raise
             return  # counted as the last, so the host went, before it could answer; or it had gone before
         end = time.monotonic() + _READING_PATIENCE
-        while self._rank == 0 and read < self._store.add(f"{g}/arrived", 0):
+        while self._rank == 0 and read < added(self._store, f"{g}/arrived", 0):
             if time.monotonic() > end:
                 return
             time.sleep(_READING_PAUSE)
-            read = self._store.add(f"{g}/read", 0)
+            read = added(self._store, f"{g}/read", 0)
 
     def _missing(self, g: int, world_size: int) -> str:
         ranks = [r for r in range(world_size) if not self._store.check([f"{g}/slot/{r}"])]
@@ -226,13 +226,13 @@ class _Arrival:
 
     def join_dynamic(self, timeout: float) -> Group:
         while True:
-            generation = self._store.add("generation", 0)
+            generation = added(self._store, "generation", 0)
             if generation and not self._over(generation - 1):
                 self._refuse_mixing("dynamic", "static")
             if self._take_kind(generation, "dynamic"):
                 break
         store = self._prefixed(generation)
-        store.add("present", 1)
+        added(store, "present", 1)
         return Group(
             store=store,
             name=self._name,
@@ -253,7 +253,7 @@ class _Arrival:
             return self._rank
         key = f"{g}/autograd/spare"
         for _ in range(MAX_ID + 1):
-            taken = self._store.add(key, 1)
+            taken = added(self._store, key, 1)
             if not 1 <= taken <= MAX_ID + 1:
                 raise unsuitable(key, f"the number {taken}, or there is no id left")
             free: int = MAX_ID + 1 - taken
@@ -276,9 +276,9 @@ class _Arrival:
         found = _kind(f"{g}/kind", self._store.compare_set(f"{g}/kind", "", wanted))
         if found == wanted:
             return True
-        if self._store.add("generation", 0) != g:
+        if added(self._store, "generation", 0) != g:
             return False
-        if found == "dynamic" and self._store.add(f"{g}/present", 0) <= 0:
+        if found == "dynamic" and added(self._store, f"{g}/present", 0) <= 0:
             self._close(g)  # everybody has left that dynamic group
             return False
         if "dynamic" in (found, wanted):
@@ -288,7 +288,7 @@ class _Arrival:
             f"{wanted.partition('/')[2]}, and a worker before it said {found.partition('/')[2]}. "
             "Give every worker the same world_size."
         )
-        self._store.add(f"{g}/arrived", 1)  # one more to read why; that group is over
+        added(self._store, f"{g}/arrived", 1)  # one more to read why; that group is over
         self._give_up(g, reason, GroupError.__name__)
         self._let_others_read(g)
         raise GroupError(reason)
@@ -313,12 +313,12 @@ class _Arrival:
             raise
         except Exception:  # why there was no group
             return True
-        return bool(self._store.add(f"{g}/left", 0) >= size)
+        return bool(added(self._store, f"{g}/left", 0) >= size)
 
     def _close(self, g: int) -> None:
         """Make the next arrivals a new group, once, whoever comes first."""
-        if self._store.add(f"{g}/closed", 1) == 1:
-            self._store.add("generation", 1)
+        if added(self._store, f"{g}/closed", 1) == 1:
+            added(self._store, "generation", 1)
 
     def _prefixed(self, g: int) -> Any:
         from torch.distributed import PrefixStore

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
-from rpc_backends_core._group.contents import MOST_BYTES, checked, parsed, unsuitable
+from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
 from rpc_backends_core._group.waiting import STORE_PATIENCE, StoreAccess, wait_for
 
 #: Seconds that nobody waits, and a store's timeout can hold: 24 days.
@@ -100,7 +100,7 @@ class Group:
     def _exchange(self, prefix: str, result: str, text: str) -> bytes:
         assert self.world_size is not None
         self.store.set(f"{prefix}/{self.rank}", text)
-        if self.store.add(f"{prefix}/arrived", 1) == self.world_size:
+        if added(self.store, f"{prefix}/arrived", 1) == self.world_size:
             keys = [f"{prefix}/{rank}" for rank in range(self.world_size)]
             values = zip(keys, get_all(self.store, keys), strict=True)
             try:

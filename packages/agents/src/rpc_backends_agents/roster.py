@@ -295,14 +295,11 @@ class Roster:
         self._peers[peer.number] = replace(peer, address="")
 
     def _add(self, key: str, amount: int) -> int:
-        try:
-            return self._access.ask(lambda store: int(store.add(key, amount)), self._patience)
-        except StoreError as error:
-            raise StoreError(f"{error} (asked for the number under {key!r})") from error
+        return self._access.ask(lambda store: stored.added(store, key, amount), self._patience)
 
     def _append(self, record: dict[str, Any], seconds: float) -> int:
         def append(store: Any) -> int:
-            number = int(store.add("records", 1))
+            number = stored.added(store, "records", 1)
             if not 1 <= number <= _MOST_RECORDS:
                 why = f"the number {number}, where 1 to {_MOST_RECORDS} are possible"
                 raise stored.unsuitable("records", why)

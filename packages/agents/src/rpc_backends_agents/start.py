@@ -28,7 +28,7 @@ class Settings:
     :ivar num_worker_threads: how many requests run at once.
     :ivar rpc_timeout: seconds that a call may take; 0 means any.
     :ivar max_message_bytes: a larger message is an error of its call, where it is sent and where it
-        arrives.
+        arrives, unless the transport refuses it before and ends the connection (ZEROMQ does).
     :ivar max_unanswered_bytes: what may be on its way to one worker, unanswered, before calls to it
         wait; and what may wait here, of one worker, before its requests are refused. Each counts 1 KiB
         beside its message.

@@ -75,12 +75,17 @@ class LivenessListener:
                 time.sleep(_PAUSE)
                 continue
             self._readers.acquire()
-            threading.Thread(
+            reader = threading.Thread(
                 target=self._hand_over,
                 args=(connection,),
                 name="rpc-backends-listener-reader",
                 daemon=True,
-            ).start()
+            )
+            try:
+                reader.start()
+            except RuntimeError:  # no thread is free
+                connection.close()
+                self._readers.release()
 
     def _hand_over(self, connection: socket.socket) -> None:
         try:

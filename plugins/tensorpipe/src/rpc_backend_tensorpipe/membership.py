@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 from collections.abc import Callable, Iterable
@@ -110,6 +111,7 @@ def _peer(name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener:
         raise ValueError(f"its worker {name!r} has no rank, id or address")
     if not (isinstance(host, str) and type(port) is int and 0 <= port < 1 << 16):
         raise ValueError(f"its worker {name!r} has no listener")
+    ipaddress.ip_address(host)  # as TensorPipe writes it; a name would be looked up each time
     return Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, (host, port))
 
 
