@@ -139,6 +139,22 @@ bool Calls::fits(int peer, uint64_t bytes) const {
       found->second.unanswered + bytes <= unanswered_bytes_;
 }
 
+void Calls::fail_after(std::chrono::milliseconds delay, uint64_t id, const std::string& error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = calls_.find(id);
+    if (found == calls_.end()) {
+      return;
+    }
+    const auto deadline = deadlines_.emplace(Clock::now() + delay, id);
+    forget_deadline(found->second);
+    found->second.timeout = delay;
+    found->second.deadline = deadline;
+    found->second.error = error;
+  }
+  alarm_.notify_one();
+}
+
 std::optional<Calls::Call> Calls::take(uint64_t id, int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = calls_.find(id);
@@ -251,7 +267,7 @@ void Calls::watch() {
       deadlines_.erase(deadlines_.begin());
     }
     if (!late.empty()) {
-      timeouts_ += late.size();
+      timeouts_ += std::count_if(late.begin(), late.end(), [](const Call& call) { return call.error.empty(); });
       lock.unlock();
       on_late_(std::move(late));
       lock.lock();

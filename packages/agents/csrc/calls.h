@@ -34,6 +34,7 @@ class Calls {
     std::weak_ptr<void> unsent;
     std::chrono::milliseconds timeout{0};
     std::multimap<Clock::time_point, uint64_t>::iterator deadline;  // unless timeout is 0
+    std::string error;  // that it ends with at its deadline, in place of that its time is up
   };
 
   // `unanswered_bytes`: what may be on its way to one peer before add() waits.
@@ -54,6 +55,9 @@ class Calls {
   // Enters a call of peer, bytes, unsent and timeout (0 is never), which has begun at `started`; returns its future.
   // If it may wait, it does until there is room for its bytes on the way to the peer; null if its time was up then.
   FuturePtr add(uint64_t id, Call call, Clock::time_point started, bool may_wait);
+
+  // Has a call end with `error` after `delay`, by `on_late`, if nothing ends it before.
+  void fail_after(std::chrono::milliseconds delay, uint64_t id, const std::string& error);
 
   // Takes the call that `peer` answers. None if there is no such call: its time was up, say.
   std::optional<Call> take(uint64_t id, int peer);

@@ -34,6 +34,16 @@ bool is_of_a_program(int32_t type) {
       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
 }
 
+// Requests that torch sends again when they fail, on a thread of its own. RRefContext throws when the last trial
+// fails, which ends the process if that happens on torch's thread. It does where a future has failed when torch
+// gets it; so it fails a little later, on a thread of the agent.
+bool is_retried_by_torch(int32_t type) {
+  return type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST ||
+      type == MessageType::RREF_CHILD_ACCEPT || type == MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ;
+}
+
+constexpr std::chrono::milliseconds kRetryDelay{100};
+
 // What torch takes the GIL for.
 bool is_python(int32_t type) {
   return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
@@ -100,6 +110,7 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
                                      std::chrono::milliseconds timeout, const Contexts& contexts) {
   const auto started = Clock::now();
   const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
+  const bool is_retried = is_retried_by_torch(message->type());
   const uint64_t call = calls_.next_id();
   Parts parts = encode_checked(std::move(message), call, contexts);
   const uint64_t bytes = size_of(parts);
@@ -127,7 +138,9 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
   if (!error && !running_) {
     error = "the RPC agent of this worker has been shut down";
   }
-  if (error) {
+  if (error && is_retried && running_) {
+    calls_.fail_after(kRetryDelay, call, *error);
+  } else if (error) {
     if (const auto taken = calls_.take(call, peer)) {
       end_call(*taken, *error);
     }
@@ -177,6 +190,10 @@ void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
   const auto all = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
   const auto fail_all = [self = shared_from_this(), all] {
     for (const Calls::Call& call : *all) {
+      if (!call.error.empty()) {
+        self->end_call(call, call.error);
+        continue;
+      }
       self->count_end(call);
       contained("in ending a call", [&] { fail(call.future, timeout_text(call.timeout)); });
     }

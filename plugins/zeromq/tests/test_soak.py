@@ -1,4 +1,4 @@
-"""The soak (`benchmarks/soak`), for half a minute: it finds nothing, and it finds what leaks.
+"""The soak (`benchmarks/soak`), for a minute: it finds nothing, and it finds what leaks.
 
 SOAK_MINUTES=10 lets the soak with peers that die run for so long.
 """
@@ -24,7 +24,7 @@ SMALL = ["--workers", "2", "--threads", "2", "--worker-threads", "3", "--interva
 #: One worker that must survive, and four peers, one of which dies every second.
 DYING = [
     *("--workers", "1", "--threads", "4", "--worker-threads", "6", "--interval", "0.25"),
-    *("--peers", "4", "--deaths", "1", "--minutes", os.environ.get("SOAK_MINUTES", "0.33")),
+    *("--peers", "4", "--deaths", "1", "--minutes", os.environ.get("SOAK_MINUTES", "1")),
 ]
 
 
@@ -76,7 +76,8 @@ def test_calls_end_and_nothing_grows_while_peers_are_killed(tmp_path: Path, grou
     assert calls["killed"] >= (3 if group == "static" else 5)
     assert calls["suspended"] >= 1
     assert calls["error"] > 0  # calls were under way when peers died
-    assert calls["call_builtin"] > calls["error"]  # and most went on
+    done_calls = sum(number for name, number in calls.items() if name.startswith("call_"))
+    assert done_calls > 1000  # and others went on
 
 
 def judged(samples: list[float], figure: str = "rss_mib") -> Any:
