@@ -16,10 +16,10 @@ import os, signal, sys
 import torch
 from torch.distributed import rpc
 
-def start(rank):
+def start(rank, world_size=2):
     member = rpc.BackendType.ZEROMQ
     options = rpc.backend_registry.construct_rpc_backend_options(member, init_method=sys.argv[1])
-    rpc.init_rpc(f"w{rank}", backend=member, rank=rank, world_size=2, rpc_backend_options=options)
+    rpc.init_rpc(f"w{rank}", member, rank, world_size, options)
 
 def call(to):
     return rpc.rpc_sync(to, torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
@@ -45,6 +45,42 @@ if __name__ == "__main__":
         else:
             raise AssertionError("it is there")
     print(call("w0"), flush=True)
+    os._exit(0)
+"""
+
+WITH_AN_RREF_WHOSE_OWNER_DIES = """
+import time
+
+kept = []
+
+def make():
+    kept.append(rpc.remote("w2", torch.add, args=(torch.ones(2), 1)))
+    return kept[0].to_here().tolist()
+
+def keep(rref):
+    kept.append(rref)
+
+def share():
+    kept.append(rpc.rpc_async("w0", keep, args=(kept[0],)))
+
+if __name__ == "__main__":
+    pids = []
+    for rank in (1, 2, 0):
+        pids.append(os.fork() if rank else None)
+        if pids[-1] == 0:
+            break
+    start(rank, 3)
+    if rank:
+        signal.pause()
+    assert rpc.rpc_sync("w1", make) == [2, 2]
+    os.kill(pids[1], signal.SIGKILL)
+    rpc.rpc_sync("w1", share)
+    # Torch tells the owner six times, over 13 s, that this worker has its RRef, and then throws.
+    agent = rpc.api._get_current_rpc_agent()
+    while agent.get_metrics()["agent.contained_errors"] == "0":
+        time.sleep(0.1)
+    print(call("w1"), flush=True)
+    os.kill(pids[0], signal.SIGKILL)
     os._exit(0)
 """
 
@@ -87,6 +123,11 @@ def run(tmp_path: Path, program: str) -> str:
 
 def test_open_remote_calls_fail_where_their_peer_dies(tmp_path: Path) -> None:
     assert run(tmp_path, WITH_A_PEER_THAT_DIES) == "True\n"
+
+
+@pytest.mark.thorough
+def test_a_worker_goes_on_where_the_owner_of_an_rref_is_gone(tmp_path: Path) -> None:
+    assert run(tmp_path, WITH_AN_RREF_WHOSE_OWNER_DIES) == "True\n"
 
 
 def test_a_forked_child_ends_and_the_worker_goes_on(tmp_path: Path) -> None:
