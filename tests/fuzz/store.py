@@ -231,6 +231,7 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
         unix,
         public,
         "0" * 32,
+        1,
         "loopback",
     )
     bare = Publication(

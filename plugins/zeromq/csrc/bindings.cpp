@@ -254,7 +254,8 @@ py::capsule capsule_of(const std::shared_ptr<PythonsTransport>& transport) {
 }
 
 void learn(PythonsTransport& transport, int peer, const std::string& endpoint,
-           const std::optional<py::bytes>& public_key, const std::optional<std::array<py::bytes, 4>>& proofs) {
+           const std::optional<py::bytes>& public_key, const std::optional<std::array<py::bytes, 4>>& proofs,
+           std::optional<uint64_t> max_message) {
   Credentials credentials;
   credentials.public_key = public_key ? std::string(*public_key) : std::string();
   if (proofs) {
@@ -263,6 +264,7 @@ void learn(PythonsTransport& transport, int peer, const std::string& endpoint,
     credentials.our_answer = (*proofs)[2];
     credentials.their_answer = (*proofs)[3];
   }
+  credentials.max_message = max_message.value_or(UINT64_MAX);
   const py::gil_scoped_release release;
   transport.learn_endpoint(peer, endpoint, credentials);
 }
@@ -296,7 +298,8 @@ PYBIND11_MODULE(_native, module) {
            py::arg("io_threads") = 1, py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
       .def("bind", &PythonsTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonsTransport::start, py::arg("self_id"), release())
-      .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none())
+      .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
+           py::arg("max_message") = py::none())
       .def("forget", &PythonsTransport::forget, py::arg("peer"), release())
       .def("reject", &PythonsTransport::reject, py::arg("peer"), py::arg("reason"), release())
       .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"))

@@ -18,6 +18,7 @@ void Directory::learn(int worker, const std::string& key) {
 void Directory::forget(int worker) {
   std::lock_guard<std::mutex> lock(mutex_);
   left_.insert(worker);
+  max_messages_.erase(worker);
   const auto found = keys_.find(worker);
   if (found != keys_.end()) {
     owners_.erase(found->second);
@@ -34,6 +35,17 @@ std::optional<int> Directory::owner(const std::string& key) const {
 bool Directory::admits(int worker) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return left_.count(worker) == 0;
+}
+
+void Directory::limit(int worker, uint64_t max_message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  max_messages_[worker] = max_message;
+}
+
+uint64_t Directory::max_message(int worker) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = max_messages_.find(worker);
+  return found == max_messages_.end() ? UINT64_MAX : found->second;
 }
 
 size_t Directory::size() const {

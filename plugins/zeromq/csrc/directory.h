@@ -1,6 +1,7 @@
-// Who may connect: the workers that are known, and whose public key is whose.
+// The workers that are known: who may connect, whose public key is whose, and what may be sent to whom.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -22,6 +23,10 @@ class Directory {
   // worker that has left does not come back before it is learned again.
   bool admits(int worker) const;
 
+  // The bytes that one message to the worker may have, as it says; it would end the connection for more.
+  void limit(int worker, uint64_t max_message);
+  uint64_t max_message(int worker) const;
+
   // Workers that are known.
   size_t size() const;
 
@@ -30,6 +35,7 @@ class Directory {
   std::unordered_map<std::string, int> owners_;
   std::unordered_map<int, std::string> keys_;
   std::unordered_set<int> left_;
+  std::unordered_map<int, uint64_t> max_messages_;
 };
 
 }  // namespace rpc_backends::zeromq

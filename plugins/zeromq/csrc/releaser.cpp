@@ -89,21 +89,7 @@ void Releaser::hold(Parts& parts) const noexcept {
 }
 
 void Releaser::stop() {
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  state_->stopped = true;
-  state_->changed.notify_all();
-  if (!thread_.joinable()) {
-    return;
-  }
-  // What is released may be what stops this.
-  const bool is_this_thread = thread_.get_id() == std::this_thread::get_id();
-  const bool ended = !is_this_thread && state_->changed.wait_for(lock, kGracePeriod, [this] { return state_->ended; });
-  lock.unlock();
-  if (ended) {
-    thread_.join();
-  } else {
-    thread_.detach();
-  }
+  stop_thread(thread_, *state_, kGracePeriod);
 }
 
 }  // namespace rpc_backends::zeromq

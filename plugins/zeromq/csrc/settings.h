@@ -37,6 +37,7 @@ struct Credentials {
   std::string public_key;  // the peer's, Z85; empty without encryption
   std::string our_greeting, their_greeting;  // of who connects
   std::string our_answer, their_answer;      // of who listens
+  uint64_t max_message = UINT64_MAX;         // bytes of one message that the peer takes
 
   friend bool operator==(const Credentials&, const Credentials&) = default;
 };

@@ -3,7 +3,10 @@
 
 #include <pthread.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -22,6 +25,27 @@ std::thread start_thread(const char* name, Life life) {
   std::thread thread(std::move(life));
   pthread_setname_np(thread.native_handle(), name);
   return thread;
+}
+
+// Has a thread that lives on `state` end, and waits for that at most `seconds`: what it calls may not end, and is
+// left alone then. The state has a mutex, a condition `changed`, and the flags `stopped` and `ended`.
+template <typename State>
+void stop_thread(std::thread& thread, State& state, std::chrono::seconds seconds) {
+  std::unique_lock<std::mutex> lock(state.mutex);
+  state.stopped = true;
+  state.changed.notify_all();
+  if (!thread.joinable()) {
+    return;
+  }
+  // What it calls may be what stops it.
+  const bool is_this_thread = thread.get_id() == std::this_thread::get_id();
+  const bool ended = !is_this_thread && state.changed.wait_for(lock, seconds, [&state] { return state.ended; });
+  lock.unlock();
+  if (ended) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
 }
 
 }  // namespace rpc_backends::zeromq

@@ -186,6 +186,7 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
     throw TransportError("the proofs of " + who + " are none: each is " + std::to_string(kProofSize) + " bytes");
   }
   works_->directory.learn(peer, public_key);
+  works_->directory.limit(peer, credentials.max_message);
   works_->proofs.learn(peer, credentials.their_greeting);
   works_->unix_listener->learn(peer, credentials.our_answer);
   works_->peers.learn(peer, checked_endpoint, credentials);
@@ -206,6 +207,14 @@ void ZeroMQTransport::forget(int peer) {
 void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
   const Gate::Pass pass(gate_);
   check();
+  uint64_t bytes = 0;
+  for (const Part& part : parts) {
+    bytes += part.size;
+  }
+  if (const uint64_t most = works_->directory.max_message(peer); bytes > most) {
+    throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " + std::to_string(most) +
+                         " that worker " + std::to_string(peer) + " takes (its max_message_bytes)");
+  }
   if (!reply) {
     works_->peers.send(peer, std::move(parts));
   } else if (!works_->unix_listener->reply(peer, parts)) {

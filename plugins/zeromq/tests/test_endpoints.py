@@ -34,6 +34,7 @@ PEER = Publication(
     unix=None,
     public_key=None,
     session="0" * 32,
+    max_message_bytes=1,
     place="MASTER_ADDR is not set",
 )
 
@@ -127,7 +128,7 @@ from rpc_backends_core.spi import RpcBackendsError
 
 scopes, *tcp = sys.argv[1:]
 me = endpoints.Surroundings("me", this_host(), tuple(scopes.split()), True, Policy())
-peer = Publication("g", 1, "w1", 1, Host("k", "n"), tuple(tcp), None, None, "0" * 32, "the test")
+peer = Publication("g", 1, "w1", 1, Host("k", "n"), tuple(tcp), None, None, "0" * 32, 1, "the test")
 try:
     print(json.dumps(endpoints.choose(peer, me)))
 except RpcBackendsError as error:

@@ -27,6 +27,7 @@ MINE = Publication(
     unix=UnixSocket("/run/user/0/rpc-zmq-abc/s", Node(25, 2**63)),
     public_key=PUBLIC_KEY,
     session="0123456789abcdef" * 2,
+    max_message_bytes=1 << 34,
     place="route to node0, MASTER_ADDR=node0",
 )
 

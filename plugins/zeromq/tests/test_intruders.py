@@ -327,6 +327,7 @@ def be_there_first(me: WorkerContext, url: str, other: str | None) -> str:
             unix=None,
             public_key=public.decode(),
             session=identity.new_session(),
+            max_message_bytes=1 << 30,
             place="",
         )
         theirs = None if other is None else secret.parse(other, "the intruder")

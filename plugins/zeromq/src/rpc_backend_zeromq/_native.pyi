@@ -67,6 +67,7 @@ class Transport:
         endpoint: str,
         public_key: bytes | None,
         proofs: tuple[bytes, bytes, bytes, bytes] | None = None,
+        max_message: int | None = None,
     ) -> None:
         """Take note of where a peer listens, and let it in.
 
@@ -74,6 +75,8 @@ class Transport:
         :param proofs: for Unix sockets, 32 bytes each: what this worker shows to the peer when it
             connects, and the peer to this worker; then what this worker answers, and what the peer
             answers. Only with ``wants_proofs``.
+        :param max_message: bytes of one message that the peer takes; None for any. A larger one is an
+            error of :meth:`send`.
         :raises TransportError: that is no such endpoint, or there is a key where none is expected.
         """
 

@@ -43,6 +43,7 @@ class Publication:
     :ivar tcp: endpoints with numeric addresses, without scopes, the preferred first.
     :ivar unix: its Unix socket, None if it has none.
     :ivar public_key: of its session (Z85), None where connections are not encrypted.
+    :ivar max_message_bytes: the longest message that it takes.
     :ivar session: 32 hexadecimal digits that no other session has.
     :ivar place: in words, for messages: how its address was found.
     """
@@ -56,6 +57,7 @@ class Publication:
     unix: UnixSocket | None
     public_key: str | None
     session: str
+    max_message_bytes: int
     place: str
 
 
@@ -128,6 +130,7 @@ def _publication(data: Any) -> Publication:
         unix=None if unix is None else _unix(unix),
         public_key=key,
         session=_session(fields),
+        max_message_bytes=_number(fields, "max_message_bytes", 2**63 - 1),
         place=_place(fields),
     )
 

@@ -70,6 +70,7 @@ class ZeroMQTransport:
             identity.session_keys() if self._settings.policy.encryption else (None, None)
         )
         self._public_key = public
+        self._max_message_bytes = options.max_message_bytes
         self._native = Transport(
             public_key=public,
             secret_key=private,
@@ -129,6 +130,7 @@ class ZeroMQTransport:
             unix=unix,
             public_key=None if self._public_key is None else self._public_key.decode("ascii"),
             session=identity.new_session(),
+            max_message_bytes=self._max_message_bytes,
             place=printable(places[0].why),
         )
         return identity.seal(self._mine, self._settings.policy.secret)
@@ -177,7 +179,7 @@ class ZeroMQTransport:
                 "else has written to the store: use a store that nobody else writes to."
             )
         proofs = identity.unix_proofs(mine, publication, policy.secret)
-        self._native.learn(peer, endpoint, key, proofs)
+        self._native.learn(peer, endpoint, key, proofs, publication.max_message_bytes)
         # Who connects to the Unix socket shows a proof, and by TCP a key.
         self._doorkeeper.learn(peer, *filter(None, (key, proofs[1])))
 

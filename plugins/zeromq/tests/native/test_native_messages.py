@@ -248,3 +248,23 @@ def test_replies_find_back_from_many_threads(pair: tuple[Worker, Worker]) -> Non
     one.transport.close(0)
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.parametrize("medium", ["tcp", "ipc"])
+def test_what_the_peer_does_not_take_is_an_error_where_it_is_sent(
+    make: MakeWorker, where: Callable[[str], str], medium: str
+) -> None:
+    zero = make(0).listen(where(medium))
+    one = make(1, max_message=1000).listen(where(medium)).learn(zero)
+    zero.transport.learn(1, one.endpoint, None, None, 1000)
+    one.send(0, b"x")
+    zero.message()
+
+    for reply in (False, True):
+        with pytest.raises(
+            TransportError, match=r"1001 bytes is larger than the 1000 that worker 1 takes"
+        ):
+            zero.send(1, bytes(1001), reply=reply)
+        zero.send(1, bytes(1000), reply=reply)
+        assert one.message() == (0, [bytes(1000)])
+    assert zero.metric("peers_lost") == one.metric("peers_lost") == 0
