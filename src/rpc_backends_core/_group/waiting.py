@@ -63,6 +63,7 @@ class StoreAccess:
             raise StoreError(f"the group's store has not answered for {seconds:g} s.") from None
         except RuntimeError as no_thread:
             raise StoreError(f"the group's store cannot be asked: {no_thread}.") from no_thread
+        thread.join()  # it has nothing more to do; nobody is to find it still ending
         if isinstance(error, RpcBackendsError):
             raise error
         if error is not None:
