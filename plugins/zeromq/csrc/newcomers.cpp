@@ -67,7 +67,9 @@ bool comes_by(const sockaddr_storage& listener, const sockaddr_storage& address)
 }  // namespace
 
 Newcomers::Newcomers()
-    : placeholder_(eventfd(0, EFD_CLOEXEC)), place_(std::make_unique<Fd>(copy_of_fd(placeholder_.get()))) {}
+    : placeholder_(eventfd(0, EFD_CLOEXEC)), place_(copy_of_fd(placeholder_.get())) {
+  take_spare();
+}
 
 void Newcomers::listening(int fd) {
   const int copy = copy_of_fd(fd);
@@ -114,6 +116,7 @@ void Newcomers::disconnected(int fd) {
 
 size_t Newcomers::accept_failed() {
   take_authenticated();
+  take_spare();
   if (newcomers_.empty()) {
     return turn_away();
   }
@@ -160,7 +163,7 @@ size_t Newcomers::keep(size_t number) {
 // Accepts and closes what waits to be accepted.
 size_t Newcomers::turn_away() {
   size_t ended = 0;
-  place_.reset();
+  spare_.reset();
   for (const Listener& listener : listeners_) {
     for (int i = 0; i < kMostTurnedAway; ++i) {
       const int fd = ::accept4(listener.fd->get(), nullptr, nullptr, SOCK_CLOEXEC);
@@ -171,23 +174,30 @@ size_t Newcomers::turn_away() {
       ++ended;
     }
   }
-  const int place = copy_of_fd(placeholder_.get());
-  if (place != -1) {
-    place_ = std::make_unique<Fd>(place);
-  }
+  take_spare();
   return ended;
+}
+
+void Newcomers::take_spare() {
+  if (spare_ != nullptr) {
+    return;
+  }
+  const int fd = copy_of_fd(placeholder_.get());
+  if (fd != -1) {
+    spare_ = std::make_unique<Fd>(fd);
+  }
 }
 
 // By a descriptor of our own, since libzmq may have closed its, and somebody opened another file with that number.
 void Newcomers::end(const Newcomer& newcomer) {
   struct stat found{};
-  if (place_ == nullptr || ::dup3(newcomer.fd, place_->get(), O_CLOEXEC) == -1) {
+  if (::dup3(newcomer.fd, place_.get(), O_CLOEXEC) == -1) {
     return;
   }
-  if (::fstat(place_->get(), &found) == 0 && found.st_ino == newcomer.number && S_ISSOCK(found.st_mode)) {
-    ::shutdown(place_->get(), SHUT_RDWR);
+  if (::fstat(place_.get(), &found) == 0 && found.st_ino == newcomer.number && S_ISSOCK(found.st_mode)) {
+    ::shutdown(place_.get(), SHUT_RDWR);
   }
-  ::dup3(placeholder_.get(), place_->get(), O_CLOEXEC);
+  ::dup3(placeholder_.get(), place_.get(), O_CLOEXEC);
 }
 
 void Newcomers::erase(int fd) {

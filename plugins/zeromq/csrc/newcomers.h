@@ -61,12 +61,15 @@ class Newcomers {
   size_t allowed(int newest, size_t most) const;
   size_t keep(size_t number);
   size_t turn_away();
+  void take_spare();
   void end(const Newcomer& newcomer);
   void erase(int fd);
 
   Fd placeholder_;
   // Always open: a place for a descriptor where the process may open no more.
-  std::unique_ptr<Fd> place_;
+  Fd place_;
+  // Given up for a moment to accept with. Somebody may be quicker to take it, libzmq for one.
+  std::unique_ptr<Fd> spare_;
   std::vector<Listener> listeners_;
   Newest newcomers_;  // the newest last
   std::unordered_map<int, Newest::iterator> by_fd_;

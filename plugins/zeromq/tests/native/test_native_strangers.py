@@ -272,7 +272,7 @@ def test_idle_connections_leave_the_process_descriptors(target: Target, make: Ma
 def test_a_process_without_descriptors_waits_for_them_quietly(
     target: Target, make: MakeWorker
 ) -> None:
-    """Who comes then is turned away; who was there stays; later all is as before."""
+    """A peer that comes then may be turned away; who was there stays; later all is as before."""
     old, new = target.peer(make, 1), target.peer(make, 2)
     ask(old)
     target.tell("take all files")
@@ -281,9 +281,11 @@ def test_a_process_without_descriptors_waits_for_them_quietly(
             held.enter_context(target.stranger([]))
         eventually(lambda: target.share() < 0.5, "it waits")  # once those are turned away
         ask(old)
-        new.try_to_send(0, b"nobody is there")
-        new.lost()
-        target.tell("give them back")
-        new.next("found")
+        new.try_to_send(0, b"x")
+        if new.next()[0] == "message":  # it got the one descriptor that a stranger had
+            target.tell("give them back")
+        else:
+            target.tell("give them back")
+            new.next("found")
         ask(new)
         ask(old)
