@@ -1,4 +1,4 @@
-"""A peer that does not read: its callers wait at `max_unanswered_bytes`, and no call is lost."""
+"""A peer that does not read: `max_unanswered_bytes` bounds what callers and answerers keep, and no call is lost."""
 
 from __future__ import annotations
 
@@ -83,3 +83,52 @@ def test_a_slow_receiver_bounds_the_memory_of_who_sends_and_gets_every_call(
             assert taken < limit + SLACK
         assert receiver.call(runs) == {str(number): 1 for number in range(CALLS)}
         workers.run(steps.leave)
+
+
+def answer_of(number: int, size: int) -> torch.Tensor:
+    """Return a large answer to a small call."""
+    return torch.full((size,), number, dtype=torch.uint8)
+
+
+def ask_and_stop(me: WorkerContext, to: str) -> None:
+    """Make all calls, stop before the answers can be read, and then wait for them."""
+    calls = [rpc.rpc_async(to, answer_of, args=(i, SIZE), timeout=0) for i in range(CALLS)]
+    os.kill(os.getpid(), signal.SIGSTOP)
+    for i, call in enumerate(calls):
+        assert torch.equal(call.wait(), answer_of(i, SIZE))
+
+
+@pytest.mark.parametrize("media", ["unix", "tcp"])
+def test_a_caller_that_does_not_read_bounds_the_memory_of_who_answers(
+    tmp_path: Path, media: str
+) -> None:
+    """Further requests wait, other callers are served, and every answer arrives."""
+    with Workers(3, seconds=120) as workers:
+        caller, answerer, other = workers
+        workers.run(
+            join,
+            f"file://{tmp_path}/store",
+            unix_sockets=media == "unix",
+            max_unanswered_bytes=LIMIT,
+            heartbeat_timeout=60,
+        )
+        for worker in (caller, other):
+            worker.call(steps.call, "worker1")  # the connection is there
+        forget_most(answerer.pid)
+        before = resident(answerer.pid, "VmRSS")
+        asking = caller.start(ask_and_stop, "worker1")
+        try:
+            eventually(lambda: state_of(caller.pid) == "T", lambda: state_of(caller.pid))
+            other.call(steps.call, "worker1")
+            time.sleep(0.5)  # in which the answerer would make them all
+            taken = resident(answerer.pid, "VmHWM") - before
+        finally:
+            os.kill(caller.pid, signal.SIGCONT)
+        asking.result()
+        assert taken < LIMIT + SLACK
+        workers.run(steps.leave)
+
+
+def state_of(pid: int) -> str:
+    """Return a process's state; T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
