@@ -333,7 +333,7 @@ def test_a_transport_that_only_its_callback_keeps_does_not_hold_up_the_end(start
 
 
 def test_who_cannot_listen_for_want_of_files_is_told(start: Start) -> None:
-    """libzmq itself would end the process: it lists the addresses of the host with a socket of its own."""
+    """The library itself would end the process: it needs a socket to list the addresses of this host."""
     child = start(
         """
         import resource, zmq
