@@ -1,4 +1,4 @@
-"""Groups of ZEROMQ make the store requests, calls and connections that `docs/scale.md` counts on."""
+"""Groups of ZEROMQ make the store requests, calls and connections that `docs/explanation/scale.md` counts on."""
 
 from __future__ import annotations
 

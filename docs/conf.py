@@ -1,0 +1,106 @@
+"""The configuration of the documentation site; `make docs` builds it into build/docs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+
+project = "rpc-backends"
+author = "the rpc-backends authors"
+release = "0.1.0"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.graphviz",
+    "sphinx_click",
+    "sphinx_copybutton",
+]
+# Pages that still wait for their place in how-to/.
+exclude_patterns = [
+    "backend-in-python.md",
+    "commands.md",
+    "faults.md",
+    "hooks.md",
+    "writing-a-backend.md",
+    "how-to",
+]
+
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+default_role = "code"  # docstrings and --help texts write `names` in single backticks
+add_module_names = False
+
+# A reference that leads nowhere is an error, except to what is not ours: there is no network here.
+nitpicky = True
+nitpick_ignore_regex = [(r"py:.*", r"(?!rpc_backend).*")]
+
+html_theme = "furo"
+html_title = "rpc-backends"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+copybutton_prompt_text = "$ "
+
+
+def link_to_files(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make each link that leaves docs/ a download, README.md's too; in a clone the link is the file."""
+    here = Path(app.srcdir, page).parent
+
+    def mark(link: re.Match[str]) -> str:
+        outside = not (here / link[1]).resolve().is_relative_to(app.srcdir)
+        return f"](path:{link[1]})" if outside else link[0]
+
+    source[0] = re.sub(r"\]\((\.\./[^)#\s]+)\)", mark, source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the above."""
+    app.connect("source-read", link_to_files)
+
+
+def graphviz() -> str:
+    """Return the program that draws the diagrams: that of the `docs` extra, or the system's `dot`.
+
+    :raises RuntimeError: there is neither.
+    """
+    found = shutil.which("graphviz-pure", path=Path(sys.executable).parent) or shutil.which("dot")
+    if found is None:
+        raise RuntimeError(
+            "the diagrams need Graphviz, and there is neither `graphviz-pure` beside "
+            f"{sys.executable} nor `dot` on PATH. Install one: pip install graphviz-pure, or on "
+            "Debian and Ubuntu: apt install graphviz"
+        )
+    return found
+
+
+graphviz_dot = graphviz()
+graphviz_output_format = "svg"
+graphviz_dot_args = [
+    "-Gbgcolor=transparent",
+    "-Gfontname=Helvetica",
+    "-Gfontsize=12",
+    "-Nfontname=Helvetica",
+    "-Nfontsize=12",
+    "-Nshape=box",
+    "-Nstyle=rounded,filled",
+    "-Nfillcolor=#eef3fb",
+    "-Ncolor=#5b7aa8",
+    "-Efontname=Helvetica",
+    "-Efontsize=11",
+    "-Ecolor=#666666",
+]
