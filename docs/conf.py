@@ -28,15 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "command_reference",
 ]
-# Pages that still wait for their place in how-to/.
-exclude_patterns = [
-    "backend-in-python.md",
-    "commands.md",
-    "faults.md",
-    "hooks.md",
-    "writing-a-backend.md",
-    "how-to",
-]
+exclude_patterns = ["_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 4
@@ -53,7 +45,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!rpc_backend).*"),
     # Types in signatures that are no part of the interface.
     (r"py:class", r"rpc_backends_(cli|testing)\.\w+\..*|rpc_backends_core\._.*"),
-    (r"py:class", r"rpc_backends_agents\.(TransportAgent|_C\..*|addressing\..*)"),
+    (r"py:class", r"rpc_backends_agents\.(TransportAgent|interception\..*|_C\..*|addressing\..*)"),
 ]
 
 html_theme = "furo"
@@ -67,14 +59,19 @@ copybutton_prompt_text = "$ "
 
 
 def link_to_files(app: Sphinx, page: str, source: list[str]) -> None:
-    """Make each link that leaves docs/ a download, README.md's too; in a clone the link is the file."""
+    """Make each link that leaves docs/ a download; that to a folder, one of its README.md, or no link."""
     here = Path(app.srcdir, page).parent
 
-    def mark(link: re.Match[str]) -> str:
-        outside = not (here / link[1]).resolve().is_relative_to(app.srcdir)
-        return f"](path:{link[1]})" if outside else link[0]
+    def linked(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        file = (here / target).resolve()
+        if file.is_relative_to(app.srcdir):
+            return link[0]
+        if file.is_dir():
+            target = f"{target}/README.md"
+        return f"[{text}](path:{target})" if (here / target).exists() or not file.is_dir() else text
 
-    source[0] = re.sub(r"\]\((\.\./[^)#\s]+)\)", mark, source[0])
+    source[0] = re.sub(r"\[([^\]]*)\]\((\.\./[^)#\s]+)\)", linked, source[0])
 
 
 def setup(app: Sphinx) -> None:

@@ -1,4 +1,4 @@
-"""Bounds of what rules and recordings may ask for; docs/faults.md states them."""
+"""Bounds of what rules and recordings may ask for; docs/how-to/inject-faults.md states them."""
 
 from __future__ import annotations
 
