@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import sphinx.search
 import torch  # noqa: F401 - autodoc imports our extensions, which need its libraries
+from sphinx.search.en import SearchEnglish
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -19,6 +21,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 project = "rpc-backends"
 author = "the rpc-backends authors"
+copyright = author
 release = "0.1.0"
 
 extensions = [
@@ -48,10 +51,13 @@ nitpick_ignore_regex = [
     (r"py:class", r"rpc_backends_agents\.(TransportAgent|interception\..*|_C\..*|addressing\..*)"),
 ]
 
+smartquotes = False  # a quote in a message or a command stays as it is typed
+
 html_theme = "furo"
 html_title = "rpc-backends"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["tables.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
@@ -74,8 +80,18 @@ def link_to_files(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[([^\]]*)\]\((\.\./[^)#\s]+)\)", linked, source[0])
 
 
+class SearchParts(SearchEnglish):
+    """A search that finds `RPC_BACKENDS_OVERRIDE` by "override" too."""
+
+    def split(self, input: str) -> list[str]:
+        """Return the words, and the parts of those with underscores."""
+        found = super().split(input)
+        return found + [part for word in found if "_" in word for part in word.split("_") if part]
+
+
 def setup(app: Sphinx) -> None:
     """Connect the above."""
+    sphinx.search.languages["en"] = SearchParts
     app.connect("source-read", link_to_files)
 
 

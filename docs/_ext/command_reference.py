@@ -33,7 +33,8 @@ def sections(command: click.Command, context: click.Context) -> Iterator[nodes.s
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     section += nodes.literal_block(usage, usage, language="text")
     section += paragraphs(command.help or "")
-    options = [record for p in command.params if (record := p.get_help_record(context))]
+    records = [parameter.get_help_record(context) for parameter in command.params]
+    options = [record for record in records if record and record[1]]
     if options:
         section += definitions(options)
     section += paragraphs(command.epilog or "")
