@@ -38,7 +38,6 @@ myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 default_role = "code"  # docstrings and --help texts write `names` in single backticks
 add_module_names = False
 
@@ -51,7 +50,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"rpc_backends_agents\.(TransportAgent|interception\..*|_C\..*|addressing\..*)"),
 ]
 
-smartquotes = False  # a quote in a message or a command stays as it is typed
+smartquotes_action = "D"  # dashes; a quote in a message or a command stays as it is typed
 
 html_theme = "furo"
 html_title = "rpc-backends"

@@ -3,7 +3,10 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("table.docutils")) {
     const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent.trim());
     for (const row of table.querySelectorAll("tbody tr")) {
-      [...row.cells].forEach((cell, column) => cell.setAttribute("data-column", heads[column] ?? ""));
+      [...row.cells].forEach((cell, column) => {
+        cell.setAttribute("data-column", heads[column] ?? "");
+        cell.classList.toggle("empty", cell.textContent.trim() === "");
+      });
     }
   }
 });
