@@ -6,7 +6,7 @@
 //
 // Several interceptors stand in a row, ordered by a number: the lowest is nearest to the program. A request that
 // is sent passes them from the lowest to the highest, one that arrives from the highest to the lowest; answers go
-// the other way. docs/interceptors.md is the tutorial.
+// the other way. docs/how-to/write-an-interceptor.md is the tutorial.
 //
 // This header needs C++17 and nothing of torch. All methods are called on many threads at once, unless it says
 // otherwise, on threads that hold locks of torch's: they must neither wait nor take the GIL.
