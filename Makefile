@@ -30,7 +30,7 @@ DISTRIBUTIONS := $(PURE) $(NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(NATIVE:%=%/setup.py) \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
-EDITABLE := -e '.[dev]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
+EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 # What builds our distributions. It is installed with torch, so that no build needs an environment of its own.
 BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5'
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
@@ -45,7 +45,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # The name holds what was installed, so that another TORCH is another file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo test test-all test-quick test-lowest lint typecheck format wheels soak bench clean
+.PHONY: help setup demo docs test test-all test-quick test-lowest lint typecheck format wheels soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,10 @@ setup: $(VENV)/.installed  ## the virtual environment; every other target does t
 
 demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
 	PYTHONPATH=examples $(BIN)/python -m demo
+
+docs: setup  ## the documentation site, in build/docs/html; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/docs/doctrees docs build/docs/html
+	@echo "==> build/docs/html/index.html"
 
 test: LESS := and not thorough
 test: lint typecheck  ## lint, types, torch's suites and our tests (20 min on two cores)

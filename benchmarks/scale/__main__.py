@@ -2,7 +2,7 @@
 
     python benchmarks/scale count --json counts.json       # real groups of 2 ... 64: half an hour
     python benchmarks/scale simulate --json carried.json   # the same protocols, to thousands of workers
-    python benchmarks/scale draw counts.json carried.json --out docs/scale
+    python benchmarks/scale draw counts.json carried.json --out docs/explanation/scale
 
 Counted of each worker: requests to the store (on the wire, by kind), RPC calls, connections, files,
 threads and memory, after the start, after each calls the next one (ring), after all call worker 0 (star),
@@ -75,7 +75,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def draw(arguments: argparse.Namespace) -> int:
-    """Draw the plots of `docs/scale.md`, and print its tables."""
+    """Draw the plots of `docs/explanation/scale.md`, and print its tables."""
     import drawing
 
     counts = list(_read(arguments.counts).values())

@@ -1,4 +1,4 @@
-"""The plots and tables of `docs/scale.md`: what was counted, and what is simulated beyond it."""
+"""The plots and tables of `docs/explanation/scale.md`: what was counted, and what is simulated."""
 
 from __future__ import annotations
 

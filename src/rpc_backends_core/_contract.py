@@ -1,6 +1,6 @@
 """The contract for RPC backends, as types: what an author writes against.
 
-``docs/writing-a-backend.md`` is the same in words, and ``rpc-backends conformance NAME`` checks it.
+``docs/how-to/write-a-backend.md`` is the same in words, and ``rpc-backends conformance NAME`` checks it.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_a_failure_says_the_chapter_the_call_and_the_difference(run: Any) -> Non
 
     shown = done.output.partition("= FAILURES =")[2]
     for line in (
-        "chapter   data (docs/writing-a-backend.md#data)",
+        "chapter   data (docs/how-to/write-a-backend.md#data)",
         "required  One is two",
         "call      one",
         "expected  2",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "backend-in-python.md"
+GUIDE = ROOT / "docs" / "how-to" / "write-a-backend-in-python.md"
 SHOWN = re.findall(r"<!-- file: (\S+) -->\n\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "interceptors.md"
+GUIDE = ROOT / "docs" / "how-to" / "write-an-interceptor.md"
 SHOWN = re.findall(r"<!-- file: (\S+) -->\n\n```\w+\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 

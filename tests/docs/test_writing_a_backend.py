@@ -1,4 +1,4 @@
-"""docs/writing-a-backend.md: its examples run, and it leaves nothing out."""
+"""docs/how-to/write-a-backend.md: its examples run, and it leaves nothing out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support import steps
 from support.workers import WorkerContext, Workers
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "writing-a-backend.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "write-a-backend.md"
 TEXT = DOCUMENT.read_text()
 EXAMPLE = ROOT / "examples" / "small_backend" / "small_backend.py"
 

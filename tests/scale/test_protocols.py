@@ -1,4 +1,4 @@
-"""Real groups make the store requests, calls and connections that `docs/scale.md` counts on.
+"""Real groups make the store requests, calls and connections that `docs/explanation/scale.md` counts on.
 
 If one of these fails, a protocol has changed: `benchmarks/scale/protocols.py` has to follow, and what the
 page says of larger groups has to be drawn anew.

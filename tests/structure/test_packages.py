@@ -150,7 +150,7 @@ def test_every_public_name_is_found_and_typed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rpc_backends_core.spi", "rpc_backends_core.spi.inspection"])
 def test_the_reference_names_every_public_name(name: str) -> None:
-    page = (ROOT / "docs/spi.md").read_text()
+    page = (ROOT / "docs/reference/spi.md").read_text()
     missing = [
         public for public in importlib.import_module(name).__all__ if f"`{public}`" not in page
     ]

@@ -17,8 +17,8 @@ import pytest
 from structure.imports import ROOT
 
 BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ")
-#: What is called as often as it is needed: torch's names, and what values can tell of themselves.
-LEAVES = {"_bridge/torch_internals", "_record"}
+#: What is called as often as it is needed: names of torch, time limits, what values tell of themselves.
+LEAVES = {"_bridge/torch_internals", "_record", "_time_limit"}
 
 
 @cache
@@ -61,7 +61,7 @@ def test_the_name_is_looked_up_once(backend: str) -> None:
 
 
 def test_the_architecture_page_shows_the_path() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
     table = page.partition("## The path of `init_rpc`")[2].partition("\n## ")[0]
     shown = re.findall(r"^\| `([\w/]+)` \| `([\w.]+)` \|", table, flags=re.MULTILINE)
     real = [

@@ -1,4 +1,4 @@
-"""What decides whether a call meets a fault: each clause of the promise in docs/faults.md."""
+"""What decides whether a call meets a fault: each clause of docs/how-to/inject-faults.md."""
 
 from __future__ import annotations
 

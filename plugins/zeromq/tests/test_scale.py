@@ -1,4 +1,4 @@
-"""Groups of ZEROMQ make the store requests, calls and connections that `docs/scale.md` counts on."""
+"""Groups of ZEROMQ cost the store requests, calls and connections of `docs/explanation/scale.md`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from rpc_backends_testing.suite import BACKEND, SUITE_VERSION
 PROPERTY = "rpc_requirement"
 
 #: Where the contract is written down; a chapter is a heading of its name.
-CONTRACT = "docs/writing-a-backend.md"
+CONTRACT = "docs/how-to/write-a-backend.md"
 
 
 def subject_of(item: pytest.Item) -> tuple[Subject, int] | None:

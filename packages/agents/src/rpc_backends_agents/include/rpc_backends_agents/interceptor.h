@@ -6,7 +6,7 @@
 //
 // An agent may have several interceptors, ordered by a number; the lowest is nearest to the program. Outgoing requests
 // pass them from the lowest to the highest, incoming requests from the highest to the lowest. Answers go the opposite
-// way. docs/interceptors.md is the tutorial.
+// way. docs/how-to/write-an-interceptor.md is the tutorial.
 //
 // This header needs C++17 and nothing of torch. Unless noted otherwise, all methods are called on many threads at the
 // same time. These threads may hold torch's locks, so the methods must neither block nor take the GIL.

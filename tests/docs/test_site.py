@@ -1,0 +1,157 @@
+"""The site's tables are those of the code, its links lead somewhere, and its examples run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rpc_backend_zeromq import environment as zeromq_variables
+from rpc_backends_core.spi import COMMITMENTS, Capability
+from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, default_registry, settings
+from rpc_backends_faults import settings as faults_variables
+from structure.imports import ROOT
+
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+SOURCES = [ROOT / "src", *ROOT.glob("packages/*/src"), *ROOT.glob("plugins/*/src")]
+PAGES = sorted(
+    page
+    for page in (*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/README.md"))
+    if "build" not in page.parts
+)
+
+
+def rows(page: Path) -> list[list[str]]:
+    """Return the cells of all tables of a page, a list a row."""
+    lines = re.findall(r"^\| (.+) \|$", page.read_text(), re.MULTILINE)
+    return [[cell.strip() for cell in re.split(r" \|(?: |$)", line)] for line in lines]
+
+
+# --- the environment ---------------------------------------------------------------------------------
+
+
+@cache
+def variables_in_the_code() -> set[str]:
+    """Return the variables that modules declare, and every one that a string of the code is."""
+    declared = {*settings.VARIABLES, *zeromq_variables.VARIABLES, *faults_variables.VARIABLES}
+    for source in SOURCES:
+        for file in source.rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    declared |= set(re.findall(r"^RPC_BACKENDS_[A-Z_]*[A-Z]$", node.value))
+    return declared
+
+
+def test_the_table_has_each_variable_that_the_code_reads() -> None:
+    shown = [match[1] for row in rows(REFERENCE / "environment.md") if (match := VARIABLE(row[0]))]
+    assert sorted(shown) == sorted(variables_in_the_code())
+
+
+VARIABLE = re.compile(r"`(RPC_BACKENDS_\w+)`").fullmatch
+
+
+def test_no_page_names_a_variable_that_nothing_reads() -> None:
+    known = variables_in_the_code() | {"RPC_BACKENDS_NAME"}
+    for page in DOCS.rglob("*.md"):
+        named = set(re.findall(r"\bRPC_BACKENDS_[A-Z_]*[A-Z]\b", page.read_text()))
+        assert named <= known, page
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+def text_of(node: ast.AST) -> str:
+    """Return the text of a string of the code, with … for what is filled in."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    assert isinstance(node, ast.JoinedStr)
+    return "".join(text_of(one) if isinstance(one, ast.Constant) else "…" for one in node.values)
+
+
+@cache
+def texts() -> str:
+    """Return every string of the Python and C++ of the packages, a line each."""
+    found = []
+    for file in (file for source in SOURCES for file in source.rglob("*.py")):
+        nodes = ast.walk(ast.parse(file.read_text()))
+        found += [text_of(one) for one in nodes if isinstance(one, ast.JoinedStr | ast.Constant)]
+    for file in (*ROOT.glob("packages/*/csrc/*.cpp"), *ROOT.glob("plugins/*/csrc/*.cpp")):
+        joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
+        # Literals with an expression between them are one message.
+        found.append(
+            re.sub(r'"(?:\s*\+[^;"]+\+\s*|\s*,[^;"]+,\s*)"', "…", joined).replace("\n", " ")
+        )
+    return "\n".join(one.replace("\n", " ") for one in found)
+
+
+OURS = (REFERENCE / "errors.md").read_text().partition("## Errors of torch")[0]
+ERRORS = re.findall(r"^\| `([^`]+)` ", OURS, re.MULTILINE)
+
+
+@pytest.mark.parametrize("text", ERRORS)
+def test_an_error_on_the_page_is_one_of_the_code(text: str) -> None:
+    pieces = [re.escape(piece) for piece in text.split("…") if piece.strip(" .:;()")]
+    assert re.search("[^\n]*".join(pieces), texts()), text
+
+
+# --- capabilities ------------------------------------------------------------------------------------
+
+
+def test_the_capabilities_are_those_of_the_code() -> None:
+    commitments = {
+        row[0].strip("`"): row[1] for row in rows(REFERENCE / "capabilities.md") if len(row) == 2
+    }
+    commitments.pop("capability"), commitments.pop("---", None)
+    assert {Capability(name): text for name, text in commitments.items()} == dict(COMMITMENTS)
+
+
+def declared(title: str) -> dict[str, list[bool]]:
+    """Return which capabilities have a yes in the table under a heading."""
+    page = (
+        (REFERENCE / "capabilities.md")
+        .read_text()
+        .partition(f"## {title}\n")[2]
+        .partition("\n## ")[0]
+    )
+    found = re.findall(r"^\| `([\w-]+)` \|(.+)\|$", page, re.MULTILINE)
+    return {name: [cell.strip() == "yes" for cell in cells.split("|")] for name, cells in found}
+
+
+def test_the_page_says_what_each_backend_declares() -> None:
+    names = ("ZEROMQ", "TENSORPIPE", "FAULTY_TENSORPIPE")
+    ours = [default_registry().backend(name).capabilities for name in names]
+    assert declared("What each backend declares") == {
+        one: [one in all_ for all_ in ours] for one in Capability
+    }
+
+
+def test_the_page_says_what_torchs_own_backends_do() -> None:
+    torchs = [BUILTIN_CAPABILITIES[name] for name in ("TENSORPIPE", "FAULTY_TENSORPIPE")]
+    assert declared("What torch's own backends do") == {
+        one: [one in all_ for all_ in torchs] for one in Capability
+    }
+
+
+# --- links and examples ------------------------------------------------------------------------------
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that both GitHub and the site give a heading."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w -]", "", plain).strip().lower().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\((?!https?://|mailto:)([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        found = (page.parent / file).resolve() if file else page
+        assert found.exists(), target
+        if anchor and found.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
+            assert anchor in map(slug, headings), target
