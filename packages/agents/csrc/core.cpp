@@ -44,6 +44,11 @@ bool is_retried_by_torch(int32_t type) {
 
 constexpr std::chrono::milliseconds kRetryDelay{100};
 
+// Requests of torch's own whose answers may be large.
+bool is_fetch(int32_t type) {
+  return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
+}
+
 // What torch takes the GIL for.
 bool is_python(int32_t type) {
   return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
@@ -77,8 +82,11 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
       limits_{options.max_message_bytes},
       transport_(std::move(transport)),
       callback_(std::make_unique<rpc::RequestCallbackImpl>()),
-      thread_pool_(std::make_shared<ThreadPool>(transport_, options.num_worker_threads,
-                                                [this] { calls_.ask_for_pulse(); })),
+      answers_(options.max_unanswered_bytes),
+      thread_pool_(std::make_shared<ThreadPool>(
+          transport_, ThreadPool::Options{options.num_worker_threads, options.max_unanswered_bytes,
+                                          [this](int peer) { return answers_.is_behind(peer); },
+                                          [this] { calls_.ask_for_pulse(); }})),
       calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); },
              [this] { return thread_pool_->retry(); }) {
   members.add(name, id);
@@ -93,6 +101,7 @@ void TransportAgent::Core::start() {
 
 void TransportAgent::Core::stop() {
   const bool was_running = running_.exchange(false);
+  order_.close();
   transport_->close(was_running ? kLinger : 0);
   if (!was_running) {
     return;
@@ -114,7 +123,7 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
   const uint64_t call = calls_.next_id();
   Parts parts = encode_checked(std::move(message), call, contexts);
   const uint64_t bytes = size_of(parts);
-  FuturePtr future = calls_.add(call, {peer, {}, bytes, last_to_leave(parts), timeout, {}}, started, may_wait);
+  FuturePtr future = calls_.add(call, {peer, {}, bytes, last_to_leave(parts), timeout, {}, {}}, started, may_wait);
   if (!future) {
     future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     fail(future, timeout_text(timeout));
@@ -124,7 +133,7 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
   auto error = error_in([&] {
     if (peer == id_) {
       // The way of any other call, less the transport: what arrives shares no memory with what was sent.
-      thread_pool_->post([self = shared_from_this(), peer, copied = copy(parts)] { self->handle_message(peer, copied); });
+      thread_pool_->post([self = shared_from_this(), copied = copy(parts)] { self->handle_own_message(copied); });
       return;
     }
     ++sent_;
@@ -159,8 +168,9 @@ Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, 
   return parts;
 }
 
-void TransportAgent::Core::take_answer(int peer, Decoded& answer) {
+void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Handling& event) {
   const auto call = calls_.take(answer.call, peer);
+  event.note();  // no loss fails this call now, and what waits for its end may take its time
   if (!call) {
     return;  // its time was up
   }
@@ -208,24 +218,33 @@ void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
 // --- what arrives -----------------------------------------------------------------------------------
 
 void TransportAgent::Core::handle(Event& event) {
+  EventOrder::Handling handling(order_, event.order);
   switch (event.kind) {
     case Event::Kind::kMessage:
       bytes_received_ += size_of(event.parts);
-      handle_message(event.peer, event.parts);
+      handle_message(event.peer, event.parts, handling);
       break;
     case Event::Kind::kLost:
+      handling.wait_for_earlier();
       lose(event);
       break;
     case Event::Kind::kFound:
-      set_lost(event, false);
+      handling.wait_for_earlier();
+      set_found(event.peer);
       break;
     case Event::Kind::kUnsent:
+      handling.note();
       take_unsent(event.peer, event.parts, event.reason, false);
       break;
   }
 }
 
-void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
+void TransportAgent::Core::handle_own_message(const Parts& parts) {
+  EventOrder::Handling none;
+  handle_message(id_, parts, none);
+}
+
+void TransportAgent::Core::handle_message(int peer, const Parts& parts, EventOrder::Handling& event) {
   std::optional<Decoded> decoded;
   // It may be a BadFrame, or there is no memory for it.
   if (const auto bad = error_in([&] { decoded = decode(parts, limits_); })) {
@@ -236,9 +255,10 @@ void TransportAgent::Core::handle_message(int peer, const Parts& parts) {
     PythonState::keep();
   }
   if (decoded->kind == FrameKind::kResponse) {
-    take_answer(peer, *decoded);
+    take_answer(peer, *decoded, event);
     return;
   }
+  event.note();
   const uint64_t call = decoded->call;
   ++active_requests_;
   if (peer != id_) {
@@ -329,6 +349,7 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
                                    OnResponse on_response) {
   // What a worker asks of itself is its own affair; torch's own requests are small, and nobody expects them to fail.
   const bool may_refuse = peer != id_ && is_of_a_program(request->type());
+  const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
   auto job = [self = shared_from_this(), request = std::move(request), on_response] {
     // A request that turns a profiler on for its thread does not turn all of it off again, and later ones
     // of the same thread would record nothing (torch 2.13). So each begins as the thread did.
@@ -350,10 +371,9 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
       on_response(done);
     });
   };
-  const uint64_t most = may_refuse ? options_.max_unanswered_bytes : UINT64_MAX;
-  auto run = [self = shared_from_this(), peer, bytes, most, job = std::move(job),
-              on_response = std::move(on_response)]() mutable {
-    if (self->thread_pool_->run_request(std::move(job), peer, bytes, most)) {
+  ThreadPool::Request wanted{std::move(job), peer, bytes, may_refuse, may_hold};
+  auto run = [self = shared_from_this(), wanted = std::move(wanted), on_response = std::move(on_response)]() mutable {
+    if (self->thread_pool_->run_request(wanted)) {
       return;
     }
     ++self->refused_requests_;
@@ -361,7 +381,7 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
     fail(response, "worker " + self->members.called(self->id_) + " is overloaded: requests of this caller that wait " +
                        "there for one of " + std::to_string(self->options_.num_worker_threads) +
                        " threads (num_worker_threads) have as many bytes as its max_unanswered_bytes allows, " +
-                       std::to_string(most) + ". Make fewer calls at a time, or raise one of the two on that worker.");
+                       std::to_string(self->options_.max_unanswered_bytes) + ". Make fewer calls at a time, or raise one of the two on that worker.");
     on_response(*response);
   };
   if (ThreadPool::is_member()) {
@@ -386,7 +406,7 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
   const auto error = error_in([&] {
     Parts parts = encode_reply(call, response);
     if (peer == id_) {
-      handle_message(peer, copy(parts));
+      handle_own_message(copy(parts));
     } else {
       send_answer(peer, call, std::move(parts));
     }
@@ -402,7 +422,9 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
 }
 
 void TransportAgent::Core::send_answer(int peer, uint64_t call, Parts parts) {
-  bytes_sent_ += size_of(parts);
+  const uint64_t bytes = size_of(parts);
+  bytes_sent_ += bytes;
+  answers_.add(peer, bytes, last_to_leave(parts));
   bool is_lost = false;
   const auto error = error_in([&] {
     try {
@@ -422,7 +444,7 @@ void TransportAgent::Core::reply_error(int peer, uint64_t call, const std::strin
   const std::string part = text.size() > kInlineBytes / 2 ? text.substr(0, kInlineBytes / 2) + "..." : text;
   Parts parts = encode(rpc::createExceptionResponse(part, static_cast<int64_t>(call)), call);
   if (peer == id_) {
-    handle_message(peer, copy(parts));
+    handle_own_message(copy(parts));
   } else {
     send_answer(peer, call, std::move(parts));
   }
@@ -458,25 +480,20 @@ Parts TransportAgent::Core::encode_reply(uint64_t call, JitFuture& response) con
 
 // --- peers ------------------------------------------------------------------------------------------
 
-void TransportAgent::Core::set_lost(const Event& event, bool is_lost) {
+void TransportAgent::Core::set_found(int peer) {
   std::lock_guard<std::mutex> lock(lost_mutex_);
-  uint64_t& newest = newest_[event.peer];
-  if (event.order != 0 && event.order < newest) {
-    return;  // another thread was faster with what came later
-  }
-  newest = event.order;
-  if (is_lost) {
-    lost_[event.peer] = event.reason;
-  } else {
-    lost_.erase(event.peer);
-  }
+  lost_.erase(peer);
   lost_now_ = lost_.size();
 }
 
 void TransportAgent::Core::lose(const Event& event) {
   const int peer = event.peer;
   const std::string& reason = event.reason;
-  set_lost(event, true);
+  {
+    std::lock_guard<std::mutex> lock(lost_mutex_);
+    lost_[peer] = reason;
+    lost_now_ = lost_.size();
+  }
   ++lost_peers_;
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, "the connection is lost: " + reason);

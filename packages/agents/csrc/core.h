@@ -12,8 +12,10 @@
 #include <unordered_map>
 
 #include "agent.h"
+#include "answers.h"
 #include "calls.h"
 #include "codec.h"
+#include "event_order.h"
 #include "members.h"
 #include "thread_pool.h"
 
@@ -51,9 +53,10 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   using OnResponse = std::function<void(JitFuture&)>;
 
   void handle(Event& event);
-  // `peer` is this worker itself for a call to itself.
-  void handle_message(int peer, const Parts& parts);
-  void take_answer(int peer, Decoded& answer);
+  // `peer` is this worker itself for a call to itself. `event`: the one with which the message came.
+  void handle_message(int peer, const Parts& parts, EventOrder::Handling& event);
+  void handle_own_message(const Parts& parts);
+  void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   void serve(int peer, Decoded request, uint64_t bytes);
   // Runs a request of `peer`, whose message has so many bytes, when there is room for it.
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, OnResponse on_response);
@@ -70,7 +73,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // What has arrived is no message. If it can be seen what it was to be, that call fails, and else the connection ends.
   void refuse(int peer, const Parts& parts, const std::string& why);
   void lose(const Event& event);
-  void set_lost(const Event& event, bool is_lost);
+  void set_found(int peer);
   void fail_late(std::vector<Calls::Call> late);
 
   // Makes the parts of a message, or of the error that it cannot be sent.
@@ -90,12 +93,13 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   const std::unique_ptr<torch::distributed::rpc::RequestCallback> callback_;
   std::function<void(int, const std::string&)> tell_lost_;
   std::shared_ptr<InterceptorChain> interceptors_;
+  Answers answers_;
   const std::shared_ptr<ThreadPool> thread_pool_;
   Calls calls_;
+  EventOrder order_;
 
   mutable std::mutex lost_mutex_;
   std::unordered_map<int, std::string> lost_;
-  std::unordered_map<int, uint64_t> newest_;  // the order of the last event that set or cleared a loss
   std::atomic<size_t> lost_now_{0};
 
   std::atomic<bool> running_{false};

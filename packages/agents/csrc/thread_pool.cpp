@@ -29,8 +29,8 @@ thread_local bool is_member_ = false;
 
 }  // namespace
 
-ThreadPool::ThreadPool(std::shared_ptr<Transport> transport, size_t requests, std::function<void()> on_shortage)
-    : transport_(std::move(transport)), requests_(requests), on_shortage_(std::move(on_shortage)) {}
+ThreadPool::ThreadPool(std::shared_ptr<Transport> transport, Options options)
+    : transport_(std::move(transport)), options_(std::move(options)) {}
 
 bool ThreadPool::is_member() {
   return is_member_;
@@ -105,49 +105,51 @@ void ThreadPool::live(const Handle& handle) {
       const bool added = contained(kStarting, [&] { add_receiver(handle); });
       short_ = !added;
       if (!added) {
-        on_shortage_();
+        options_.on_shortage();
       }
     }
     contained("handling what has arrived", [&] { handle(event); });
     event = Event();
-    if (waiting_.fetch_add(1) >= requests_ + kSpare) {
+    if (waiting_.fetch_add(1) >= options_.requests + kSpare) {
       break;
     }
   }
   --waiting_;
 }
 
-bool ThreadPool::run_request(Job job, int from, uint64_t bytes, uint64_t most) {
-  bool is_short = false;
+bool ThreadPool::run_request(Request& request) {
+  bool is_short = false, is_running = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) {
       return true;  // nobody waits for an answer, and nobody would take it out again
     }
+    const bool held = is_held(request);
     // The request may wait for an answer, and no other thread would take that.
-    is_short = short_ && waiting_ == 0 && running_ > 0;
-    if (running_ < requests_ && !is_short) {
+    is_short = held || (short_ && waiting_ == 0 && running_ > 0);
+    if (running_ < options_.requests && !is_short) {
       ++running_;
-    } else if (!put_off(std::move(job), from, bytes + kRequestBytes, most)) {
+      is_running = true;
+    } else if (!put_off(request, held ? held_ : backlog_)) {
       return false;
     }
   }
   if (is_short) {
-    on_shortage_();
-  } else if (job) {
-    run_requests(std::move(job));
+    options_.on_shortage();
+  } else if (is_running) {
+    run_requests(std::move(request.job));
   }
   return true;
 }
 
-// Under the lock. Leaves `job` as it is if it is refused.
-bool ThreadPool::put_off(Job&& job, int from, uint64_t bytes, uint64_t most) {
-  uint64_t& waiting = backlog_bytes_[from];
-  if (waiting > 0 && waiting + bytes > most) {
+// Under the lock. Leaves `request` as it is if it is refused.
+bool ThreadPool::put_off(Request& request, std::deque<Request>& where) {
+  uint64_t& waiting = backlog_bytes_[request.from];
+  const uint64_t bytes = request.bytes + kRequestBytes;
+  if (request.may_be_refused && waiting > 0 && waiting + bytes > options_.most_bytes) {
     return false;
   }
-  backlog_.push_back({std::move(job), from, bytes});
-  job = nullptr;
+  where.push_back(std::move(request));
   waiting += bytes;
   return true;
 }
@@ -157,19 +159,46 @@ void ThreadPool::run_requests(Job job) {
   while (job) {
     contained("running a request", job);
     job = nullptr;
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (backlog_.empty() || stopped_) {
-      --running_;
-      return;
+    bool held = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job = next_request(held);
+      if (!job) {
+        --running_;
+      }
     }
-    Waiting& next = backlog_.front();
-    job = std::move(next.job);
+    if (held) {
+      options_.on_shortage();
+    }
+  }
+}
+
+// Under the lock. Null if no request is to be run. `held`: set if some are held from now on.
+ThreadPool::Job ThreadPool::next_request(bool& held) {
+  while (!backlog_.empty() && !stopped_) {
+    Request next = std::move(backlog_.front());
+    backlog_.pop_front();
+    if (is_held(next)) {
+      held_.push_back(std::move(next));
+      held = true;
+      continue;
+    }
     const auto waiting = backlog_bytes_.find(next.from);
-    waiting->second -= next.bytes;
+    waiting->second -= next.bytes + kRequestBytes;
     if (waiting->second == 0) {
       backlog_bytes_.erase(waiting);
     }
-    backlog_.pop_front();
+    return std::move(next.job);
+  }
+  return nullptr;
+}
+
+// Under the lock.
+void ThreadPool::take_up_held() {
+  std::deque<Request> held;
+  held.swap(held_);
+  for (Request& request : held) {
+    (is_held(request) ? held_ : backlog_).push_back(std::move(request));
   }
 }
 
@@ -186,7 +215,7 @@ void ThreadPool::post(Job job) {
     }
   }
   if (!contained(kStarting, [this] { add_thread([this] { do_jobs(); }); })) {
-    on_shortage_();
+    options_.on_shortage();
   }
 }
 
@@ -212,12 +241,14 @@ void ThreadPool::do_jobs() {
 
 bool ThreadPool::retry() {
   Handle handle;
-  bool wants_receiver = false, wants_runner = false, wants_doer = false;
+  bool wants_receiver = false, wants_runner = false, wants_doer = false, still_held = false;
   const auto look = [&] {
     std::lock_guard<std::mutex> lock(mutex_);
     handle = handle_;
     wants_receiver = !stopped_ && short_ && waiting_ == 0;
-    wants_runner = !stopped_ && !backlog_.empty() && running_ < requests_;
+    take_up_held();
+    wants_runner = !stopped_ && !backlog_.empty() && running_ < options_.requests;
+    still_held = !held_.empty();
     wants_doer = !stopped_ && !posts_.empty();
   };
   look();
@@ -249,7 +280,7 @@ bool ThreadPool::retry() {
     }
   }
   look();
-  return wants_receiver || wants_runner || wants_doer;
+  return wants_receiver || wants_runner || wants_doer || still_held;
 }
 
 size_t ThreadPool::threads() const {
@@ -259,12 +290,13 @@ size_t ThreadPool::threads() const {
 
 void ThreadPool::stop(double seconds) {
   // Let go of without the lock: what they hold may need another.
-  std::deque<Waiting> requests;
+  std::deque<Request> requests, held;
   std::deque<Job> posts;
   Handle handle;
   std::unique_lock<std::mutex> lock(mutex_);
   stopped_ = true;
   requests.swap(backlog_);
+  held.swap(held_);
   posts.swap(posts_);
   handle.swap(handle_);
   posted_.notify_all();

@@ -28,24 +28,41 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
 
   using Handle = std::function<void(Event&)>;
 
+  // A request of a worker, as the pool sees it.
+  struct Request {
+    Job job;
+    int from = -1;
+    uint64_t bytes = 0;  // of its message
+    bool may_be_refused = false;
+    bool may_be_held = false;  // until its caller has read earlier answers
+  };
+
   // What counts of a request that waits, beside the bytes of its message.
   static constexpr uint64_t kRequestBytes = 1024;
 
-  // `requests`: how many requests may run at once; further ones wait their turn.
-  // `on_shortage`: called when a thread could not be started; retry() is to be called soon.
-  ThreadPool(std::shared_ptr<Transport> transport, size_t requests, std::function<void()> on_shortage);
+  struct Options {
+    size_t requests;      // how many requests may run at once; further ones wait their turn
+    uint64_t most_bytes;  // of the requests of one worker that wait; further ones are refused
+    // Whether a worker has not read its earlier answers. Called with the lock of the pool.
+    std::function<bool(int)> is_behind;
+    // Called when a thread could not be started, or a request is held; retry() is to be called soon.
+    std::function<void()> on_shortage;
+  };
+
+  ThreadPool(std::shared_ptr<Transport> transport, Options options);
 
   // `handle` is kept by the threads, and may keep what it uses. Throws std::system_error if there is no thread.
   void start(const Handle& handle);
 
-  // Runs a request now, or when there is room for it. On a thread of the pool. Returns false, and does nothing, if
-  // with its `bytes` more than `most` bytes `from` the same worker would wait.
-  bool run_request(Job job, int from, uint64_t bytes, uint64_t most);
+  // Runs a request now, or when there is room for it and its caller keeps up. On a thread of the pool. Returns false,
+  // and leaves `request`, if it may be refused and too many bytes of the same worker wait.
+  bool run_request(Request& request);
 
   // Runs a job on a thread that is free, or on a new one. From any thread.
   void post(Job job);
 
-  // Starts the threads that could not be started, and returns whether there are such still.
+  // Starts the threads that could not be started, and takes up the requests that were held; returns whether there are
+  // such still.
   bool retry();
 
   // Waits, for `seconds` at most, until all threads have ended; the transport must be closed. Threads
@@ -61,24 +78,20 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
  private:
   using Threads = std::list<std::thread>;
 
-  struct Waiting {
-    Job job;
-    int from = -1;
-    uint64_t bytes = 0;
-  };
-
   void add_receiver(const Handle& handle);
   // Throws std::system_error, std::bad_alloc.
   void add_thread(Job life);
   void live(const Handle& handle);
-  bool put_off(Job&& job, int from, uint64_t bytes, uint64_t most);
+  bool is_held(const Request& request) const { return request.may_be_held && options_.is_behind(request.from); }
+  bool put_off(Request& request, std::deque<Request>& where);
   void run_requests(Job job);
+  Job next_request(bool& held);
+  void take_up_held();
   void do_jobs();
   void bury(Threads::iterator thread);
 
   const std::shared_ptr<Transport> transport_;
-  const size_t requests_;
-  const std::function<void()> on_shortage_;
+  const Options options_;
   std::atomic<size_t> waiting_{0};
   // No thread could be started to wait in place of one that handles an event.
   std::atomic<bool> short_{false};
@@ -90,8 +103,9 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   std::deque<Job> posts_;
   size_t free_ = 0;   // threads that wait for a post; one that has done its own may take a post first
   size_t doing_ = 0;  // threads that do posts, or wait for one
-  std::deque<Waiting> backlog_;
-  std::unordered_map<int, uint64_t> backlog_bytes_;  // by the worker that they are from
+  std::deque<Request> backlog_;
+  std::deque<Request> held_;  // of workers that have not read their earlier answers
+  std::unordered_map<int, uint64_t> backlog_bytes_;  // of both, by the worker that they are from
   Threads alive_;
   Threads dead_;
   size_t running_ = 0;

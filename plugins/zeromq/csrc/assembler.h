@@ -51,6 +51,9 @@ class Assembler {
     std::string text;
   };
 
+  // Whether pieces of a message are to come still.
+  bool is_in_message() const { return progress_.message != nullptr; }
+
   // Takes a ZeroMQ message whose first frame is `first`, and whose others are next in `socket`.
   Outcome take(Frame first, Socket& socket);
 

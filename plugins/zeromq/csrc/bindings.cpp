@@ -29,7 +29,8 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> release_;
 };
 
-class PythonsTransport final : public ZeroMQTransport {
+class PythonsTransport final : public ZeroMQTransport,
+                               public std::enable_shared_from_this<PythonsTransport> {
  public:
   PythonsTransport(const Settings& settings, Asker::OnUnknownKey on_unknown_key, Asker::OnRefused on_refused)
       : ZeroMQTransport(settings, std::move(on_unknown_key), std::move(on_refused)) {
@@ -53,18 +54,19 @@ class PythonsTransport final : public ZeroMQTransport {
   // Before the interpreter goes: afterwards the threads of callbacks could not end.
   static void close_all() {
     for (;;) {
-      PythonsTransport* next = nullptr;
+      // Kept until it is closed: its callbacks may be the last that keep it.
+      std::shared_ptr<PythonsTransport> next;
       {
         std::lock_guard<std::mutex> lock(mutex());
-        if (!all().empty()) {
-          next = *all().begin();
-          all().erase(next);
+        if (all().empty()) {
+          return;
         }
+        next = (*all().begin())->weak_from_this().lock();
+        all().erase(all().begin());
       }
-      if (next == nullptr) {
-        return;
+      if (next) {
+        next->close(0);
       }
-      next->close(0);
     }
   }
 

@@ -42,8 +42,6 @@ class Connection {
   int peer() const { return peer_; }
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // When a message came by it last; never if it is the clock's beginning.
-  virtual Clock::time_point last_message() const = 0;
   Clock::time_point up_since() const { return up_since_; }
 
  protected:

@@ -151,6 +151,7 @@ SocketSource::Read Door::read_one() {
   if (!std::exchange(caller->begun, true) && first.size() == 0 && !first.more()) {
     return read;
   }
+  caller->last_frame = Clock::now();
   Assembler::Outcome outcome = caller->assembler.take(std::move(first), *socket_);
   switch (outcome.kind) {
     case Assembler::Outcome::Kind::kMessage:
@@ -160,6 +161,7 @@ SocketSource::Read Door::read_one() {
       read.kind = Read::Kind::kPiece;
       read.peer = caller->route.worker;
       read.piece = std::move(outcome.piece);
+      plan_look();
       break;
     case Assembler::Outcome::Kind::kMalformed:
       ++counters_.rejected;
@@ -202,7 +204,7 @@ Door::Caller* Door::admit(Frame& name, const Frame& first) {
     tell(std::string(name.data(), name.size()), why);
     return nullptr;
   }
-  auto caller = std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false, false});
+  auto caller = std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false, false, {}});
   Caller* const entered = caller.get();
   enter_caller(std::move(caller));
   newcomers_.authenticated(first.source());
@@ -294,6 +296,45 @@ void Door::on_monitor() {
   crowd_out(ended);
   if (count == kMostOccurrences) {
     services_.keeper.post(monitor_task());  // its descriptor does not tell again
+  }
+}
+
+// With the lock.
+void Door::plan_look() {
+  if (!looking_) {
+    looking_ = true;
+    services_.keeper.at(Clock::now() + std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout)),
+                        [weak = weak_from_this()] {
+                          if (const auto door = std::static_pointer_cast<Door>(weak.lock())) {
+                            door->drop_unfinished();
+                          }
+                        });
+  }
+}
+
+// libzmq does not say which connection has ended. The pieces of a message leave the peer at once, so where none came
+// for as long as a connection may be silent, none will come.
+void Door::drop_unfinished() {
+  Lock lock(mutex_);
+  looking_ = false;
+  const auto longest = std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout));
+  std::vector<Caller*> ended;
+  bool more = false;
+  for (const auto& [name, caller] : callers_) {
+    if (!caller->assembler.is_in_message()) {
+      continue;
+    }
+    if (Clock::now() - caller->last_frame >= longest) {
+      ended.push_back(caller.get());
+    } else {
+      more = true;
+    }
+  }
+  for (Caller* const caller : ended) {
+    erase(caller);
+  }
+  if (more) {
+    plan_look();
   }
 }
 

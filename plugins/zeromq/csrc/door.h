@@ -63,6 +63,7 @@ class Door : public SocketSource {
     std::string closed;  // why nothing is taken from it any more; empty if it is
     bool told = false;   // that nothing is
     bool begun = false;  // its first message, which is empty, has come; see Link
+    Clock::time_point last_frame;
   };
 
   Read read_one() override;
@@ -77,6 +78,8 @@ class Door : public SocketSource {
   void tell(const std::string& route, const std::string& reason);
   void on_monitor();
   void crowd_out(size_t ended);
+  void plan_look();
+  void drop_unfinished();
   Keeper::Task monitor_task();
 
   const Services services_;
@@ -84,6 +87,7 @@ class Door : public SocketSource {
   std::unordered_map<std::string, std::unique_ptr<Caller>> callers_;
   std::unordered_map<int, std::vector<Caller*>> by_peer_;  // the newest last
   Newcomers newcomers_;
+  bool looking_ = false;  // drop_unfinished() is planned
 
   // Of the keeper's thread, once it is open.
   std::unique_ptr<Monitor> monitor_;

@@ -171,6 +171,10 @@ void Link::close(double linger) {
       }
     }
   }
+  finish_pieces(lock);
+  if (!socket_) {
+    return;  // somebody else has closed it meanwhile
+  }
   --counters_.connections;
   std::optional<Socket> socket = leave();
   if (linger > 0) {

@@ -33,7 +33,6 @@ class Link : public SocketSource, public Connection {
   bool send(Parts parts) override;
   void close(double linger) override;
   void end(const std::string& reason) override;
-  Clock::time_point last_message() const override { return last_message_; }
 
  private:
   Read read_one() override;

@@ -15,11 +15,6 @@ constexpr Milliseconds kLongestPause{5000};
 // A link that stood for this long was no failure.
 constexpr Milliseconds kStood{5000};
 
-// How long after a message from a peer its loss is told. Another thread may be about to take note of the
-// answer to a call, and that call has not failed.
-constexpr Milliseconds kGrace{20};
-static_assert(kGrace < kFirstPause, "a peer is lost before it is found");
-
 std::string called(int peer) {
   return "worker " + std::to_string(peer);
 }
@@ -58,16 +53,18 @@ void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credent
       old = std::move(known.link);
       loss = old && !known.lost ? lose(known, "its address has changed") : 0;
     }
-    if (known.lost && !known.link) {
-      known.failures = 0;
-      plan_trial(peer, known, kFirstPause);
-    }
   }
   if (old) {
     old->close(0);
   }
   if (loss != 0) {
-    announce_loss(peer, loss, old->last_message());
+    tell_loss(peer, loss);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = peers_.find(peer);
+  if (found != peers_.end() && found->second.lost && !found->second.link) {
+    found->second.failures = 0;
+    plan_trial(peer, found->second, kFirstPause);
   }
 }
 
@@ -198,10 +195,10 @@ void Peers::on_end(const std::shared_ptr<Connection>& link, const std::string& r
       plan_trial(link->peer(), *peer, pause(peer->failures++));
     }
   }
-  // What had arrived goes before the loss.
+  // What had arrived goes before the loss: events have an order, and the agent keeps to it.
   link->close(0);
   if (loss != 0) {
-    announce_loss(link->peer(), loss, link->last_message());
+    tell_loss(link->peer(), loss);
   }
 }
 
@@ -211,15 +208,6 @@ uint64_t Peers::lose(Peer& peer, const std::string& reason) {
   peer.reason = reason;
   peer.loss = next_number_++;
   return peer.loss;
-}
-
-void Peers::announce_loss(int id, uint64_t loss, Clock::time_point last_message) {
-  const auto now = Clock::now();
-  if (now - last_message > kGrace) {
-    tell_loss(id, loss);
-  } else {
-    services_.keeper.at(now + kGrace, [this, id, loss] { tell_loss(id, loss); });
-  }
 }
 
 void Peers::tell_loss(int id, uint64_t loss) {

@@ -60,7 +60,6 @@ class Peers : private Connection::Listener {
   void plan_trial(int id, Peer& peer, Clock::duration wait);
   void try_again(int id, uint64_t trial);
   uint64_t lose(Peer& peer, const std::string& reason);
-  void announce_loss(int id, uint64_t loss, Clock::time_point last_message);
   void tell_loss(int id, uint64_t loss);
   Clock::duration pause(int failures);
 

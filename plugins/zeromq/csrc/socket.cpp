@@ -15,10 +15,13 @@ namespace {
   throw TransportError("ZeroMQ cannot " + what + ": " + text_of(errno));
 }
 
-// What a context opens before it can fail: libzmq ends the process if one of these cannot be had.
-void check_that_files_can_be_opened(int io_threads) {
+// Files that listening opens: the socket, and one to list the addresses of this host.
+constexpr int kFilesToListen = 4;
+
+// Fails where libzmq would end the process, because it cannot open what it needs.
+void check_that_files_can_be_opened(int count) {
   std::vector<int> files;
-  for (int i = 0; i < 8 + 2 * io_threads; ++i) {
+  for (int i = 0; i < count; ++i) {
     files.push_back(eventfd(0, EFD_CLOEXEC));
   }
   const int error = files.back() == -1 ? errno : 0;
@@ -36,7 +39,7 @@ void check_that_files_can_be_opened(int io_threads) {
 }  // namespace
 
 Context::Context(int io_threads) {
-  check_that_files_can_be_opened(io_threads);
+  check_that_files_can_be_opened(8 + 2 * io_threads);
   context_ = zmq().ctx_new();
   if (context_ == nullptr) {
     fail("start");
@@ -98,6 +101,7 @@ void Socket::watch_for_silence(const Settings& settings) {
 }
 
 bool Socket::bind(const std::string& endpoint) {
+  check_that_files_can_be_opened(kFilesToListen);
   return zmq().bind(socket_, endpoint.c_str()) == 0;
 }
 

@@ -45,7 +45,7 @@ class Socket {
   // Has each connection end when its other side gives no sign of life for settings.heartbeat_timeout.
   void watch_for_silence(const Settings& settings);
 
-  // Return false with errno set if they cannot.
+  // Return false with errno set if they cannot. bind() throws TransportError if too many files are open.
   bool bind(const std::string& endpoint);
   bool connect(const std::string& endpoint);
   bool monitor(const std::string& endpoint, int events);

@@ -34,12 +34,26 @@ void SocketSource::drain(Lock lock) {
   if (more) {
     inbox_.again(id_);
   }
+  if (!read.piece) {
+    return;
+  }
+  ++putting_;
   lock.unlock();
-  if (read.piece) {
+  try {
     if (std::optional<Parts> parts = read.piece->put()) {
       push(read.peer, std::move(*parts));
     }
+  } catch (const std::bad_alloc&) {
+    ++counters_.dropped;
   }
+  lock.lock();
+  if (--putting_ == 0) {
+    put_.notify_all();
+  }
+}
+
+void SocketSource::finish_pieces(Lock& lock) {
+  put_.wait(lock, [this] { return putting_ == 0; });
 }
 
 void SocketSource::settle(Lock lock) {

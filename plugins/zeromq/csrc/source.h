@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,6 +46,9 @@ class SocketSource : public Source, public std::enable_shared_from_this<SocketSo
   // Reads what has arrived, and gives up the lock.
   void drain(Lock lock);
 
+  // Waits until all messages whose last piece has been read are in the inbox. With the lock.
+  void finish_pieces(Lock& lock);
+
   // Has to follow whatever else is done with the socket: libzmq may have taken note of messages that
   // arrived, and does so only once. Looking costs more than sending, so it is done later where it can be.
   void settle(Lock lock);
@@ -58,6 +62,8 @@ class SocketSource : public Source, public std::enable_shared_from_this<SocketSo
 
  private:
   uint64_t id_ = 0;
+  int putting_ = 0;  // pieces that are being put in their places, without the lock
+  std::condition_variable put_;
 };
 
 }  // namespace rpc_backends::zeromq

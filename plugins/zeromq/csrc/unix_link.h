@@ -52,7 +52,6 @@ class UnixLink : public Connection, public std::enable_shared_from_this<UnixLink
   bool send(Parts parts) override;
   void close(double linger) override;
   void end(const std::string& reason) override;
-  Clock::time_point last_message() const override { return stream_->last_message(); }
 
  private:
   void connect();

@@ -18,8 +18,10 @@ using namespace wire;
 
 namespace {
 
-// Messages that one thread reads at once: more would make those of other sockets wait.
+// Messages and bytes that one thread reads at once: more would make those of other sockets wait, and fill memory
+// sooner than threads empty it.
 constexpr int kBatch = 32;
+constexpr size_t kBatchBytes = 1 << 22;
 // Bytes that the socket takes before the other side reads: a message of 1 MiB leaves without another thread.
 constexpr int kInSocket = 1 << 20;
 // Parts that one call writes.
@@ -255,8 +257,12 @@ Clock::duration UnixStream::ask_for_life() {
 
 void UnixStream::pump() {
   std::lock_guard<std::mutex> lock(reading_);
-  for (int i = 0; i < kBatch && source_ != 0; ++i) {
+  size_t bytes = 0;
+  for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0; ++i) {
     const MessageReader::Outcome outcome = reader_.next(fd());
+    for (const Part& part : reader_.parts()) {
+      bytes += outcome == MessageReader::Outcome::kMessage ? part.size : 0;
+    }
     if (outcome == MessageReader::Outcome::kBlocked) {
       break;
     }
@@ -278,7 +284,6 @@ bool UnixStream::handle(MessageReader::Outcome outcome) {
         ++services_.counters.dropped;
         return true;
       }
-      last_message_ = Clock::now();
       ++services_.counters.messages_received;
       Event event;
       event.peer = peer_;

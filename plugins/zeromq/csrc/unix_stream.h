@@ -55,7 +55,6 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   void close(Clock::time_point deadline);
 
   int fd() const { return fd_->get(); }
-  Clock::time_point last_message() const { return last_message_; }
 
   void pump() override;
 
@@ -101,7 +100,6 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   bool closed_ = false;
   uint64_t watch_ = 0;
 
-  std::atomic<Clock::time_point> last_message_{Clock::time_point()};
   std::atomic<Clock::time_point> last_life_;
   std::atomic<Clock::time_point> last_ping_{Clock::time_point()};
 };

@@ -252,6 +252,7 @@ void ZeroMQTransport::close(double linger) {
     works_.release();  // its threads and locks are the parent's
     return;
   }
+  std::unique_ptr<Works> closed;  // let go of without the lock: what the callbacks keep may close this too
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (!works_) {
     return;
@@ -260,7 +261,7 @@ void ZeroMQTransport::close(double linger) {
   works_->inbox.close();
   gate_.wait_until_empty();
   works_->close(linger);
-  works_.reset();
+  closed = std::move(works_);
 }
 
 std::map<std::string, std::string> ZeroMQTransport::metrics() const {

@@ -1,4 +1,4 @@
-"""A peer that does not read: its callers wait at `max_unanswered_bytes`, and no call is lost."""
+"""A peer that does not read: `max_unanswered_bytes` bounds what is kept for it, and no call is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.workers import WorkerContext, Workers
-from support.zeromq import eventually, join, run_counted, runs
+from support.zeromq import eventually, join, metric, run_counted, runs
 
 pytestmark = pytest.mark.slow
 
@@ -82,4 +82,55 @@ def test_a_slow_receiver_bounds_the_memory_of_who_sends_and_gets_every_call(
         else:
             assert taken < limit + SLACK
         assert receiver.call(runs) == {str(number): 1 for number in range(CALLS)}
+        workers.run(steps.leave)
+
+
+def answer_of(number: int, size: int, gate: str) -> torch.Tensor:
+    """Return a large answer to a small call, once there is a file `gate`."""
+    eventually(Path(gate).exists, lambda: gate)
+    return torch.full((size,), number, dtype=torch.uint8)
+
+
+def ask(me: WorkerContext, to: str, gate: str) -> None:
+    """Make all calls, and wait for their answers."""
+    calls = [rpc.rpc_async(to, answer_of, args=(i, SIZE, gate), timeout=0) for i in range(CALLS)]
+    for i, call in enumerate(calls):
+        assert torch.equal(call.wait(), answer_of(i, SIZE, gate))
+
+
+@pytest.mark.parametrize("media", ["unix", "tcp"])
+def test_a_caller_that_does_not_read_bounds_the_memory_of_who_answers(
+    tmp_path: Path, media: str
+) -> None:
+    """Further requests wait, other callers are served, and every answer arrives."""
+    gate = tmp_path / "gate"
+    with Workers(3, seconds=120) as workers:
+        caller, answerer, other = workers
+        workers.run(
+            join,
+            f"file://{tmp_path}/store",
+            unix_sockets=media == "unix",
+            max_unanswered_bytes=LIMIT,
+            heartbeat_timeout=60,
+        )
+        for worker in (caller, other):
+            worker.call(steps.call, "worker1")  # the connection is there
+        before = answerer.call(metric, "agent.requests_received")
+        asking = caller.start(ask, "worker1", str(gate))
+        eventually(
+            lambda: answerer.call(metric, "agent.requests_received") >= before + CALLS,
+            lambda: "calls",
+        )
+        forget_most(answerer.pid)
+        memory = resident(answerer.pid, "VmRSS")
+        os.kill(caller.pid, signal.SIGSTOP)
+        try:
+            gate.touch()
+            other.call(steps.call, "worker1")
+            time.sleep(0.5)  # in which the answerer would make all answers
+            taken = resident(answerer.pid, "VmHWM") - memory
+        finally:
+            os.kill(caller.pid, signal.SIGCONT)
+        asking.result()
+        assert taken < LIMIT + SLACK
         workers.run(steps.leave)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from torch.distributed import rpc
+
+from support import steps
+from support.workers import WorkerContext, Workers
+from support.zeromq import eventually, join, metric
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +111,34 @@ if __name__ == "__main__":
 """
 
 
+#: Calls of a round, all of which run at once.
+CALLS = 16
+_all_run = threading.Barrier(CALLS)
+
+
+def number_when_all_run(number: int) -> int:
+    """Return a number together with all other calls of the round."""
+    _all_run.wait(30)
+    return number
+
+
+def ask(me: WorkerContext, to: str) -> list[int]:
+    """Make the calls of a round, and return their answers."""
+    calls = [rpc.rpc_async(to, number_when_all_run, args=(i,)) for i in range(CALLS)]
+    return [call.wait() for call in calls]
+
+
+def leave_when_all_is_answered(me: WorkerContext, answered: int) -> None:
+    """Leave, without a word to anybody, as soon as the answers have been sent."""
+
+    def done() -> bool:
+        received = metric(me, "agent.requests_received")
+        return received >= answered and metric(me, "agent.server_active_calls") == 0
+
+    eventually(done, lambda: "answers")
+    steps.leave(me, graceful=False)
+
+
 def run(tmp_path: Path, program: str) -> str:
     """Run two workers, and return what the first prints."""
     script = tmp_path / "worker.py"
@@ -132,3 +166,20 @@ def test_a_worker_goes_on_where_the_owner_of_an_rref_is_gone(tmp_path: Path) -> 
 
 def test_a_forked_child_ends_and_the_worker_goes_on(tmp_path: Path) -> None:
     assert run(tmp_path, THAT_FORKS) == "[0, 0] True\n"
+
+
+@pytest.mark.parametrize("media", ["unix", "tcp"])
+def test_answers_that_came_before_the_end_of_a_peer_count(tmp_path: Path, media: str) -> None:
+    """Several threads read them, and another one reads the end."""
+    options = {"dynamic": True, "unix_sockets": media == "unix"}
+    with Workers(2, seconds=120) as workers:
+        asker, answerer = workers
+        asker.call(join, f"file://{tmp_path}/store", **options)
+        for _ in range(10):
+            answerer.call(join, f"file://{tmp_path}/store", **options)
+            answerer.call(steps.call, "worker0")  # which hears of the new worker so
+            before = answerer.call(metric, "agent.requests_received")
+            asking = asker.start(ask, "worker1")
+            answerer.call(leave_when_all_is_answered, before + CALLS)
+            assert asking.result() == list(range(CALLS))
+        asker.call(steps.leave)

@@ -328,6 +328,29 @@ def test_who_has_too_many_files_open_is_told(start: Start) -> None:
     assert child.end() == 0
 
 
+def test_a_transport_that_only_its_callback_keeps_does_not_hold_up_the_end(start: Start) -> None:
+    assert start("Worker(0, encrypted=False).listen('tcp://127.0.0.1:*')").end() == 0
+
+
+def test_who_cannot_listen_for_want_of_files_is_told(start: Start) -> None:
+    """The library itself would end the process: it needs a socket to list the addresses of this host."""
+    child = start(
+        """
+        import resource, zmq
+        from rpc_backend_zeromq._native import TransportError
+        worker = Worker(0, encrypted=False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")),) * 2)
+        try:
+            worker.listen("tcp://127.0.0.1:*")
+        except TransportError as error:
+            say(str(error))
+        worker.transport.close(0)
+        """
+    )
+    assert "Too many open files" in child.hear()
+    assert child.end() == 0
+
+
 def test_ctrl_c_ends_a_wait() -> None:
     code = """
         import signal, threading, time, os

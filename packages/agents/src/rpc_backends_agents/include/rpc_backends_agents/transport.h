@@ -60,8 +60,9 @@ struct Event {
   int peer = -1;
   Parts parts;
   std::string reason;
-  // The place of this event among all of the transport, from 1 on. Several threads handle events, and so
-  // it is known which of a loss and a return came last. 0: it is to be taken for the last so far.
+  // The place of this event among all of the transport: 1, 2, 3..., none left out, as receive() gives them out.
+  // Several threads handle events, and a loss must not fail a call whose answer came before it: the agent waits,
+  // up to a second, until all earlier events are noted. 0: the agent takes the event for the last so far.
   uint64_t order = 0;
 };
 

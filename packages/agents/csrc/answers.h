@@ -1,0 +1,73 @@
+// The answers that the transport has not sent yet, by the peer that they are for.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace rpc_backends {
+
+class Answers {
+ public:
+  // Bytes from which an answer counts. The window of a caller bounds how many smaller ones there can be.
+  static constexpr uint64_t kLarge = 1 << 16;
+
+  // `most`: bytes of answers to one peer that may wait to be sent before the peer is behind.
+  explicit Answers(uint64_t most) : most_(most) {}
+
+  // Takes note of an answer. `unsent` dies when the transport has let go of it.
+  void add(int peer, uint64_t bytes, std::weak_ptr<void> unsent) {
+    if (bytes < kLarge) {
+      return;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    Peer& found = peers_[peer];
+    forget_sent(found);
+    found.unsent.emplace_back(bytes, std::move(unsent));
+    found.bytes += bytes;
+    any_ = true;
+  }
+
+  // Whether the peer has so much to read that it is to get no further answers for now.
+  bool is_behind(int peer) {
+    if (!any_) {
+      return false;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = peers_.find(peer);
+    if (found == peers_.end()) {
+      return false;
+    }
+    forget_sent(found->second);
+    const bool is_behind = found->second.bytes > most_;
+    if (found->second.unsent.empty()) {
+      peers_.erase(found);
+      any_ = !peers_.empty();
+    }
+    return is_behind;
+  }
+
+ private:
+  struct Peer {
+    std::deque<std::pair<uint64_t, std::weak_ptr<void>>> unsent;  // in the order in which they leave
+    uint64_t bytes = 0;
+  };
+
+  static void forget_sent(Peer& peer) {
+    while (!peer.unsent.empty() && peer.unsent.front().second.expired()) {
+      peer.bytes -= peer.unsent.front().first;
+      peer.unsent.pop_front();
+    }
+  }
+
+  const uint64_t most_;
+  std::mutex mutex_;
+  std::unordered_map<int, Peer> peers_;
+  std::atomic<bool> any_{false};
+};
+
+}  // namespace rpc_backends
