@@ -23,7 +23,7 @@ from rpc_backend_tensorpipe import broadcast, devices
 from rpc_backend_tensorpipe.agent_store import AgentStore
 from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
+from rpc_backend_tensorpipe.liveness import LivenessListener
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import (
     JOIN_PATIENCE,
@@ -103,7 +103,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     def listen(self, connection: socket.socket) -> None:
         """Apply a broadcast that another member sends to this worker's listener."""
         try:
-            broadcast.receive(connection, self.membership.key, self._learn)
+            broadcast.receive(connection, self.membership.key, self.me.worker_id, self._learn)
         except Exception:
             logger.exception("RPC worker %r could not apply a membership update", self.me.name)
 
@@ -169,7 +169,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
                 return False
             if now >= look:
                 look = now + _LOOKING_SECONDS
-                if not any(is_alive(peer.listener) for peer in others.peers.values()):
+                if not any(map(self.membership.is_alive, others.peers.values())):
                     # No response can arrive any more, and broken pipes fail their calls soon.
                     end, look = now + _ERRORS_SECONDS, end
             time.sleep(0.02)
@@ -224,7 +224,7 @@ def start(group: Group, options: Any) -> Any:
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
     """Tell every member about this new worker, and remove members that are gone from the list."""
     silent = agent.tell(state, timeout=options.rpc_timeout)
-    gone = [peer for peer in silent if not is_alive(peer.listener)]
+    gone = [peer for peer in silent if not agent.membership.is_alive(peer)]
     _warn_of([peer for peer in silent if peer not in gone], agent.me)
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
