@@ -8,6 +8,7 @@ a token that others wait for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -59,6 +60,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     membership: Membership
     me: Peer
     listener: LivenessListener | None = None
+    is_listed = False
 
     def begin(self, engine: AgentStore, membership: Membership, me: Peer) -> None:
         """Set the agent's state; call this before the agent starts."""
@@ -114,6 +116,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         """
         limit = timeout or rpc.get_rpc_timeout()
         deleted = self._delete_rrefs()
+        self.is_listed = False
         try:
             left = self.membership.remove([self.me])
         except StoreError as error:
@@ -133,7 +136,16 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             self.join(shutdown=True)
 
     def shutdown(self) -> None:
-        """Stop the agent."""
+        """Stop the agent, and remove this worker from the list if it has not left the group.
+
+        A worker that stayed on the list would be asked whether it is alive, at a port that another
+        process may have by then: even TensorPipe's, which ends the process that gets what is no greeting.
+        """
+        if self.is_listed:
+            self.is_listed = False
+            # Otherwise the others see the connections end.
+            with contextlib.suppress(StoreError):
+                self.membership.remove([self.me])
         if self.listener is not None:
             self.listener.close()
         TensorPipeAgent.shutdown(self)
@@ -214,6 +226,7 @@ def start(group: Group, options: Any) -> Any:
         agent.listener = LivenessListener(engine.own_address, agent.listen)
         agent.me = me = me.at(engine.own_address, agent.listener.address)
         state = membership.add(me)
+        agent.is_listed = True
         _introduce(agent, state, options)
     except BaseException:
         _withdraw(agent, membership, me)
@@ -242,6 +255,7 @@ def _warn_of(silent: Sequence[Peer], me: Peer) -> None:
 
 def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     """Undo a failed join: remove this worker from the list, tell the members, stop the agent."""
+    agent.is_listed = False
     try:
         state = membership.remove([me])
         if torch_internals.has_current_agent():
