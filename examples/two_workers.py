@@ -1,4 +1,4 @@
-"""Two workers and a call, over the backend that the command line names.
+"""Two workers and one call, over the backend named on the command line.
 
 Run it with ``python examples/two_workers.py [BACKEND]``.
 """
@@ -12,7 +12,7 @@ from torch.distributed import rpc
 
 
 def work(rank, backend, init_method):
-    """Start one worker; worker 0 asks worker 1 for a sum."""
+    """Start one worker; worker 0 calls worker 1 for a sum."""
     options = rpc.backend_registry.construct_rpc_backend_options(
         rpc.BackendType[backend], init_method=init_method
     )

@@ -1,1 +1,1 @@
-"""A parameter server and two trainers learn digits over one backend after another; see README.md."""
+"""The demo: a parameter server and two trainers learn digits, once on each backend; see README.md."""

@@ -29,11 +29,11 @@ def demo(
 ) -> None:
     """Train a digits classifier over RPC backends, with and without faults.
 
-    A parameter server and two trainers, each a process, learn scikit-learn's handwritten digits by
-    RPC, RRefs and distributed autograd: over TENSORPIPE, then over FAULTY_TENSORPIPE, whose failing and
-    delayed messages the training has to survive, then over ZEROMQ, with the same faults from rules of
-    rpc-backends-faults. What is not installed is left out, and named. Fails unless every run reaches
-    a test accuracy above 0.9.
+    A parameter server and two trainers, each in its own process, learn scikit-learn's handwritten
+    digits with RPC, RRefs and distributed autograd. They train over TENSORPIPE, then over
+    FAULTY_TENSORPIPE, where training has to survive failed and delayed messages, then over ZEROMQ with
+    the same faults, injected by rpc-backends-faults. Packages that are not installed are named and
+    skipped. Fails unless every run reaches a test accuracy above 0.9.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""Which packages backends and faults come from: the one thing the demo asks of this project."""
+"""Finds the packages that provide the backends and faults: the demo's only use of this project's API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from demo.plan import BACKENDS, FAULTS, PACKAGES, Faults
 
 @dataclass(frozen=True)
 class Origin:
-    """A backend's name and the installed distribution that supplies it."""
+    """A backend's name and the installed distribution that provides it."""
 
     backend: str
     distribution: str
@@ -19,23 +19,23 @@ class Origin:
 
 @dataclass
 class Choice:
-    """What there is to train over.
+    """The backends to train over.
 
-    :ivar parts: each backend, and the faults that its messages are to meet.
-    :ivar notes: what is left out, why, and what to install, a text each.
+    :ivar parts: each backend, with the faults to inject.
+    :ivar notes: one text for each backend or fault that is skipped: why, and what to install.
     """
 
     parts: list[tuple[Origin, Faults]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, origin: Origin) -> None:
-        """Take a backend, with the faults planned for it as far as there is somebody to make them."""
+        """Add a backend with its planned faults; without faults if their package is not installed."""
         faults = FAULTS.get(origin.backend, Faults())
         if faults.by:
             version = _version_of(faults.by)
             if version is None:
                 self.notes.append(
-                    f"No faults on {origin.backend}: {faults.by} is not installed. To have them: "
+                    f"No faults on {origin.backend}: {faults.by} is not installed. To add them: "
                     f"pip install {faults.by}"
                 )
                 faults = Faults()
@@ -45,9 +45,11 @@ class Choice:
 
 
 def choose(names: Sequence[str] = ()) -> Choice:
-    """Return what there is of the backends called ``names``; without names, of the demo's own.
+    """Return the backends to train over.
 
-    :raises RpcBackendsError: one that was named, or each of the demo's own, is unknown or cannot be used.
+    :param names: the backends; if empty, the demo's default backends that are installed.
+    :raises RpcBackendsError: a backend in ``names`` is unknown or cannot be used, or all default backends
+        are.
     """
     from rpc_backends_core.spi import RpcBackendsError, UnknownBackendError
 
@@ -62,17 +64,17 @@ def choose(names: Sequence[str] = ()) -> Choice:
             last = error
             why = str(error)
             if isinstance(error, UnknownBackendError):
-                why = f"it is not installed. To have it: pip install {PACKAGES[name]}"
-            choice.notes.append(f"{name} is left out: {why}")
+                why = f"it is not installed. To add it: pip install {PACKAGES[name]}"
+            choice.notes.append(f"{name} is skipped: {why}")
     if last is not None and not choice.parts:
         raise last
     return choice
 
 
 def origin_of(name: str) -> Origin:
-    """Return where the backend called ``name`` comes from; case does not matter.
+    """Return which distribution provides a backend; the case of ``name`` does not matter.
 
-    :raises RpcBackendsError: nobody has a backend of that name, or it cannot be used.
+    :raises RpcBackendsError: no backend has that name, or it cannot be used.
     """
     from rpc_backends_core.spi.inspection import record
 
@@ -83,7 +85,7 @@ def origin_of(name: str) -> Origin:
 
 
 def _version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution with hooks, None if it is not there."""
+    """Return the version of a distribution that provides hooks; None if it is not installed."""
     from rpc_backends_core.spi import inspection as discovery
 
     for found in discovery.declared(discovery.HOOKS_GROUP):

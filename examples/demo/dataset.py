@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn: 1797 pictures of 8 x 8 grey values, ten classes."""
+"""scikit-learn's handwritten digits: 1797 grey-scale images of 8 x 8 pixels in ten classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MissingDependencyError(Exception):
 
 @dataclass(frozen=True)
 class Share:
-    """One trainer's part of the data; pictures are N x 64 floats in 0..1, labels N integers."""
+    """One trainer's part of the data; images are N x 64 floats from 0 to 1, labels N integers."""
 
     train_x: torch.Tensor
     train_y: torch.Tensor
@@ -27,9 +27,9 @@ class Share:
 
 
 def prepare(folder: Path, seed: int) -> tuple[int, int]:
-    """Split the digits and write them to ``folder``; return the sizes of the two parts.
+    """Split the digits and write them to ``folder``; return the sizes of training and test set.
 
-    :param seed: decides the split: of each class four fifths to learn from, one fifth to test on.
+    :param seed: seed of the split; four fifths of each class are for training, one fifth for testing.
     :raises MissingDependencyError: scikit-learn is not installed.
     """
     try:
@@ -38,7 +38,7 @@ def prepare(folder: Path, seed: int) -> tuple[int, int]:
         from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise MissingDependencyError(
-            f"the demo's data set comes with scikit-learn, which cannot be imported ({error}); "
+            f"the demo's data set is part of scikit-learn, which cannot be imported ({error}); "
             "install it with: pip install -r examples/demo/requirements.txt"
         ) from error
     digits = load_digits()
@@ -57,7 +57,7 @@ def prepare(folder: Path, seed: int) -> tuple[int, int]:
 
 
 def load_share(folder: Path, part: int, parts: int) -> Share:
-    """Return every ``parts``-th sample, beginning with sample number ``part``."""
+    """Return every ``parts``-th sample, starting with sample ``part``."""
     import numpy as np
     import torch
 

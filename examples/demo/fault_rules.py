@@ -1,7 +1,7 @@
-"""The faults of a plan as rules of rpc-backends-faults, and how often they fired.
+"""Writes a plan's faults as rules for rpc-backends-faults, and counts how often the rules fired.
 
-Its rules stand before any backend and reach the workers through a variable, so that nothing of it is
-imported here, and nothing of the training knows of it.
+The rules work with any backend, and an environment variable passes them to the workers. So this module
+does not import rpc-backends-faults, and the training code does not know about it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from pathlib import Path
 
 from demo.plan import CALL, TRAINERS, Plan
 
-VARIABLE = "RPC_BACKENDS_FAULTS"  # and the beginning of its other variables
+VARIABLE = "RPC_BACKENDS_FAULTS"  # also the prefix of the package's other variables
 FILE = "rules.toml"
 
-# Unlike the options of FAULTY_TENSORPIPE, rules see calls within a distributed autograd context too. Of
-# those the trainer repeats meetings, but not calls of layers: a context that has lost one of these
-# cannot go backward.
+# Unlike FAULTY_TENSORPIPE's options, rules also match calls inside a distributed autograd context. The
+# trainer retries only its barriers there, not the calls of layers: without the result of such a call, the
+# context has no backward pass.
 _REPEATED = {CALL: ("demo.parameter_server.meet", "demo.parameter_server.parameter_rrefs")}
 
 
 def write(plan: Plan) -> Path:
-    """Write the plan's rules into its folder; return the file."""
+    """Write the plan's rules to a file in its folder; return the path."""
     path = Path(plan.folder, FILE)
     path.write_text(text(plan), encoding="utf-8")
     return path
 
 
 def text(plan: Plan) -> str:
-    """Return the plan's faults as a rule file."""
+    """Return the plan's faults as the text of a rule file."""
     rules: list[dict[str, object]] = []
     for kind in plan.faults.messages_to_fail:
         rule: dict[str, object] = {"name": f"fail-{kind}", "what": "fail", "message": kind}
@@ -43,13 +43,13 @@ def text(plan: Plan) -> str:
     lines = [f"seed = {plan.seed}"]
     for rule in rules:
         lines += ["", "[[rule]]", f"sender = {json.dumps(TRAINERS)}"]
-        # Texts, numbers and lists of texts are written in TOML as they are in JSON.
+        # TOML and JSON write strings, numbers and lists of strings the same way.
         lines += [f"{key} = {json.dumps(value)}" for key, value in rule.items()]
     return "\n".join(lines) + "\n"
 
 
 class Fired:
-    """How often this worker's rules have fired.
+    """Counts how often this worker's rules have fired.
 
     :param metrics: returns the metrics of the worker's agent.
     """
@@ -59,7 +59,7 @@ class Fired:
         self._taken: Counter[tuple[str, str]] = Counter()
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the failures and the delays since the last ``take``, by message type."""
+        """Return the numbers of failures and delays since the last ``take``, by message type."""
         fired: Counter[tuple[str, str]] = Counter()
         for key, times in self._metrics().items():
             match key.split(".", 3):

@@ -1,4 +1,4 @@
-"""The parameter server's side: the layers it holds and the functions that trainers call on it."""
+"""The parameter server: the layers it holds and the functions that trainers call on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import TypeAlias
 
 import torch
-import torch.distributed.optim  # here, so that no trainer waits for the server to import it
+import torch.distributed.optim  # imported at the start, so that no trainer waits for the import
 from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
@@ -17,15 +17,15 @@ Weights: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 def build_layers(plan: Plan) -> dict[str, nn.Module]:
-    """Return the classifier's two layers, drawn from the plan's seed."""
+    """Return the classifier's two layers, initialised from the plan's seed."""
     torch.manual_seed(plan.seed)
     return {"hidden": nn.Linear(64, plan.hidden), "output": nn.Linear(plan.hidden, 10)}
 
 
-class MeetingPlace:
-    """Lets nobody pass a point before everybody has arrived there.
+class Barrier:
+    """A barrier for trainers: no call completes before all of them have arrived.
 
-    :param size: how many have to arrive.
+    :param size: the number of calls that have to arrive.
     """
 
     def __init__(self, size: int) -> None:
@@ -34,7 +34,7 @@ class MeetingPlace:
         self._waiting: dict[str, list[Future[None]]] = {}
 
     def arrive(self, point: str) -> Future[None]:
-        """Return a future that is done when ``size`` calls have named ``point``."""
+        """Return a future that completes when ``size`` calls have named ``point``."""
         future: Future[None] = Future()
         with self._lock:
             waiting = self._waiting.setdefault(point, [])
@@ -48,41 +48,41 @@ class MeetingPlace:
 
 
 class LockedSGD(torch.optim.SGD):
-    """SGD, unchanged, that two trainers may step at the same time.
+    """Plain SGD, but safe when two trainers call ``step`` at the same time.
 
-    DistributedOptimizer runs an optimizer it has no TorchScript for under one lock, and this class
-    is one that it does not know.
+    DistributedOptimizer runs optimizers without a TorchScript version under a lock. It has a
+    TorchScript version of SGD, but not of this class.
     """
 
 
-# RPC runs module-level functions, so what these work on belongs to the module as well.
+# RPC calls module-level functions, so their state is module-level, too.
 _layers: dict[str, nn.Module] = {}
-_meetings = MeetingPlace(len(TRAINERS))
+_barrier = Barrier(len(TRAINERS))
 
 
 def open_server(plan: Plan) -> None:
-    """Make the layers; called in the server's process before it joins the group."""
+    """Create the layers; called in the server's process before it joins the group."""
     _layers.update(build_layers(plan))
 
 
 def layer(name: str) -> nn.Module:
-    """Return a layer; called with ``rpc.remote``, so that the trainer gets an RRef to it."""
+    """Return a layer; a trainer calls this with ``rpc.remote`` and gets an RRef to the layer."""
     return _layers[name]
 
 
 def forward(held: rpc.RRef[nn.Module], batch: Tensor) -> Tensor:
-    """Return what a layer makes of a batch."""
+    """Return a layer's output for a batch."""
     output: Tensor = held.local_value()(batch)
     return output
 
 
 def parameter_rrefs() -> list[rpc.RRef[nn.Parameter]]:
-    """Return RRefs to all parameters, which is what a DistributedOptimizer wants."""
+    """Return RRefs to all parameters, as DistributedOptimizer needs them."""
     return [rpc.RRef(parameter) for held in _layers.values() for parameter in held.parameters()]
 
 
 def weights() -> Weights:
-    """Return a copy of all weights, by layer, to test with."""
+    """Return a copy of all weights by layer, for testing."""
     return {
         name: {key: value.detach().clone() for key, value in held.state_dict().items()}
         for name, held in _layers.items()
@@ -91,8 +91,8 @@ def weights() -> Weights:
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def meet(point: str, trainer: str) -> Future[None]:
-    """Answer when every trainer has called with the same ``point``; blocks no thread meanwhile.
+    """Return when every trainer has called with the same ``point``; blocks no thread while it waits.
 
-    :param trainer: who calls; unused here, it tells one trainer's message from another's.
+    :param trainer: the caller; it only makes the trainers' messages different from each other.
     """
-    return _meetings.arrive(point)
+    return _barrier.arrive(point)

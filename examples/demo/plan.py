@@ -1,4 +1,4 @@
-"""What one run does: sizes, seed, and the faults asked for."""
+"""The plan of a run: workers, sizes, seed and faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 SERVER = "parameter-server"
 TRAINERS = ("trainer-0", "trainer-1")
-WORKERS = (SERVER, *TRAINERS)  # a worker's rank is its place here
+WORKERS = (SERVER, *TRAINERS)  # a worker's rank is its index here
 
 PACKAGES = {
     "TENSORPIPE": "rpc-backend-tensorpipe",
@@ -16,7 +16,7 @@ PACKAGES = {
 BACKENDS = tuple(PACKAGES)
 EPOCHS = 8
 QUICK_EPOCHS = 3
-GOAL = 0.9  # test accuracy that every run has to exceed
+GOAL = 0.9  # every run has to exceed this test accuracy
 
 CALL = "PYTHON_CALL"
 FETCH = "PYTHON_RREF_FETCH_CALL"
@@ -26,11 +26,12 @@ CLEANUP = "CLEANUP_AUTOGRAD_CONTEXT_REQ"
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults to ask for, in the words of FAULTY_TENSORPIPE's options.
+    """The faults to inject, with the names of FAULTY_TENSORPIPE's options.
 
-    :param messages_to_fail: types whose messages each fail ``num_fail_sends`` times, then pass.
-    :param messages_to_delay: seconds that each message of a type is held up.
-    :param by: the package that makes them by rules of its own, before any backend; without one, they are
+    :param messages_to_fail: message types; each message of them fails ``num_fail_sends`` times, then
+        succeeds.
+    :param messages_to_delay: delay in seconds, by message type.
+    :param by: the package that injects the faults, in front of any backend; if empty, the faults are
         options of the backend.
     """
 
@@ -43,10 +44,10 @@ class Faults:
         return bool(self.messages_to_fail or self.messages_to_delay)
 
 
-# Calls made within a distributed autograd context travel in a message type that FAULTY_TENSORPIPE cannot
-# make fail, so what fails here are the calls between the steps: the trainers' meetings and the fetching
-# of the weights. PYTHON_REMOTE_CALL is not among them because each ``rpc.remote`` carries a new
-# RRef id, so that a repetition would be a new message and fail as well.
+# Calls inside a distributed autograd context use a message type that FAULTY_TENSORPIPE cannot make fail.
+# So the faults affect the calls outside of it: the trainers' barriers and the fetching of the weights.
+# PYTHON_REMOTE_CALL does not fail here, because each ``rpc.remote`` sends a new RRef id: a retry would be
+# a new message, which would fail again.
 _FAULTS = Faults(
     messages_to_fail=(CALL, FETCH),
     messages_to_delay={CLEANUP: 0.010, REMOTE: 0.020},
@@ -62,9 +63,9 @@ FAULTS = {
 class Plan:
     """One run of the demo on one backend.
 
-    :param folder: where the run's rendezvous file and logs are.
+    :param folder: the folder of the run's rendezvous file and logs.
     :param data: the folder of the data set.
-    :param rpc_timeout: seconds after which a call that got no answer is an error.
+    :param rpc_timeout: timeout of calls in seconds.
     """
 
     backend: str

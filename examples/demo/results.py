@@ -1,4 +1,4 @@
-"""What came out of a run, put together from the trainers' parts, and whether it is good enough."""
+"""The result of a run, combined from the trainers' reports, and whether it is good enough."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from demo.plan import GOAL, TRAINERS, Faults
 
 @dataclass(frozen=True)
 class StepDone:
-    """A trainer has learnt one batch.
+    """A trainer has finished one batch.
 
-    :param steps: how many of them an epoch has.
+    :param steps: the number of batches in an epoch.
     """
 
     epoch: int
@@ -23,11 +23,11 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """One trainer's part of an epoch: its half of the data, its half of the test, its faults.
+    """One trainer's report of an epoch: its half of the training set and test set, and its faults.
 
     :param loss: mean over this trainer's batches.
-    :param failed: failed sends met in this epoch, by message type.
-    :param delayed: held-up sends met in this epoch, by message type.
+    :param failed: number of failed sends in this epoch, by message type.
+    :param delayed: number of delayed sends in this epoch, by message type.
     """
 
     worker: str
@@ -42,7 +42,7 @@ class EpochDone:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch of both trainers: mean loss, accuracy on all test pictures, faults met."""
+    """One epoch of both trainers: mean loss, accuracy on the whole test set, number of faults."""
 
     number: int
     loss: float
@@ -56,7 +56,7 @@ class Epoch:
 class Run:
     """The training on one backend.
 
-    :param seconds: from starting the processes to the end of the last one.
+    :param seconds: from the start of the first process to the end of the last one.
     """
 
     origin: Origin
@@ -66,7 +66,7 @@ class Run:
     _parts: list[EpochDone] = field(default_factory=list)
 
     def add(self, part: EpochDone) -> Epoch | None:
-        """Take one trainer's part of an epoch; return the epoch if that was the last part."""
+        """Add one trainer's report of an epoch; return the epoch if its reports are complete."""
         self._parts.append(part)
         parts = [known for known in self._parts if known.epoch == part.epoch]
         if len(parts) < len(TRAINERS):
@@ -90,12 +90,12 @@ class Run:
 
     @property
     def failed(self) -> dict[str, int]:
-        """The failed sends that were met, by message type."""
+        """The number of failed sends, by message type."""
         return _total([epoch.failed for epoch in self.epochs])
 
     @property
     def delayed(self) -> dict[str, int]:
-        """The held-up sends that were met, by message type."""
+        """The number of delayed sends, by message type."""
         return _total([epoch.delayed for epoch in self.epochs])
 
     @property
@@ -106,11 +106,11 @@ class Run:
         missed = [kind for kind in self.faults.messages_to_fail if not self.failed.get(kind)]
         missed += [kind for kind in self.faults.messages_to_delay if not self.delayed.get(kind)]
         if missed:
-            return f"no fault was met on {', '.join(missed)}, so nothing was survived"
+            return f"no fault was injected into {', '.join(missed)}, so the run proves nothing"
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the run for the machine-readable result."""
+        """Return the run for the JSON result."""
         return {
             **asdict(self.origin),
             "accuracy": self.accuracy,

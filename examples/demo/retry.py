@@ -1,8 +1,8 @@
-"""Repeating calls that are known not to have been sent, and counting the faults that were met.
+"""Retries calls that were certainly not sent, and counts faults.
 
-Repeating a call whose fate is unknown (a timeout, a lost connection) may run it twice. An injected
-failure is different: the agent says that it sent nothing, so the call can be made again whatever it
-does. Only that error is retried here; every other one is raised as it came.
+After a timeout or a lost connection it is unknown whether the call ran, and a retry may run it twice. An
+injected failure is different: the agent reports that it sent nothing, so any call can be retried. Only
+that error is retried here; all others are raised unchanged.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NOT_SENT = "RPCErr:2:Send attempt failed intentionally"
 
 
 def was_not_sent(error: BaseException) -> bool:
-    """Whether ``error`` says that an agent dropped the message on purpose, before sending it.
+    """Return whether ``error`` means that an agent failed the message on purpose and did not send it.
 
-    torch puts the message's bytes into the error's text. Where these are not UTF-8 (an RRef fetch)
-    Python cannot build the RuntimeError, and a UnicodeDecodeError that holds the text arrives. Early
-    releases of Python 3.11 (seen with 3.11.2) lose that error as well, and raise a RuntimeError without a
-    text, which no other failure of a call is.
+    torch puts the message's bytes into the error's text. If they are not valid UTF-8 (an RRef fetch),
+    Python cannot build the RuntimeError and raises a UnicodeDecodeError that contains the text. Early
+    releases of Python 3.11 (seen with 3.11.2) lose that error, too, and raise a RuntimeError without any
+    text. No other failed call does that.
     """
     if isinstance(error, UnicodeDecodeError):
         return error.object.startswith(_NOT_SENT.encode())
@@ -34,11 +34,11 @@ def was_not_sent(error: BaseException) -> bool:
 
 
 class FaultLog:
-    """Makes a worker's calls, repeats the ones that were not sent, and counts what it met.
+    """Makes a worker's calls, retries those that were not sent, and counts faults.
 
-    :param delays: seconds by message type that a send is held up, as given to the backend.
-    :param attempts: how often one call is tried before its error is raised.
-    :param pause: seconds before the first repetition; doubled before each further one.
+    :param delays: by message type, the delay of sends in seconds, as passed to the backend.
+    :param attempts: how many times a call is tried before its error is raised.
+    :param pause: seconds before the first retry; doubled before each further one.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class FaultLog:
         self._delayed: Counter[str] = Counter()
 
     def call(self, message_type: str, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, calling it again while its message was not sent.
+        """Call ``function`` and return its result; call it again if its message was not sent.
 
         :param message_type: the type of message that ``function`` sends, for the count.
-        :raises Exception: what ``function`` raised, if it is not a failure to send or the last one.
+        :raises Exception: an error of ``function`` that is not a failure to send, or the last failure.
         """
         attempt = 0
         while True:
@@ -72,16 +72,16 @@ class FaultLog:
             time.sleep(self._pause * 2 ** (attempt - 1))
 
     def sent(self, message_type: str, started: float) -> None:
-        """Count a delay if a send of ``message_type``, begun at ``started``, took that long.
+        """Count a delay if a send of ``message_type`` took at least as long as its injected delay.
 
-        :param started: ``time.perf_counter()`` from just before the send.
+        :param started: the value of ``time.perf_counter()`` just before the send.
         """
         delay = self._delays.get(message_type, 0.0)
         if delay and time.perf_counter() - started >= delay:
             self._delayed[message_type] += 1
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the failures and the delays met since the last ``take``, by message type."""
+        """Return the numbers of failures and delays since the last ``take``, by message type."""
         taken = dict(self._failed), dict(self._delayed)
         self._failed.clear()
         self._delayed.clear()

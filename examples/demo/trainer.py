@@ -1,8 +1,8 @@
-"""A trainer: runs the layers on the parameter server, sends gradients back, tests every epoch.
+"""A trainer: runs the layers on the parameter server, sends gradients back, tests after every epoch.
 
-Both trainers learn from the same weights at the same time. They meet before each step and again
-before the weights change, so that no weight changes between a forward pass and its backward pass,
-and a run with the same seed takes the same course.
+Both trainers use the same weights at the same time. They wait for each other before each step and again
+before the weights change. So no weight changes between a forward pass and its backward pass, and runs
+with the same seed give the same result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from demo.retry import FaultLog
 class Trainer:
     """One of the trainers, in a process that has joined the group.
 
-    :param report: takes what the console shows.
+    :param report: called with each progress report for the console.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Trainer:
         self.faults = FaultLog({} if plan.faults.by else plan.faults.messages_to_delay)
         self.fired = Fired(rpc.api._get_current_rpc_agent().get_metrics)
         self.share: Share = load_share(Path(plan.data), TRAINERS.index(name), parts=len(TRAINERS))
-        # The same number of steps for both trainers, although one may have a sample more.
+        # Both trainers make the same number of steps, although one may have one sample more.
         self.steps = len(self.share.train_x) // plan.batch
         self.shuffle = torch.Generator().manual_seed(plan.seed + TRAINERS.index(name))
 
     def run(self) -> None:
-        """Train for all epochs, reporting each step and each epoch."""
+        """Train for all epochs; report each step and each epoch."""
         self.hidden = self.remote(server.layer, "hidden")
         self.output = self.remote(server.layer, "output")
         parameters = self.faults.call(CALL, lambda: rpc.rpc_sync(SERVER, server.parameter_rrefs))
-        # RRefs among the arguments get a new id whenever they are sent, so that a repeated call is
-        # a new message and would fail for ever: this call is made where messages do not fail.
+        # An RRef in the arguments gets a new id with each send, so a retry would be a new message and
+        # fail again, for ever. Inside this context messages do not fail.
         with dist_autograd.context():
             self.optimizer = DistributedOptimizer(
                 server.LockedSGD,
@@ -73,7 +73,7 @@ class Trainer:
             )
 
     def train(self, epoch: int) -> float:
-        """Learn from every batch once; return the mean loss."""
+        """Train on every batch once; return the mean loss."""
         order = torch.randperm(len(self.share.train_x), generator=self.shuffle)
         losses = []
         for step in range(self.steps):
@@ -102,7 +102,7 @@ class Trainer:
         return loss.item()
 
     def test(self) -> int:
-        """Fetch the weights; return how many of this trainer's test pictures they get right."""
+        """Fetch the weights; return how many of this trainer's test images are classified correctly."""
         held = self.remote(server.weights)
         timeout = self.plan.rpc_timeout
         weights: server.Weights = self.faults.call(FETCH, lambda: held.to_here(timeout))
@@ -114,11 +114,11 @@ class Trainer:
         return int((scores.argmax(dim=1) == self.share.test_y).sum())
 
     def meet(self, point: str) -> None:
-        """Wait until the other trainer is at ``point`` as well."""
+        """Wait until the other trainer reaches ``point``, too."""
         self.faults.call(CALL, partial(rpc.rpc_sync, SERVER, server.meet, args=(point, self.name)))
 
     def remote(self, function: Callable[..., object], *args: object) -> rpc.RRef[Any]:
-        """Return an RRef to what ``function`` returns on the server."""
+        """Call ``function`` on the server; return an RRef to its result."""
         started = time.perf_counter()
         rref: rpc.RRef[Any] = rpc.remote(SERVER, function, args=args)
         self.faults.sent(REMOTE, started)

@@ -1,4 +1,4 @@
-"""Running the demo: the data, and the processes of one run after another."""
+"""Runs the demo: prepares the data, then starts the processes of each run."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from rpc_backends_cli.processes import (
     environ,
 )
 
-SILENCE = 180.0  # seconds without a report after which the run is given up
+SILENCE = 180.0  # seconds without any report after which the run fails
 GRACE_PERIOD = 1.0  # seconds that the other workers have to report after the first failure
 LOG_LINES = 20
 
 
 class WorkerFailedError(Exception):
-    """A worker ended with an error or fell silent; the text says which and shows its traceback."""
+    """A worker failed or stopped reporting; the text names it and shows its traceback."""
 
 
 def play(choice: Choice, epochs: int, seed: int, view: View) -> list[Run]:
-    """Train once on each backend chosen, one after another; return what came out.
+    """Train once on each chosen backend, one after another; return the runs.
 
-    :raises MissingDependencyError: the data set is not there.
-    :raises WorkerFailedError: a worker failed; all processes are ended.
+    :raises MissingDependencyError: the data set is not installed.
+    :raises WorkerFailedError: a worker failed; all processes are terminated.
     """
     runs = []
     with tempfile.TemporaryDirectory(prefix="rpc-backends-demo-") as folder:
@@ -65,9 +65,9 @@ def play(choice: Choice, epochs: int, seed: int, view: View) -> list[Run]:
 
 
 def start(plan: Plan) -> Workers:
-    """Return the processes of a run, for a ``with`` block: those of WORKERS, in this order.
+    """Return the processes of a run, one for each of WORKERS, as a context manager.
 
-    They get the plan's backend and its faults, and no others that programs get here.
+    Their environment has the plan's faults, and no other settings for backends or faults.
     """
     variables = {
         name: value
@@ -83,10 +83,10 @@ def start(plan: Plan) -> Workers:
 
 
 def train(workers: Workers, plan: Plan, silence: float = SILENCE) -> Iterator[StepDone | EpochDone]:
-    """Train as planned and yield what the trainers report.
+    """Train according to the plan; yield the trainers' reports.
 
-    :param silence: seconds without any report after which it is given up.
-    :raises WorkerFailedError: a worker failed, or nobody reported anything for too long.
+    :param silence: seconds without any report after which the run fails.
+    :raises WorkerFailedError: a worker failed, or no worker reported for too long.
     """
     trainers = [one for one in workers if WORKERS[one.index] != SERVER]
     for function, chosen in (
@@ -106,11 +106,13 @@ def train(workers: Workers, plan: Plan, silence: float = SILENCE) -> Iterator[St
 
 
 def _check(workers: Workers, steps: list[Step], silence: float) -> None:
-    """Raise an error unless all ``steps`` have ended well."""
+    """Raise an error unless all ``steps`` have succeeded."""
     endings = {step.worker: step.ending for step in steps}
     failed = {one: ending for one, ending in endings.items() if isinstance(ending, Failure | Ended)}
     silent = [one for one, ending in endings.items() if ending is None]
-    if failed or silent:  # perhaps because of one without a step, which reports nothing but its end
+    if (
+        failed or silent
+    ):  # a worker without a step may be the cause: it only reports that it has ended
         idle = ((one, one.hear(0)) for one in workers if one not in endings)
         failed |= {one: report for one, report in idle if isinstance(report, Ended)}
     _raise(failed, silent, silence)
@@ -119,19 +121,19 @@ def _check(workers: Workers, steps: list[Step], silence: float) -> None:
 def _raise(failed: Mapping[Worker, Failure | Ended], silent: list[Worker], silence: float) -> None:
     """Raise an error if a worker has failed or is silent.
 
-    Those that died without a word come first: the others' errors mostly follow from that.
+    Workers that ended without an exception come first: they usually cause the errors of the others.
     """
     if failed:
         ordered = sorted(failed.items(), key=lambda item: isinstance(item[1], Failure))
         raise WorkerFailedError("\n\n".join(_complaint(*item) for item in ordered))
     if silent:
         names = ", ".join(sorted(WORKERS[one.index] for one in silent))
-        raise WorkerFailedError(f"no news for {silence:g} s from {names}")
+        raise WorkerFailedError(f"no report for {silence:g} s from {names}")
 
 
 def _complaint(one: Worker, ending: Failure | Ended) -> str:
     name = WORKERS[one.index]
     if isinstance(ending, Failure):
         return f"{name} failed:\n{ending.trace.rstrip()}"
-    log = "\n".join(one.output.splitlines()[-LOG_LINES:]) or "(its log is empty)"
+    log = "\n".join(one.output.splitlines()[-LOG_LINES:]) or "(it printed nothing)"
     return f"{name} ended with status {ending.status}:\n{log}"

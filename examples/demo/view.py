@@ -1,4 +1,4 @@
-"""What the console shows: where the backends come from, the training as it goes, the verdict."""
+"""The console output: where the backends come from, the progress of training, the verdict."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _WIDTHS = {"epoch": 5, "loss": 7, "accuracy": 9, "failed": 7, "delayed": 8, "sec
 
 
 class View:
-    """Draws on ``console``: colours and a progress bar on a terminal, plain lines elsewhere."""
+    """Prints to ``console``: with colours and a progress bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     def opening(self, torch_version: str, choice: Choice, learn: int, test: int) -> None:
-        """Say what is going to happen, on what, and which packages the backends are from."""
+        """Print what the demo does, and which packages provide the backends."""
         self._say(f"[bold]demo of rpc-backends[/] on torch {torch_version}")
         self._say(
-            f"A parameter server and two trainers learn {learn} handwritten digits by RPC, RRefs "
+            f"A parameter server and two trainers learn {learn} handwritten digits with RPC, RRefs "
             f"and distributed autograd, and are tested on {test} others."
         )
         self._say()
@@ -40,7 +40,7 @@ class View:
             self._say(f"[yellow]{escape(note)}[/]")
 
     def run(self, run: Run, place: str) -> RunView:
-        """Announce a run and return what draws it, to be used as a context."""
+        """Announce a run; return a context manager that shows its progress."""
         self._say()
         self._say(f"[bold]{place}[/]  [bold cyan]{run.origin.backend}[/]")
         for line in _asked_for(run.faults):
@@ -48,7 +48,7 @@ class View:
         return RunView(self.console)
 
     def closing(self, runs: Sequence[Run]) -> None:
-        """Show all runs side by side, the faults they met, and the verdict."""
+        """Show all runs side by side, their faults, and the verdict."""
         width = max(len("backend"), *(len(run.origin.backend) for run in runs))
         self._say()
         heading = f"{'backend':{width}}  accuracy  failed  delayed     time"
@@ -60,8 +60,8 @@ class View:
             _print_row(self.console, Text.assemble(name, accuracy, faults, f"{run.seconds:7.1f} s"))
         self._say()
         for run in runs:
-            where = f"met on {run.origin.backend}"
-            self._met(f"failed sends {where}, each made again until it passed", run.failed)
+            where = f"on {run.origin.backend}"
+            self._met(f"failed sends {where}, each retried until it succeeded", run.failed)
             self._met(f"delayed sends {where}", run.delayed)
         if len(runs) > 1:
             curves = zip(*(run.epochs for run in runs), strict=True)
@@ -87,7 +87,7 @@ class View:
 
 
 class RunView:
-    """One run while it goes: a line for each epoch, and below it the progress on a terminal."""
+    """The progress of a run: a line for each epoch and, on a terminal, a progress bar below."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -140,16 +140,16 @@ class RunView:
 
 
 def _print_row(console: Console, text: str | Text, style: str = "") -> None:
-    """Print a line of a table; on a terminal too narrow for it, its end is cut off."""
+    """Print a line of a table; a line that is too long for the terminal is cut off."""
     console.print(text, style=style, highlight=False, no_wrap=True, overflow="crop")
 
 
 def _asked_for(faults: Faults) -> list[str]:
-    """Return in words, a line a kind, what the backend was told to do to its messages."""
-    lines = [f"faults by rules of {faults.by}:"] if faults.by else []
+    """Return the planned faults in words, one line for each kind."""
+    lines = [f"faults injected by {faults.by}:"] if faults.by else []
     if faults.messages_to_fail:
         kinds = ", ".join(faults.messages_to_fail)
-        lines.append(f"each fails {faults.num_fail_sends} times, then passes: {kinds}")
+        lines.append(f"each fails {faults.num_fail_sends} times, then succeeds: {kinds}")
     if faults.messages_to_delay:
         delays = faults.messages_to_delay.items()
         kinds = ", ".join(f"{kind} {seconds * 1000:g} ms" for kind, seconds in delays)

@@ -9,7 +9,7 @@ from rpc_backends_cli.processes import WorkerContext
 
 
 def join(me: WorkerContext, plan: Plan) -> None:
-    """Join the group over the plan's backend, with the faults that are options of it."""
+    """Join the group over the plan's backend, with the faults that are options of the backend."""
     from torch.distributed import rpc
 
     name = WORKERS[me.index]
@@ -18,7 +18,7 @@ def join(me: WorkerContext, plan: Plan) -> None:
 
         open_server(plan)
     else:
-        import demo.trainer  # noqa: F401  # here, so that no epoch's time includes it
+        import demo.trainer  # noqa: F401  # imported now, so that no epoch's time includes the import
     faults = {}
     if plan.faults and not plan.faults.by:
         faults = {
@@ -44,7 +44,7 @@ def join(me: WorkerContext, plan: Plan) -> None:
 
 
 def train(me: WorkerContext, plan: Plan) -> None:
-    """Be a trainer."""
+    """Run a trainer in this worker."""
     from demo.trainer import Trainer
 
     Trainer(plan, WORKERS[me.index], me.tell).run()
@@ -53,9 +53,9 @@ def train(me: WorkerContext, plan: Plan) -> None:
 def leave(_me: WorkerContext, plan: Plan) -> None:
     """Leave the group.
 
-    A graceful shutdown gathers all workers by calls of its own, which it does not repeat: where
-    calls fail by an option, it fails too (rules leave such calls alone). It is not needed either: nobody
-    leaves before both trainers are done.
+    A graceful shutdown makes calls between all workers and does not retry them. If an option of the
+    backend makes calls fail, the shutdown fails, too (fault rules skip these calls). A graceful shutdown
+    is not needed here: no worker leaves before both trainers are done.
     """
     from torch.distributed import rpc
 

@@ -5,7 +5,7 @@ from setuptools import Extension, setup
 
 import rpc_backends_agents
 
-# torch brings the headers of pybind11 along; nothing else of it is used.
+# torch ships the headers of pybind11; nothing else of torch is used.
 torch = Path(find_spec("torch").origin).parent
 
 setup(

@@ -1,7 +1,7 @@
-"""A ``remote`` call that arrives after its caller has given it up: a known crash inside torch.
+"""A ``remote`` call that arrives after its timeout: a known crash inside torch.
 
-``python program.py [--backend NAME] [--to worker0|worker1]``: two workers. The first makes an object,
-at itself or at the other, and calls a method of it with ``remote(timeout=1)``. See README.md.
+Run ``python program.py [--backend NAME] [--to worker0|worker1]``. Worker 0 of two workers creates an
+object, on itself or on the other, and calls a method of it with ``remote(timeout=1)``. See README.md.
 """
 
 import argparse
@@ -17,20 +17,20 @@ PATIENCE = 4.0  # seconds
 
 
 class Thing:
-    """Something that is copied where it is."""
+    """An object that a remote call copies."""
 
     def copy(self):
-        """Return another."""
+        """Return a copy."""
         return Thing()
 
 
 def owner_name(rref):
-    """Return who has it; called by RPC, with an RRef that is passed on."""
+    """Return the owner of an RRef; called by RPC, to pass an RRef to another worker."""
     return rref.owner_name()
 
 
 def attempt(what, function):
-    """Do something with a time limit of our own; say what came of it."""
+    """Call ``function`` on a thread, with a time limit; print the outcome, return whether it ended."""
     came = []
 
     def run():
@@ -49,7 +49,7 @@ def attempt(what, function):
 
 
 def use(to):
-    """Make an object, call its method, ask for the result, pass it on; return whether all came back."""
+    """Create an object, call its method, fetch the result, pass it on; return whether all calls ended."""
     thing = rpc.remote(to, Thing)
     thing.to_here()
     copy = thing.remote(timeout=1).copy()
@@ -58,9 +58,9 @@ def use(to):
 
 
 def work(rank, backend, to, meeting):
-    """Be a worker."""
+    """Run a worker."""
     kind = rpc.BackendType[backend]
-    # FAULTY_TENSORPIPE would otherwise have faults of its own.
+    # torch's FAULTY_TENSORPIPE has faults by default.
     own = {"messages_to_fail": [], "messages_to_delay": {}} if backend.startswith("FAULTY") else {}
     options = rpc.backend_registry.construct_rpc_backend_options(
         kind, init_method=f"file://{meeting}", **own
@@ -69,7 +69,7 @@ def work(rank, backend, to, meeting):
         f"worker{rank}", rank=rank, world_size=2, backend=kind, rpc_backend_options=options
     )
     if rank == 0 and not use(to):
-        os._exit(1)  # a thread waits inside torch, for ever
+        os._exit(1)  # a thread is stuck inside torch
     rpc.shutdown()
 
 
@@ -78,7 +78,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="TENSORPIPE", help="default: TENSORPIPE")
     parser.add_argument(
-        "--to", default="worker0", choices=["worker0", "worker1"], help="who has it"
+        "--to",
+        default="worker0",
+        choices=["worker0", "worker1"],
+        help="the worker that holds the object",
     )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

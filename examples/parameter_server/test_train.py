@@ -1,4 +1,4 @@
-"""What becomes of training when some updates come twice."""
+"""Training against updates that arrive twice."""
 
 import importlib
 
@@ -9,7 +9,7 @@ TWICE = {"what": "duplicate", "function": "*.update", "every": 10}
 
 
 def learn(me, name):
-    """Run on each worker: worker0 is the parameter server, the others train."""
+    """Run a program on each worker: worker0 is the parameter server, the others are trainers."""
     program = importlib.import_module(name)
     if me.index == 0:
         return None

@@ -24,7 +24,7 @@ def build_model():
 
 
 def spirals(samples, seed):
-    """Return points of the plane (samples x 2), and the spiral that each is on (0, 1, 2)."""
+    """Return points in the plane (samples x 2) and the spiral of each point (0, 1 or 2)."""
     draw = torch.Generator().manual_seed(seed)
     label = torch.randint(3, (samples,), generator=draw)
     radius = torch.rand(samples, generator=draw)
@@ -33,7 +33,7 @@ def spirals(samples, seed):
 
 
 class ParameterServer:
-    """Adds up the gradients of the trainers, and takes a step when all are waiting for it."""
+    """Adds up the trainers' gradients; takes a step when all trainers wait for it."""
 
     def __init__(self):
         self.model = build_model()
@@ -51,12 +51,12 @@ class ParameterServer:
     def update(self, gradients):
         with self.lock:
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
-                parameter.grad += gradient / TRAINERS  # of two, in either order, to the same bit
+                parameter.grad += gradient / TRAINERS  # the order of two addends does not matter
             self.applied += 1
 
     def step(self, trainer, number):
         with self.lock:
-            if number < self.steps:  # asked again: it has been taken
+            if number < self.steps:  # a retry: the step was already taken
                 return self.answer(torch.futures.Future())
             future = self.waiting.setdefault(trainer, torch.futures.Future())
             if len(self.waiting) == TRAINERS:
@@ -73,7 +73,7 @@ class ParameterServer:
         return future
 
 
-server = ParameterServer()  # the one in the process called "ps" is used
+server = ParameterServer()  # only the one in the process "ps" is used
 
 
 def parameters():
@@ -87,12 +87,12 @@ def update(gradients):
 
 @rpc.functions.async_execution
 def step(trainer, number):
-    """Answer with the new parameters when all trainers have called."""
+    """Return the new parameters when all trainers have called."""
     return server.step(trainer, number)
 
 
 def call(to, function, *args):
-    """Call, and again if no answer came: networks lose things."""
+    """Call a function; retry if no reply came, because networks lose messages."""
     for _ in range(3):
         try:
             return rpc.rpc_sync(to, function, args=args, timeout=30)
@@ -116,7 +116,7 @@ def train(trainer, ps="ps"):
 
 
 def result():
-    """Return how good the model is, and a digest of its parameters to the last bit."""
+    """Return the number of applied updates, the accuracy and a digest of the parameters."""
     points, labels = spirals(1000, seed=0)
     with torch.no_grad():
         right = (server.model(points).argmax(dim=1) == labels).float().mean().item()

@@ -1,4 +1,4 @@
-"""SMALL: torch's TensorPipe agent over TCP alone, in static groups."""
+"""SMALL: torch's TensorPipe agent over TCP only, in static groups."""
 
 import torch.distributed as dist
 from torch.distributed.rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
@@ -8,15 +8,15 @@ from rpc_backends_core.spi import Backend, Capability, RankMappingMixin, group_f
 
 
 class Options(TensorPipeRpcBackendOptions):
-    """The options of SMALL; by this class init_rpc knows whose they are."""
+    """The options of SMALL; init_rpc picks the backend by this class."""
 
 
 class Agent(StaticGroupAgent, TensorPipeAgent):
-    """The agent where every worker id is the rank."""
+    """The agent of a group where every worker id equals the rank."""
 
 
 class RankedAgent(RankMappingMixin, Agent):
-    """The agent where a process has an id of an earlier group."""
+    """The agent of a group where a process keeps its worker id from an earlier group."""
 
 
 def construct(rpc_timeout, init_method, threads=16):
@@ -50,5 +50,5 @@ BACKEND = Backend(
         Capability.TORCHSCRIPT,
         Capability.STRICT_OPTIONS,
     },
-    description="TensorPipe over TCP alone",
+    description="TensorPipe over TCP only",
 )

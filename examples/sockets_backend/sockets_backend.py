@@ -8,7 +8,7 @@ from rpc_backends_core.spi import Backend, Capability, group_for
 
 
 class Options(RpcBackendOptions):
-    """The options of SOCKETS; by this class init_rpc knows whose they are."""
+    """The options of SOCKETS; init_rpc picks the backend by this class."""
 
     def __init__(self, *, threads=16, rpc_timeout=60.0, init_method="env://"):
         if not isinstance(threads, int) or isinstance(threads, bool):
@@ -47,5 +47,5 @@ BACKEND = Backend(
         Capability.TORCHSCRIPT,
         Capability.STRICT_OPTIONS,
     },
-    description="plain TCP in Python; trusts everybody",
+    description="plain TCP in Python, without authentication",
 )

@@ -1,4 +1,4 @@
-"""MINE: torch's TensorPipe agent with four worker threads unless the program says otherwise."""
+"""MINE: torch's TensorPipe agent with four worker threads by default."""
 
 from rpc_backend_tensorpipe.handlers import construct_rpc_backend_options, init_backend
 from rpc_backends_core import Backend

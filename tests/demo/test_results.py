@@ -59,7 +59,10 @@ def test_faults_that_were_asked_for_and_never_met_are_a_shortcoming() -> None:
     run.add(part(0, failed={"PYTHON_CALL": 1}))
     run.add(part(1))
 
-    assert run.shortcoming == "no fault was met on PYTHON_REMOTE_CALL, so nothing was survived"
+    assert (
+        run.shortcoming
+        == "no fault was injected into PYTHON_REMOTE_CALL, so the run proves nothing"
+    )
 
 
 def test_a_result_can_be_written_as_json() -> None:

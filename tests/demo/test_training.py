@@ -183,7 +183,7 @@ def test_silence_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) ->
     with pytest.raises(WorkerFailedError) as caught, start(plan) as workers:
         list(train(workers, plan, silence=0.01))
 
-    assert str(caught.value) == f"no news for 0.01 s from {', '.join(sorted(WORKERS))}"
+    assert str(caught.value) == f"no report for 0.01 s from {', '.join(sorted(WORKERS))}"
 
     assert processes() == []
 

@@ -17,7 +17,7 @@ ORIGINS = [
     Origin("FAULTY_TENSORPIPE", "rpc-backend-faulty-tensorpipe", "2.0"),
     Origin("ZEROMQ", "rpc-backend-zeromq", "3.0"),
 ]
-NOTE = "SMOKE is left out: it is not installed. To have it: pip install rpc-backend[smoke]"
+NOTE = "SMOKE is skipped: it is not installed. To add it: pip install rpc-backend[smoke]"
 
 
 def shown(accuracy: float = 0.97, width: int = 100, terminal: bool = False) -> str:
@@ -52,15 +52,15 @@ def test_epochs_and_faults_are_lines_of_their_own() -> None:
 
     assert "    1  0.1234     0.970       0        0     0.50" in lines
     assert "    1  0.1234     0.970      80       14     0.50" in lines
-    assert "80 failed sends met on FAULTY_TENSORPIPE, each made again until it passed" in lines
-    assert "80 failed sends met on ZEROMQ, each made again until it passed" in lines
+    assert "80 failed sends on FAULTY_TENSORPIPE, each retried until it succeeded" in lines
+    assert "80 failed sends on ZEROMQ, each retried until it succeeded" in lines
     assert "      40  PYTHON_RREF_FETCH_CALL" in lines
 
 
 def test_it_is_said_who_makes_the_faults_of_a_backend_that_has_no_options_for_them() -> None:
     lines = shown().splitlines()
 
-    assert lines[lines.index("3/3  ZEROMQ") + 1] == "faults by rules of rpc-backends-faults:"
+    assert lines[lines.index("3/3  ZEROMQ") + 1] == "faults injected by rpc-backends-faults:"
     assert "faults by" not in lines[lines.index("2/3  FAULTY_TENSORPIPE") + 1]
 
 

@@ -24,7 +24,7 @@ def test_a_backend_that_is_not_installed_is_left_out_with_a_note(installed: Envi
         ["TENSORPIPE", "FAULTY_TENSORPIPE"],
         {"FAULTY_TENSORPIPE": ""},
         [
-            "ZEROMQ is left out: it is not installed. To have it: pip install rpc-backend-zeromq",
+            "ZEROMQ is skipped: it is not installed. To add it: pip install rpc-backend-zeromq",
         ],
     ]
 
@@ -47,6 +47,6 @@ def test_without_the_package_that_makes_them_there_are_no_faults_and_a_note(
     assert backends == ["TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ"]
     assert faults == {"FAULTY_TENSORPIPE": ""}
     assert notes == [
-        "No faults on ZEROMQ: rpc-backends-faults is not installed. To have them: "
+        "No faults on ZEROMQ: rpc-backends-faults is not installed. To add them: "
         "pip install rpc-backends-faults"
     ]

@@ -1,4 +1,4 @@
-// Runs the functions on a list for other workers, and refuses all others.
+// Lets other workers call only the functions on a list.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <rpc_backends_agents/interceptor.h>
@@ -13,7 +13,7 @@ class Allowlist final : public Interceptor {
  public:
   explicit Allowlist(std::set<std::string> functions) : functions_(std::move(functions)) {}
 
-  // Asked before each message, so what this worker sends costs nothing.
+  // Called before each message; skipping outgoing messages here makes them cost nothing.
   bool wants(Direction direction) const noexcept override { return direction == Direction::kIncoming; }
 
   void on_request(RequestPtr request) override {

@@ -1,4 +1,4 @@
-// What Python sees of fault injection.
+// The Python module of fault injection.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -30,7 +30,7 @@ void take(const py::dict& settings, const char* key, Value& value,
       return;
     }
   }
-  throw py::value_error("a fault rule has " + std::string(key) + " '" + name + "', which this agent does not know");
+  throw py::value_error("a fault rule has the unknown " + std::string(key) + " '" + name + "'");
 }
 
 std::vector<std::pair<const char*, FaultKind>> kinds() {
@@ -41,7 +41,7 @@ std::vector<std::pair<const char*, FaultKind>> kinds() {
   return found;
 }
 
-// Python has checked it: what is wrong here is a mistake of ours.
+// The Python code has checked the settings; an error here is a bug in this package.
 FaultRule rule_from(const py::dict& settings) {
   FaultRule rule;
   take(settings, "name", rule.name);
@@ -138,7 +138,7 @@ PYBIND11_MODULE(_native, module) {
              self.rules.watch(false);
              self.log.close();
            })
-      .def("log_line",  // which may wait for a disk
+      .def("log_line",  // may wait for a disk, so it releases the GIL
            [](FaultPipeline& self, const std::string& members) { self.log.add(members); },
            py::arg("members"), py::call_guard<py::gil_scoped_release>())
       .def("log_failure", [](FaultPipeline& self) { return self.log.failure(); })
@@ -146,7 +146,7 @@ PYBIND11_MODULE(_native, module) {
       .def("divergence",
            [](FaultPipeline& self) {
              FaultRules& rules = self.rules;
-             return std::make_tuple(rules.strangers(), rules.first_stranger(), rules.missing(), rules.first_missing());
+             return std::make_tuple(rules.unrecorded(), rules.first_unrecorded(), rules.missing(), rules.first_missing());
            });
 }
 

@@ -72,7 +72,7 @@ void FaultLog::open(const std::string& path) {
 void FaultLog::close() {
   std::lock_guard<std::mutex> lock(mutex_);
   const int file = file_.exchange(-1);
-  // Disks of a network may say only now that they are full.
+  // A network file system may report a full disk only at close.
   if (file >= 0 && ::close(file) != 0 && lost_ == 0) {
     fail(errno);
   }
@@ -102,13 +102,13 @@ void FaultLog::write_line(std::string_view members) {
   line += "}\n";
   std::lock_guard<std::mutex> lock(mutex_);
   if (!is_open()) {
-    return;  // closed since: that is its end, and no failure
+    return;  // closed in the meantime, which is not a failure
   }
   if (lost_ > 0) {
     ++lost_;
     return;
   }
-  // What is written outlives the process. A line that does not fit is continued, which tells why it did not.
+  // Written data survives the process. After a short write the loop continues: the next write reports the reason.
   for (size_t done = 0; done < line.size();) {
     const auto written = ::write(file_, line.data() + done, line.size() - done);
     if (written >= 0) {
@@ -158,7 +158,7 @@ void FaultLog::add_sent(uint64_t id) {
   write_line("\"event\":\"sent\",\"id\":" + std::to_string(id));
 }
 
-void FaultLog::add_news(std::string_view text) {
+void FaultLog::add_replay_status(std::string_view text) {
   std::string line = "\"event\":\"replay\",\"text\":";
   add_text(line, text);
   write_line(line);

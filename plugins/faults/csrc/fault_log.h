@@ -1,4 +1,5 @@
-// The event log of a worker: a JSON object a line, each written at once, so that a process that dies leaves all.
+// The event log of a worker: one JSON object per line. Every line is written immediately, so the log of a process
+// that dies is complete up to that moment.
 #pragma once
 
 #include <atomic>
@@ -19,21 +20,22 @@ class FaultLog {
   FaultLog& operator=(const FaultLog&) = delete;
   ~FaultLog() { close(); }
 
-  // Adds to the file `path`. Throws std::runtime_error.
+  // Opens the file `path` for appending. Throws std::runtime_error if that fails.
   void open(const std::string& path);
   void close();
   bool is_open() const { return file_ >= 0; }
-  // How many lines could not be written, and why the first could not. From the first on none is written: what
-  // stands in the file is what happened up to a moment.
+  // How many lines could not be written, and why the first one could not. After the first failure no more lines are
+  // written, so the file has no gaps.
   std::pair<uint64_t, std::string> failure() const;
 
-  // A line that Python has made: an object without its braces, less the time.
+  // Adds a line that Python has formatted: the members of a JSON object without braces and without the time.
   void add(std::string_view members);
   void add_request(uint64_t id, const FaultMessage& message, const Faults& faults);
-  // What became of a request: "sent" (after it was held), "end".
+  // A request that was held is sent now.
   void add_sent(uint64_t id);
-  // What a replay has to say while it runs.
-  void add_news(std::string_view text);
+  // A replay has diverged or stalled.
+  void add_replay_status(std::string_view text);
+  // A request has ended.
   void add_end(uint64_t id, std::string_view outcome, std::string_view text, const Faults& answer_faults);
 
  private:
@@ -42,7 +44,7 @@ class FaultLog {
   void fail(int error);
 
   std::atomic<int> file_{-1};
-  mutable std::mutex mutex_;  // of the file, so that it is not closed under a write
+  mutable std::mutex mutex_;  // keeps close() from closing the file during a write
   std::string path_;
   uint64_t lost_ = 0;
   std::string why_;

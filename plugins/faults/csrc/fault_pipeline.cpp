@@ -32,14 +32,14 @@ const char* outcome_of(End::Kind kind) {
   }
 }
 
-// What a fault says, if its rule says nothing else.
+// The error text of a fault: the text of its rule, or a default.
 std::string text_of(const FaultRule& rule, const std::string& begin, const std::string& end) {
   return rule.text.empty() ? begin + end + " by the fault rule '" + rule.name + "'" : rule.text;
 }
 
 }  // namespace
 
-// A call that meets no fault, while another one waits for such.
+// A call without faults that a held request may be waiting for.
 class OvertakingCall final : public Observer {
  public:
   OvertakingCall(std::shared_ptr<FaultPipeline> pipeline, int peer, uint64_t id)
@@ -52,7 +52,7 @@ class OvertakingCall final : public Observer {
   const uint64_t id_;
 };
 
-// A call that meets faults, or whose end is logged.
+// A call that has faults, or whose end is logged.
 class FaultCall final : public Observer, public std::enable_shared_from_this<FaultCall> {
  public:
   FaultCall(std::shared_ptr<FaultPipeline> pipeline, uint64_t id, const RequestHead& head, FaultMessage message,
@@ -68,7 +68,7 @@ class FaultCall final : public Observer, public std::enable_shared_from_this<Fau
   void on_answer(AnswerPtr answer) override;
   void on_end(const End& end) override;
 
-  // Makes a fault the reason of an error that follows.
+  // Sets the outcome to log if the call ends with an error.
   void set_outcome(const char* outcome) { outcome_ = outcome; }
 
   const Fault* find(FaultKind kind) const {
@@ -98,10 +98,10 @@ class FaultCall final : public Observer, public std::enable_shared_from_this<Fau
   void pass(const AnswerPtr& answer, const Faults& answer_faults);
 
   const std::shared_ptr<FaultPipeline> pipeline_;
-  const bool answers_;  // rules of links look at the answer
+  const bool answers_;  // whether rules also decide about the answer
   std::atomic<const char*> outcome_{nullptr};
   std::atomic<bool> answered_{false};
-  Faults answer_faults_;  // of the answer that was passed on, by whoever has set `answered_`
+  Faults answer_faults_;  // of the answer that was passed on; written by the thread that set `answered_`
 };
 
 void FaultCall::on_answer(AnswerPtr answer) {
@@ -111,15 +111,15 @@ void FaultCall::on_answer(AnswerPtr answer) {
   }
   if (const Fault* replaced = find(FaultKind::kReplyFail)) {
     set_outcome("reply_failed");
-    answer->fail(text_of(*replaced->rule, std::string("The answer to ") + type_name(message.type) + " from '" + peer,
-                         "' was replaced by this error"),
+    answer->fail(text_of(*replaced->rule, std::string("The reply to ") + type_name(message.type) + " from '" + peer,
+                         "' was replaced with this error"),
                  ErrorKind::kIntentional);
     return;
   }
   Faults answer_faults;
   if (answers_) {
     answer_faults = pipeline_->rules.decide_answer(message, answer->bytes());
-    pipeline_->tell_news();
+    pipeline_->report_replay();
   }
   double seconds = 0;
   for (const Fault& fault : answer_faults) {
@@ -142,7 +142,7 @@ void FaultCall::on_answer(AnswerPtr answer) {
 
 void FaultCall::pass(const AnswerPtr& answer, const Faults& answer_faults) {
   if (answered_.exchange(true)) {
-    answer->drop();  // the answer to another copy was first
+    answer->drop();  // the answer to another copy of the request came first
     return;
   }
   answer_faults_ = answer_faults;
@@ -160,27 +160,27 @@ void FaultPipeline::on_start(const AgentInfo& agent) {
   scheduler_ = agent.scheduler;
   rules.start();
   if (rules.is_replaying()) {
-    look_at_replay();
+    check_replay();
   }
 }
 
-void FaultPipeline::look_at_replay() {
-  tell_news();
+void FaultPipeline::check_replay() {
+  report_replay();
   scheduler_->after(rules.patience() / 4, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) {
-      self->look_at_replay();
+      self->check_replay();
     }
   });
 }
 
-void FaultPipeline::tell_news() {
+void FaultPipeline::report_replay() {
   if (!rules.is_replaying()) {
     return;
   }
-  // Not by Python's logging: the thread may hold locks of torch's, and the program may hold the GIL for ever.
-  if (const auto news = rules.news()) {
-    std::fprintf(stderr, "RPC faults: the replay on RPC worker '%s' %s.\n", worker_.c_str(), news->c_str());
-    log.add_news(*news);
+  // Python's logging could block here: this thread may hold torch's locks, and the program may hold the GIL for ever.
+  if (const auto status = rules.replay_status()) {
+    std::fprintf(stderr, "RPC faults: the replay on RPC worker '%s' %s.\n", worker_.c_str(), status->c_str());
+    log.add_replay_status(*status);
   }
 }
 
@@ -193,7 +193,7 @@ void FaultPipeline::on_request(RequestPtr request) {
   const uint64_t id = ++next_;
   if (seen) {
     log.add_request(id, *seen, faults);
-    tell_news();
+    report_replay();
   }
   const bool meets_none = faults.empty() && !answers;
   if (!seen || (meets_none && !log.is_open())) {
@@ -206,7 +206,7 @@ void FaultPipeline::on_request(RequestPtr request) {
   const auto call =
       std::make_shared<FaultCall>(shared_from_this(), id, head, std::move(*seen), std::move(faults), answers);
   if (const Fault* crash = call->find(FaultKind::kCrash)) {
-    end_process(crash->rule->exit_code);  // the log has it
+    end_process(crash->rule->exit_code);  // the fault is already in the log
   }
   request->observe(call);
   if (const Fault* failed = call->find(FaultKind::kFail)) {
@@ -240,7 +240,7 @@ void FaultPipeline::hold(const FaultCallPtr& call, const RequestPtr& request) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& queue = waiting_[peer];
-    // While one waits, those after it are the others that it waits for, or none would ever overtake another.
+    // Only one request per peer waits: the requests after it are the ones that must overtake it.
     if (queue.empty() && !stopped_ && !rules.is_closed()) {
       ++held_;
       const auto bound = scheduler_->after(
@@ -334,7 +334,7 @@ void FaultPipeline::on_settle() {
 
 void FaultPipeline::on_stop() {
   rules.close();
-  std::map<int, std::list<Waiting>> dropped;  // let go of without the lock
+  std::map<int, std::list<Waiting>> dropped;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
   stopped_ = true;
   dropped.swap(waiting_);

@@ -1,4 +1,4 @@
-// The way of a request and of its answer through the faults that they meet, as an interceptor.
+// The interceptor that applies faults to requests and to their answers.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ class FaultPipeline : public Interceptor, public std::enable_shared_from_this<Fa
     return direction == Direction::kOutgoing && !rules.idle();
   }
   void on_request(RequestPtr request) override;
-  // From here on no message meets a fault, and what waits for others goes: few will come.
+  // From now on no fault is applied. Requests that wait for later ones are sent, because few more will come.
   void on_settle() override;
   void on_stop() override;
   std::map<std::string, std::string> metrics() const override;
@@ -40,7 +40,7 @@ class FaultPipeline : public Interceptor, public std::enable_shared_from_this<Fa
   friend class FaultCall;
   friend class OvertakingCall;
 
-  // A request that waits for others, sent after it, to be answered.
+  // A request that is held until `others` requests sent after it are answered, or until the timer `bound` expires.
   struct Waiting {
     FaultCallPtr call;
     RequestPtr request;
@@ -50,20 +50,20 @@ class FaultPipeline : public Interceptor, public std::enable_shared_from_this<Fa
 
   void hold(const FaultCallPtr& call, const RequestPtr& request);
   void transmit(const FaultCall& call, const RequestPtr& request);
-  // A call to `peer` is over; `id` tells who of those that wait was sent before it.
+  // Called when the call `id` to `peer` has ended; it counts for the held requests with lower ids.
   void ended(int peer, uint64_t id);
   void release(int peer, const RequestPtr& request);
   void send_elsewhere(const std::vector<Waiting>& free);
   void later(double seconds, std::function<void()> job);
-  // Says what a replay has to say, at once: nobody may live to hear it at shutdown.
-  void tell_news();
-  void look_at_replay();
+  // Reports immediately that a replay has diverged or stalled; the process may never reach shutdown.
+  void report_replay();
+  void check_replay();
 
   const std::string worker_;
   std::shared_ptr<Scheduler> scheduler_;
   std::mutex mutex_;
   bool stopped_ = false;
-  std::map<int, std::list<Waiting>> waiting_;  // by the peer that they are for
+  std::map<int, std::list<Waiting>> waiting_;  // by receiver
   std::atomic<size_t> waiting_now_{0};
   std::atomic<uint64_t> held_{0};  // requests and answers
   std::atomic<uint64_t> next_{0};

@@ -10,10 +10,11 @@ namespace rpc_backends {
 
 namespace {
 
-// Digests that a rule tells apart; beyond, messages share counts by some bits of their digest, which bounds memory.
-constexpr size_t kMostLikes = size_t{1} << 20;
-constexpr uint64_t kLikeBits = (uint64_t{1} << 20) - 1;
-// What a draw is for: one message may need several.
+// How many different messages a rule counts separately. Beyond that, messages share counts by some bits of their
+// hash, which limits memory.
+constexpr size_t kMostKeys = size_t{1} << 20;
+constexpr uint64_t kKeyBits = (uint64_t{1} << 20) - 1;
+// What a random number is for: one message may need several.
 constexpr uint64_t kChance = 0;
 constexpr uint64_t kLength = 1;
 constexpr uint64_t kLength2 = 2;
@@ -33,12 +34,12 @@ bool is_of_answers(FaultKind kind) {
   return kind == FaultKind::kPartition || kind == FaultKind::kBandwidth || kind == FaultKind::kPause;
 }
 
-// Whether a rule leaves anything to chance.
+// Whether a rule makes random decisions.
 bool draws(const FaultRule& rule) {
   return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed;
 }
 
-// Whether it counts messages.
+// Whether a rule counts messages.
 bool counts_messages(const FaultRule& rule) {
   return rule.after > 0 || rule.every > 1 || rule.first > 0;
 }
@@ -54,13 +55,13 @@ bool same(const FaultRule& one, const FaultRule& other) {
 }
 
 std::string described(const ReplayEntry& entry) {
-  return entry.type + (entry.function.empty() ? "" : " " + entry.function) + " to '" + entry.receiver + "' (number " +
-      std::to_string(entry.nth) + " of its like)";
+  return entry.type + (entry.function.empty() ? "" : " " + entry.function) + " to '" + entry.receiver +
+      "' (occurrence " + std::to_string(entry.nth) + ")";
 }
 
 std::string described(const FaultMessage& message) {
   return std::string(type_name(message.type)) + (message.function.empty() ? "" : " " + message.function) +
-      " to '" + message.receiver + "' (number " + std::to_string(message.nth) + " of its like)";
+      " to '" + message.receiver + "' (occurrence " + std::to_string(message.nth) + ")";
 }
 
 }  // namespace
@@ -153,7 +154,7 @@ void FaultRules::set_replay(std::vector<ReplayEntry> entries, double patience) {
   }
   for (ReplayEntry& entry : entries) {
     const auto type = types.find(entry.type);
-    const Like like{entry.receiver, type == types.end() ? 0 : type->second, entry.digest};
+    const MessageKey like{entry.receiver, type == types.end() ? 0 : type->second, entry.digest};
     order_.emplace_back(like, entry.nth);
     replay_.emplace(order_.back(), std::move(entry));
   }
@@ -185,7 +186,7 @@ std::optional<FaultMessage> FaultRules::decide(const RequestHead& request, Fault
   bool has_function = false;
   bool has_digest = false;
   bool has_payload = false;
-  // What costs time to read is read without the lock; the rules may change meanwhile.
+  // Properties that are slow to read are read without the lock; the rules may change in the meantime.
   while (true) {
     bool ask_digest = false;
     bool ask_payload = false;
@@ -243,14 +244,14 @@ FaultMessage FaultRules::decide_locked(FaultMessage seen, const Selected& select
   bool is_sent = true;
   for (const StatePtr& state : selected.requests) {
     const FaultRule& rule = *state->rule;
-    // A rule decides as if there were no other: it counts what another one has ended, too.
+    // A rule decides as if it were the only one: it also counts messages that an earlier rule has ended.
     const bool paused = rule.kind == FaultKind::kPause && Clock::now() < state->paused_until;
     const bool chosen = !paused && fires(*state, seen, false);
     if (!paused && !chosen) {
       continue;
     }
     if (rule.kind == FaultKind::kPause && !any_matches(rule.senders, worker_)) {
-      // Another worker is paused, and here that shows in its answers: what is sent to it may begin that.
+      // The rule pauses another worker, whose answers are then held here. A request to it may start the pause.
       if (chosen) {
         seconds_of(*state, seen, false);
         count(*state, seen);
@@ -258,7 +259,7 @@ FaultMessage FaultRules::decide_locked(FaultMessage seen, const Selected& select
       continue;
     }
     if (!is_sent) {
-      continue;  // there is nothing any more that this rule could do something to
+      continue;  // an earlier rule has ended the message
     }
     count(*state, seen, !paused);
     faults.push_back({state->rule, seconds_of(*state, seen, false)});
@@ -318,7 +319,7 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
     if (!any_matches(rule.types, name)) {
       continue;
     }
-    // Torch's engine counts the gradients that arrive: by one too many, and a backward pass never ends.
+    // Torch's autograd engine counts the gradients that arrive; one too many would keep the backward pass from ending.
     if (rule.kind == FaultKind::kDuplicate && type == kBackwardAutogradRequest) {
       continue;
     }
@@ -342,7 +343,7 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
     std::erase_if(route.all.requests, has_function);
     std::erase_if(route.all.answers, has_function);
   }
-  look_through(route.all);
+  summarise(route.all);
   return route;
 }
 
@@ -358,14 +359,14 @@ const FaultRules::Selected& FaultRules::for_function(Route& route, const std::st
   Selected selected = route.all;
   std::erase_if(selected.requests, is_for_others);
   std::erase_if(selected.answers, is_for_others);
-  look_through(selected);
-  if (route.by_function.size() >= kMostLikes) {
+  summarise(selected);
+  if (route.by_function.size() >= kMostKeys) {
     route.by_function.clear();
   }
   return route.by_function.emplace(function, std::move(selected)).first->second;
 }
 
-void FaultRules::look_through(Selected& selected) {
+void FaultRules::summarise(Selected& selected) {
   selected.drawing.clear();
   selected.ask_payload = false;
   for (const auto* states : {&selected.requests, &selected.answers}) {
@@ -381,9 +382,9 @@ void FaultRules::look_through(Selected& selected) {
 }
 
 uint64_t FaultRules::number(std::unordered_map<uint64_t, uint64_t>& numbers, const FaultMessage& message) const {
-  uint64_t like = Like{message.receiver, message.type, message.digest}.hash();
-  if (numbers.size() >= kMostLikes && numbers.find(like) == numbers.end()) {
-    like &= kLikeBits;
+  uint64_t like = MessageKey{message.receiver, message.type, message.digest}.hash();
+  if (numbers.size() >= kMostKeys && numbers.find(like) == numbers.end()) {
+    like &= kKeyBits;
   }
   return ++numbers[like];
 }
@@ -403,7 +404,7 @@ bool FaultRules::is_housekeeping(const std::string& function) const {
   return !housekeeping_.empty() && !function.empty() && any_matches(housekeeping_, function);
 }
 
-uint64_t FaultRules::Like::hash() const {
+uint64_t FaultRules::MessageKey::hash() const {
   SipHash hash(digest, static_cast<uint64_t>(type));
   hash.add(receiver);
   return hash.finish();
@@ -434,8 +435,8 @@ bool FaultRules::fires(State& state, const FaultMessage& message, bool answer) {
     }
     if (rule.per == FaultRule::Per::kPayload) {
       key.second = message.payload;
-      if (counted.messages.size() >= kMostLikes) {
-        key.second &= kLikeBits;
+      if (counted.messages.size() >= kMostKeys) {
+        key.second &= kKeyBits;
       }
     }
     const uint64_t so_far = ++counted.messages[key];
@@ -466,7 +467,7 @@ double FaultRules::draw(const State& state, const FaultMessage& message, uint64_
   hash.add(message.receiver);
   hash.add(type_name(message.type));
   hash.add_number(message.digest);
-  // None: of an answer to what was sent before the rule was there.
+  // There is no number for the answer to a request that was sent before the rule was added.
   hash.add_number(number == message.numbers.end() ? 0 : number->second);
   return static_cast<double>(hash.finish() >> 11) * 0x1p-53;
 }
@@ -513,11 +514,11 @@ void FaultRules::count(State& state, const FaultMessage& message, bool whole) {
 }
 
 void FaultRules::replay(const FaultMessage& message, bool answer, Expected expected, Faults& faults) {
-  const auto key = std::make_pair(Like{message.receiver, message.type, message.digest}, message.nth);
+  const auto key = std::make_pair(MessageKey{message.receiver, message.type, message.digest}, message.nth);
   const auto found = replay_.find(key);
   if (found == replay_.end()) {
-    if (expected == Expected::kYes && strangers_++ == 0) {
-      first_stranger_ = described(message);
+    if (expected == Expected::kYes && unrecorded_++ == 0) {
+      first_unrecorded_ = described(message);
     }
     return;
   }
@@ -533,26 +534,26 @@ void FaultRules::replay(const FaultMessage& message, bool answer, Expected expec
   }
 }
 
-std::optional<std::string> FaultRules::news() {
+std::optional<std::string> FaultRules::replay_status() {
   if (!replaying_) {
     return std::nullopt;
   }
   std::lock_guard<std::mutex> lock(mutex_);
   const std::string so_far = " after " + std::to_string(replayed_.size()) + " of " + std::to_string(replay_.size()) +
       " recorded messages";
-  if (strangers_ > 0 && !told_strangers_) {
-    told_strangers_ = true;
-    return "diverged" + so_far + ": " + first_stranger_ + " is not in the log";
+  if (unrecorded_ > 0 && !reported_unrecorded_) {
+    reported_unrecorded_ = true;
+    return "diverged" + so_far + ": " + first_unrecorded_ + " is not in the log";
   }
   const std::string late = closed_ ? "" : stalled();
-  return late.empty() ? std::nullopt : std::make_optional("has stood still" + so_far + ": " + late);
+  return late.empty() ? std::nullopt : std::make_optional("has stalled" + so_far + ": " + late);
 }
 
 std::string FaultRules::stalled() {
   while (next_ < order_.size() && replayed_.count(order_[next_]) != 0) {
     ++next_;
   }
-  if (next_ == order_.size() || told_ == next_) {
+  if (next_ == order_.size() || reported_ == next_) {
     return {};
   }
   const ReplayEntry& entry = replay_.at(order_[next_]);
@@ -561,10 +562,10 @@ std::string FaultRules::stalled() {
   if (waited <= recorded + patience_) {
     return {};
   }
-  told_ = next_;
+  reported_ = next_;
   char seconds[80];
-  std::snprintf(seconds, sizeof(seconds), "%.1f s after the one before it, and has not come for %.1f s", recorded,
-                waited);
+  std::snprintf(seconds, sizeof(seconds), "%.1f s after the message before it, and now is overdue after %.1f s",
+                recorded, waited);
   return described(entry) + " was recorded " + seconds;
 }
 
@@ -572,7 +573,7 @@ std::vector<FaultCount> FaultRules::counts() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<FaultCount> found;
   for (const StatePtr& state : rules_) {
-    // A replay may have several versions of a rule.
+    // A replay may contain several versions of a rule.
     const auto is_it = [&](const FaultCount& count) { return count.rule == state->rule->name; };
     const auto known = std::find_if(found.begin(), found.end(), is_it);
     if (known == found.end()) {
@@ -596,7 +597,7 @@ std::map<std::string, std::string> FaultRules::metrics() const {
     }
   }
   if (replaying_) {
-    sums["replay_new"] = strangers_;
+    sums["replay_new"] = unrecorded_;
     sums["replay_left"] = replay_.size() - replayed_.size();
   }
   std::map<std::string, std::string> found;
@@ -606,14 +607,14 @@ std::map<std::string, std::string> FaultRules::metrics() const {
   return found;
 }
 
-uint64_t FaultRules::strangers() const {
+uint64_t FaultRules::unrecorded() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return strangers_;
+  return unrecorded_;
 }
 
-std::string FaultRules::first_stranger() const {
+std::string FaultRules::first_unrecorded() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return first_stranger_;
+  return first_unrecorded_;
 }
 
 uint64_t FaultRules::missing() const {

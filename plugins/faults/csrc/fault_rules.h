@@ -1,9 +1,9 @@
-// Rules of fault injection, and deciding by them which faults a message meets.
+// Fault rules, and the decisions which faults apply to a message.
 //
-// A decision that is left to chance depends on the seed, the rule and the message (its direction, who sends it to
-// whom, its type, its digest, and how many like it the rule was for before) and on nothing else: not on threads, the
-// log or other rules. Counts (`after`, `every`, `first`, `budget`) go by the order in which messages are sent, or
-// answers come, unless they count by payload; other rules and the log change none of them.
+// A random decision depends only on the seed, the rule and the message: its direction, sender, receiver, type, digest,
+// and how many identical messages the rule has matched before. Threads, the log and other rules do not matter. Counts
+// (`after`, `every`, `first`, `budget`) follow the order in which messages are sent or answers arrive, unless they
+// count by payload. Other rules and the log do not change them.
 #pragma once
 
 #include <array>
@@ -26,21 +26,21 @@
 
 namespace rpc_backends {
 
-// No message is held for longer: a year. Clocks overflow at 292.
+// The longest time that a message is held: a year. Clocks overflow at 292 years.
 constexpr double kMostSeconds = 31'536'000;
 
 enum class FaultKind {
-  kFail,        // an error for the caller; nothing is sent
-  kDrop,        // nothing is sent; the caller's time runs out
+  kFail,        // the caller gets an error; nothing is sent
+  kDrop,        // nothing is sent; the caller times out
   kDelay,       // sent later
-  kReplyLost,   // sent, and the answer is kept from the caller
-  kReplyFail,   // sent, and the answer becomes an error
-  kReplyDelay,  // sent, and the answer comes later
+  kReplyLost,   // sent; the caller does not get the answer
+  kReplyFail,   // sent; the caller gets an error instead of the answer
+  kReplyDelay,  // sent; the caller gets the answer later
   kDuplicate,   // sent more than once
-  kReorder,     // sent when others have passed
-  kPartition,   // a link that carries nothing, neither requests nor answers
-  kBandwidth,   // a link that carries so many bytes a second
-  kPause,       // a worker that neither sends nor answers for a while
+  kReorder,     // sent after later requests are answered
+  kPartition,   // the link carries neither requests nor answers
+  kBandwidth,   // the link carries a limited number of bytes per second
+  kPause,       // the worker neither sends nor answers for a while
   kCrash,       // the process ends
 };
 
@@ -52,17 +52,17 @@ struct FaultRule {
   enum class Shape { kFixed, kUniform, kNormal, kExponential };
 
   std::string name;
-  std::string key;       // what draws go by: the name; of a rule without one, what it says
-  uint64_t version = 0;  // of the rules, as the log counts them, that it came with
+  std::string key;       // input of random decisions: the name, or the content of an unnamed rule
+  uint64_t version = 0;  // the log's number of the rule set with which this rule was added
   FaultKind kind = FaultKind::kFail;
 
-  // Which messages: patterns with * and ?; none is all.
+  // Which messages: patterns with * and ?; an empty list matches all.
   std::vector<std::string> types;
   std::vector<std::string> senders;
   std::vector<std::string> receivers;
   std::vector<std::string> functions;
-  bool housekeeping = false;  // also the calls by which torch starts and stops a group
-  bool one_way = false;       // partition, bandwidth: from senders to receivers alone
+  bool housekeeping = false;  // whether calls that start and stop a group match, too
+  bool one_way = false;       // partition, bandwidth: only from senders to receivers
 
   // When.
   double probability = 1;
@@ -71,40 +71,41 @@ struct FaultRule {
   uint64_t first = 0;  // 0: no limit
   Per per = Per::kAll;
   uint64_t budget = 0;  // 0: no limit
-  double start = 0;     // seconds since the agent was started
+  double start = 0;     // seconds since the agent started
   double end = kForever;
-  std::string mark;  // a pattern; empty: whatever marks are on
+  std::string mark;  // a pattern; empty: regardless of marks
 
   // What.
   Shape shape = Shape::kFixed;
-  double seconds = 0;  // delays, pause: fixed; the least, the mean, by shape
-  double spread = 0;   // the most, the standard deviation, by shape
-  uint64_t others = 1;  // reorder
-  double bound = 1;     // reorder: seconds after which it goes anyway
-  double rate = 0;      // bandwidth: bytes a second
-  uint64_t copies = 2;  // duplicate
-  int exit_code = -1;   // crash: -1 is SIGKILL
-  std::string text;     // fail, reply_fail: instead of ours
+  double seconds = 0;  // delays, pause: the fixed value, the minimum or the mean, depending on the shape
+  double spread = 0;   // the maximum or the standard deviation, depending on the shape
+  uint64_t others = 1;  // reorder: how many later requests must be answered first
+  double bound = 1;     // reorder: seconds after which the request is sent in any case
+  double rate = 0;      // bandwidth: bytes per second
+  uint64_t copies = 2;  // duplicate: how many times the request is sent, the original included
+  int exit_code = -1;   // crash: -1 means SIGKILL
+  std::string text;     // fail, reply_fail: replaces the default error text
 };
 
-// A request, as rules and the log look at it.
+// The properties of a request that rules and the log use.
 struct FaultMessage {
   int32_t type = 0;
   std::vector<int32_t> wrappers;
   std::string function;
   std::string receiver;
   uint64_t bytes = 0;
-  uint64_t digest = 0;   // where the log, a replay or a draw needs it
-  uint64_t nth = 0;      // among those that are like it, from 1: for the log and a replay
-  uint64_t payload = 0;  // the digest of every byte, where a rule counts by that
-  // For each rule that draws, by its address: among those like it that the rule was for, from 1.
+  uint64_t digest = 0;   // only if the log, a replay or a random decision needs it
+  uint64_t nth = 0;      // its number among identical messages, from 1; only for the log and replays
+  uint64_t payload = 0;  // the digest of every byte; only if a rule counts by payload
+  // For each rule with random decisions, by its address: the message's number, from 1, among the identical messages
+  // that the rule matched.
   std::vector<std::pair<const void*, uint64_t>> numbers;
 };
 
-// A fault that a message meets.
+// A fault that applies to a message.
 struct Fault {
   std::shared_ptr<const FaultRule> rule;
-  double seconds = 0;  // how long it is held, or its answer
+  double seconds = 0;  // how long the message or its answer is held
 };
 
 using Faults = std::vector<Fault>;
@@ -115,16 +116,16 @@ struct FaultCount {
   uint64_t fired = 0;
 };
 
-// What the faults of an earlier run were, by message.
+// A message of the recorded run, with its faults.
 struct ReplayEntry {
   std::string receiver;
   std::string type;
   std::string function;
   uint64_t digest = 0;
   uint64_t nth = 0;
-  double at = 0;                                         // seconds since that run's agent was started
-  std::vector<std::pair<size_t, double>> faults;         // which of the rules, seconds
-  std::vector<std::pair<size_t, double>> answer_faults;  // which of the rules, seconds
+  double at = 0;                                         // seconds since the agent of that run started
+  std::vector<std::pair<size_t, double>> faults;         // index of the rule, seconds
+  std::vector<std::pair<size_t, double>> answer_faults;  // index of the rule, seconds
 };
 
 class FaultRules {
@@ -133,69 +134,70 @@ class FaultRules {
 
   explicit FaultRules(std::string worker) : worker_(std::move(worker)) {}
 
-  // Replaces all rules. What a rule has counted goes on where one of its key stays as it was, and the seed does.
+  // Replaces all rules. A rule keeps its counts if its key, its settings and the seed are unchanged.
   void set(std::vector<FaultRule> rules, uint64_t seed, std::vector<std::string> housekeeping);
-  // `patience`: seconds that a replay may take longer than the log did before that is worth a word.
+  // `patience`: seconds that a message may be later than in the recorded run before the replay counts as stalled.
   void set_replay(std::vector<ReplayEntry> entries, double patience);
   void set_mark(const std::string& mark, bool on);
   void start() { started_ = Clock::now(); }
-  // While closed, no message meets a fault.
+  // From now on no fault is applied.
   void close() { closed_ = true; }
   bool is_closed() const { return closed_; }
 
-  // Whether there is nothing to ask decide() for, and nothing that it has to see.
+  // Whether decide() need not be called: there are no rules, no replay and no log.
   bool idle() const { return idle_ && !watched_; }
-  // Has every message described, for the log.
+  // Makes decide() describe every message, for the log.
   void watch(bool on) { watched_ = on; }
 
-  // What a request meets on its way. Empty and none where no rule is for such a message, and
-  // nobody watches. `answers` tells whether its answer has to be shown to decide_answer().
+  // Decides the faults of a request. Returns nothing if no rule matches it and there is no log. Sets `answers` if
+  // decide_answer() must be called for its answer.
   std::optional<FaultMessage> decide(const RequestHead& request, Faults& faults, bool& answers);
-  // What the answer meets, `bytes` long.
+  // Decides the faults of the answer to `message`; the answer has `bytes` bytes.
   Faults decide_answer(const FaultMessage& message, uint64_t bytes);
 
   std::vector<FaultCount> counts() const;
   std::map<std::string, std::string> metrics() const;
-  // What a replay has to say now: the first message that the log does not have, or that nothing of the log has come
-  // for too long. Each is said once.
-  std::optional<std::string> news();
+  // What a replay has to report now, if anything: the first message that is not in the log, or that recorded messages
+  // are overdue. Reports each only once.
+  std::optional<std::string> replay_status();
   bool is_replaying() const { return replaying_; }
   double patience() const { return patience_; }
-  // Of a replay: how many messages were not in the log, what the first was, and what of the log never came.
-  uint64_t strangers() const;
-  std::string first_stranger() const;
+  // For a replay: how many messages were not in the log, and the first of them; how many recorded messages were not
+  // sent, and one of them.
+  uint64_t unrecorded() const;
+  std::string first_unrecorded() const;
   uint64_t missing() const;
   std::string first_missing() const;
 
  private:
   struct State {
-    // What decides about requests, and apart from it about answers: whether others end the message, and whether
-    // anybody watches, changes none of it.
+    // Counts for decisions, separately for requests and answers. They do not depend on other rules that end the
+    // message, nor on the log.
     struct Counts {
       std::map<std::pair<std::string, uint64_t>, uint64_t> messages;  // by `per`
       uint64_t chosen = 0;
     };
     std::shared_ptr<const FaultRule> rule;
     std::array<Counts, 2> counts;                    // requests, answers
-    std::unordered_map<uint64_t, uint64_t> numbers;  // how many of a kind, by a hash of what is alike
+    std::unordered_map<uint64_t, uint64_t> numbers;  // identical messages so far, by the hash of their MessageKey
     std::unordered_map<std::string, Clock::time_point> free_at;  // bandwidth: by link
     Clock::time_point paused_until{};
-    // For people to read:
+    // Only for reports and metrics:
     uint64_t matched = 0;
     uint64_t fired = 0;
     std::map<std::pair<std::string, std::string>, uint64_t> fired_by;  // by type and receiver
   };
   using StatePtr = std::shared_ptr<State>;
 
-  // Which rules are for a message, and what of it they have to know.
+  // The rules that match a message, and what they need to know of it.
   struct Selected {
     std::vector<StatePtr> requests;
     std::vector<StatePtr> answers;
-    std::vector<StatePtr> drawing;  // of both, each once
+    std::vector<StatePtr> drawing;  // the rules of both lists with random decisions, each once
     bool ask_payload = false;
   };
 
-  // Which rules are for a message, as far as that stays the same for its like.
+  // The rules that match messages of one type to one receiver, also by function.
   struct Route {
     std::string receiver;
     Selected all;
@@ -203,11 +205,11 @@ class FaultRules {
     std::unordered_map<std::string, Selected> by_function;
   };
 
-  struct Like {
+  struct MessageKey {
     std::string receiver;
     int32_t type;
     uint64_t digest;
-    bool operator<(const Like& other) const {
+    bool operator<(const MessageKey& other) const {
       return std::tie(receiver, type, digest) < std::tie(other.receiver, other.type, other.digest);
     }
     uint64_t hash() const;
@@ -215,20 +217,20 @@ class FaultRules {
 
   Route& route_to(int receiver_id, const std::string& receiver, int32_t type);
   const Selected& for_function(Route& route, const std::string& function);
-  static void look_through(Selected& selected);
+  static void summarise(Selected& selected);
   FaultMessage decide_locked(FaultMessage seen, const Selected& selected, bool describe, Faults& faults);
   uint64_t number(std::unordered_map<uint64_t, uint64_t>& numbers, const FaultMessage& message) const;
   bool fires(State& state, const FaultMessage& message, bool answer);
   double seconds_of(State& state, const FaultMessage& message, bool answer);
   double draw(const State& state, const FaultMessage& message, uint64_t lane) const;
-  // Counts a fault; `whole` unless it is a further message that meets the same one.
+  // Counts a fault; `whole` is false for further messages that the same pause holds.
   static void count(State& state, const FaultMessage& message, bool whole = true);
   bool is_on(const FaultRule& rule) const;
   bool is_housekeeping(const std::string& function) const;
   double now() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
   bool sent_by(const FaultRule& rule, const std::string& sender, const std::string& receiver) const;
   enum class Expected { kYes, kMaybe };
-  // `expected`: whether a message that is not in the log is worth a word.
+  // `expected`: kYes counts a message that is not in the log as a divergence.
   void replay(const FaultMessage& message, bool answer, Expected expected, Faults& faults);
 
   const std::string worker_;
@@ -241,27 +243,27 @@ class FaultRules {
   std::vector<StatePtr> rules_;
   std::vector<std::string> housekeeping_;
   std::map<std::pair<int, int32_t>, Route> routes_;
-  std::unordered_map<uint64_t, uint64_t> seen_;  // how many of a kind, by a hash of what is alike
+  std::unordered_map<uint64_t, uint64_t> seen_;  // identical messages so far, by the hash of their MessageKey
   std::set<std::string> marks_;
 
-  using Recorded = std::pair<Like, uint64_t>;
+  using Recorded = std::pair<MessageKey, uint64_t>;
   std::string stalled();
 
   std::atomic<bool> replaying_{false};
   double patience_ = 0;
   std::map<Recorded, ReplayEntry> replay_;
-  std::vector<Recorded> order_;  // in which they were recorded
-  size_t next_ = 0;              // all before it in that order have come
-  size_t told_ = SIZE_MAX;       // which of them was said to be late
+  std::vector<Recorded> order_;   // the recorded messages in their order
+  size_t next_ = 0;               // all recorded messages before this index were sent
+  size_t reported_ = SIZE_MAX;    // the index that was last reported as overdue
   std::set<Recorded> replayed_;
-  Clock::time_point progress_{};  // when one came that was recorded
-  double progress_at_ = 0;        // and when the latest of those was recorded
-  uint64_t strangers_ = 0;
-  bool told_strangers_ = false;
-  std::string first_stranger_;
+  Clock::time_point progress_{};  // when a recorded message was last sent
+  double progress_at_ = 0;        // the latest time, in the recorded run, of the messages sent so far
+  uint64_t unrecorded_ = 0;
+  bool reported_unrecorded_ = false;
+  std::string first_unrecorded_;
 };
 
-// Whether `text` is what a pattern with * and ? describes.
+// Whether a pattern with * (any text) and ? (any one byte) matches the whole `text`.
 bool matches(const std::string& pattern, const std::string& text);
 
 }  // namespace rpc_backends

@@ -55,7 +55,7 @@ def test_check_says_in_words_what_rules_do(rules: Path) -> None:
         f"{rules}: 1 rule, seed 4",
         "",
         f"slow  ({rules}:2)",
-        "  each PYTHON_CALL to ps is sent 0.1 to 0.2 s later: every 3rd time, at most twice in a"
+        "  each PYTHON_CALL to ps is sent 0.1 to 0.2 s later: every 3rd time, at most twice per"
         " process.",
     ]
 
@@ -77,7 +77,7 @@ def test_check_ends_with_1_and_all_that_is_wrong(rules: Path, as_json: bool) -> 
 
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
-    assert f"{rules}:4: 'dealy' is no kind of fault. Did you mean 'delay'?" in said
+    assert f"{rules}:4: 'dealy' is not a kind of fault. Did you mean 'delay'?" in said
     assert f"{rules}:8: 'every' is 0; it must be a whole number, 1 or more." in said
 
 
@@ -119,7 +119,7 @@ def test_report_of_what_is_no_log_is_an_error(tmp_path: Path) -> None:
     done = command("faults", "report", str(tmp_path))
 
     assert done.returncode == 1
-    assert "this is no event log of fault injection" in " ".join(done.stderr.split())
+    assert "this is not an event log of fault injection" in " ".join(done.stderr.split())
 
 
 def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(
@@ -135,7 +135,7 @@ def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(
     assert [one.level for one in sound.findings] == ["note", "ok"]
     assert sound.findings[1].data == {"rules": ["slow"]}
     assert [one.level for one in broken.findings] == ["note", "problem"]
-    assert "the rule lacks 'what'" in broken.findings[1].text
+    assert "the rule has no 'what'" in broken.findings[1].text
 
 
 def test_doctor_names_a_variable_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +202,8 @@ def test_run_runs_a_program_with_rules_and_again_from_its_log(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "nothing was asked for"),
-        (("--replay", "nowhere"), "there is no log 'nowhere' to replay"),
+        ((), "there is nothing to do"),
+        (("--replay", "nowhere"), "the log 'nowhere' to replay does not exist"),
         (("--replay", "x", "--rules", "y"), "--replay takes rules and seed from the log"),
         (("--rules", "nothing.toml"), "nothing.toml cannot be read"),
     ],

@@ -194,7 +194,7 @@ def test_a_replay_says_where_the_program_went_another_way(tmp_path: Path) -> Non
 
     assert reached == last
     assert (
-        "the replay on RPC worker 'worker0' diverged: 1 messages were not in the log, first"
+        "the replay on RPC worker 'worker0' diverged: 1 messages were not in the log (first: "
         in output
     )
     [said] = [
@@ -212,11 +212,11 @@ def test_a_replay_of_what_is_no_log_is_refused(url: str, tmp_path: Path) -> None
     with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
         [error] = workers.errors(steps.join, url)
 
-    assert "this is no event log of fault injection" in error.text
+    assert "this is not an event log of fault injection" in error.text
 
 
 def test_a_replay_without_a_log_for_the_worker_is_refused(url: str, tmp_path: Path) -> None:
     with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
         [error] = workers.errors(steps.join, url)
 
-    assert "there is nothing to replay for RPC worker 'worker0'" in error.text
+    assert "there is no log to replay for RPC worker 'worker0'" in error.text

@@ -72,7 +72,7 @@ def test_an_error_shows_seed_rules_faults_log_and_traceback(shown: dict[str, str
     assert "rpc_faults, run 1 of 1" in found
     assert "train on 2 workers on ZEROMQ" in found
     assert "RPC_BACKENDS_FAULTS_SEED=5 pytest 'test_it.py::test_raises'" in found
-    assert "twice (duplicate), acted 30 times: each request that calls *.update is sent" in found
+    assert "twice (duplicate), fired 30 times: each request that calls *.update is sent" in found
     log = found.partition("log: ")[2].partition("\n")[0]
     assert (Path(log) / "worker1.jsonl").exists()
     assert "faults (the last 20 of 30):" in found
@@ -86,7 +86,7 @@ def test_the_end_of_a_process_shows_its_status(shown: dict[str, str]) -> None:
     found = shown["crashes"]
 
     assert "worker1: its process ended with status 3 before the function returned" in found
-    assert "boom (crash): PYTHON_CALL test_it.update to worker0: never over" in found
+    assert "boom (crash): PYTHON_CALL test_it.update to worker0: never ended" in found
     assert "these are the words of worker1" in found
 
 
@@ -94,7 +94,7 @@ def test_a_hang_shows_the_same_and_where_it_hangs(shown: dict[str, str]) -> None
     found = shown["hangs"]
 
     assert "the run ended early: WorkerError: worker1 was not through with its step" in found
-    worker1 = found.partition("worker1: was not through")[2]
+    worker1 = found.partition("worker1: did not finish")[2]
     assert "twice (duplicate): PYTHON_CALL test_it.update to worker0: answer" in worker1
     assert "about to hang" in worker1
     assert "in hang" in worker1  # its stack

@@ -46,8 +46,9 @@ def test_a_log_that_is_cut_off_is_an_error_at_the_end(
     engine.close()
 
     [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
-    assert "the event log of RPC worker 'w' lacks 2 lines: No space left on device" in (
-        record.getMessage()
+    assert (
+        "the event log of RPC worker 'w' is incomplete: 2 lines could not be written "
+        "(No space left on device)" in record.getMessage()
     )
 
 
@@ -79,7 +80,7 @@ def test_doctor_says_which_log_was_cut_off(
     [found] = [one for one in check().findings if one.level == "warning"]
     assert found.about == "event log"
     assert f"{logs / 'worker1.jsonl'} is cut off, it stops in the middle of a line" in found.text
-    assert "a full disk, say" in found.text
+    assert "the disk was full" in found.text
 
 
 def test_doctor_says_that_a_killed_worker_left_no_end(

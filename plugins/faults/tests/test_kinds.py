@@ -134,7 +134,7 @@ def test_reply_lost_runs_once_and_is_a_timeout(workers: Workers, call: str) -> N
 def test_reply_fail_runs_once_and_is_an_error(workers: Workers, call: str) -> None:
     found, _ = workers[0].call(acts.attempt, "worker1", call, 0, ({"what": "reply_fail", **OURS},))
 
-    assert "RPCErr:2:The answer to PYTHON_CALL from 'worker1' was replaced by this error" in found
+    assert "RPCErr:2:The reply to PYTHON_CALL from 'worker1' was replaced with this error" in found
     assert times_done(workers, call) == 1
 
 

@@ -73,11 +73,11 @@ def test_a_folder_that_two_runs_have_used_is_refused(
     _, warned = run(call, 2, RULES=rules, LOG=tmp_path / "log")
 
     text = refusal(tmp_path, _REPLAY=tmp_path / "log")
-    assert "has a log of RPC worker 'worker0' by another process" in warned
+    assert "already has a log of RPC worker 'worker0' from another process" in warned
     assert (
         "logs of several processes of RPC worker 'worker0' (worker0.jsonl, worker0.2.jsonl)" in text
     )
-    assert "Name a folder that has one, or one log" in text
+    assert "Replay a folder with one run, or a single log" in text
     # One of them can be named.
     _, output = run(call, 2, REPLAY=tmp_path / "log" / "worker0.2.jsonl")
     assert "diverged" not in output
@@ -91,7 +91,7 @@ def test_rules_beside_a_replay_are_refused_unless_the_log_has_them(
 
     rules.write_text(f"seed = 3\n{RULE.replace('2', '3')}")
     text = refusal(tmp_path, **{"": rules, "_REPLAY": tmp_path / "log"})
-    assert "rules.toml:2: the rule 'r' is given beside the replay of" in text
+    assert "rules.toml:2: the rule 'r' is not in" in text
     assert "A replay takes its rules from the log" in text
 
 
@@ -102,8 +102,8 @@ def test_a_seed_beside_a_replay_is_refused_unless_it_is_the_logs(
     run(call, 1, SEED=3, REPLAY=tmp_path / "log")
 
     text = refusal(tmp_path, _SEED=4, _REPLAY=tmp_path / "log")
-    assert "the seed 4 is given beside the replay of" in text
-    assert "whose seed is 3" in text
+    assert "the seed 4 differs from the seed 3 of" in text
+    assert "RPC_BACKENDS_FAULTS_SEED=3" in text
 
 
 def test_a_rule_that_is_added_and_not_in_the_log_is_warned_of(
@@ -112,7 +112,10 @@ def test_a_rule_that_is_added_and_not_in_the_log_is_warned_of(
     run(call, 1, RULES=rules, LOG=tmp_path / "log")
     _, output = run(add_a_rule, REPLAY=tmp_path / "log")
 
-    assert "which does not have the rule 'late' that was added" in output
+    assert (
+        "the rule 'late' was added on RPC worker 'worker0' during a replay and has no effect"
+        in output
+    )
 
 
 def test_divergence_is_said_at_once_and_in_the_metrics(
@@ -131,7 +134,7 @@ def test_divergence_is_said_at_once_and_in_the_metrics(
         workers.run(steps.leave)
     assert (
         "the replay on RPC worker 'worker0' diverged after 2 of 4 recorded messages: PYTHON_CALL "
-        "plugins.faults.tests.acts.do to 'worker0' (number 1 of its like) is not in the log"
+        "plugins.faults.tests.acts.do to 'worker0' (occurrence 1) is not in the log"
     ) in output
     assert metrics["faults.replay_new"] == "1"
     assert metrics["faults.replay_left"] == "2"
@@ -146,14 +149,14 @@ def test_a_replay_that_stands_still_says_what_it_waits_for(
         workers.run(steps.join, f"file://{tmp_path}/again", backend="TENSORPIPE")
         workers[0].call(call, 2)
         end = time.monotonic() + steps.AT_ONCE
-        while "stood still" not in workers[0].output:
+        while "has stalled" not in workers[0].output:
             assert time.monotonic() < end
             time.sleep(0.05)
         output = workers[0].output
         workers.run(steps.leave)
 
-    assert "has stood still after 2 of 4 recorded messages: PYTHON_CALL" in output
-    assert "acts.do to 'worker0' (number 1 of its like) was recorded" in output
+    assert "has stalled after 2 of 4 recorded messages: PYTHON_CALL" in output
+    assert "acts.do to 'worker0' (occurrence 1) was recorded" in output
 
 
 # --- steps ----------------------------------------------------------------------------------------

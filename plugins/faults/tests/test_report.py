@@ -88,12 +88,13 @@ def test_a_log_has_seed_backend_torch_and_process(folder: Path) -> None:
         ),
         (
             {"what": "reorder", "within": 3, "others": 2},
-            "each request is held until 2 others have gone to the same worker, for 3 s at most.",
+            "each request is held until 2 later requests to the same worker are answered, "
+            "for at most 3 s.",
             "within = 3.0",
         ),
         (
             {"what": "crash", "exit_code": 3, "sender": "ps", "end": 9},
-            "each request from ps is not sent: the process of its sender ends, with exit status 3: "
+            "each request from ps is not sent: its sender's process ends, with exit status 3: "
             "until 9 s after init_rpc.",
             "exit_code = 3",
         ),
@@ -186,7 +187,7 @@ def test_a_line_that_lacks_something_is_an_error_with_its_place(folder: Path) ->
     log.add("request", 1, id=1, type="PYTHON_CALL")
     log.write()
 
-    with pytest.raises(ValueError, match=r"w0\.jsonl:2: this is no event log .*'to'"):
+    with pytest.raises(ValueError, match=r"w0\.jsonl:2: this is not an event log .*'to'"):
         story(folder)
 
 
@@ -226,8 +227,10 @@ def test_ten_thousand_messages_are_all_counted_in_the_chart(folder: Path) -> Non
     log.end(100, r=10_000)
     page = drawn(folder)
 
-    assert "10,000 messages are in view, more than the 400 that are drawn one by one" in page
-    assert sum(map(int, re.findall(r"<title>[^<]*: (\d+) answered, 0 not", page))) == 10_000
+    assert "10,000 messages in view. Each bar counts the messages" in page
+    assert (
+        sum(map(int, re.findall(r"<title>[^<]*: (\d+) answered, 0 not answered", page))) == 10_000
+    )
     assert sum(map(int, re.findall(r"<title>(\d+) faults? of the kind duplicate", page))) == 100
     assert "(1 to 200 of 10,000)" in page
 
@@ -240,9 +243,9 @@ def test_few_messages_are_drawn_each_with_its_faults(folder: Path) -> None:
     log.write()
     page = drawn(folder)
 
-    assert "12 messages in view, each drawn" in page
+    assert "12 messages in view. Drag to zoom in." in page
     assert "seed 7 · backend ZEROMQ · torch 2.13.0 · workers w0, w1" in page
-    assert "There is no log of w1" in page
+    assert "There is no log from w1" in page
     assert f"{log.path} stops without an end: the fault rule 'r' ended the process" in page
     legend = page.partition('id="key"')[2].partition('id="detail"')[0]
     for what in kinds:

@@ -202,7 +202,7 @@ def test_a_rule_that_means_nothing_is_refused_where_it_is_given(url: str) -> Non
         [error] = workers.errors(acts.add, {"what": "dorp"})
         workers.run(steps.leave)
 
-    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error.text
+    assert "'dorp' is not a kind of fault. Did you mean 'drop'?" in error.text
 
 
 def test_a_rule_that_another_worker_refuses_is_said_as_it_said_it(url: str) -> None:
@@ -211,7 +211,7 @@ def test_a_rule_that_another_worker_refuses_is_said_as_it_said_it(url: str) -> N
         error = workers[0].call(refused_by, "worker1")
         workers.run(steps.leave)
 
-    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error
+    assert "'dorp' is not a kind of fault. Did you mean 'drop'?" in error
 
 
 def refused_by(me: WorkerContext, to: str) -> str:
@@ -275,7 +275,7 @@ def test_a_rule_for_a_worker_that_does_not_exist_is_refused_at_the_start(
 
     for error in errors:
         assert error.kinds[0] == "RefusedError"
-        assert f"{rules}:2: the rule 'failing' is for 'wroker1'" in error.text
+        assert f"{rules}:2: the rule 'failing' names 'wroker1'" in error.text
         assert "Did you mean 'worker1'?" in error.text
 
 
@@ -284,7 +284,7 @@ def test_a_file_that_means_nothing_is_refused_at_the_start(url: str, rules: Path
     with Workers(1, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
         [error] = workers.errors(steps.join, url)
 
-    assert f"{rules}:6: the probability is 2; it must be from 0 to 1." in error.text
+    assert f"{rules}:6: the probability is 2; it must be a number from 0 to 1." in error.text
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_honoured_starts_no_program(
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("RPC_BACKENDS_FAULTS", "1", "must be 'on' or a rule file"),
+        ("RPC_BACKENDS_FAULTS", "1", "must be 'on' or the path of a rule file"),
         ("RPC_BACKENDS_FAULTS_LOGS", "logs", "Did you mean RPC_BACKENDS_FAULTS_LOG?"),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_log_that_is_cut_off_is_counted_and_harms_no_call(url: str, tmp_path: 
 
     assert found == [["1", "2", "3"], True]
     assert output.count("is cut off: File too large") == 1
-    assert "the event log of RPC worker 'worker0' lacks" in output
+    assert "the event log of RPC worker 'worker0' is incomplete" in output
     kept = (log / "worker0.jsonl").read_text().splitlines()[:-1]
     assert all(json.loads(line) for line in kept)
 
@@ -389,8 +389,10 @@ probability = 0
         workers.run(steps.leave)
         one, other = (worker.output for worker in workers)
 
-    assert "fault rules that never fired on RPC worker 'worker0': 'idle' (no such message" in one
-    assert "'improbable' (1 such messages were sent, and none was chosen)" in one
+    assert (
+        "fault rules that never fired on RPC worker 'worker0': 'idle' (no matching message" in one
+    )
+    assert "'improbable' (1 matching messages were sent; none was selected)" in one
     assert "'failing'" not in one.split("never fired")[1]
     assert "'idle'" not in other
 
@@ -530,4 +532,4 @@ def test_rules_in_options_that_mean_nothing_are_refused(url: str) -> None:
             steps.join, url, backend="FAULTY_TENSORPIPE", rules=[{"what": "dorp"}]
         )
 
-    assert "'dorp' is no kind of fault. Did you mean 'drop'?" in error.text
+    assert "'dorp' is not a kind of fault. Did you mean 'drop'?" in error.text

@@ -18,7 +18,9 @@ def test_a_switch_is_no_rule_file(value: str) -> None:
     with pytest.raises(RuleError) as caught:
         settings.read({"RPC_BACKENDS_FAULTS": value})
 
-    assert f"RPC_BACKENDS_FAULTS={value!r} must be 'on' or a rule file" in str(caught.value)
+    assert f"RPC_BACKENDS_FAULTS={value!r} must be 'on' or the path of a rule file" in str(
+        caught.value
+    )
 
 
 def test_a_file_whose_name_looks_like_a_switch_is_given_by_its_path() -> None:
@@ -32,7 +34,7 @@ def test_a_file_whose_name_looks_like_a_switch_is_given_by_its_path() -> None:
         ("RPC_BACKENDS_FAULTS_REPALY", "Did you mean RPC_BACKENDS_FAULTS_REPLAY?"),
         (
             "RPC_BACKENDS_FAULTS_WHATEVER",
-            "There are: RPC_BACKENDS_FAULTS, RPC_BACKENDS_FAULTS_SEED",
+            "The variables are: RPC_BACKENDS_FAULTS, RPC_BACKENDS_FAULTS_SEED",
         ),
     ],
 )
@@ -40,7 +42,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest(name: str, hint: str) -
     with pytest.raises(RuleError) as caught:
         settings.read({name: "logs"})
 
-    assert f"{name} is no variable of fault injection" in str(caught.value)
+    assert f"{name} is not a variable of fault injection" in str(caught.value)
     assert hint in str(caught.value)
 
 
@@ -50,7 +52,7 @@ def test_an_unknown_variable_that_is_empty_counts_as_not_set() -> None:
 
 @pytest.mark.parametrize("seed", ["x", "-1", "9" * 5000, str(2**63)])
 def test_a_seed_that_is_none_is_refused_with_the_variable(seed: str) -> None:
-    with pytest.raises(RuleError, match=r"RPC_BACKENDS_FAULTS_SEED=.* is no seed"):
+    with pytest.raises(RuleError, match=r"RPC_BACKENDS_FAULTS_SEED=.* is not a valid seed"):
         settings.read({"RPC_BACKENDS_FAULTS_SEED": seed})
 
 
@@ -107,14 +109,14 @@ def without(event: dict[str, Any], key: str) -> dict[str, Any]:
         ([START | {"rules": [RULE | {"what": ["drop"]}]}], "log.jsonl:1: the rule 'a' has 'what'"),
         (
             [START | {"rules": [RULE | {"copies": 10**9}]}],
-            "log.jsonl:1: the rule 'a' has 'copies' 1000000000",
+            "log.jsonl:1: the rule 'a' has 'copies' = 1000000000",
         ),
         (
             [START | {"rules": [RULE | {"bound": 1e10}]}],
-            "log.jsonl:1: the rule 'a' has 'bound' 10000000000.0",
+            "log.jsonl:1: the rule 'a' has 'bound' = 10000000000.0",
         ),
-        ([START | {"rules": [RULE | {"text": 3}]}], "log.jsonl:1: the rule 'a' has 'text' 3"),
-        ([START | {"rules": [RULE | {"wat": 3}]}], "log.jsonl:1: the rule 'a' has 'wat'"),
+        ([START | {"rules": [RULE | {"text": 3}]}], "log.jsonl:1: the rule 'a' has 'text' = 3"),
+        ([START | {"rules": [RULE | {"wat": 3}]}], "log.jsonl:1: the rule 'a' has 'wat' = 3"),
         ([START, without(REQUEST, "digest")], "log.jsonl:2: 'digest' is missing"),
         ([START, REQUEST | {"digest": "xyz"}], "log.jsonl:2: 'digest' is 'xyz'"),
         ([START, REQUEST | {"nth": -1}], "log.jsonl:2: 'nth' is -1"),
@@ -127,10 +129,10 @@ def without(event: dict[str, Any], key: str) -> dict[str, Any]:
         ),
         (
             [START, REQUEST | {"faults": [{"rule": "b", "seconds": 1}]}],
-            "log.jsonl:2: a fault is of the rule 'b', which the log does not have",
+            "log.jsonl:2: a fault names the rule 'b', which is not in the log",
         ),
-        (["[" * 100_000], "log.jsonl:1: this is no line of an event log"),
-        ([f'{{"event": {"9" * 5000}}}'], "log.jsonl:1: this is no line of an event log"),
+        (["[" * 100_000], "log.jsonl:1: this is not a line of an event log"),
+        ([f'{{"event": {"9" * 5000}}}'], "log.jsonl:1: this is not a line of an event log"),
     ],
 )
 def test_a_recording_that_cannot_be_honoured_is_refused(

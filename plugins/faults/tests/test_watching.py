@@ -87,7 +87,7 @@ def test_a_broken_change_is_logged_and_its_correction_is_read(
         os.mkfifo(path)
     else:
         replace(path, broken)
-    wait_for(lambda: "the old ones stay" in caplog.text)
+    wait_for(lambda: "the old rules stay active" in caplog.text)
     assert [rule.name for rule in engine.rules] == ["old"]
 
     path.unlink()
@@ -139,7 +139,7 @@ def test_a_file_that_becomes_readable_is_read_again(
     path.chmod(0o600 if path.stat().st_mode & 0o777 != 0o600 else 0o644)
 
     assert path.stat().st_ctime_ns != before
-    wait_for(lambda: "have changed" in caplog.text)
+    wait_for(lambda: "loaded changed fault rules" in caplog.text)
 
 
 def test_a_change_before_the_watch_begins_is_read(

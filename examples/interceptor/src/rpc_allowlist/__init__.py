@@ -1,4 +1,4 @@
-"""Has a worker run only the functions that RPC_ALLOWLIST names, separated by commas."""
+"""Lets a worker run only the functions in RPC_ALLOWLIST, a comma-separated list."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from rpc_backends_core import hookimpl
 
-#: Called when a group ends.
-TORCHS_OWN = {
+#: The functions that torch calls when a group shuts down.
+SHUTDOWN_CALLS = {
     "torch.distributed.rpc.api._gather_to_leader",
     "torch.distributed.rpc.api._broadcast_to_followers",
 }
@@ -23,5 +23,5 @@ def rpc_backends_agent() -> Generator[None, Any, Any]:
     from rpc_allowlist._native import Allowlist
     from rpc_backends_agents import intercept
 
-    functions = TORCHS_OWN | set(os.environ["RPC_ALLOWLIST"].split(","))
+    functions = SHUTDOWN_CALLS | set(os.environ["RPC_ALLOWLIST"].split(","))
     return intercept(agent, Allowlist(functions), name="allowlist", order=100)

@@ -1,7 +1,7 @@
-"""Fault injection for ``torch.distributed.rpc``, in front of whatever backend runs.
+"""Fault injection for ``torch.distributed.rpc``, with any backend.
 
-Nothing here does anything until there are rules: from a file (``RPC_BACKENDS_FAULTS=rules.toml``), or
-from the program (:func:`enable`, :func:`rule`).
+It is off until there are rules: from a file (``RPC_BACKENDS_FAULTS=rules.toml``) or from the program
+(:func:`enable`, :func:`rule`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on demand: a program without rules is not to pay for them."""
+    """Import on first use, so that a program without rules does not pay for the import."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

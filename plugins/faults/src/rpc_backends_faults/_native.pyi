@@ -1,4 +1,4 @@
-"""Fault injection in C++."""
+"""The fault injection interceptor, in C++."""
 
 from collections.abc import Sequence
 from typing import Any

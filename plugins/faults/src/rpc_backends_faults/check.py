@@ -1,4 +1,4 @@
-"""What ``rpc-backends doctor`` says of fault injection."""
+"""The section on fault injection in ``rpc-backends doctor``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from rpc_backends_cli import Finding, Section
 from rpc_backends_faults import files, replay, report_page, settings
 
-#: Logs that are named.
+#: The most logs that are named.
 _MOST_NAMED = 10
 
 
 def check() -> Section:
-    """Look at the variables, and at the rule file and the event logs that they name."""
+    """Check the environment variables, and the rule file and event logs that they name."""
     findings = []
     for name, meaning in settings.VARIABLES.items():
         value = os.environ.get(name, "").strip()
@@ -38,12 +38,12 @@ def check() -> Section:
     except ValueError as error:
         findings.append(Finding("problem", "rules", str(error), {}))
     if not findings:
-        findings.append(Finding("ok", settings.RULES, "is not set: nothing stands before an agent"))
+        findings.append(Finding("ok", settings.RULES, "is not set: fault injection is off"))
     return Section("faults", "Fault injection", findings)
 
 
 def _logs(place: Path) -> list[Finding]:
-    """Say which event logs are cut off: their faults are not all there, nor in a replay."""
+    """Report event logs that are cut off: they lack faults, and so does a replay of them."""
     logs = report_page.log_files(place) if place.exists() else []
     found = []
     for log in logs:
@@ -59,7 +59,7 @@ def _logs(place: Path) -> list[Finding]:
     ]
     if len(found) > _MOST_NAMED:
         more = len(found) - _MOST_NAMED
-        findings.append(Finding("warning", "event log", f"{more} more in {place} have no end", {}))
+        findings.append(Finding("warning", "event log", f"{more} more in {place} are cut off", {}))
     if logs and not found:
         many = "1 log" if len(logs) == 1 else f"{len(logs)} logs"
         findings.append(Finding("ok", "event logs", f"{many} in {place}, complete", {}))

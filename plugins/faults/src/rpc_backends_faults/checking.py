@@ -1,4 +1,4 @@
-"""From what somebody wrote to a :class:`Rule`: every key and value is checked."""
+"""Turns the settings of a rule into a :class:`Rule`; checks every key and value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9_:.-]{1,80}")
 _PER = ("all", "pair", "payload")
 _SHAPES = ("uniform", "normal", "exponential")
 
-#: Says where a key of the rule stands (None: the rule itself), to begin a text with.
+#: Returns where a key of the rule is (None: the rule itself), as the start of an error message.
 Where = Callable[[str | None], str]
 
 
@@ -50,9 +50,9 @@ def check_rule(
 ) -> Rule:
     """Return the rule that ``settings`` describe.
 
-    :param settings: as in a rule file, :data:`ALL_KEYS`.
-    :param where: says where a key stands; texts begin with it.
-    :raises RuleError: with all that is wrong.
+    :param settings: the keys of a rule file, :data:`ALL_KEYS`, with their values.
+    :param where: returns the place of a key; error messages begin with it.
+    :raises RuleError: the settings are not valid; lists every problem.
     """
     check = _Check(settings, where)
     rule = check.rule(default_name)
@@ -62,13 +62,13 @@ def check_rule(
 
 
 def default_name(settings: Mapping[str, Any], suffix: object) -> str:
-    """Return the name of a rule that has none."""
+    """Return the default name of a rule: its kind and ``suffix``."""
     what = settings.get("what")
     return f"{what if isinstance(what, str) and what in KINDS else 'rule'}-{suffix}"
 
 
 def is_seed(value: object) -> bool:
-    """Tell whether a value can be a seed."""
+    """Return whether a value can be a seed."""
     return is_count(value, 0)
 
 
@@ -89,25 +89,27 @@ class _Check:
         if end is not None and end <= start:
             self.problem(
                 "end",
-                f"it ends at {end:g} s, and it starts at {start:g} s: it could never act. Both count"
-                " from init_rpc.",
+                f"'end' ({end:g} s) is not after 'start' ({start:g} s), so the rule could never apply."
+                " Both count from init_rpc.",
             )
         functions = self.patterns("function")
         messages = self.messages(what, functions)
         worker = self.patterns("worker")
         sender = self.patterns("sender")
         if worker and sender:
-            self.problem("worker", "'worker' and 'sender' are the same here; write one of them.")
+            self.problem(
+                "worker", "'worker' and 'sender' mean the same here; use only one of them."
+            )
         first, budget = self.count("first", 0), self.count("budget", 0)
         length = self.length()
         if what == "pause":
             if length is None and end is None:
-                self.problem(None, "a pause needs its length: 'seconds', or an 'end'.")
+                self.problem(None, "a pause needs a duration: set 'seconds' or 'end'.")
             if length == Length(0.0):
-                self.problem("seconds", "'seconds' is 0; a pause lasts above 0 seconds.")
+                self.problem("seconds", "'seconds' is 0; a pause must last longer than 0 seconds.")
             ends = ("first", "budget", "every", "probability", "after", "mark", "end")
             if length is not None and not any(key in self.settings for key in ends):
-                budget = 1  # not once more as soon as it is over
+                budget = 1  # otherwise the next message after the pause would start another one
         return Rule(
             name=name,
             what=what,
@@ -142,7 +144,8 @@ class _Check:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             self.problem(
                 "name",
-                f"the name {shown(name)} is none: letters, digits, '_', '-', '.' and ':', 80 at most.",
+                f"the name {shown(name)} is not valid: use 1 to 80 letters, digits, '_', '-', '.' or"
+                " ':'.",
             )
             return default
         return name
@@ -150,13 +153,13 @@ class _Check:
     def what(self) -> str:
         what = self.settings.get("what")
         if what is None:
-            self.problem(None, f"the rule lacks 'what', one of: {', '.join(KINDS)}.")
+            self.problem(None, f"the rule has no 'what'; set it to one of: {', '.join(KINDS)}.")
         elif not isinstance(what, str):
             self.problem(
-                "what", f"'what' is {shown(what)}; it must be a text, one of: {', '.join(KINDS)}."
+                "what", f"'what' is {shown(what)}; it must be a string, one of: {', '.join(KINDS)}."
             )
         elif what not in KINDS:
-            self.problem("what", f"{shown(what)} is no kind of fault.{_hint(what, KINDS)}")
+            self.problem("what", f"{shown(what)} is not a kind of fault.{_hint(what, KINDS)}")
         else:
             return what
         return ""
@@ -168,13 +171,13 @@ class _Check:
             allowed.add("worker")
         unknown = [key for key in self.settings if key not in ALL_KEYS]
         for key in unknown[: limits.MOST_UNKNOWN]:
-            self.problem(key, f"{shown(key)} is no key of a rule.{_hint(key, ALL_KEYS)}")
+            self.problem(key, f"{shown(key)} is not a key of a rule.{_hint(key, ALL_KEYS)}")
         for key in self.settings:
             if key in ALL_KEYS and key not in allowed:
                 own = sorted(allowed - set(COMMON))
                 self.problem(
                     key,
-                    f"{what!r} has no {key!r}. Beside the keys of all rules it has: "
+                    f"{what!r} does not take {key!r}. Besides the keys of all rules it takes: "
                     f"{', '.join(own) or 'none'}.",
                 )
         for key in sorted(kind.needs if kind else ()):
@@ -189,20 +192,20 @@ class _Check:
                 self.problem(
                     "message",
                     f"a {NEVER_TWICE} cannot be duplicated: torch's autograd engine counts the gradients"
-                    " that arrive, and with one too many the backward pass never ends.",
+                    " that arrive, and one too many would keep the backward pass from ending.",
                 )
             if types:
                 continue
             if any(matches(pattern, wrapper) for wrapper in WRAPPERS):
                 self.problem(
                     "message",
-                    f"no rule sees {pattern[:100]}: a message that is wrapped for autograd or profiling"
-                    " counts as what is inside, PYTHON_CALL say.",
+                    f"rules do not see {pattern[:100]}: a message that is wrapped for autograd or"
+                    " profiling has the type of the message inside, for example PYTHON_CALL.",
                 )
             else:
                 self.problem(
                     "message",
-                    f"{shown(pattern)} is no type of request that torch has."
+                    f"{shown(pattern)} is not a request type of torch."
                     f"{_hint(pattern, MESSAGE_TYPES)}",
                 )
         if (
@@ -212,7 +215,7 @@ class _Check:
         ):
             self.problem(
                 "function",
-                f"messages of {' and '.join(patterns)[:100]} call no function; those that do: "
+                f"messages of type {' and '.join(patterns)[:100]} call no function; these types do: "
                 f"{', '.join(CALLS)}.",
             )
         return patterns
@@ -225,14 +228,19 @@ class _Check:
         if not isinstance(values, list | tuple) or not all(
             isinstance(one, str) and one for one in values
         ):
-            self.problem(key, f"{key!r} is {shown(value)}; it must be a text, or a list of texts.")
+            self.problem(
+                key, f"{key!r} is {shown(value)}; it must be a string or a list of strings."
+            )
             return ()
         if not values:
-            self.problem(key, f"{key!r} is empty and would mean nobody; leave it out to mean all.")
+            self.problem(
+                key, f"{key!r} is empty and would match nothing; remove it to match everything."
+            )
         if len(values) > limits.MOST_PATTERNS:
             self.problem(
                 key,
-                f"{key!r} is a list of {len(values)}; it may have {limits.MOST_PATTERNS} at most.",
+                f"{key!r} is a list of {len(values)} patterns; at most {limits.MOST_PATTERNS} are"
+                " allowed.",
             )
             return ()
         for one in values:
@@ -243,28 +251,30 @@ class _Check:
         if len(pattern) > limits.MOST_PATTERN:
             self.problem(
                 key,
-                f"{key!r} has a pattern of {len(pattern)} letters; a pattern may have "
-                f"{limits.MOST_PATTERN} at most.",
+                f"{key!r} has a pattern of {len(pattern)} characters; at most {limits.MOST_PATTERN} are"
+                " allowed.",
             )
         self.utf8(key, pattern)
         if set(pattern) & set("[]"):
             self.problem(
                 key,
-                f"the pattern {shown(pattern)} has brackets, which mean themselves here, and no name has"
-                " any. A pattern has '*' for any text and '?' for any letter; several go in a list.",
+                f"the pattern {shown(pattern)} has brackets, which are not wildcards here, and no name"
+                " contains them. '*' matches any text and '?' any one character; write several patterns"
+                " as a list.",
             )
 
     def utf8(self, key: str, text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            self.problem(key, f"{key!r} is {shown(text)}, which cannot be written as UTF-8.")
+            self.problem(key, f"{key!r} is {shown(text)}, which cannot be encoded as UTF-8.")
 
     def probability(self) -> float:
         value = self.settings.get("probability", 1.0)
         if not is_number(value, 0, 1):
             self.problem(
-                "probability", f"the probability is {shown(value)}; it must be from 0 to 1."
+                "probability",
+                f"the probability is {shown(value)}; it must be a number from 0 to 1.",
             )
             return 1.0
         return float(value)
@@ -276,7 +286,7 @@ class _Check:
         if is_count(value, least, most):
             return int(value)
         limited = most < limits.MOST_COUNT or is_count(value, most, value)
-        bound = f", {most} at most" if limited else ""
+        bound = f", and at most {most}" if limited else ""
         self.problem(
             key, f"{key!r} is {shown(value)}; it must be a whole number, {least} or more{bound}."
         )
@@ -289,8 +299,8 @@ class _Check:
         least = "above 0" if above else "0 or more"
         self.problem(
             key,
-            f"{key!r} is {shown(value)}; it must be a number of seconds, {least}, "
-            f"{MOST_SECONDS:.0f} (a year) at most.",
+            f"{key!r} is {shown(value)}; it must be a number of seconds, {least}, and at most "
+            f"{MOST_SECONDS:.0f} (a year).",
         )
         return default
 
@@ -300,8 +310,8 @@ class _Check:
             return float(value)
         self.problem(
             "rate",
-            f"'rate' is {shown(value)}; it must be a number of bytes a second, "
-            f"{limits.LEAST_RATE:.0f} or more, {limits.MOST_RATE:.0f} at most.",
+            f"'rate' is {shown(value)}; it must be a number of bytes per second from "
+            f"{limits.LEAST_RATE:.0f} to {limits.MOST_RATE:.0f}.",
         )
         return limits.LEAST_RATE
 
@@ -319,11 +329,12 @@ class _Check:
     def text(self, key: str) -> str:
         value = self.settings.get(key, "")
         if not isinstance(value, str):
-            self.problem(key, f"{key!r} is {shown(value)}; it must be a text.")
+            self.problem(key, f"{key!r} is {shown(value)}; it must be a string.")
             return ""
         if len(value) > limits.MOST_TEXT:
             self.problem(
-                key, f"{key!r} has {len(value)} letters; it may have {limits.MOST_TEXT} at most."
+                key,
+                f"{key!r} has {len(value)} characters; at most {limits.MOST_TEXT} are allowed.",
             )
         self.utf8(key, value)
         return value
@@ -333,11 +344,11 @@ class _Check:
         if value is None:
             return ""
         if not isinstance(value, str):
-            self.problem("mark", f"'mark' is {shown(value)}; it must be a text.")
+            self.problem("mark", f"'mark' is {shown(value)}; it must be a string.")
             return ""
         if not value:
             self.problem(
-                "mark", "'mark' is empty and would name no mark; leave it out to mean all."
+                "mark", "'mark' is empty and would match no mark; remove it to ignore marks."
             )
         self.pattern("mark", value)
         return value
@@ -356,7 +367,7 @@ class _Check:
         if not is_count(value, 0, 255):
             self.problem(
                 "exit_code",
-                f"'exit_code' is {shown(value)}; it must be from 0 to 255, or left out for SIGKILL.",
+                f"'exit_code' is {shown(value)}; it must be from 0 to 255, or absent for SIGKILL.",
             )
             return None
         return int(value)
@@ -374,14 +385,14 @@ class _Check:
                 return made
             if shape not in _SHAPES:
                 self.problem(
-                    "seconds", f"{shown(shape)} is no distribution.{_hint(shape, _SHAPES)}"
+                    "seconds", f"{shown(shape)} is not a distribution.{_hint(shape, _SHAPES)}"
                 )
                 return None
         self.problem(
             "seconds",
             f"'seconds' is {shown(value)}; it must be a number, 0 or more, or one of "
-            "{uniform = [LEAST, MOST]}, {normal = [MEAN, DEVIATION]}, {exponential = MEAN}; each "
-            f"number {MOST_SECONDS:.0f} (a year) at most.",
+            "{uniform = [MIN, MAX]}, {normal = [MEAN, STANDARD_DEVIATION]}, {exponential = MEAN}; each "
+            f"number at most {MOST_SECONDS:.0f} (a year).",
         )
         return None
 
@@ -410,4 +421,4 @@ def _is_seconds(value: Any) -> bool:
 def _hint(word: Any, known: Iterable[str]) -> str:
     known = list(known)
     close = nearest(word[:100], known) if isinstance(word, str) else None
-    return (f" Did you mean {close!r}?" if close else "") + f" There are: {', '.join(known)}."
+    return (f" Did you mean {close!r}?" if close else "") + f" Valid are: {', '.join(known)}."

@@ -1,4 +1,4 @@
-"""``rpc-backends faults``: looks at rule files and event logs."""
+"""The command ``rpc-backends faults``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.group("faults")
 def command() -> None:
-    r"""Fault injection: check rules, run programs with them, look at what they did.
+    r"""Inject faults: check rules, run a program with them, and report what happened.
 
     \b
     rpc-backends faults check rules.toml
@@ -23,7 +23,7 @@ def command() -> None:
     rpc-backends faults run --replay logs python train.py    the same faults again
 
     \b
-    Or without this command:
+    The same with environment variables:
     RPC_BACKENDS_FAULTS=rules.toml RPC_BACKENDS_FAULTS_LOG=logs python train.py
     RPC_BACKENDS_FAULTS_REPLAY=logs python train.py
     """
@@ -32,13 +32,18 @@ def command() -> None:
 @command.command("run", context_settings={"ignore_unknown_options": True})
 @click.option("--rules", type=_PATH, metavar="FILE", help="The rule file.")
 @click.option(
-    "--seed", type=click.IntRange(min=0, max=2**63 - 1), help="In place of the rule file's."
+    "--seed",
+    type=click.IntRange(min=0, max=2**63 - 1),
+    help="The seed; overrides the seed in the rule file.",
 )
 @click.option(
-    "--log", type=_PATH, metavar="DIR", help="Where to write event logs, a file a worker."
+    "--log", type=_PATH, metavar="DIR", help="The folder for event logs, one file per worker."
 )
 @click.option(
-    "--replay", type=_PATH, metavar="LOG", help="An earlier run's logs: its faults, again."
+    "--replay",
+    type=_PATH,
+    metavar="LOG",
+    help="Event logs of an earlier run: injects the same faults again.",
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @debug_option
@@ -49,9 +54,9 @@ def run(
     replay: Path | None,
     program: tuple[str, ...],
 ) -> None:
-    """Run a program with faults; it is not edited.
+    """Run an unmodified program with faults.
 
-    PROGRAM and its arguments come after the options. It ends with the program's own status.
+    Write PROGRAM and its arguments after the options. The exit status is that of the program.
     """
     from rpc_backends_faults.running import run
 
@@ -66,9 +71,9 @@ def run(
 @json_option
 @debug_option
 def check(file: Path, as_json: bool) -> None:
-    """Check a rule file, and say in words what its rules do.
+    """Check a rule file and explain its rules in words.
 
-    Ends with status 1 and all that is wrong, each with its line.
+    If the file is wrong, prints every problem with its line and exits with status 1.
     """
     from rpc_backends_faults import files
     from rpc_backends_faults.errors import RuleError
@@ -102,14 +107,14 @@ def check(file: Path, as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("faults.html"),
     show_default=True,
-    help="The page to write.",
+    help="The HTML file to write.",
 )
 @json_option
 @debug_option
 def report(logs: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Make a page of event logs: the workers' timelines, each message and each fault.
+    """Write an HTML page from event logs: a timeline per worker, every message and every fault.
 
-    LOGS are logs or folders of logs. The page needs nothing but itself; it may be sent to somebody.
+    LOGS are event logs or folders of event logs. The page is one self-contained file.
     """
     from rpc_backends_faults import report_page
 

@@ -1,4 +1,4 @@
-"""The rules of a running agent: where they come from, changing them, what is said in the end."""
+"""The rules of a running agent: where they come from, how they change, the report at the end."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from rpc_backends_faults.rules import Rule, RuleSet
 
 logger = logging.getLogger("rpc_backends.faults")
 
-#: Rules that a warning names.
+#: The most rules that a warning names.
 _MOST_NAMED = 10
 
 
 class Engine:
-    """What one agent's faults come from.
+    """Holds the fault rules of one agent.
 
-    :param pipeline: what does as the rules say.
-    :param worker: its worker's name.
-    :param seed_with: gives the seed for that of a changed rule file.
-    :param given: rules of the program, which stay.
-    :param recording: a log, whose rules act, and no other.
+    :param pipeline: the C++ interceptor that applies the rules.
+    :param worker: the worker's name.
+    :param seed: the seed for all random decisions.
+    :param seed_with: called with the seed of a changed rule file; returns the seed to use.
+    :param of_file: the rules of the rule file.
+    :param given: the rules from the program and its options; they stay when the file changes.
+    :param recording: a recorded run to replay; then only the recorded rules apply.
     """
 
     def __init__(
@@ -65,17 +67,17 @@ class Engine:
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules in force, in the order in which they are tried."""
+        """The active rules, in the order in which they are applied."""
         return [*self._of_file, *self._given, *self._live.values()]
 
     def native_rules(self) -> list[dict[str, Any]]:
-        """Return them as the log has them."""
+        """Return the active rules in the form that the log uses."""
         return [rule.native() for rule in self.rules]
 
     def set_file_rules(self, rules: RuleSet) -> None:
-        """Take what a changed rule file has. With another seed all rules begin anew.
+        """Replace the rules of the rule file. A new seed resets the counts of all rules.
 
-        :raises RuleError: a name is another rule's.
+        :raises RuleError: two rules have the same name.
         """
         with self._changing:
             self._check_names(rules.rules, (*self._given, *self._live.values()))
@@ -92,23 +94,23 @@ class Engine:
     def add(self, rule: Rule) -> None:
         """Add a rule.
 
-        :raises RuleError: its name is another's.
+        :raises RuleError: another rule has its name.
         """
         with self._changing:
             self._check_names(self.rules, (rule,))
             if self._recording is not None and not self._recording.has(rule):
                 logger.warning(
-                    "the replay on RPC worker %r goes by the log alone, which does not have the rule %r "
-                    "that was added: nothing happens by it",
-                    self.worker,
+                    "the rule %r was added on RPC worker %r during a replay and has no effect: a replay "
+                    "applies recorded rules only, and this rule was not recorded",
                     rule.name,
+                    self.worker,
                 )
             self._live[rule.name] = rule
             self._apply()
             self.log_rules()
 
     def remove(self, name: str) -> None:
-        """Take away a rule that was added; one that is not there does no harm."""
+        """Remove a rule that :meth:`add` added; an unknown name is ignored."""
         with self._changing:
             rule = self._live.pop(name, None)
             if rule is None:
@@ -120,11 +122,11 @@ class Engine:
             self.log_rules()
 
     def counts(self) -> dict[str, int]:
-        """Return how often each rule in force has fired in this process."""
+        """Return how often each active rule has fired in this process."""
         return {name: fired for name, (_, fired) in self._fired().items()}
 
     def set_mark(self, name: str, on: bool) -> None:
-        """Tell the rules that the program has come into a mark, or out of one."""
+        """Tell the rules that the program has entered a mark (``on``) or left it."""
         if self._pipeline is not None:
             self._pipeline.set_mark(name, on)
             self.log("mark", name=name, on=on)
@@ -137,21 +139,21 @@ class Engine:
             )
 
     def log_rules(self) -> None:
-        """Write the rules that are now in force to the log."""
+        """Write the active rules to the event log."""
         self.log("rules", seed=self.seed, version=self._version, rules=self.native_rules())
 
     def _log_looked_at(self) -> None:
-        """Write how many messages each rule was for so far; what the rules count ends with them."""
+        """Log how many messages each rule has matched so far; a removed rule takes its count away."""
         self.log(
             "counts", looked_at={name: matched for name, (matched, _) in self._fired().items()}
         )
 
     def at_close(self, do: Any) -> None:
-        """Have ``do`` called when the agent has stopped."""
+        """Register ``do`` to be called when the agent has stopped."""
         self._closing.append(do)
 
     def close(self) -> None:
-        """Say what there is to say of the rules, and end; a second call does nothing."""
+        """Report on the rules, close the log and stop; a second call does nothing."""
         with self._changing:
             if self._pipeline is None:
                 return
@@ -163,14 +165,14 @@ class Engine:
             lost, why = self._pipeline.log_failure()
             if lost:
                 logger.error(
-                    "the event log of RPC worker %r lacks %s: %s",
+                    "the event log of RPC worker %r is incomplete: %s could not be written (%s)",
                     self.worker,
                     "1 line" if lost == 1 else f"{lost} lines",
                     why,
                 )
             self._pipeline = None
 
-    # --- within --------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------
 
     def _apply(self) -> None:
         if self._pipeline is not None and not self.replaying:
@@ -178,9 +180,10 @@ class Engine:
             self._pipeline.set_rules(self._keyed_rules(), self.seed, list(HOUSEKEEPING))
 
     def _keyed_rules(self) -> list[dict[str, Any]]:
-        """Return the rules with what their draws go by, and the version that the log gives to new ones.
+        """Return the active rules, each with its random key and the log's current rules version.
 
-        An unnamed rule draws by what it says, not by its place: one that is inserted changes no other.
+        The key of an unnamed rule is its content, not its position: inserting a rule changes the random
+        decisions of no other rule.
         """
         alike: Counter[str] = Counter()
         found = []
@@ -204,7 +207,7 @@ class Engine:
         if twice:
             names = ", ".join(repr(rule.name) for rule in twice)
             raise RuleError(
-                [f"there is a fault rule of this name already: {names}. Name it otherwise."]
+                [f"a fault rule with this name already exists: {names}. Choose another name."]
             )
 
     def _report(self) -> None:
@@ -246,8 +249,12 @@ class Engine:
         )
         if not strangers and not missing:
             return
-        new = f"{strangers} messages were not in the log, first {first}" if strangers else ""
-        gone = f"{missing} of the log never came, {first_missing} say" if missing else ""
+        new = f"{strangers} messages were not in the log (first: {first})" if strangers else ""
+        gone = (
+            f"{missing} recorded messages were never sent (for example: {first_missing})"
+            if missing
+            else ""
+        )
         logger.warning(
             "the replay on RPC worker %r diverged: %s.",
             self.worker,
@@ -257,5 +264,5 @@ class Engine:
 
 def _why(matched: int) -> str:
     if not matched:
-        return "no such message was sent in its time"
-    return f"{matched} such messages were sent, and none was chosen"
+        return "no matching message was sent while it was active"
+    return f"{matched} matching messages were sent; none was selected"

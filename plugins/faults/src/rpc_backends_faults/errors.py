@@ -1,4 +1,4 @@
-"""What is wrong with rules."""
+"""The exceptions of fault injection."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 
 class RuleError(ValueError):
-    """Rules that mean nothing, each with its place and what to write instead.
+    """Rules, logs or settings that are not valid.
 
-    :ivar problems: one text each.
+    :ivar problems: one text for each problem: where it is, what is wrong, what to write instead.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
-        # One text: what torch makes the exception of where another worker has raised it.
+        # A plain string: torch passes it when it raises another worker's exception again here.
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
 
 
 class NotWrappedError(RuntimeError):
-    """A rule was given to a worker whose agent nothing stands in front of."""
+    """A rule was added on a worker whose agent runs without fault injection."""

@@ -1,4 +1,4 @@
-"""Rule files: TOML to rules, with the line of whatever is wrong."""
+"""Reads rule files (TOML); errors name the line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rpc_backends_faults.rules import Rule, RuleSet
 _HEADER = re.compile(r"\s*\[\[\s*(?:rule|\"rule\"|'rule')\s*\]\]\s*(?:#.*)?$")
 _TABLE = re.compile(r"\s*\[")
 _KEYS = ("rule", "seed")
-# `tomllib` takes time by the square of the parts of a key. Comments and texts, which may have as many
-# dots as they like, are taken whole, whether or not they end.
+# `tomllib` takes quadratic time in the dotted parts of a key, so long keys are rejected before it runs.
+# Comments and strings may contain any number of dots: each is one token, even if it is not closed.
 _PART = r"(?:[\w-]++|\"(?:[^\"\\\n]|\\.)*+\"|'[^'\n]*+')[ \t]*+"
 _TOKEN = re.compile(
     r"#[^\n]*+"
@@ -37,16 +37,16 @@ _LONG_NUMBER = re.compile(r"(?<!\w)\d[\d_]{1000,}")
 def read(path: Path) -> RuleSet:
     """Return the rules in a file.
 
-    :raises RuleError: it cannot be read, or does not mean anything.
+    :raises RuleError: the file cannot be read or is not valid; lists every problem.
     """
     return parse(read_text(path, "rule file", most=limits.MOST_BYTES), str(path))
 
 
 def parse(text: str, name: str) -> RuleSet:
-    """Return the rules in a text.
+    """Return the rules in the text of a rule file.
 
-    :param name: the file's, for errors.
-    :raises RuleError: with all that is wrong.
+    :param name: the name of the file, for error messages.
+    :raises RuleError: the text is not valid; lists every problem.
     """
     settings = _settings(text, name)
     lines = _Lines(text)
@@ -56,14 +56,14 @@ def parse(text: str, name: str) -> RuleSet:
         close = nearest(key[:100], _KEYS)
         hint = f" Did you mean {close!r}?" if close else ""
         problems.append(
-            f"{name}:{lines.top(key)}: {shown(key)} means nothing here.{hint} A rule file has a "
-            "'seed' and a [[rule]] for each rule."
+            f"{name}:{lines.top(key)}: {shown(key)} is not a key of a rule file.{hint} A rule file has "
+            "a 'seed' and a [[rule]] for each rule."
         )
     seed = settings.get("seed", 0)
     if not is_seed(seed):
         problems.append(
-            f"{name}:{lines.top('seed')}: the seed is {shown(seed)}; it must be a whole number, 0 or "
-            f"more, {limits.MOST_COUNT} at most."
+            f"{name}:{lines.top('seed')}: the seed is {shown(seed)}; it must be a whole number from 0 "
+            f"to {limits.MOST_COUNT}."
         )
     tables = settings.get("rule", [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
@@ -72,7 +72,7 @@ def parse(text: str, name: str) -> RuleSet:
     if len(tables) > limits.MOST_RULES:
         line = lines.of(limits.MOST_RULES, None)
         problems.append(
-            f"{name}:{line}: there are {len(tables)} rules; {limits.MOST_RULES} at most."
+            f"{name}:{line}: the file has {len(tables)} rules; at most {limits.MOST_RULES} are allowed."
         )
         tables = []
     rules = _rules(tables, name, lines, problems)
@@ -86,8 +86,8 @@ def _settings(text: str, name: str) -> dict[str, Any]:
     if long_key:
         raise RuleError(
             [
-                f"{name}:{_line(text, long_key.start())}: a key of more than {limits.MOST_PARTS} parts "
-                "joined by dots; no key of a rule has any."
+                f"{name}:{_line(text, long_key.start())}: a key has more than {limits.MOST_PARTS} parts "
+                "joined by dots; keys of a rule have no dots."
             ]
         )
     try:
@@ -95,7 +95,7 @@ def _settings(text: str, name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"\(at line (\d+)", str(error))
         line = f"{at[1]}" if at else f"{text.count(chr(10)) + 1}"
-        raise RuleError([f"{name}:{line}: this is no TOML: {str(error)[:300]}."]) from error
+        raise RuleError([f"{name}:{line}: this is not valid TOML: {str(error)[:300]}."]) from error
     except RecursionError as error:
         deepest = max(enumerate(text.splitlines(), 1), key=lambda line: _brackets(line[1]))
         raise RuleError(
@@ -104,12 +104,12 @@ def _settings(text: str, name: str) -> dict[str, Any]:
                 "list in a table."
             ]
         ) from error
-    except ValueError as error:  # Python reads no number of more than 4300 digits
+    except ValueError as error:  # Python rejects numbers of more than 4300 digits
         number = _LONG_NUMBER.search(text)
         begin, digits = (number.start(), len(number[0])) if number else (0, 0)
         what = f"a number of {digits} digits" if number else str(error)[:300]
         raise RuleError(
-            [f"{name}:{_line(text, begin)}: {what}; {limits.MOST_COUNT} is the largest."]
+            [f"{name}:{_line(text, begin)}: {what}; the largest allowed is {limits.MOST_COUNT}."]
         ) from error
 
 
@@ -132,40 +132,40 @@ def _rules(tables: list[Any], name: str, lines: _Lines, problems: list[str]) -> 
             continue
         if rule.name in rules:
             problems.append(
-                f"{where('name')}the name {rule.name!r} is the rule's at {rules[rule.name].source} too; "
-                "each needs its own."
+                f"{where('name')}the name {rule.name!r} is also the name of the rule at "
+                f"{rules[rule.name].source}; each rule needs its own name."
             )
         rules[rule.name] = rule
     return list(rules.values())
 
 
 def _where(name: str, lines: _Lines, number: int) -> Where:
-    # Rules that do not stand under a [[rule]] of their own have no lines of their own.
+    # Only a rule under its own [[rule]] header has its own lines.
     rule = "" if lines.has(number) else f"rule {number + 1}: "
     return lambda key: f"{name}:{lines.of(number, key)}: {rule}"
 
 
 class _Lines:
-    """Where what stands in a rule file: `tomllib` does not tell."""
+    """Finds the lines of rules and keys in a rule file; `tomllib` does not report them."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.splitlines()
         self._headers = [n for n, line in enumerate(self._lines) if _HEADER.match(line)]
 
     def has(self, rule: int) -> bool:
-        """Tell whether a rule has lines of its own."""
+        """Return whether a rule has its own [[rule]] header."""
         return rule < len(self._headers)
 
     def of(self, rule: int, key: str | None) -> int:
-        """Return the line of a key of a rule, or of the rule."""
+        """Return the line of a key of a rule; if it is not found, the line of the rule's header."""
         if not self.has(rule):
-            return 1  # rule = [{...}], in one line
+            return 1  # written as rule = [{...}]
         begin = self._headers[rule]
         end = self._headers[rule + 1] if rule + 1 < len(self._headers) else len(self._lines)
         return self._find(key, begin + 1, end) or begin + 1
 
     def top(self, key: str) -> int:
-        """Return the line of a key outside rules."""
+        """Return the line of a key outside the rules."""
         return self._find(key, 0, len(self._lines)) or 1
 
     def _find(self, key: str | None, begin: int, end: int) -> int | None:

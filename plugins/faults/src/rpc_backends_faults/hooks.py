@@ -1,4 +1,4 @@
-"""What the core calls when an agent is about to be installed."""
+"""The hooks that the core calls when it starts a backend and installs its agent."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rpc_backends_core.spi import RefusedError, hookimpl
 
 #: The version of rpc_backends_core.spi that this package was written for.
 spi_version = (1, 0)
-#: What the names of all variables of this package begin with.
+#: The prefix of all environment variables of this package.
 _VARIABLES = "RPC_BACKENDS_FAULTS"
 
 
 @hookimpl(wrapper=True)
 def rpc_backends_init_backend(kwargs: dict[str, Any]) -> Generator[None, Any, Any]:
-    """Keep the rules that a backend's options carry, for the agent that is made of them."""
+    """Read fault rules from the backend's options, for the agent that this call makes."""
     carried = getattr(kwargs.get("rpc_backend_options"), "fault_rules", None)
     if carried is None:
         return (yield)
@@ -33,7 +33,7 @@ def rpc_backends_init_backend(kwargs: dict[str, Any]) -> Generator[None, Any, An
 
 @hookimpl(wrapper=True)
 def rpc_backends_agent(backend: str | None) -> Generator[None, Any, Any]:
-    """Put the fault-injecting agent before the one that is about to be installed, if anybody wants it."""
+    """Put fault injection in front of the agent that is being installed, if it is enabled."""
     agent = yield
     if _nobody_can_want():
         return agent
@@ -46,15 +46,15 @@ def rpc_backends_agent(backend: str | None) -> Generator[None, Any, Any]:
         from rpc_backends_faults.start import wrap
 
         return wrap(agent, backend, want)
-    except ValueError as error:  # rules or variables mean nothing: whoever wrote them is to hear it
+    except ValueError as error:  # rules or variables that are not valid: init_rpc fails
         raise RefusedError(str(error)) from error
 
 
 def _nobody_can_want() -> bool:
-    """Tell whether no variable is set and nobody has asked for rules in this process.
+    """Return whether no variable is set and the program has not imported the rule functions.
 
-    Where this package is only installed, a start of RPC then does not import the rest of it.
+    If so, ``init_rpc`` does not import the rest of this package, which may only be installed.
     """
     if any(name.startswith(_VARIABLES) for name in os.environ):
         return False
-    return f"{__package__}.wanted" not in sys.modules  # what takes a program's rules
+    return f"{__package__}.wanted" not in sys.modules  # the module that holds a program's rules

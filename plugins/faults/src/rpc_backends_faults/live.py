@@ -1,4 +1,4 @@
-"""Rules while the program runs: this worker's, and another's by its name."""
+"""Changes rules while the program runs, on this worker and on others."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ _current: list[Engine] = []
 
 
 def set_current(engine: Engine) -> None:
-    """Make an agent's rules those of this worker, until the agent has stopped."""
+    """Make ``engine`` the engine of this worker until its agent stops."""
     _current.append(engine)
     engine.at_close(lambda: _current.remove(engine))
 
 
 def engine() -> Engine:
-    """Return the rules of this worker.
+    """Return the engine of this worker.
 
-    :raises NotWrappedError: nothing stands before its agent.
+    :raises NotWrappedError: the worker's agent runs without fault injection.
     """
     if _current:
         return _current[-1]
     raise NotWrappedError(
-        "no fault rule can act here: this process has no RPC agent, or one that nothing stands before. "
-        "Call rpc_backends_faults.enable() before init_rpc, or set RPC_BACKENDS_FAULTS=on."
+        "fault injection is not active in this process: it has no RPC agent, or its agent started "
+        "without fault injection. Call rpc_backends_faults.enable() before init_rpc, or set "
+        "RPC_BACKENDS_FAULTS=on."
     )
 
 
 def enable(*rules: dict[str, Any], file: str | Path | None = None, seed: int = 0) -> None:
-    """Have the next agent of this process take rules, beginning with these; call it before ``init_rpc``.
+    """Enable fault injection for the next agents of this process; call this before ``init_rpc``.
 
-    :param rules: each with the keys of a rule file.
-    :param file: a rule file.
-    :param seed: in place of the file's.
-    :raises RuleError: a rule means nothing.
+    :param rules: the first rules, each a dict with the keys of a rule file; more can be added later.
+    :param file: the path of a rule file.
+    :param seed: overrides the seed of the file, unless it is 0.
+    :raises RuleError: a rule or the seed is not valid.
     """
     if not is_seed(seed):
         raise RuleError([f"the seed is {shown(seed)}; it must be a whole number, 0 or more."])
@@ -56,9 +57,9 @@ def enable(*rules: dict[str, Any], file: str | Path | None = None, seed: int = 0
 
 
 def rule_set(rules: str | Path | Iterable[Mapping[str, Any]]) -> RuleSet:
-    """Return the rules in a file, or those that are given with the keys of one.
+    """Return the rules in a file, or the rules given as dicts with the keys of a rule file.
 
-    :raises RuleError: one means nothing.
+    :raises RuleError: a rule is not valid.
     """
     if isinstance(rules, str | Path):
         return files.read(Path(rules))
@@ -66,26 +67,28 @@ def rule_set(rules: str | Path | Iterable[Mapping[str, Any]]) -> RuleSet:
     for rule in given:
         if not isinstance(rule, Mapping) or not all(isinstance(key, str) for key in rule):
             raise RuleError(
-                [f"each rule must be a dict with the keys of a rule file; here is {shown(rule)}."]
+                [
+                    f"each rule must be a dict with the keys of a rule file, but one is {shown(rule)}."
+                ]
             )
     return RuleSet(tuple(make(**rule) for rule in given))
 
 
 def make(**settings: Any) -> Rule:
-    """Return a rule of the keys of a rule file.
+    """Return the rule with these settings, which are the keys of a rule file.
 
-    :raises RuleError: it means nothing.
+    :raises RuleError: the rule is not valid.
     """
     return check_rule(settings, default_name=default_name(settings, f"live-{next(_numbers)}"))
 
 
 @contextlib.contextmanager
 def rule(**settings: Any) -> Iterator[str]:
-    """Have a rule act in this worker for as long as the block runs; gives the rule's name.
+    """Apply a rule on this worker while the block runs; yields the rule's name.
 
     :param settings: the keys of a rule file: ``with rule(what="drop", receiver="ps", first=3):``.
-    :raises RuleError: the rule means nothing, or its name is another's.
-    :raises NotWrappedError: nothing stands before this worker's agent.
+    :raises RuleError: the rule is not valid, or another rule has its name.
+    :raises NotWrappedError: this worker's agent runs without fault injection.
     """
     made = make(**settings)
     rules = engine()
@@ -104,20 +107,20 @@ def add(**settings: Any) -> str:
 
 
 def remove(name: str) -> None:
-    """Take away a rule that was added; one that is not there does no harm."""
+    """Remove a rule that :func:`add` added; an unknown name is ignored."""
     engine().remove(name)
 
 
 def counts() -> dict[str, int]:
-    """Return how often each rule of this worker has fired."""
+    """Return how often each rule has fired on this worker, by rule name."""
     return engine().counts()
 
 
 class Worker:
-    """Another worker's rules.
+    """Changes the rules of another worker, by RPC.
 
-    :param name: the worker's.
-    :param timeout: seconds that it has to answer.
+    :param name: the worker's name.
+    :param timeout: timeout of each call, in seconds.
     """
 
     def __init__(self, name: str, *, timeout: float = 60.0) -> None:
@@ -125,22 +128,22 @@ class Worker:
         self.timeout = timeout
 
     def add(self, **settings: Any) -> str:
-        """Add a rule there; see :func:`rule`."""
+        """Add a rule on that worker and return its name; see :func:`rule`."""
         made: str = rpc.rpc_sync(self.name, add, kwargs=settings, timeout=self.timeout)
         return made
 
     def remove(self, name: str) -> None:
-        """Take a rule away there."""
+        """Remove a rule on that worker."""
         rpc.rpc_sync(self.name, remove, args=(name,), timeout=self.timeout)
 
     def counts(self) -> dict[str, int]:
-        """Return how often each rule has fired there."""
+        """Return how often each rule has fired on that worker, by rule name."""
         found: dict[str, int] = rpc.rpc_sync(self.name, counts, timeout=self.timeout)
         return found
 
     @contextlib.contextmanager
     def rule(self, **settings: Any) -> Iterator[str]:
-        """Have a rule act there for as long as the block runs here."""
+        """Apply a rule on that worker while the block runs here; yields the rule's name."""
         name = self.add(**settings)
         try:
             yield name

@@ -1,4 +1,4 @@
-"""Named marks: a program says what it is at, and rules can go by it."""
+"""Named marks: a program marks what it is doing, and rules can apply only inside a mark."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _listeners: list[Listener] = []
 
 
 class Listener(Protocol):
-    """Who wants to know of marks: the rules of a running agent."""
+    """Receives changes of marks: the rules of a running agent."""
 
     def set_mark(self, name: str, on: bool) -> None:
-        """Hear that the program has come into a mark, or out of one."""
+        """Handle that the program has entered a mark (``on``) or left it."""
 
 
 @contextlib.contextmanager
 def mark(name: str) -> Iterator[None]:
-    """Be in the mark ``name``: rules with a fitting ``mark`` act, in this process, for as long.
+    """Set the mark ``name`` while the block runs: rules with a matching ``mark`` apply in this process.
 
-    Costs next to nothing where there are no rules, and needs no agent. Marks may lie within each other,
-    and several threads may be in one: it is on while anybody is.
+    Without rules this costs almost nothing, and it needs no agent. Marks may be nested. Several threads
+    may use the same mark: it is set while at least one thread is inside it.
     """
     _change(name, 1)
     try:
@@ -46,7 +46,7 @@ def _change(name: str, by: int) -> None:
 
 
 def attach(listener: Listener) -> None:
-    """Tell somebody of all marks, now and from now on."""
+    """Tell a listener about the marks that are set now and about all later changes."""
     with _lock:
         _listeners.append(listener)
         for name in _on:
@@ -54,7 +54,7 @@ def attach(listener: Listener) -> None:
 
 
 def detach(listener: Listener) -> None:
-    """Tell it no more."""
+    """Stop telling a listener."""
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)

@@ -1,4 +1,4 @@
-"""Rules that do what the options of torch's FAULTY_TENSORPIPE do."""
+"""Converts the options of torch's FAULTY_TENSORPIPE to rules with the same effect."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def rules(
 ) -> list[Rule]:
     """Return rules for the options of torch's ``FaultyTensorPipeRpcBackendOptions``.
 
-    :param messages_to_fail: types of messages, each of whose payloads fails before it goes through.
-    :param messages_to_delay: seconds by type of message.
-    :param num_fail_sends: how often a payload fails.
+    :param messages_to_fail: message types to fail; each payload fails ``num_fail_sends`` times first.
+    :param messages_to_delay: delay in seconds, by message type.
+    :param num_fail_sends: how many sends of each payload fail.
     """
     made = []
     types = tuple(messages_to_fail)

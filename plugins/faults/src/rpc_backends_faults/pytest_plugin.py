@@ -1,4 +1,4 @@
-"""The fixture for tests of programs that use RPC. Pytest loads this; it imports nothing until asked."""
+"""The pytest fixture ``rpc_faults``. Pytest always loads this module, so it imports the rest lazily."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
 
 @pytest.fixture
 def rpc_faults(tmp_path: Path, request: pytest.FixtureRequest) -> Runner:
-    """Run a function on workers that meet faults; give what became of it on each.
+    """Run a function on several workers with faults; returns one outcome per worker.
 
     ``outcomes = rpc_faults(train, workers=3, rules=[{"what": "duplicate", "function": "*.update"}])``
 
-    A test that fails shows the seed, the rules, the faults and the end of each worker.
+    If the test fails, its report shows the seed, the rules, the faults and how each worker ended.
     """
     from rpc_backends_faults.testing import Runner
 
@@ -33,7 +33,7 @@ def rpc_faults(tmp_path: Path, request: pytest.FixtureRequest) -> Runner:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Have a test that fails show its runs with faults."""
+    """Add the runs with faults to the report of a failed test."""
     report = yield
     runner = item.stash.get(_RUNNER, None)
     if report.when == "call" and report.failed and runner is not None:

@@ -1,4 +1,4 @@
-"""Reading files that a user names, which may be anything."""
+"""Reads files that a user names; the path may lead to anything, for example a FIFO."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from rpc_backends_faults.errors import RuleError
 def read_text(path: Path, what: str, *, most: int | None = None, errors: str = "strict") -> str:
     """Return the text of a file.
 
-    :param what: the file's purpose, for errors.
-    :param most: bytes that it may have; None for no limit.
-    :param errors: as of :meth:`bytes.decode`.
-    :raises RuleError: it cannot be read, is too large, or is a FIFO or a device, which may never end.
+    :param what: the purpose of the file, for error messages.
+    :param most: the largest size in bytes; None means no limit.
+    :param errors: as for :meth:`bytes.decode`.
+    :raises RuleError: the file cannot be read, is too large, or is not a regular file (reading a FIFO
+        or a device may never end).
     """
     try:
         data = _data(path, -1 if most is None else most + 1)
         if data is None:
             problem = f"the {what} {path} is not a regular file."
         elif most is not None and len(data) > most:
-            problem = f"the {what} {path} is too large: it may have {most} bytes at most."
+            problem = f"the {what} {path} is too large: at most {most} bytes are allowed."
         else:
             return data.decode("utf-8", errors)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or no UTF-8
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or invalid UTF-8
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RuleError([f"the {what} {path} cannot be read: {reason}."]) from error
     raise RuleError([problem])
 
 
 def state(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file does.
+    """Return a value that differs after every change of a file.
 
-    :raises OSError: it is not there.
+    :raises OSError: the file does not exist.
     """
     found = path.stat()
-    # The last changes when a file becomes readable, too.
+    # st_ctime also changes when a file becomes readable.
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
 
 
@@ -47,4 +48,4 @@ def _data(path: Path, most: int) -> bytes | None:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would wait for its writer
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO would wait for its writer

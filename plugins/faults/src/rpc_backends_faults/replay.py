@@ -1,4 +1,4 @@
-"""Reading an event log for a replay: which message met which faults."""
+"""Reads an event log for a replay: which fault affected which message."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.regular_files import read_text
 from rpc_backends_faults.rules import Length, Rule
 
-#: Faults of a message: the place of the rule among those of the recording, and seconds.
+#: Faults of a message: the index of the rule in the recording, and seconds.
 Faults = list[tuple[int, float]]
-#: receiver, type, function, digest, number, seconds since the start; faults on the way, of the answer.
+#: receiver, type, function, digest, number, seconds since the start; faults of request, faults of reply.
 Entry = tuple[str, str, str, int, int, float, Faults, Faults]
-#: Seconds that a replay may wait longer for a message than the recorded run did before it says so.
+#: Seconds that a message may be later than in the recorded run before the replay reports it.
 PATIENCE = 30.0
-#: Bytes of a log's first line that are read to tell whose it is.
+#: Bytes of a log's first line that are read to find its process.
 _MOST_FIRST = 2**22
 
 
 @dataclass
 class Recording:
-    """What one worker's log has.
+    """The contents of one worker's log.
 
-    :ivar rules: as the agent takes them; all versions of a rule that was changed while the program ran.
+    :ivar rules: in the form that the C++ interceptor uses; with all versions of a rule that was changed
+        while the program ran.
     """
 
     seed: int = 0
@@ -41,7 +42,7 @@ class Recording:
     entries: list[Entry] = field(default_factory=list)
 
     def has(self, rule: Rule) -> bool:
-        """Tell whether a rule acted in the recorded run; an unnamed one may have had another name."""
+        """Return whether the recording has a rule; the name of an unnamed rule may differ."""
         native = rule.native()
         return any(
             {**native, "name": one["name"]} == one and (not rule.named or one["name"] == rule.name)
@@ -50,7 +51,7 @@ class Recording:
 
 
 def file_name(worker: str, number: int) -> str:
-    """Return the name of the log of a worker's ``number``-th agent in a folder."""
+    """Return the file name of the log of a worker's ``number``-th agent."""
     return f"{worker}.jsonl" if number == 1 else f"{worker}.{number}.jsonl"
 
 
@@ -58,7 +59,7 @@ def find(place: Path, worker: str) -> Recording:
     """Return the recording of ``worker``.
 
     :param place: a folder with the logs of all workers, or a log.
-    :raises RuleError: there is none, it cannot be read, or a folder has those of several runs.
+    :raises RuleError: there is no log, it cannot be read, or the folder has logs of several runs.
     """
     path = place
     if place.is_dir():
@@ -68,17 +69,17 @@ def find(place: Path, worker: str) -> Recording:
     if not path.exists():
         raise RuleError(
             [
-                f"there is nothing to replay for RPC worker {worker!r}: {path} is not there. Name the "
-                "folder that RPC_BACKENDS_FAULTS_LOG named in the run to be replayed."
+                f"there is no log to replay for RPC worker {worker!r}: {path} does not exist. Replay the "
+                "folder that RPC_BACKENDS_FAULTS_LOG named in the recorded run."
             ]
         )
     return read(path)
 
 
 def read(path: Path) -> Recording:
-    """Return what a log has.
+    """Return the recording in a log.
 
-    :raises RuleError: it is none, or asks for what no rule may ask for.
+    :raises RuleError: the file is not an event log, or it has values that no rule may have.
     """
     recording = Recording()
     open_: dict[int, Entry] = {}
@@ -86,10 +87,10 @@ def read(path: Path) -> Recording:
     start = 0.0
     lines = [(event, _Line(event, f"{path}:{number}: ")) for number, event in events(path)]
     if not lines:
-        raise RuleError([f"{path} is empty: it is no event log of fault injection."])
+        raise RuleError([f"{path} is empty: it is not an event log of fault injection."])
     if lines[0][0].get("event") != "start":
-        raise RuleError([f"{path}:1: this is no event log of fault injection."])
-    # Rules first: the line that tells of a change may come after faults by it.
+        raise RuleError([f"{path}:1: this is not an event log of fault injection."])
+    # Rules first: the line with a changed rule may come after the first faults that it caused.
     versions = _rules(lines, recording)
     for event, line in lines:
         kind = event.get("event")
@@ -111,7 +112,7 @@ def read(path: Path) -> Recording:
             housekeeping[len(recording.entries) - 1] = _is_housekeeping(event)
         elif kind == "end" and line.count("id", 0) in open_:
             open_[event["id"]][-1].extend(line.faults(versions))
-    # Calls by which a group starts and stops go as they may, unless something happened to them.
+    # The order of calls that start and stop a group may vary, so those without faults are left out.
     recording.entries = [
         entry
         for number, entry in enumerate(recording.entries)
@@ -123,7 +124,7 @@ def read(path: Path) -> Recording:
 def _rules(
     lines: Iterable[tuple[dict[str, Any], _Line]], recording: Recording
 ) -> dict[int, dict[str, int]]:
-    """Add the rules of a log to the recording; return their places there by version and name."""
+    """Add the rules of a log to the recording; return their indices there, by version and name."""
     versions: dict[int, dict[str, int]] = {}
     for event, line in lines:
         if event.get("event") not in {"start", "rules"}:
@@ -141,23 +142,23 @@ def _rules(
 
 
 def refuse_several_runs(folder: Path, worker: str) -> None:
-    """See to it that a worker's logs in a folder are those of one process.
+    """Check that a worker's logs in a folder are from one process.
 
-    :raises RuleError: they are not, and nobody can tell which run is meant.
+    :raises RuleError: they are from several, so it is not clear which run to replay.
     """
     if len(processes(folder, worker)) > 1:
         names = ", ".join(path.name for path in logs(folder, worker))
         raise RuleError(
             [
-                f"{folder} has logs of several processes of RPC worker {worker!r} ({names}), of several "
-                "runs say, and a replay is of one. Name a folder that has one, or one log; each recorded "
-                "run needs a folder of its own in RPC_BACKENDS_FAULTS_LOG."
+                f"{folder} has logs of several processes of RPC worker {worker!r} ({names}), probably "
+                "from several runs, and a replay needs the logs of one run. Replay a folder with one "
+                "run, or a single log. Set RPC_BACKENDS_FAULTS_LOG to a new folder for each run."
             ]
         )
 
 
 def logs(folder: Path, worker: str) -> list[Path]:
-    """Return a worker's logs in a folder, in the order in which they were begun."""
+    """Return a worker's logs in a folder, oldest first."""
     found = itertools.takewhile(
         Path.exists, (folder / file_name(worker, number) for number in itertools.count(1))
     )
@@ -165,7 +166,7 @@ def logs(folder: Path, worker: str) -> list[Path]:
 
 
 def processes(folder: Path, worker: str) -> set[Any]:
-    """Return what tells apart the processes whose logs of a worker are in a folder."""
+    """Return the identifiers of the processes that wrote a worker's logs in a folder."""
     found = set()
     for path in logs(folder, worker):
         try:
@@ -173,14 +174,14 @@ def processes(folder: Path, worker: str) -> set[Any]:
                 start = json.loads(file.readline(_MOST_FIRST))
             found.add(str(start.get("process", start.get("pid"))))
         except (OSError, ValueError, AttributeError, RecursionError):
-            found.add(str(path))  # which reading it reports, if it is read
+            found.add(str(path))  # read() reports the problem, if this log is read
     return found
 
 
 def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return the events of a log with their lines; a last line that was cut off is left out.
+    """Return the events of a log with their line numbers, without a last line that was cut off.
 
-    :raises RuleError: it cannot be read, or a line is not JSON.
+    :raises RuleError: the log cannot be read, or a line is not valid JSON.
     """
     found = []
     lines = read_text(path, "event log", errors="replace").splitlines()
@@ -189,9 +190,9 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
             event = dict(json.loads(line))
         except (ValueError, TypeError, RecursionError) as error:
             if number == len(lines):
-                break  # its process was killed
+                break  # the process was killed while it wrote
             raise RuleError(
-                [f"{path}:{number}: this is no line of an event log: {str(error)[:300]}"]
+                [f"{path}:{number}: this is not a line of an event log: {str(error)[:300]}"]
             ) from error
         found.append((number, event))
     return found
@@ -203,9 +204,9 @@ def _is_housekeeping(event: dict[str, Any]) -> bool:
 
 
 class _Line:
-    """An event whose members are checked as they are read.
+    """An event whose members are checked when they are read.
 
-    :param where: the file and the line, for errors.
+    :param where: the file and the line, for error messages.
     """
 
     def __init__(self, event: dict[str, Any], where: str) -> None:
@@ -218,7 +219,7 @@ class _Line:
     def text(self, key: str, default: str | None = None) -> str:
         value = self._member(key) if default is None else self._event.get(key, default)
         if not isinstance(value, str):
-            raise self.error(f"{key!r} is {shown(value)}; it must be a text.")
+            raise self.error(f"{key!r} is {shown(value)}; it must be a string.")
         return value
 
     def count(self, key: str, least: int) -> int:
@@ -247,14 +248,14 @@ class _Line:
             raise self.error(f"'rules' is {shown(found)}; it must be a list.")
         for rule in found:
             if not isinstance(rule, dict):
-                raise self.error(f"'rules' has {shown(rule)}; a rule is an object.")
+                raise self.error(f"'rules' has {shown(rule)}; each rule must be an object.")
             name = rule.get("name")
             if not isinstance(name, str):
                 raise self.error("a rule has no 'name'.")
             for key, value in rule.items():
                 if not _may_be(key, value):
                     raise self.error(
-                        f"the rule {shown(name)} has {shown(key)} {shown(value)}, which no rule may have."
+                        f"the rule {shown(name)} has {shown(key)} = {shown(value)}, which is not valid."
                     )
         return found
 
@@ -271,14 +272,14 @@ class _Line:
             )
             if not isinstance(rule, str) or not is_number(seconds, 0, limits.MOST_SECONDS):
                 raise self.error(
-                    f"a fault is {shown(fault)}; it must have a 'rule' and 'seconds', "
-                    f"{limits.MOST_SECONDS:.0f} at most."
+                    f"a fault is {shown(fault)}; it must have a 'rule' and 'seconds', which is at most "
+                    f"{limits.MOST_SECONDS:.0f}."
                 )
             version = fault.get("version", 0)
             place = versions.get(version, {}).get(rule) if is_count(version, 0) else None
             if place is None:
                 raise self.error(
-                    f"a fault is of the rule {shown(rule)}, which the log does not have"
+                    f"a fault names the rule {shown(rule)}, which is not in the log"
                     + (f" in version {shown(version)}." if version else ".")
                 )
             found.append((place, float(seconds)))  # type: ignore[arg-type]  # is_number
@@ -291,7 +292,7 @@ class _Line:
 
 
 def _may_be(key: str, value: Any) -> bool:
-    """Tell whether a rule may have such a member, in the form that the agent in C++ takes."""
+    """Return whether a rule in the C++ interceptor's form may have this member."""
     if key == "what":
         return isinstance(value, str) and value in KINDS
     if key in _BOUNDS:
@@ -306,7 +307,7 @@ def _may_be(key: str, value: Any) -> bool:
 
 
 _DIGEST = re.compile(r"[0-9a-f]{1,16}")
-#: A rule with every member that the agent in C++ takes.
+#: A rule with every member that the C++ interceptor knows.
 _TEMPLATE = Rule("", "", end=0.0, exit_code=0, length=Length(0.0)).native()
 _BOUNDS = {
     **dict.fromkeys(("start", "end", "seconds", "spread", "bound"), (0, limits.MOST_SECONDS)),

@@ -1,4 +1,4 @@
-"""From event logs to one page of HTML that needs nothing but itself."""
+"""Turns event logs into one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rpc_backends_faults.rules import Length, Rule
 from rpc_backends_faults.words import explain
 
 _DATA = "/*DATA*/null"
-#: Bytes at the end of a log in which its last lines stand.
+#: Bytes read from the end of a log to find its last lines.
 _TAIL = 1 << 20
-#: What stands beside the timelines on the page, and not among the other events.
+#: Events that the page shows elsewhere, so they are not among its other events.
 _NOT_NOTES = frozenset({"start", "counts", "sent", "end", "end of log"})
-#: Members of a rule in a log, where a rule file has another key.
+#: Members of a rule in a log whose key in a rule file differs.
 _KEYS = {
     "messages": "message",
     "senders": "sender",
@@ -34,23 +34,23 @@ _KEYS = {
 
 @dataclass
 class Story:
-    """What several workers' logs tell together.
+    """The merged contents of several workers' logs.
 
-    :ivar data: `logs`, `workers` (names), `rules`, `messages`, `notes`; times are in seconds from
-        the first event of all.
+    :ivar data: `logs`, `workers` (names), `rules`, `messages`, `notes`; times are in seconds since the
+        earliest event.
     """
 
     data: dict[str, Any]
 
     def page(self) -> str:
-        """Return the page."""
+        """Return the page as HTML."""
         template = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
-        # Nothing in the data may end the script that it stands in.
+        # The data is inside a script element; without "<" it cannot close that element.
         data = json.dumps(_packed(self.data), separators=(",", ":")).replace("<", "\\u003c")
         return template.replace(_DATA, data)
 
     def summary(self) -> str:
-        """Return what there is, in a line, and a line for each log that is cut off."""
+        """Return one line with the numbers, and a line for each log that is cut off."""
         faults = sum(len(one["faults"]) for one in self.data["messages"])
         lines = [
             f"{len(self.data['messages'])} messages of {len(self.data['workers'])} workers, "
@@ -61,19 +61,21 @@ class Story:
 
 
 def log_files(place: Path) -> list[Path]:
-    """Return the logs in a folder, or the one that is named."""
+    """Return the logs in a folder; for a file, the file itself."""
     return sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
 
 
 def story(places: Iterable[Path]) -> Story:
-    """Read logs, or all logs in folders.
+    """Read event logs and merge them.
 
-    :raises ValueError: one is no event log, or there is none.
+    :param places: event logs, or folders of event logs.
+    :raises ValueError: a file is not an event log, or there are no logs.
     """
     files = [file for place in places for file in log_files(place)]
     if not files:
         raise ValueError(
-            "there is no event log (*.jsonl) there. RPC_BACKENDS_FAULTS_LOG=FOLDER makes some."
+            "there are no event logs (*.jsonl) in the given folders. Run the program with "
+            "RPC_BACKENDS_FAULTS_LOG=FOLDER to write them."
         )
     reader = _Reader()
     for file in files:
@@ -82,9 +84,9 @@ def story(places: Iterable[Path]) -> Story:
 
 
 def cut_off(file: Path) -> str | None:
-    """Say in words that a log has no end, or return None; reads the log's last lines alone.
+    """Return in words how a log is cut off, or None if it is complete; reads only its last lines.
 
-    :raises OSError: it cannot be read.
+    :raises OSError: the log cannot be read.
     """
     with _opened(file) as log:
         size = log.seek(0, os.SEEK_END)
@@ -106,7 +108,7 @@ def cut_off(file: Path) -> str | None:
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a log; a FIFO does not wait for its writer, and cannot be sought in."""
+    """Open a log; the open does not wait if it is a FIFO, which fails later because it cannot seek."""
     return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
@@ -115,24 +117,25 @@ def _cut_off(torn: bool, crash: str) -> str:
     if crash:
         return f"stops {where}: the fault rule {crash!r} ended the process"
     return (
-        f"is cut off, it stops {where}: its process was killed, has not shut RPC down, or could not "
-        "write it (a full disk, say). What happened later is not in it."
+        f"is cut off, it stops {where}: its process was killed, did not shut down RPC, or could not "
+        "write the log (for example, the disk was full). Later events are missing."
     )
 
 
 def _crash_of(request: dict[str, Any]) -> str:
-    """Return the name of the rule by which a request has ended its process; empty if none has."""
+    """Return the name of the crash rule that a request triggered; empty if there is none."""
     faults = request.get("faults", [])
     return next((str(one["rule"]) for one in faults if one.get("what") == "crash"), "")
 
 
 @dataclass
 class _Log:
-    """A log as far as it was read.
+    """The state while a log is read.
 
-    :ivar force: the rules in force: by name, their place in the list of all.
-    :ivar looked_at: by that place, messages that a rule was for since it came into force.
-    :ivar done: the same, of the times that are over.
+    :ivar force: the active rules: by name, the index in the list of all rules.
+    :ivar looked_at: by that index, the messages that the rule has matched since it became active.
+    :ivar done: the same for earlier periods in which the rule was active.
+    :ivar uncounted: the indices of rules for which the log does not have that number.
     """
 
     file: str
@@ -165,10 +168,10 @@ class _Reader:
                 self._add_event(log, open_, event)
             except (KeyError, TypeError, AttributeError) as error:
                 raise RuleError(
-                    [f"{file}:{number}: this is no event log of fault injection ({error!r})."]
+                    [f"{file}:{number}: this is not an event log of fault injection ({error!r})."]
                 ) from error
         if not log.facts:
-            raise RuleError([f"{file} is empty: it is no event log of fault injection."])
+            raise RuleError([f"{file} is empty: it is not an event log of fault injection."])
         self._end_force(log, {})
         for place in log.uncounted:
             self._rules[place]["uncounted"] += 1
@@ -195,7 +198,7 @@ class _Reader:
             log.facts["seed"] = event["seed"]
             self._force(log, event["rules"])
         elif kind in {"counts", "end of log"}:
-            # Logs of earlier versions do not have it.
+            # Logs of earlier versions do not have looked_at.
             looked_at = event.get("looked_at", {})
             log.looked_at |= {
                 log.force[name]: seen for name, seen in looked_at.items() if name in log.force
@@ -222,7 +225,7 @@ class _Reader:
             self._notes.append({"t": at, "worker": worker, **note})
 
     def _force(self, log: _Log, rules: list[dict[str, Any]]) -> None:
-        """Have these rules in force. One that changes its terms is another rule on the page."""
+        """Make these the active rules. A rule with changed settings is a new rule on the page."""
         force = {}
         for rule in rules:
             key = json.dumps(rule, sort_keys=True)
@@ -248,7 +251,7 @@ class _Reader:
         for fault in event.get("faults", []):
             log.faults += 1
             place = log.force.get(fault["rule"])
-            if place is None:  # it was taken away while this message was on its way
+            if place is None:  # the rule was removed while this message was on its way
                 named = (i for i, rule in enumerate(self._rules) if rule["name"] == fault["rule"])
                 place = max(named)
             self._rules[place]["acted"] += 1
@@ -311,9 +314,9 @@ class _Reader:
 
 
 def _described(rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a rule of a log as the page has it.
+    """Return a rule from a log in the form that the page uses.
 
-    `looked_at` counts messages that it was for; `uncounted` the logs that do not have that.
+    `looked_at` counts the messages that it matched; `uncounted` the logs without that number.
     """
     return {
         "name": rule["name"],
@@ -328,7 +331,7 @@ def _described(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def words(rule: dict[str, Any]) -> str:
-    """Return what a rule of a log does, in words; its kind alone if it has what no rule has."""
+    """Explain a rule from a log in words; returns only its kind if the rule is not valid."""
     given = {_KEYS.get(key, key): value for key, value in rule.items()}
     plural = {"message", "sender", "receiver", "function"}
     given |= {f"{key}s": tuple(given.pop(key)) for key in plural if key in given}
@@ -340,7 +343,7 @@ def words(rule: dict[str, Any]) -> str:
 
 
 def _terms(rule: dict[str, Any]) -> str:
-    """Return the terms of a rule as a rule file has them, less those that say nothing."""
+    """Return the settings of a rule as in a rule file, without those that have default values."""
     usual = Rule("", "").native()
     kind = KINDS.get(rule["what"])
     own = kind.needs | kind.takes if kind else frozenset()
@@ -366,7 +369,7 @@ def _length(rule: dict[str, Any]) -> str:
 
 
 def _packed(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the data with each message as a list and each text once: a third of the size."""
+    """Return the data with messages as lists and every text stored once: a third of the size."""
     places: dict[str, int] = {}
 
     def place(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Rules of fault injection as values: what happens to which messages, and when."""
+"""Fault rules as values: what happens to which messages, and when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shape = Literal["fixed", "uniform", "normal", "exponential"]
 
 @dataclass(frozen=True)
 class Length:
-    """How long something lasts: always the same, or drawn anew for each message.
+    """A duration in seconds: fixed, or drawn from a distribution for each message.
 
     :ivar shape: `fixed`; `uniform` from `seconds` to `spread`; `normal` with mean `seconds` and standard
         deviation `spread`, never below 0; `exponential` with mean `seconds`.
@@ -27,34 +27,36 @@ class Length:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that has been checked; :mod:`.checking` makes them.
+    """A checked fault rule; :mod:`.checking` creates these.
+
+    An empty tuple of patterns matches everything.
 
     :ivar what: the kind of fault, one of :data:`.kinds.KINDS`.
-    :ivar messages: patterns of message types; as everywhere here, none is all.
-    :ivar senders: patterns of worker names; of `pause` and `crash`, the workers that it happens to.
+    :ivar messages: patterns of message types.
+    :ivar senders: patterns of worker names; for `pause` and `crash`, the workers that are affected.
     :ivar receivers: patterns of worker names.
     :ivar functions: patterns of qualified names of functions and operators.
-    :ivar housekeeping: also the calls by which torch starts and stops a group.
-    :ivar probability: of a message that has come so far, 0 to 1.
-    :ivar after: messages that are let pass first.
-    :ivar every: of those that follow, every which.
-    :ivar first: of these, how many; 0 for all.
-    :ivar per: what `after`, `every` and `first` count: all messages of the worker, those to one receiver,
-        or those of one payload to one receiver.
-    :ivar budget: faults of a worker's process at most; 0 for no limit.
-    :ivar start: seconds since the worker's `init_rpc` before which nothing happens.
-    :ivar end: seconds since then after which nothing happens; None for never.
-    :ivar mark: a pattern; only while the program is in a mark of such a name.
-    :ivar length: of a delay or a pause; None where there is none.
-    :ivar others: `reorder`: messages to the same worker that pass before it.
-    :ivar within: `reorder`: seconds after which it goes anyway.
-    :ivar one_way: `partition`, `bandwidth`: only from senders to receivers.
-    :ivar rate: `bandwidth`: bytes a second.
-    :ivar copies: `duplicate`: how often it is sent in all.
-    :ivar exit_code: `crash`; None for SIGKILL.
-    :ivar text: `fail`, `reply_fail`: of the error.
-    :ivar source: where it was written, for texts.
-    :ivar named: whether whoever wrote it has named it.
+    :ivar housekeeping: whether the rule also applies to the calls that start and stop a group.
+    :ivar probability: the probability, 0 to 1, that a message selected by the counts below is affected.
+    :ivar after: the number of matching messages to skip first.
+    :ivar every: after those, select every n-th message.
+    :ivar first: select at most this many messages; 0 means no limit.
+    :ivar per: what `after`, `every` and `first` count: all messages of the worker (`all`), the messages
+        to one receiver (`pair`), or the messages with one payload to one receiver (`payload`).
+    :ivar budget: the most faults in one worker process; 0 means no limit.
+    :ivar start: seconds after the worker's `init_rpc` at which the rule becomes active.
+    :ivar end: seconds after the worker's `init_rpc` at which it becomes inactive; None means never.
+    :ivar mark: a pattern; the rule is active only while the program is inside a matching mark.
+    :ivar length: the duration of a delay or a pause; None for other kinds.
+    :ivar others: `reorder`: the number of later messages to the same worker that overtake the message.
+    :ivar within: `reorder`: seconds after which the message is sent in any case.
+    :ivar one_way: `partition`, `bandwidth`: only the direction from senders to receivers is affected.
+    :ivar rate: `bandwidth`: bytes per second.
+    :ivar copies: `duplicate`: how many times the message is sent, the original included.
+    :ivar exit_code: `crash`: the exit status; None means SIGKILL.
+    :ivar text: `fail`, `reply_fail`: the text of the error.
+    :ivar source: where the rule was written, for messages.
+    :ivar named: whether the author of the rule gave it a name.
     """
 
     name: str
@@ -85,7 +87,7 @@ class Rule:
     named: bool = field(default=True, compare=False)
 
     def concerns(self, worker: str) -> bool:
-        """Tell whether a worker of that name could have a fault by this rule."""
+        """Return whether this rule could cause a fault on the worker of that name."""
         both = self.what == "pause" or (
             self.what in {"partition", "bandwidth"} and not self.one_way
         )
@@ -93,7 +95,7 @@ class Rule:
         return not patterns or any(matches(pattern, worker) for pattern in patterns)
 
     def native(self) -> dict[str, Any]:
-        """Return the rule as the agent in C++ takes it, which is also how the log has it."""
+        """Return the rule in the form that the C++ interceptor and the event log use."""
         settings = asdict(self)
         del settings["source"], settings["named"]
         length: Length | None = self.length
@@ -110,13 +112,13 @@ class Rule:
         }
 
     def content(self) -> str:
-        """Return what it says, less its name: one text for the same terms, however they are written."""
+        """Return the rule without its name as text; rules with equal settings have equal texts."""
         return json.dumps({**self.native(), "name": ""}, sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Rules, and the seed of what they leave to chance."""
+    """Rules, and the seed of their random decisions."""
 
     rules: tuple[Rule, ...] = ()
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Running a program with the variables of fault injection in its environment."""
+"""Runs a program with the environment variables of fault injection."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ def run(
     log: Path | None = None,
     replay: Path | None = None,
 ) -> NoReturn:
-    """Become ``program``, whose RPC agents meet these faults.
+    """Replace this process with ``program``, with fault injection in its RPC agents.
 
-    Paths may be relative to the present folder, wherever the program goes.
+    Relative paths refer to the current directory, even if the program changes it.
 
-    :raises ValueError: a rule file that means nothing, a log that is not there, settings that contradict
-        each other, or a program that cannot be run.
+    :raises ValueError: the rule file is not valid, the log does not exist, the settings contradict each
+        other, or the program cannot be run.
     """
     if rules is None and log is None and replay is None:
         raise ValueError(
-            "nothing was asked for: give --rules FILE, --replay LOG,"
+            "there is nothing to do: pass --rules FILE, --replay LOG,"
             " or --log DIR for a log without faults."
         )
     if replay is not None and (rules is not None or seed is not None):
         raise ValueError(
-            "--replay takes rules and seed from the log; --rules and --seed do not go with it."
+            "--replay takes rules and seed from the log; remove --rules and --seed, or --replay."
         )
     if rules is not None:
-        files.read(rules)  # better here, than in each worker
+        files.read(rules)  # one error here instead of one in each worker
     if replay is not None and not replay.exists():
-        raise ValueError(f"there is no log {str(replay)!r} to replay; --log DIR writes one.")
+        raise ValueError(f"the log {str(replay)!r} to replay does not exist; --log DIR writes one.")
     given = {
         settings.RULES: rules and rules.absolute(),
         settings.SEED: seed,
         settings.LOG: log and log.absolute(),
         settings.REPLAY: replay and replay.absolute(),
     }
-    # What is not said here is not taken from outside either.
+    # A variable that is not set here must not come from the surrounding environment either.
     environ = {name: value for name, value in os.environ.items() if name not in given}
     environ |= {name: str(value) for name, value in given.items() if value is not None}
     try:

@@ -17,22 +17,22 @@ SEED = "RPC_BACKENDS_FAULTS_SEED"
 LOG = "RPC_BACKENDS_FAULTS_LOG"
 REPLAY = "RPC_BACKENDS_FAULTS_REPLAY"
 VARIABLES = {
-    RULES: "the rule file; or 'on', for rules that come while the program runs",
-    SEED: "the seed, in place of the rule file's",
-    LOG: "a folder for the event logs, one a worker",
-    REPLAY: "an earlier run's folder of event logs, or one log: the same faults for the same messages",
+    RULES: "the path of the rule file; 'on' to start without rules and add them at run time",
+    SEED: "the seed; overrides the seed in the rule file",
+    LOG: "the folder for event logs, one file per worker",
+    REPLAY: "event logs of an earlier run (a folder or one log); injects the same faults again",
 }
 _ON = "on"
-#: What people write to switch something, and do not mean as the name of a file.
+#: Values that look like switches, so that nobody means them as the name of a file.
 _SWITCHES = frozenset({"1", "true", "yes", "on", "0", "false", "no", "off"})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for.
+    """The settings in the environment.
 
-    :ivar rules: the rule file.
-    :ivar on: whether agents are to be ready for rules, whether or not there is a file.
+    :ivar rules: the path of the rule file.
+    :ivar on: whether agents start with fault injection, with or without a rule file.
     """
 
     rules: Path | None = None
@@ -43,25 +43,25 @@ class Settings:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return what the environment asks for.
+    """Read the settings from the environment.
 
-    :raises RuleError: a variable means nothing, or is unknown.
+    :raises RuleError: a variable is unknown, or its value is not valid.
     """
     _refuse_unknown(environ)
     rules = environ.get(RULES, "").strip()
     if rules != _ON and rules.lower() in _SWITCHES:
         raise RuleError(
             [
-                f"{RULES}={rules!r} must be 'on' or a rule file; without faults it is not set. Write "
-                f"'./{rules}' for a file of that name."
+                f"{RULES}={rules!r} must be 'on' or the path of a rule file. Unset it to run without "
+                f"faults, or write './{rules}' for a file with that name."
             ]
         )
     seed = environ.get(SEED, "").strip()
     if seed and not (seed.isascii() and seed.isdigit() and len(seed) < 20 and is_seed(int(seed))):
         raise RuleError(
             [
-                f"{SEED}={shown(seed)} is no seed: it must be a whole number, 0 or more, "
-                f"{MOST_COUNT} at most."
+                f"{SEED}={shown(seed)} is not a valid seed: it must be a whole number from 0 to "
+                f"{MOST_COUNT}."
             ]
         )
     log, replay = _path(LOG, environ), _path(REPLAY, environ)
@@ -79,11 +79,12 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if not name.startswith(RULES) or name in VARIABLES or not environ[name].strip():
             continue
-        # All begin alike, which makes none of them nearer than the others.
+        # All names start the same, so only their endings are compared.
         endings = {known.removeprefix(RULES): known for known in VARIABLES}
         close = nearest(name.removeprefix(RULES), endings)
-        hint = f"Did you mean {endings[close]}?" if close else f"There are: {', '.join(VARIABLES)}."
-        problems.append(f"{name} is no variable of fault injection. {hint}")
+        names = f"The variables are: {', '.join(VARIABLES)}."
+        hint = f"Did you mean {endings[close]}?" if close else names
+        problems.append(f"{name} is not a variable of fault injection. {hint}")
     if problems:
         raise RuleError(problems)
 
@@ -93,4 +94,4 @@ def _path(name: str, environ: Mapping[str, str]) -> Path | None:
     try:
         return Path(text).expanduser() if text else None
     except RuntimeError as error:
-        raise RuleError([f"{name}={shown(text)} names no file: {error}"]) from error
+        raise RuleError([f"{name}={shown(text)} is not a valid path: {error}"]) from error

@@ -1,4 +1,4 @@
-"""Putting fault injection in front of an agent, with the rules that are wanted."""
+"""Puts fault injection in front of an agent, with the configured rules."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rpc_backends_faults.wanted import Wanted
 from rpc_backends_faults.watching import Watcher
 
 FORMAT = 1
-#: The place among interceptors: close to the network, so that others see what faults do.
+#: Position among interceptors: near the network, so that the others see the effects of faults.
 ORDER = 900
 
 
 def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
     """Return ``agent`` with fault injection in front of it.
 
-    :raises RuleError: rules name workers that do not exist, or a log cannot be read or written.
+    :raises RuleError: a rule names workers that do not exist, or a log cannot be read or written.
     """
     names = _static_names(agent)
     _check_workers((*want.of_file.rules, *want.given), names)
@@ -77,19 +77,22 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
 
 
 def _refuse_beside(want: Wanted, recording: replay.Recording) -> None:
-    """Refuse rules and a seed that are not those of the run that is to be replayed."""
+    """Reject rules and a seed that differ from those of the recorded run.
+
+    :raises RuleError: a rule or the seed differs.
+    """
     problems = [
-        f"{f'{rule.source}: ' if rule.source else ''}the rule {rule.name!r} is given beside the replay "
-        f"of {want.replay}, which does not have it so. A replay takes its rules from the log: leave the "
-        "rule out, or record a run with it."
+        f"{f'{rule.source}: ' if rule.source else ''}the rule {rule.name!r} is not in {want.replay}, "
+        "which is replayed, or differs there. A replay takes its rules from the log: remove the rule, "
+        "or record a run with it."
         for rule in (*want.of_file.rules, *want.given)
         if not recording.has(rule)
     ]
     seed = want.seed_with(want.of_file.seed)
     if seed is not None and seed != recording.seed:
         problems.append(
-            f"the seed {seed} is given beside the replay of {want.replay}, whose seed is "
-            f"{recording.seed}. A replay takes its seed from the log: leave it out, or set "
+            f"the seed {seed} differs from the seed {recording.seed} of {want.replay}, which is "
+            "replayed. A replay takes its seed from the log: remove the seed, or set "
             f"{SEED}={recording.seed}."
         )
     if problems:
@@ -98,12 +101,12 @@ def _refuse_beside(want: Wanted, recording: replay.Recording) -> None:
 
 @functools.cache
 def _process(pid: int) -> str:
-    """Return what no other process has: the id alone is the same in each container, say."""
+    """Return a unique id of this process; process ids repeat, for example between containers."""
     return f"{pid}-{uuid.uuid4().hex}"
 
 
 def _static_names(agent: Any) -> list[str] | None:
-    """Return the names of all workers that there will ever be; None where that is not known."""
+    """Return the names of all workers of a static group; None if the group may still grow."""
     current = current_session()
     if current is None or current.world_size is None:
         return None
@@ -116,7 +119,10 @@ def _check_file(rules: RuleSet, names: list[str] | None) -> None:
 
 
 def _check_workers(rules: Iterable[Rule], names: list[str] | None) -> None:
-    """Refuse rules that no worker of the group could ever be meant by."""
+    """Reject rules whose patterns match no worker of the group.
+
+    :raises RuleError: with every such pattern.
+    """
     if names is None:
         return
     problems = []
@@ -129,8 +135,8 @@ def _check_workers(rules: Iterable[Rule], names: list[str] | None) -> None:
                 hint = f" Did you mean {close!r}?" if close else ""
                 place = f"{rule.source}: " if rule.source else ""
                 problems.append(
-                    f"{place}the rule {rule.name!r} is for {pattern!r}, and no worker is called "
-                    f"that.{hint} The group has: {', '.join(names)}."
+                    f"{place}the rule {rule.name!r} names {pattern!r}, which matches no worker.{hint} "
+                    f"The group has: {', '.join(names)}."
                 )
     if problems:
         raise RuleError(problems)
@@ -143,13 +149,13 @@ def _open_log(pipeline: _native.FaultPipeline, folder: Path, worker: str) -> Pat
         earlier = replay.processes(folder, worker) - {_process(os.getpid())}
         if earlier:
             logger.warning(
-                "%s has a log of RPC worker %r by another process; a replay of this folder will be "
-                "refused. Name a folder for each run in %s.",
+                "%s already has a log of RPC worker %r from another process, so this folder cannot be "
+                "replayed. Set %s to a new folder for each run.",
                 folder,
                 worker,
                 LOG,
             )
-        # A log is never added to: a worker that comes back has another.
+        # No agent appends to an existing log: a worker that rejoins starts a new one.
         while (path := folder / replay.file_name(worker, number)).exists():
             number += 1
         pipeline.open_log(str(path))

@@ -1,4 +1,4 @@
-"""Running a user's own functions on workers that meet faults, for tests."""
+"""Runs a user's functions on workers with injected faults, for tests."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from rpc_backends_cli.processes import (
 )
 from rpc_backends_faults import replay
 
-#: Seconds that workers have to shut RPC down together when all went well.
+#: Seconds that the workers have for a graceful shutdown when all went well.
 _LEAVING = 10.0
-#: What a failed test shows of each worker at most: faults, lines of its traceback, lines that it printed.
+#: The most that a failed test shows of each worker: faults, lines of traceback, lines of output.
 _FAULTS, _TRACE, _OUTPUT = 20, 40, 30
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a function on one worker.
+    """The result of a function on one worker.
 
-    :ivar worker: its name.
-    :ivar result: what the function returned, None if it did not.
-    :ivar error: the exception's class and text, None if there was none.
-    :ivar status: the exit status of a process that ended before it was through, None if it was.
-    :ivar traceback: of the exception, empty if there was none.
+    :ivar worker: the worker's name.
+    :ivar result: the value that the function returned; None if it did not return.
+    :ivar error: the class and text of the exception; None if there was none.
+    :ivar status: the exit status of the process if it ended before the function did; otherwise None.
+    :ivar traceback: the traceback of the exception; empty if there was none.
     :ivar through: whether the function returned.
-    :ivar output: what the process has printed.
-    :ivar log: the events of its log, see :mod:`.replay`.
+    :ivar output: everything that the process printed.
+    :ivar log: the events of its event log, see :mod:`.replay`.
     """
 
     worker: str
@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[tuple[str, str, str]]:
-        """Each fault that its messages met: rule, message type, receiver."""
+        """The faults of this worker's messages, each as (rule, message type, receiver)."""
         requests = {event["id"]: event for event in self.log if event["event"] == "request"}
         return [
             (fault["rule"], requests[event["id"]]["type"], requests[event["id"]]["to"])
@@ -64,13 +64,14 @@ class Outcome:
 
 @dataclass
 class Run:
-    """A run, for what a failed test shows of it.
+    """The record of one run, for the report of a failed test.
 
     :ivar what: the function, and how it was run.
-    :ivar seed: as it was given; the workers' logs have the one that was used.
-    :ivar rules: the rules in words, as far as they were given.
-    :ivar seconds: how long it took; None if it never began to end.
-    :ivar error: what ended it, where not all workers were through.
+    :ivar log: the folder of the event logs.
+    :ivar seed: the seed that was given; the workers' logs have the seed that was used.
+    :ivar rules: the given rules in words.
+    :ivar seconds: how long the run took; None if it did not get to its end.
+    :ivar error: the error that ended the run early; empty if there was none.
     """
 
     what: str
@@ -82,21 +83,21 @@ class Run:
     error: str = ""
 
     def describe(self, test: str) -> str:
-        """Return what happened: seed, rules, log; and of each worker its end, faults and output.
+        """Return a report: seed, rules and log; for each worker its outcome, faults and output.
 
-        :param test: the test's name for pytest.
+        :param test: pytest's node id of the test.
         """
         seed = next((one.log[0]["seed"] for one in self.outcomes if one.log), self.seed)
         took = f", {self.seconds:.1f} s" if self.seconds is not None else ""
         lines = [
             f"{self.what}{took}",
-            f"seed {seed}. The same again: rpc_faults(..., seed={seed}), or",
+            f"seed {seed}. To repeat the run: rpc_faults(..., seed={seed}), or",
             f"  RPC_BACKENDS_FAULTS_SEED={seed} pytest '{test}'",
             "rules:" if self.rules else "rules: none",
             *(f"  {rule}" for rule in self._used_rules() or self.rules),
             f"log: {self.log}",
             f"  rpc-backends faults report {self.log}",
-            "  the same faults for the same messages: rpc_faults(..., replay=Path(that folder))",
+            "  To inject the same faults again: rpc_faults(..., replay=Path(this folder))",
         ]
         if self.error:
             lines.append(f"the run ended early: {self.error}")
@@ -105,29 +106,29 @@ class Run:
         return "\n".join(lines)
 
     def _used_rules(self) -> list[str]:
-        """Return the rules that the workers' logs have, with how often each has acted."""
+        """Return the rules in the workers' logs, with the number of times that each fired."""
         from rpc_backends_faults.report_page import words
 
         events = [event for outcome in self.outcomes for event in outcome.log]
-        acted = Counter(fault["rule"] for event in events for fault in event.get("faults", ()))
+        fired = Counter(fault["rule"] for event in events for fault in event.get("faults", ()))
         found: dict[str, None] = {}
         for rule in (rule for event in events for rule in event.get("rules", ())):
-            times = {0: "never", 1: "once"}.get(acted[rule["name"]], f"{acted[rule['name']]} times")
-            found[f"{rule['name']} ({rule['what']}), acted {times}: {words(rule)}"] = None
+            times = {0: "never", 1: "once"}.get(fired[rule["name"]], f"{fired[rule['name']]} times")
+            found[f"{rule['name']} ({rule['what']}), fired {times}: {words(rule)}"] = None
         return list(found)
 
 
 class Runner:
-    """Runs functions on groups of workers; the fixture ``rpc_faults``.
+    """Runs functions on groups of workers; the value of the fixture ``rpc_faults``.
 
-    :param folder: for what a run writes.
-    :param template: how its processes start; with torch imported by default.
+    :param folder: the folder for the files of the runs.
+    :param template: how the worker processes start; by default they have torch imported.
     """
 
     def __init__(self, folder: Path, template: Template | None = None) -> None:
         self._folder = folder
         self._template = template
-        #: What was run, the first first.
+        #: The runs so far, oldest first.
         self.runs: list[Run] = []
 
     def __call__(
@@ -142,18 +143,19 @@ class Runner:
         seconds: float = 120.0,
         replay: Path | None = None,
     ) -> list[Outcome]:
-        """Run ``function(me, *args)`` on each of so many workers, named ``worker0`` ..., in a group.
+        """Run ``function(me, *args)`` on each worker (``worker0``, ``worker1``, ...) of a group.
 
-        :param function: of a module, since other processes run it; ``me`` has ``name``, ``index`` and
-            ``size``.
-        :param rules: a rule file, or rules with its keys.
-        :param seed: in place of the file's.
-        :param backend: the group's; what a program that names none gets, by default.
-        :param rpc_timeout: of its calls, in seconds.
-        :param seconds: that all of it may take; a test that takes longer fails, and shows each stack.
+        :param function: a module-level function, because other processes run it. ``me`` has ``name``,
+            ``index`` and ``size``.
+        :param workers: the number of workers.
+        :param rules: the path of a rule file, or rules as dicts with the keys of such a file.
+        :param seed: overrides the seed of the rule file, unless it is None or 0.
+        :param backend: the backend; by default the one of a program that names no backend.
+        :param rpc_timeout: timeout of calls in seconds.
+        :param seconds: time limit of the run; a test that exceeds it fails and shows all stacks.
         :param replay: the folder :attr:`log` of an earlier run.
-        :returns: what became of it on each, the first worker's first.
-        :raises RuleError: rules mean nothing.
+        :returns: one outcome per worker, in the order of the workers.
+        :raises RuleError: a rule is not valid.
         """
         __tracebackhide__ = True
         here = self._folder / f"run{len(self.runs) + 1}"
@@ -184,7 +186,7 @@ class Runner:
                     except WorkerError:  # its process has ended
                         if group.seconds_left() <= 0:
                             raise
-                # Together, if all are there; one that failed may have left calls unanswered.
+                # Graceful only if every function returned: a failed worker may leave calls unanswered.
                 together = all(isinstance(end, Done) for end in ends)
                 alive = [worker.index for worker in group if worker.status is None]
                 with contextlib.suppress(WorkerError):
@@ -218,7 +220,10 @@ class Runner:
 def _checked(
     rules: str | Path | Iterable[Mapping[str, Any]], seed: int | None
 ) -> str | list[dict[str, Any]]:
-    """Return rules as the workers get them, after a look whether they mean anything."""
+    """Check the rules, and return them in the form that the workers get.
+
+    :raises RuleError: a rule is not valid.
+    """
     from rpc_backends_faults import files, live
 
     if isinstance(rules, str | Path):
@@ -233,7 +238,7 @@ def _checked(
 def _described(
     rules: str | Path | Iterable[Mapping[str, Any]], seed: int | None
 ) -> tuple[list[str], int]:
-    """Return rules in words, and the seed with which they act."""
+    """Return the rules in words, and the seed that applies to them."""
     from rpc_backends_faults import live
     from rpc_backends_faults.words import explain
 
@@ -242,11 +247,11 @@ def _described(
     return words, seed or made.seed
 
 
-# --- what a failed test shows -----------------------------------------------------------------------
+# --- the report of a failed test --------------------------------------------------------------------
 
 
 def _description(outcome: Outcome) -> list[str]:
-    """Return the end of a worker, its faults, its traceback and what it printed, in lines."""
+    """Return lines with a worker's outcome, faults, traceback and output."""
     return [
         f"{outcome.worker}: {_end(outcome)}",
         *_last("  faults", _fault_lines(outcome), _FAULTS),
@@ -261,11 +266,11 @@ def _end(outcome: Outcome) -> str:
         return f"its process ended with {how} before the function returned"
     if outcome.error is not None:
         return f"raised {outcome.error.partition(chr(10))[0]}"
-    return f"returned {outcome.result!r}" if outcome.through else "was not through"
+    return f"returned {outcome.result!r}" if outcome.through else "did not finish"
 
 
 def _fault_lines(outcome: Outcome) -> list[str]:
-    """Return a line for each fault: seconds since the log's begin, rule, kind, message, outcome."""
+    """Return a line for each fault: seconds since the start of the log, rule, kind, message, outcome."""
     requests = {event["id"]: event for event in outcome.log if event["event"] == "request"}
     ends = {event["id"]: event for event in outcome.log if event["event"] == "end"}
     lines = []
@@ -273,17 +278,17 @@ def _fault_lines(outcome: Outcome) -> list[str]:
         for fault in event.get("faults", ()):
             request = requests[event["id"]]
             called = f" {request['function']}" if request.get("function") else ""
-            answer = ", of the answer" if event["event"] == "end" else ""
-            end = ends.get(event["id"], {}).get("outcome", "never over")
+            reply = ", of the reply" if event["event"] == "end" else ""
+            end = ends.get(event["id"], {}).get("outcome", "never ended")
             lines.append(
-                f"{event['t'] - outcome.log[0]['t']:.4f} s {fault['rule']} ({fault['what']}{answer}): "
+                f"{event['t'] - outcome.log[0]['t']:.4f} s {fault['rule']} ({fault['what']}{reply}): "
                 f"{request['type']}{called} to {request['to']}: {end}"
             )
     return lines
 
 
 def _last(title: str, lines: Sequence[str], most: int) -> list[str]:
-    """Return the last lines under a title, which says how many there are."""
+    """Return a title with the number of lines, and the last ``most`` lines below it."""
     if not lines:
         return []
     shown = f"the last {most} of {len(lines)}" if len(lines) > most else str(len(lines))
@@ -307,7 +312,7 @@ def _start(
     from rpc_backends_core.spi.inspection import settings
 
     url, backend, rpc_timeout = meeting
-    function.resolve()  # so that calls of its module's functions find it, whoever is first
+    function.resolve()  # import the module here, before another worker calls a function of it
     if isinstance(rules, str):
         faults.enable(file=rules, seed=seed)
     else:

@@ -1,4 +1,4 @@
-"""Which rules the next agent is to start with: the environment's, the program's, its options'."""
+"""Collects the rules for the next agent, from the environment, the program and the agent's options."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rpc_backends_faults.rules import Rule, RuleSet
 
 @dataclass
 class Wanted:
-    """What an agent is to start with.
+    """The rules and settings for a new agent.
 
-    :ivar seeds: that were given, those first that go before the others, with the rule file's as None.
-    :ivar file: the rule file, which is looked at again whenever it changes.
-    :ivar seen: the file's state from before it was read.
-    :ivar of_file: its rules.
-    :ivar given: rules of the program and of its options.
+    :ivar seeds: the given seeds, in order of precedence; None stands for the seed of the rule file.
+    :ivar file: the rule file, which is read again whenever it changes.
+    :ivar seen: the state of the file before it was read.
+    :ivar of_file: the rules of the file.
+    :ivar given: the rules from the program and from the agent's options.
     """
 
     seeds: tuple[int | None, ...] = (None,)
@@ -32,7 +32,10 @@ class Wanted:
     replay: Path | None = None
 
     def seed_with(self, of_file: int) -> int | None:
-        """Return the seed if the rule file's is ``of_file``; 0 there is none. None if none was given."""
+        """Return the seed to use; None if none was given.
+
+        :param of_file: the seed of the rule file; 0 if it has none.
+        """
         for seed in self.seeds:
             if seed is not None:
                 return seed
@@ -42,18 +45,18 @@ class Wanted:
 
 
 def enable(rules: RuleSet | None = None) -> None:
-    """Have the next agents of this process take rules, beginning with these."""
+    """Enable fault injection for the next agents of this process, with these rules to start with."""
     _program.rules = rules or RuleSet()
 
 
 def disable() -> None:
-    """Take back :func:`enable`, for the next agents."""
+    """Undo :func:`enable` for the next agents; running agents keep their rules."""
     _program.rules = None
 
 
 @contextlib.contextmanager
 def carried_by(rules: RuleSet | None) -> Iterator[None]:
-    """Have the agent that is made here start with the rules that its options carry."""
+    """Start the agent that is made inside the block with the rules from its options."""
     before, _options.rules = _options.rules, rules
     try:
         yield
@@ -62,9 +65,9 @@ def carried_by(rules: RuleSet | None) -> Iterator[None]:
 
 
 def now() -> Wanted | None:
-    """Return what an agent that is started now is to start with; None if nothing stands before it.
+    """Return the rules for an agent that starts now; None if fault injection is off.
 
-    :raises RuleError: a variable or a rule file means nothing.
+    :raises RuleError: an environment variable or the rule file is not valid.
     """
     asked = settings.read()
     sources = [rules for rules in (_program.rules, _options.rules) if rules is not None]
@@ -72,7 +75,7 @@ def now() -> Wanted | None:
         return None
     seen = None
     if asked.rules is not None:
-        with contextlib.suppress(OSError):  # which reading it reports
+        with contextlib.suppress(OSError):  # files.read() reports the error
             seen = regular_files.state(asked.rules)
     of_file = files.read(asked.rules) if asked.rules is not None else RuleSet()
     of_variable = () if asked.seed is None else (asked.seed,)

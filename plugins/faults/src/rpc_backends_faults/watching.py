@@ -1,4 +1,4 @@
-"""Looking at the rule file while the program runs."""
+"""Watches the rule file for changes while the program runs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.regular_files import state
 from rpc_backends_faults.rules import RuleSet
 
-#: Seconds between looks.
+#: Seconds between checks of the file.
 INTERVAL = 0.5
-#: Looks in a row that do not find the file before it counts as gone.
+#: Failed checks in a row after which the file counts as gone.
 _MOST_MISSING = 2
 
 
 class Watcher:
-    """Takes over a rule file's rules whenever the file has changed.
+    """Reloads the rules whenever the rule file changes.
 
-    :param check: raises RuleError where rules do not fit the group.
-    :param seen: the file's state from before its rules were read; what has changed since is read.
-        None for its state now.
+    :param check: raises RuleError if rules name workers that the group does not have.
+    :param seen: the state of the file before its rules were read; a change since then is loaded. None
+        means the current state.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Watcher:
         check: Callable[[RuleSet], None],
         seen: tuple[int, ...] | None = None,
     ) -> None:
-        self._path = path.absolute()  # the program may go to another folder
+        self._path = path.absolute()  # the program may change its working directory
         self._engine = engine
         self._check = check
         self._seen: tuple[int, ...] | None = seen if seen is not None else state(path)
@@ -42,7 +42,7 @@ class Watcher:
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
+        """Stop watching."""
         self._end.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -54,7 +54,7 @@ class Watcher:
                 found = state(self._path)
                 missing = 0
             except OSError as error:
-                # Once it may be about to be there: some editors remove a file before they write it.
+                # One failed check is not enough: some editors remove a file before they write it.
                 missing += 1
                 if missing == _MOST_MISSING:
                     self._gone(error)
@@ -64,16 +64,20 @@ class Watcher:
             self._seen = found
             try:
                 self._take()
-            except Exception:  # whatever it is: the next file may be sound
-                logger.exception("the changed fault rules are not used, the old ones stay")
+            except Exception:  # keep watching: the next version of the file may be valid
+                logger.exception(
+                    "the changed fault rules were not loaded; the old rules stay active"
+                )
 
     def _gone(self, error: OSError) -> None:
         self._seen = None
         logger.error(
-            "the fault rule file %s is gone (%s); its rules stay", self._path, error.strerror
+            "the fault rule file %s is gone (%s); its rules stay active",
+            self._path,
+            error.strerror,
         )
         self._engine.log(
-            "refused", file=str(self._path), problems=[f"it is gone: {error.strerror}"]
+            "refused", file=str(self._path), problems=[f"the file is gone: {error.strerror}"]
         )
 
     def _take(self) -> None:
@@ -82,12 +86,14 @@ class Watcher:
             self._check(rules)
             self._engine.set_file_rules(rules)
         except RuleError as error:
-            logger.error("the changed fault rules are not used, the old ones stay: %s", error)
+            logger.error(
+                "the changed fault rules were not loaded; the old rules stay active: %s", error
+            )
             self._engine.log("refused", file=str(self._path), problems=error.problems)
         else:
             names = ", ".join(repr(rule.name) for rule in rules.rules) or "none"
             logger.info(
-                "the fault rules in %s have changed, and are now: %s; the seed is %d",
+                "loaded changed fault rules from %s: %s; the seed is %d",
                 self._path,
                 names,
                 self._engine.seed,

@@ -1,4 +1,4 @@
-"""Rules in words, for people."""
+"""Explains rules in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rpc_backends_faults.rules import Length, Rule
 
 
 def explain(rule: Rule) -> str:
-    """Return what a rule does, in one or two sentences."""
+    """Return one sentence that says what a rule does."""
     return f"{_which(rule)} {_does(rule)}{_when(rule)}."
 
 
@@ -19,7 +19,7 @@ def _which(rule: Rule) -> str:
         messages += f" that calls {_or(rule.functions)}"
     if rule.what == "pause":
         who = _or(rule.senders) if rule.senders else "any worker"
-        return f"{messages} from {who}, and each answer of it,"
+        return f"{messages} from {who}, and each reply from it,"
     if rule.what in {"partition", "bandwidth"} and not rule.one_way:
         ends = f"{_or(rule.senders) or 'any worker'} and {_or(rule.receivers) or 'any worker'}"
         messages += f" between {ends}"
@@ -27,25 +27,27 @@ def _which(rule: Rule) -> str:
         messages += f" from {_or(rule.senders)}" if rule.senders else ""
         messages += f" to {_or(rule.receivers)}" if rule.receivers else ""
     if rule.housekeeping:
-        messages += ", those by which groups start and stop included,"
+        messages += ", including those that start and stop groups,"
     return messages
 
 
 def _does(rule: Rule) -> str:
     does = KINDS[rule.what].does
     length = _length(rule.length) if rule.length is not None else ""
-    others = "another has" if rule.others == 1 else f"{rule.others} others have"
+    others = "1 later request" if rule.others == 1 else f"{rule.others} later requests"
+    answered = "is answered" if rule.others == 1 else "are answered"
     how = "SIGKILL" if rule.exit_code is None else f"exit status {rule.exit_code}"
     special = {
         "delay": does.replace("later", f"{length} later"),
         "reply_delay": does.replace("later", f"{length} later"),
         "duplicate": f"is sent {_times(rule.copies)}",
-        "reorder": f"is held until {others} gone to the same worker, for {rule.within:g} s at most",
-        "bandwidth": f"waits for its turn on a link of {rule.rate:g} bytes a second",
+        "reorder": f"is held until {others} to the same worker {answered}, for at most "
+        f"{rule.within:g} s",
+        "bandwidth": f"waits for its turn on a link of {rule.rate:g} bytes per second",
         "crash": f"{does}, with {how}",
     }
     if rule.what == "partition" and rule.one_way:
-        return "is lost, and so are answers that go the same way"
+        return "is lost, and so is each reply that travels in the same direction"
     if rule.what == "pause" and length:
         return f"{does}, for {length}"
     return special.get(rule.what, f"{does} that says {rule.text!r}" if rule.text else does)
@@ -53,7 +55,7 @@ def _does(rule: Rule) -> str:
 
 def _when(rule: Rule) -> str:
     parts = []
-    counted = {"all": "", "pair": ", for each receiver", "payload": ", for each payload"}[rule.per]
+    counted = {"all": "", "pair": " per receiver", "payload": " per payload"}[rule.per]
     if rule.after:
         parts.append(f"after the first {rule.after}{counted}")
         counted = ""
@@ -65,7 +67,7 @@ def _when(rule: Rule) -> str:
     if rule.probability < 1:
         parts.append(f"with probability {rule.probability:g}")
     if rule.budget:
-        parts.append(f"at most {_times(rule.budget)} in a process")
+        parts.append(f"at most {_times(rule.budget)} per process")
     if rule.start and rule.end is not None:
         parts.append(f"from {rule.start:g} s to {rule.end:g} s after init_rpc")
     elif rule.start:
@@ -73,7 +75,7 @@ def _when(rule: Rule) -> str:
     elif rule.end is not None:
         parts.append(f"until {rule.end:g} s after init_rpc")
     if rule.mark:
-        parts.append(f"while the program is in a mark called {rule.mark}")
+        parts.append(f"while the program is inside the mark {rule.mark}")
     return (": " if parts else "") + ", ".join(parts)
 
 

@@ -13,11 +13,11 @@ from rpc_backends_core.spi import Backend, Capability, Group, RankMappingMixin, 
 
 
 class FaultyAgent(StaticGroupAgent, FaultyTensorPipeAgent):
-    """Torch's faulty agent, in a group whose worker ids are the ranks."""
+    """Torch's faulty agent in a group where every worker id equals the rank."""
 
 
 class RankedFaultyAgent(RankMappingMixin, FaultyAgent):
-    """Torch's faulty agent, where a process keeps the worker id of an earlier group."""
+    """Torch's faulty agent in a group where a process keeps its worker id from an earlier group."""
 
 
 def init_backend(
@@ -30,11 +30,11 @@ def init_backend(
 ) -> Any:
     """Start torch's faulty agent in a static group.
 
-    :param group: the group that ``init_rpc`` has formed; None joins one on ``store``.
+    :param group: the group that ``init_rpc`` has formed; with None, this joins a group on ``store``.
 
-    :returns: the agent, running and current.
-    :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
-    :raises ValueError: ``world_size`` is not given.
+    :returns: the agent, running and set as torch's current agent.
+    :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
+    :raises ValueError: ``world_size`` is missing.
     """
     if not isinstance(store, dist.Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
@@ -45,7 +45,7 @@ def init_backend(
         )
     if not world_size:
         raise ValueError(
-            f"worker {name!r} gives no world_size, and FAULTY_TENSORPIPE has no dynamic groups: torch's "
+            f"worker {name!r} passed no world_size, and FAULTY_TENSORPIPE has no dynamic groups: torch's "
             "faulty agent needs the size of the group. Pass world_size, or use TENSORPIPE."
         )
     group = group_for(

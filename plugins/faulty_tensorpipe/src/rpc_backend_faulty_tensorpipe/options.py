@@ -1,4 +1,4 @@
-"""The options of FAULTY_TENSORPIPE: torch's, with defaults for all and clear errors."""
+"""The options of FAULTY_TENSORPIPE: torch's options, each with a default and clear errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Importing it makes torch define the faulty agent's classes; what it registers is torch's own.
+# This import makes torch define the faulty agent's classes. It also registers torch's own backend.
 from torch.distributed.rpc._testing import FaultyTensorPipeRpcBackendOptions
 from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 
@@ -30,7 +30,7 @@ MESSAGE_TYPES = (
 
 
 class OptionsWithRules(FaultyTensorPipeRpcBackendOptions):
-    """Torch's, with rules for rpc-backends-faults, which looks for this attribute."""
+    """Torch's options with fault rules; rpc-backends-faults reads them from ``fault_rules``."""
 
     fault_rules: Any = None
 
@@ -45,18 +45,19 @@ def construct_rpc_backend_options(
     rules: str | os.PathLike[str] | Iterable[Mapping[str, Any]] | None = None,
     **unknown: Any,
 ) -> FaultyTensorPipeRpcBackendOptions:
-    """Construct torch's ``FaultyTensorPipeRpcBackendOptions``; without faults by default.
+    """Construct torch's ``FaultyTensorPipeRpcBackendOptions``; by default they cause no faults.
 
-    :param rpc_timeout: seconds; 0 means never.
+    :param rpc_timeout: default timeout of calls in seconds; 0 means no timeout.
     :param init_method: URL of the rendezvous.
-    :param num_worker_threads: threads that execute requests.
-    :param messages_to_fail: types of message (:data:`MESSAGE_TYPES`) whose first sends fail.
-    :param messages_to_delay: seconds by type of message; slept before sending.
-    :param num_fail_sends: how many sends of each distinct message fail before one goes through.
-    :param rules: a rule file of rpc-backends-faults, or rules with its keys; they act beside the others.
-    :raises TypeError: an option that FAULTY_TENSORPIPE does not have, or a value of a wrong type.
-    :raises ValueError: an unknown type of message, a negative delay or a negative count; ``rules``
-        without rpc-backends-faults.
+    :param num_worker_threads: number of threads that execute requests.
+    :param messages_to_fail: message types (:data:`MESSAGE_TYPES`) whose first sends fail.
+    :param messages_to_delay: by message type, the seconds to sleep before sending.
+    :param num_fail_sends: how many sends of each distinct message fail before one succeeds.
+    :param rules: the path of a rule file for rpc-backends-faults, or rules with the keys of such a file.
+        They apply in addition to the other options.
+    :raises TypeError: an option is unknown, or a value has the wrong type.
+    :raises ValueError: a message type is unknown, a delay or the count is negative, or ``rules`` is given
+        and rpc-backends-faults is not installed.
     """
     if unknown:
         parameters = inspect.signature(construct_rpc_backend_options).parameters.values()
@@ -67,7 +68,7 @@ def construct_rpc_backend_options(
         )
     if isinstance(messages_to_fail, str):
         raise TypeError(
-            f"messages_to_fail is the string {messages_to_fail!r}; give a list of message types."
+            f"messages_to_fail is the string {messages_to_fail!r}; pass a list of message types."
         )
     fail, delay = list(messages_to_fail), dict(messages_to_delay or {})
     _check_types("messages_to_fail", fail)
@@ -75,7 +76,7 @@ def construct_rpc_backend_options(
     for kind, seconds in delay.items():
         if not (isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0):
             raise ValueError(
-                f"messages_to_delay[{kind!r}] is {seconds!r}; a delay is a number of seconds, 0 or more."
+                f"messages_to_delay[{kind!r}] is {seconds!r}; it must be a number of seconds, 0 or more."
             )
     if isinstance(num_fail_sends, bool) or not isinstance(num_fail_sends, int):
         raise TypeError(f"num_fail_sends is {num_fail_sends!r}; it must be an int.")
@@ -83,8 +84,8 @@ def construct_rpc_backend_options(
         raise ValueError(f"num_fail_sends is {num_fail_sends}; it must be 0 or more.")
     if rules is not None and importlib.util.find_spec("rpc_backends_faults") is None:
         raise ValueError(
-            "FAULTY_TENSORPIPE was given rules, and rpc-backends-faults, which acts by them, is not "
-            "installed: pip install rpc-backends-faults."
+            "FAULTY_TENSORPIPE was given the option rules, which needs the package rpc-backends-faults, "
+            "and that package is not installed. Run: pip install rpc-backends-faults"
         )
     type_ = FaultyTensorPipeRpcBackendOptions if rules is None else OptionsWithRules
     options: FaultyTensorPipeRpcBackendOptions = type_(
@@ -106,6 +107,6 @@ def _check_types(option: str, kinds: Iterable[str]) -> None:
             close = difflib.get_close_matches(str(kind).upper(), MESSAGE_TYPES, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(
-                f"{option} names {kind!r}, which is no message type that FAULTY_TENSORPIPE knows.{hint} "
-                f"It knows: {', '.join(MESSAGE_TYPES)}."
+                f"{option} contains the unknown message type {kind!r}.{hint} "
+                f"FAULTY_TENSORPIPE knows: {', '.join(MESSAGE_TYPES)}."
             )

@@ -1,4 +1,4 @@
-"""TENSORPIPE for ``torch.distributed.rpc``, as an installable backend over torch's own agent."""
+"""TENSORPIPE for ``torch.distributed.rpc``: an installable backend built on torch's own agent."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Between a TensorPipe agent in C++ and the store of its group.
+"""Connects a TensorPipe agent (C++) to the store of its group.
 
-Torch's agent finds its peers, and meets them when it stops, by keys that it writes into a store
-(`names/ID`, `addrs/NAME`, `shutdown/..._ID_N`; seen in torch 2.13). Here it gets a store of its own in
-this process. What it asks for is there already, so a start costs the group's store a constant number
-of requests; and its barriers, which torch numbers per process, are numbered per group.
+Torch's agent uses store keys to find its peers and to hold barriers when it stops (`names/ID`,
+`addrs/NAME`, `shutdown/..._ID_N`; seen in torch 2.13). Here each agent gets a private store in its own
+process. Every key that the agent reads is already in it, so a start makes a constant number of
+requests to the group's store. Torch numbers barriers per process; here they are numbered per group.
 
-The store is torch's `HashStore`, and no Python is ever called from within the agent: it would need the
-GIL while the agent holds its locks, and a thread that holds the GIL may wait for those (dropping an RRef
-does).
+The private store is torch's `HashStore`, so the agent never calls Python. A Python store would need
+the GIL while the agent holds its locks, and another thread that holds the GIL may be waiting for those
+locks (dropping an RRef does that).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed import rpc
 
 from rpc_backends_core.spi import NEVER, STORE_PATIENCE, Group, stored, wait_for
 
-#: Active calls of a whole group, at most.
+#: The most active calls that a whole group may report.
 _MOST_CALLS = 1 << 40
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 
@@ -32,7 +32,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 class AgentStore:
     """The private store of one agent.
 
-    :ivar store: to be given to the agent.
+    :ivar store: the store to pass to the agent.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,25 +41,25 @@ class AgentStore:
         self.store.set_timeout(NEVER)
 
     def add_worker(self, name: str, worker_id: int) -> None:
-        """Let the agent find the name of a worker."""
+        """Add a worker's name, for the agent to look up by id."""
         self.store.set(f"names/{worker_id}", name)
 
     def add_address(self, name: str, address: str) -> None:
-        """Let the agent find the address of a worker."""
+        """Add a worker's address, for the agent to look up by name."""
         self.store.set(f"addrs/{name}", address)
 
     @property
     def own_address(self) -> str:
-        """The address the agent listens on; it must have been started."""
+        """The address that the agent listens on; waits until the agent has written it."""
         return str(self.store.get(f"addrs/{self.name}").decode())
 
 
 @contextmanager
 def exchanging_addresses(engine: AgentStore, group: Group) -> Iterator[None]:
-    """Exchange the agents' addresses while the agent starts in the block.
+    """Exchange addresses with the other workers while the agent starts inside the block.
 
-    The agent tells its address and waits for those of all others within one call, so the exchange has a
-    thread of its own for that long.
+    One call of the agent both publishes its own address and waits for all others, so the exchange
+    runs on a separate thread during the block.
 
     :raises GroupError: another worker failed; raised at the end of the block.
     """
@@ -76,7 +76,8 @@ def exchanging_addresses(engine: AgentStore, group: Group) -> Iterator[None]:
             addresses = stored.texts("exchange/2", group.exchange(own))
         except BaseException as error:
             failures.append(error)
-        # After a failure any address will do: the agent is let go, and stopped by whoever started it.
+        # After a failure any address will do: it only lets the agent's start return, and the caller
+        # then stops the agent.
         for member, address in zip(group.members, addresses, strict=True):
             if member.name != engine.name:
                 engine.add_address(member.name, address)
@@ -88,19 +89,17 @@ def exchanging_addresses(engine: AgentStore, group: Group) -> Iterator[None]:
     finally:
         starting.clear()
         if not engine.store.check([f"addrs/{engine.name}"]):
-            engine.add_address(engine.name, "")  # it failed before it listened
+            engine.add_address(engine.name, "")  # the agent failed before it listened
         thread.join()
     if failures:
         raise failures[0]
 
 
 class Barriers:
-    """The barriers of an agent's ``join``, held through the store of its group.
+    """Runs the barriers of an agent's ``join`` through the store of its group.
 
-    In each one the agent counts its active calls and itself in its private store, then waits; a thread
-    carries the count to the group and the total back.
-
-    :param timeout: seconds that one barrier may take.
+    At each barrier the agent writes its count of active calls to its private store and waits. A thread
+    adds that count to the group's store and brings the group's total back to the private store.
     """
 
     def __init__(self, engine: AgentStore, group: Group) -> None:
@@ -110,9 +109,9 @@ class Barriers:
 
     @contextmanager
     def held(self, timeout: float) -> Iterator[None]:
-        """Hold barriers while the agent joins in the block.
+        """Run the barriers while the agent joins inside the block.
 
-        :param timeout: seconds a barrier waits for the others.
+        :param timeout: seconds that each barrier waits for the other workers.
         :raises RuntimeError: a barrier failed; raised at the end of the block.
         """
         failures: list[BaseException] = []
@@ -130,7 +129,7 @@ class Barriers:
                         total = self._meet(own, timeout)
                     except BaseException as error:
                         failures.append(error)
-                # After a failure the agent is told that nobody has active calls, so it stops joining.
+                # After a failure the agent reads a total of 0 active calls, so its join returns.
                 self._engine.add(f"shutdown/ACTIVE_CALLS_ID_{number}", total - own)
                 self._engine.set(f"shutdown/READY_ID_{number}", "")
                 number += 1
@@ -146,10 +145,10 @@ class Barriers:
             raise failures[0]
 
     def _wait_for_agent(self, number: int, joining: threading.Event) -> bool:
-        """Wait until the agent has come to its barrier ``number``; False if it has stopped joining."""
+        """Wait until the agent reaches barrier ``number``; return False if its join has ended."""
         key = f"shutdown/PROCESS_COUNT_ID_{number}"
         pause = _SHORTEST_PAUSE
-        # HashStore wakes nobody who waits for a counter, so this looks for it, less and less often.
+        # HashStore cannot wait for a counter to change, so this polls, with growing pauses.
         while joining.is_set():
             if self._engine.check([key]) and self._engine.add(key, 0) > 0:
                 return True
@@ -158,7 +157,7 @@ class Barriers:
         return False
 
     def _meet(self, active: int, timeout: float) -> int:
-        """Meet all workers; return how many calls are active in the whole group."""
+        """Meet all workers at a barrier; return the number of active calls in the whole group."""
         ask, prefix = self._group.access.ask, f"barrier/{self._passed}"
         self._passed += 1
 
@@ -172,18 +171,19 @@ class Barriers:
         if total is None:
             came = ask(lambda store: store.add(f"{prefix}/arrived", 0))
             raise RuntimeError(
-                f"RPC worker {self._group.name!r} waited {timeout:g} s for the others to shut down, and "
-                f"{came} of {self._group.world_size} came. All workers of a static group must call "
-                "shutdown(); shutdown(graceful=False) does not wait for them."
+                f"RPC worker {self._group.name!r} waited {timeout:g} s for the others to shut down; "
+                f"{came} of {self._group.world_size} workers did. All workers of a static group must "
+                "call shutdown(); shutdown(graceful=False) does not wait for the others."
             )
         return stored.number(f"{prefix}/total", total, _MOST_CALLS)
 
 
 def _next_barrier() -> int:
-    """Return the number that an agent of this process will give to its next barrier.
+    """Return the number that the next barrier of an agent in this process will have.
 
-    Torch counts them in the process and shows the count only in the keys that an agent writes: so an
-    agent that is alone in its group is asked to join, which ends at once (0.1 ms).
+    Torch counts barriers per process and shows the count only in the keys that an agent writes. So
+    this makes a temporary agent in a group of one worker and reads the key of its ``join``, which
+    returns immediately (0.1 ms).
     """
     store = _KeyWatcher()
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=1)
@@ -194,7 +194,7 @@ def _next_barrier() -> int:
 
 
 class _KeyWatcher(dist.Store):
-    """A store for one agent that is alone: it notes the number of the last barrier."""
+    """A store for an agent that is alone in its group; records the number of the last barrier."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What backends on torch's TensorPipe agents need, beyond what every agent does (:mod:`.agents`)."""
+"""Static groups for backends that use torch's TensorPipe agents (TENSORPIPE, FAULTY_TENSORPIPE)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from rpc_backends_core.spi import Group, torch_internals, worker_info
 
 
 class StaticGroupAgent:
-    """Mixed in before an agent of a static group: its barriers are held through the group's store."""
+    """A mixin for the agent of a static group: ``join`` runs its barriers through the group's store."""
 
     engine: AgentStore
     group: Group
     barriers: Barriers
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Wait until all workers have come here and no call is active anywhere.
+        """Wait until all workers have called ``join`` and no worker has an active call.
 
-        :param timeout: seconds to wait for the others at a time; 0 for the agent's own timeout.
+        :param timeout: seconds that each barrier waits for the others; 0 means the group's timeout.
+        :raises RuntimeError: a barrier failed or timed out.
         """
-        join = super().join  # type: ignore[misc]  # the agent's
+        join = super().join  # type: ignore[misc]  # defined by the agent class
         if len(self.group.members) == 1:
             join(shutdown, timeout)
             return
@@ -32,14 +33,14 @@ class StaticGroupAgent:
 def start_static_agent(
     plain: Any, ranked: Any, group: Group, options: Any, reverse_maps: Any, devices: Any
 ) -> Any:
-    """Make and start the agent of one worker; returns when the agents of all workers listen.
+    """Create and start this worker's agent; return when the agents of all workers listen.
 
-    :param plain: the agent's class where every worker id is the rank, which is the rule: no Python of
-        ours is then asked for a worker. It has :class:`StaticGroupAgent`.
-    :param ranked: its class, with :class:`RankMappingMixin` too, where a process keeps the id of an
-        earlier group.
-    :returns: the agent, running and current.
-    :raises GroupError: another worker failed meanwhile.
+    :param plain: the agent class to use when every worker id equals the rank, which is the normal case.
+        It derives from :class:`StaticGroupAgent`. Worker lookups then run in C++ only.
+    :param ranked: the agent class to use when a process keeps its worker id from an earlier group. It
+        also derives from :class:`RankMappingMixin`.
+    :returns: the agent, running and set as torch's current agent.
+    :raises GroupError: another worker failed during the start.
     """
     engine = AgentStore(group.name)
     for member in group.members:
@@ -68,5 +69,5 @@ def start_static_agent(
 
 
 def dumps(value: Any) -> str:
-    """Write JSON in one form, whoever writes it, so that texts can be compared."""
+    """Serialise to JSON with sorted keys, so that every worker writes the same text for a value."""
     return json.dumps(value, sort_keys=True)

@@ -1,10 +1,10 @@
-"""Broadcasting the new list of a dynamic group to its members: a message to each, all at once.
+"""Sends the new member list of a dynamic group to all members at once.
 
-Not by RPC: a call would have TensorPipe connect two agents, with the memory and the work that this
-takes, for each member that the worker may never call. The message goes to the member's listener
-(:mod:`.liveness`) and is: its length (4 bytes), an HMAC-SHA256 under the group's key, the list. The
-key is in the store beside the list, so a process that reaches a member's port but not the store is
-not believed.
+Membership updates do not use RPC. A call would make TensorPipe connect the two agents, which costs
+memory and time even if this worker never calls that member. Instead the message goes to the member's
+listener (:mod:`.liveness`). It consists of the length of the list (4 bytes), an HMAC-SHA256 of the
+list under the group's key, and the list. The key is in the store beside the list, so members reject
+messages from a process that can reach their port but not the store.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Address = tuple[str, int]
 
 _LENGTH = struct.Struct("!I")
 _SEAL_BYTES = 32
-#: More than the list of as many members as there are worker ids.
+#: Bytes of the longest list that is accepted; a group that uses every worker id needs less.
 _LARGEST = 16 << 20
 _TAKEN = b"\x01"
-#: Seconds in which who has connected to a member has to have sent all of a message.
+#: Seconds in which a sender has to send its whole message after it has connected.
 _READING_SECONDS = 5.0
 
 
 def sealed(text: bytes, key: bytes) -> bytes:
-    """Return the message with ``text`` and its seal."""
+    """Return the message that carries ``text``: its length, its HMAC under ``key``, the text."""
     return _LENGTH.pack(len(text)) + hmac.digest(key, text, "sha256") + text
 
 
 def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) -> list[bool]:
-    """Send a message to all at once; return for each whether it was taken in.
+    """Send a message to all addresses at the same time; return for each whether it was accepted.
 
-    :param timeout: seconds that all have together; 0: without end.
+    :param timeout: seconds for the whole broadcast; 0 means no limit.
     """
     end = time.monotonic() + timeout if timeout else math.inf
     taken = [False] * len(addresses)
@@ -67,7 +67,10 @@ def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) ->
 
 
 def receive(connection: socket.socket, key: bytes, take_in: Callable[[bytes], None]) -> None:
-    """Read a broadcast from a connection, take it in if its seal is right, and acknowledge it."""
+    """Read a broadcast from a connection; if its HMAC is valid, pass the text on and acknowledge it.
+
+    :param take_in: called with the text of a valid broadcast.
+    """
     end = time.monotonic() + _READING_SECONDS
     head = _read(connection, _LENGTH.size + _SEAL_BYTES, end)
     if head is None:
@@ -86,9 +89,10 @@ def receive(connection: socket.socket, key: bytes, take_in: Callable[[bytes], No
 
 @dataclass
 class _Delivery:
-    """One message on its way.
+    """The delivery of the message to one address.
 
-    :ivar rest: what is still to be sent.
+    :ivar place: the index of the address.
+    :ivar rest: the bytes that are still to be sent.
     """
 
     place: int
@@ -96,7 +100,10 @@ class _Delivery:
     rest: memoryview
 
     def go_on(self) -> bool | None:
-        """Do what can be done without waiting; return whether it was taken in, None if that is open."""
+        """Send or receive what is possible without waiting.
+
+        :returns: whether the member accepted the message; None while that is not known.
+        """
         try:
             if self.rest:
                 self.rest = self.rest[self.connection.send(self.rest) :]
@@ -104,12 +111,12 @@ class _Delivery:
             return self.connection.recv(1) == _TAKEN
         except BlockingIOError:
             return None
-        except OSError:  # nobody is there, or it has ended
+        except OSError:  # nothing listens there, or the connection was closed
             return False
 
 
 def _read(connection: socket.socket, size: int, end: float) -> bytes | None:
-    """Return so many bytes, or None if they do not come in time."""
+    """Read ``size`` bytes; return None if they do not arrive before ``end``."""
     found = bytearray()
     while len(found) < size:
         left = end - time.monotonic()

@@ -1,6 +1,6 @@
-"""Device maps: what each worker says of its devices, and whether all of it fits together.
+"""Device maps: the devices that each worker declares, and the check that they are consistent.
 
-The rules, and the beginnings of the texts, are those of torch's own TENSORPIPE.
+The rules are those of torch's own TENSORPIPE; the error messages begin with the same words.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ DeviceMap = dict[torch.device, torch.device]
 
 @dataclass(frozen=True)
 class WorkerDevices:
-    """What one worker says of its devices.
+    """The devices that one worker declares.
 
-    :ivar accelerator: the type of its accelerators (``cuda``, say), None where it has none.
-    :ivar count: how many of them.
-    :ivar maps: for each callee, this worker's devices to the callee's.
-    :ivar devices: the devices it lists for RPC; empty for "those in the maps".
+    :ivar accelerator: the type of its accelerators (for example ``cuda``); None if it has none.
+    :ivar count: the number of its accelerators.
+    :ivar maps: by callee, a map from this worker's devices to the callee's devices.
+    :ivar devices: the devices that RPC may use; an empty list means the devices in the maps.
     """
 
     name: str
@@ -32,7 +32,7 @@ class WorkerDevices:
 
     @classmethod
     def of_this_process(cls, name: str, options: Any) -> WorkerDevices:
-        """Return what this process has to say, from its options and its hardware."""
+        """Return the devices of this process, from its options and its hardware."""
         accelerator = torch.accelerator.current_accelerator()
         count = torch.accelerator.device_count() if accelerator is not None else 0
         return cls(
@@ -44,7 +44,7 @@ class WorkerDevices:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in a form that JSON can carry; see :meth:`from_json`."""
+        """Return values that JSON can represent; :meth:`from_json` reads them."""
         return {
             "name": self.name,
             "accelerator": self.accelerator,
@@ -58,15 +58,15 @@ class WorkerDevices:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WorkerDevices:
-        """Return what :meth:`to_json` wrote.
+        """Read what :meth:`to_json` returned.
 
-        :raises ValueError: it did not write that; errors of other types where that shows later.
+        :raises Exception: ``value`` is not in that form; the type depends on what is wrong.
         """
         name, accelerator, count = value["name"], value["accelerator"], value["count"]
         if not isinstance(name, str) or not isinstance(accelerator, str | None):
-            raise ValueError("its name or its accelerator is no text")  # noqa: TRY004, of what was read
+            raise ValueError("its name or accelerator is not a string")  # noqa: TRY004, bad data, no bug
         if type(count) is not int or count < 0:
-            raise ValueError("it has no number of devices")
+            raise ValueError("its device count is not a number")
         return cls(
             name,
             accelerator,
@@ -92,11 +92,11 @@ class WorkerDevices:
 
 
 def check(workers: list[WorkerDevices], *, complete: bool) -> None:
-    """Check that the device maps of all workers fit their devices and each other's.
+    """Check that the device maps of all workers name devices that the source and the target have.
 
-    :param complete: the workers are all there will be; a map to any other is then an error.
-    :raises ValueError: with the name of the worker whose options are wrong. It depends on ``workers``
-        alone, so every worker that checks raises the same.
+    :param complete: ``workers`` is the whole group, so a map to any other worker is an error.
+    :raises ValueError: a device or a map is wrong; the message names the worker whose options are wrong.
+        It depends on ``workers`` alone, so every worker that checks the same list raises the same error.
     """
     by_name = {worker.name: worker for worker in workers}
     for worker in workers:
@@ -113,7 +113,7 @@ def check(workers: list[WorkerDevices], *, complete: bool) -> None:
 
 
 def reverse_maps(mine: WorkerDevices, workers: Iterable[WorkerDevices]) -> dict[str, DeviceMap]:
-    """Return, for each worker that maps to this one, its map the other way round: for the answers."""
+    """Return the maps for responses: for each worker that maps to this one, its map inverted."""
     return {
         worker.name: {theirs: own for own, theirs in worker.maps[mine.name].items()}
         for worker in workers
@@ -122,7 +122,7 @@ def reverse_maps(mine: WorkerDevices, workers: Iterable[WorkerDevices]) -> dict[
 
 
 def used_devices(mine: WorkerDevices, reverse: Mapping[str, DeviceMap]) -> list[torch.device]:
-    """Return the devices RPC uses here: those listed, or else all that a map mentions."""
+    """Return the devices that RPC uses here: the declared ones, or else all devices in the maps."""
     devices = set(mine.devices)
     if not devices:
         for map_ in (*mine.maps.values(), *reverse.values()):
@@ -134,7 +134,7 @@ def used_devices(mine: WorkerDevices, reverse: Mapping[str, DeviceMap]) -> list[
 def initialise(devices: list[torch.device]) -> None:
     """Start the accelerator's runtime if RPC uses it.
 
-    A peer's request may need it before the program has used the device.
+    A request from a peer may need the runtime before this program has used the device.
     """
     if devices and torch.accelerator.is_available():
         module = torch.get_device_module(torch.accelerator.current_accelerator())

@@ -1,9 +1,9 @@
 """A dynamic group: workers join and leave while the others work.
 
-The members stand in the store, under one key that is only ever changed by compare-and-set
-(`membership`). A change is made there first, and then told to all members at once; what is told is the
-whole list with its version, so it does not matter in which order tellings arrive, or whether one does
-not. Nobody holds a token that others wait for.
+The member list is in the store, under one key that is changed by compare-and-set only (`membership`).
+A worker first changes the list there and then broadcasts it to all members. A broadcast carries the
+whole list with its version, so broadcasts may arrive in any order, and one may be lost. No worker holds
+a token that others wait for.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import Group, RankMappingMixin, StoreError, torch_internals
 
-#: Seconds given to requests that are being served when a worker leaves.
+#: Seconds that a leaving worker gives to the requests it is serving.
 _SERVING_PATIENCE = 5.0
-#: Seconds in which the engine has written the last answer.
+#: Seconds that the engine may need to write the last response.
 _WRITING_SECONDS = 0.3
-#: Seconds between looks whether anybody is there who could still answer.
+#: Seconds between checks whether any peer that could still respond is alive.
 _LOOKING_SECONDS = 0.5
-#: Seconds in which all calls to a worker that is gone have failed.
+#: Seconds within which all calls to a worker that is gone fail.
 _ERRORS_SECONDS = 1.0
-#: Seconds that each member has to learn that a worker has failed to join.
+#: Seconds that the members have to learn that a join was undone.
 _UNDOING_PATIENCE = 5.0
-#: Seconds given to deleting RRefs then: the RRefs of others to values here may well stay for ever.
+#: How long a leaving worker waits for the deletion of RRefs. Other workers may hold RRefs to values
+#: here for ever.
 _RREF_PATIENCE = timedelta(seconds=1)
 
 
 class DynamicAgent(RankMappingMixin, TensorPipeAgent):
-    """Torch's agent, told of its peers by the members' list in the store.
+    """Torch's agent, which learns of its peers from the member list in the store.
 
-    A worker that comes back gets a new worker id, since its peers hold dead pipes to the old one;
-    programs go on seeing its rank.
+    A worker that rejoins gets a new worker id, because its peers still hold dead pipes to the old id.
+    Programs still see its rank.
     """
 
     engine: AgentStore
@@ -54,14 +55,14 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     listener: LivenessListener | None = None
 
     def begin(self, engine: AgentStore, membership: Membership, me: Peer) -> None:
-        """Set what this agent knows before it is started."""
+        """Set the agent's state; call this before the agent starts."""
         self.engine, self.membership, self.me = engine, membership, me
         self._changing = threading.Lock()
         self._state = State()
         self.set_workers([me.info()], me.info())
 
     def apply(self, state: State) -> None:
-        """Bring this agent's peers in line with ``state``, unless it knows a later one."""
+        """Update this agent's peers to ``state``, unless the agent already has a later state."""
         with self._changing:
             if state.version <= self._state.version:
                 return
@@ -83,9 +84,9 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             torch_internals.set_worker_names({self.me.name, *new})
 
     def tell(self, state: State, *, timeout: float) -> list[Peer]:
-        """Tell all other members of ``state`` at once; return those that did not answer.
+        """Broadcast ``state`` to all its other members; return the members that did not acknowledge it.
 
-        :param timeout: seconds they have; 0: no limit.
+        :param timeout: seconds for the whole broadcast; 0 means no limit.
         """
         self.apply(state)
         others = [one for one in state.peers.values() if one.worker_id != self.me.worker_id]
@@ -94,25 +95,26 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         return [peer for peer, answered in zip(others, taken, strict=True) if not answered]
 
     def listen(self, connection: socket.socket) -> None:
-        """Take in a broadcast that another member sends to this one's listener."""
+        """Apply a broadcast that another member sends to this worker's listener."""
         try:
             broadcast.receive(connection, self.membership.key, self._learn)
         except Exception:
-            logger.exception("RPC worker %r could not take in a change of its group", self.me.name)
+            logger.exception("RPC worker %r could not apply a membership update", self.me.name)
 
     def leave_group(self, timeout: float = 0) -> None:
-        """Leave: finish what is under way, take this worker off the list, tell the others.
+        """Leave the group: remove this worker from the list, tell the others, finish active calls.
 
-        :param timeout: seconds each other member has to answer; 0 for the agent's own timeout.
+        :param timeout: seconds that the other members have to acknowledge; 0 means the RPC timeout.
         """
         limit = timeout or rpc.get_rpc_timeout()
         deleted = self._delete_rrefs()
         try:
             left = self.membership.remove([self.me])
         except StoreError as error:
-            # The others see the connections end; of a list that nobody has changed nobody is told.
+            # The list is unchanged, so there is nothing to broadcast. The others see their connections
+            # to this worker end.
             logger.warning(
-                "RPC worker %r leaves, and the list of members does not say so: %s",
+                "RPC worker %r is leaving, but could not remove itself from the member list: %s",
                 self.me.name,
                 error,
             )
@@ -134,19 +136,23 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         self.apply(State.from_json(json.loads(text)))
 
     def _delete_rrefs(self) -> bool:
-        """Delete this worker's RRefs; return whether their owners have confirmed all of them."""
+        """Delete this worker's RRefs; return whether their owners have confirmed every deletion."""
         try:
             torch_internals.delete_rrefs(_RREF_PATIENCE)
         except RuntimeError as error:
-            logger.warning("RPC worker %r leaves with RRefs not deleted: %s", self.me.name, error)
+            logger.warning(
+                "RPC worker %r is leaving, but not all of its RRefs were deleted: %s",
+                self.me.name,
+                error,
+            )
             return False
         return not torch_internals.has_unconfirmed_rrefs()
 
     def _finish_calling(self, others: State, seconds: float) -> bool:
-        """Wait for this worker's calls; return False if there are some that will never count as ended.
+        """Wait for this worker's active calls; return False if some of them will never end.
 
-        When the owner of an RRef ends before it has confirmed it, torch's callback throws, the engine
-        goes on counting that call, and its ``join()`` would wait for it without end.
+        If the owner of an RRef exits before it has confirmed the RRef, torch's callback throws. The
+        engine still counts that call as active, and its ``join()`` would wait for it for ever.
         """
         now = time.monotonic()
         end = now + seconds
@@ -158,20 +164,20 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             if now >= look:
                 look = now + _LOOKING_SECONDS
                 if not any(is_alive(peer.listener) for peer in others.peers.values()):
-                    # No answer can come any more, and the errors of broken pipes come at once.
+                    # No response can arrive any more, and broken pipes fail their calls soon.
                     end, look = now + _ERRORS_SECONDS, end
             time.sleep(0.02)
         return True
 
     def _finish_serving(self, seconds: float) -> None:
-        """Wait until no request is being served here; members know that we leave and send no more."""
+        """Wait until this worker serves no request; the members know it leaves and send no more."""
         end = time.monotonic() + seconds
         had_to_wait = False
         while time.monotonic() < end:
             if self.get_metrics()["agent.server_active_calls"] == "0":
                 if had_to_wait:
-                    # The engine counts a request as served before its answer is written, and nothing
-                    # says when it is.
+                    # The engine counts a request as served before it has written the response, and it
+                    # does not show when it has.
                     time.sleep(_WRITING_SECONDS)
                 return
             had_to_wait = True
@@ -184,8 +190,10 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
 def start(group: Group, options: Any) -> Any:
     """Join a dynamic group with a new agent.
 
-    :raises RuntimeError: the name or the rank is another member's.
-    :raises ValueError: device maps do not fit. In both cases the group is as it was.
+    On an error the group is as it was before.
+
+    :raises RuntimeError: another member has this name or rank.
+    :raises ValueError: the device maps are inconsistent.
     """
     name, rank = group.name, group.rank
     mine = WorkerDevices.of_this_process(name, options)
@@ -208,24 +216,26 @@ def start(group: Group, options: Any) -> Any:
 
 
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
-    """Tell every member of the new one; take members off the list that are no longer there."""
+    """Tell every member about this new worker, and remove members that are gone from the list."""
     silent = agent.tell(state, timeout=options.rpc_timeout)
     gone = [peer for peer in silent if not is_alive(peer.listener)]
     _warn_of([peer for peer in silent if peer not in gone], agent.me)
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
-        logger.warning("taking RPC workers that are gone off the list of members: %s", names)
+        logger.warning("removing RPC workers that are gone from the member list: %s", names)
         state = agent.membership.remove(gone)
         _warn_of(agent.tell(state, timeout=options.rpc_timeout), agent.me)
 
 
 def _warn_of(silent: Sequence[Peer], me: Peer) -> None:
     for peer in silent:
-        logger.warning("RPC worker %r did not answer %r", peer.name, me.name)
+        logger.warning(
+            "RPC worker %r did not acknowledge a membership update from %r", peer.name, me.name
+        )
 
 
 def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
-    """Leave the group as it was before this worker tried to join."""
+    """Undo a failed join: remove this worker from the list, tell the members, stop the agent."""
     try:
         state = membership.remove([me])
         if torch_internals.has_current_agent():

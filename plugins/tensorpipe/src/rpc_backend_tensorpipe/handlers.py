@@ -1,4 +1,4 @@
-"""The two handlers of TENSORPIPE, and the backend that they make."""
+"""The two handlers of TENSORPIPE, and the backend that consists of them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def construct_rpc_backend_options(
     _channels: list[str] | None = None,
     **unknown: Any,
 ) -> TensorPipeRpcBackendOptions:
-    """Construct torch's ``TensorPipeRpcBackendOptions``, with every option it has.
+    """Construct torch's ``TensorPipeRpcBackendOptions``; accepts every option of that class.
 
-    :param rpc_timeout: seconds; 0 means never.
+    :param rpc_timeout: default timeout of calls in seconds; 0 means no timeout.
     :param init_method: URL of the rendezvous.
-    :param num_worker_threads: threads that execute requests.
-    :param device_maps: for each callee, this worker's devices to the callee's.
-    :param devices: this worker's devices that RPC uses.
-    :param _transports: TensorPipe's transports to use, the preferred first.
-    :param _channels: TensorPipe's channels to use, the preferred first.
-    :raises TypeError: an option that TENSORPIPE does not have.
+    :param num_worker_threads: number of threads that execute requests.
+    :param device_maps: by callee, a map from this worker's devices to the callee's devices.
+    :param devices: the devices of this worker that RPC may use.
+    :param _transports: the TensorPipe transports to use, preferred first.
+    :param _channels: the TensorPipe channels to use, preferred first.
+    :raises TypeError: an option is unknown.
     """
     if unknown:
         parameters = inspect.signature(construct_rpc_backend_options).parameters.values()
@@ -59,12 +59,12 @@ def init_backend(
     rpc_backend_options: Any,
     group: Group | None = None,
 ) -> Any:
-    """Start a TensorPipe agent in a static group, or in a dynamic one where ``world_size`` is None.
+    """Start a TensorPipe agent in a static group, or in a dynamic group if ``world_size`` is None.
 
-    :param group: the group that ``init_rpc`` has formed; None joins one on ``store``.
+    :param group: the group that ``init_rpc`` has formed; with None, this joins a group on ``store``.
 
-    :returns: the agent, running and current.
-    :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
+    :returns: the agent, running and set as torch's current agent.
+    :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
     :raises ValueError: a worker's device maps are wrong; all workers of a static group get this error.
     """
     if not isinstance(store, dist.Store):
@@ -74,7 +74,7 @@ def init_backend(
             "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, got "
             f"{type(rpc_backend_options).__name__}: {rpc_backend_options}"
         )
-    # The one that is not needed is not imported: it is a fifth of what a start costs here.
+    # Only the module in use is imported: the other import would add a fifth to the start-up time.
     if world_size:
         from rpc_backend_tensorpipe import static_group as kind
     else:

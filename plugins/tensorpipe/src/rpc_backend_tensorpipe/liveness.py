@@ -1,9 +1,9 @@
-"""Telling whether a member of a dynamic group is still there.
+"""Checks whether a member of a dynamic group is still alive.
 
-TensorPipe's own port must not be tried: its listener never accepts again once a connection to it has
-ended without a greeting (torch 2.13). So each member has a socket of its own that listens: the kernel
-answers as long as the process lives, and refuses when it is gone. By the same socket members are told of
-changes (:mod:`.broadcast`).
+Probing TensorPipe's own port would break it: its listener stops accepting once a connection ends
+without a greeting (torch 2.13). So each member has a separate listening socket. The kernel accepts
+connections to it while the process lives and refuses them afterwards. Members also receive
+membership updates on this socket (:mod:`.broadcast`).
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import time
 from collections.abc import Callable
 
 _TCP_ADDRESS = re.compile(r"uv://\[?(?P<host>[^\]]+?)\]?:\d+$")
-#: Connections that the kernel keeps for a member before anybody takes them off.
+#: Connections that the kernel queues until the member accepts them.
 _BACKLOG = 128
-#: Connections that are read at a time.
+#: Connections that are read at the same time.
 _READERS = 16
-#: Seconds in which a process that lives answers.
+#: Seconds within which a live process accepts a connection.
 _PATIENCE = 2.0
-#: What a connection has died of before it was accepted, or what there is too much of now.
+#: Errors of accept() that pass: the connection is already dead, or a resource is exhausted for now.
 _PASSING = {errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-#: Seconds until it is tried again then.
+#: Seconds to wait before accepting again after such an error.
 _PAUSE = 0.05
-#: What says that a process is gone, rather than slow.
+#: Errors of connect() that mean the process is gone rather than slow.
 _GONE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
 class LivenessListener:
-    """The socket by which others can tell that this process lives, and tell it what is new.
+    """A listening socket: shows other members that this process lives, and receives their updates.
 
-    :param engine_address: where the agent listens; the socket is on the same host.
-    :param read: is given each connection, on a thread of its own.
+    :param engine_address: the address that the agent listens on; this socket uses the same host.
+    :param read: called with each connection, on a separate thread.
     """
 
     def __init__(self, engine_address: str, read: Callable[[socket.socket], None]) -> None:
         match = _TCP_ADDRESS.match(engine_address)
-        host = match["host"] if match else "127.0.0.1"  # shared memory: all are on this host
+        host = match["host"] if match else "127.0.0.1"  # else shared memory, on one host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self.address: tuple[str, int] = (host, self._socket.getsockname()[1])
@@ -55,11 +55,11 @@ class LivenessListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, and end the connections that are being read."""
+        """Stop listening, and close the connections that are being read."""
         with self._lock:
             self._closed = True
             for connection in (self._socket, *self._open):
-                with contextlib.suppress(OSError):  # it is over
+                with contextlib.suppress(OSError):  # already disconnected
                     connection.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -83,7 +83,7 @@ class LivenessListener:
             )
             try:
                 reader.start()
-            except RuntimeError:  # no thread is free
+            except RuntimeError:  # the system has no thread left
                 connection.close()
                 self._readers.release()
 
@@ -104,7 +104,7 @@ class LivenessListener:
 
 
 def is_alive(address: tuple[str, int]) -> bool:
-    """Return whether the process that listens at ``address`` is there, or may be."""
+    """Return False if the process that listened at ``address`` is certainly gone, True otherwise."""
     try:
         socket.create_connection(address, _PATIENCE).close()
     except OSError as error:

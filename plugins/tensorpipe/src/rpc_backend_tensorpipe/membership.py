@@ -1,4 +1,4 @@
-"""The list of members of a dynamic group, in the store, changed by compare-and-set alone."""
+"""The member list of a dynamic group: kept in the store, changed by compare-and-set only."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger("rpc_backends.tensorpipe")
 
 _KEY = "members"
 _KEY_BYTES = 32
-#: Bytes of the longest list that is looked at.
+#: Bytes of the longest list that is parsed.
 _LARGEST = 16 << 20
-#: Worker ids are 16 bits, signed, in torch.
+#: In torch, a worker id is a signed 16-bit integer.
 _MAX_WORKER_ID = 32767
 
 
@@ -31,9 +31,9 @@ _MAX_WORKER_ID = 32767
 class Peer:
     """A member of the group.
 
-    :ivar worker_id: what agents know it by; never given to a second worker of the group.
-    :ivar address: where its agent listens, as TensorPipe writes it.
-    :ivar listener: host and port by which to tell whether it lives; see :mod:`.liveness`.
+    :ivar worker_id: the id that agents use for this member; no id is given twice in a group.
+    :ivar address: where its agent listens, in TensorPipe's notation.
+    :ivar listener: host and port of its liveness listener; see :mod:`.liveness`.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Peer:
     listener: tuple[str, int] = ("", 0)
 
     def at(self, address: str, listener: tuple[str, int]) -> Peer:
-        """Return this member with the addresses it has once its agent runs."""
+        """Return a copy of this member with the addresses of its running agent."""
         return replace(self, address=address, listener=listener)
 
     def info(self) -> WorkerInfo:
-        """Return what programs see of it."""
+        """Return the ``WorkerInfo`` that programs see: its id is the rank."""
         return worker_info(self.name, self.worker_id, self.rank)
 
     def engine_info(self) -> WorkerInfo:
-        """Return what the agent in C++ knows it by."""
+        """Return the ``WorkerInfo`` that the C++ agent uses: its id is the worker id."""
         return WorkerInfo(self.name, self.worker_id)
 
 
@@ -60,7 +60,7 @@ class Peer:
 class State:
     """The members at one version of the list.
 
-    :ivar used: every worker id that was ever given in this group.
+    :ivar used: every worker id that this group has ever given out.
     """
 
     version: int = 0
@@ -68,7 +68,7 @@ class State:
     used: frozenset[int] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in a form that JSON can carry; see :meth:`from_json`."""
+        """Return values that JSON can represent; :meth:`from_json` reads them."""
         return {
             "version": self.version,
             "used": sorted(self.used),
@@ -87,40 +87,41 @@ class State:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> State:
-        """Return what :meth:`to_json` wrote.
+        """Read what :meth:`to_json` returned.
 
-        :raises ValueError: it did not write that; errors of other types where that shows later.
+        :raises Exception: ``value`` is not in that form; the type depends on what is wrong.
         """
         peers = [_peer(*fields) for fields in value["peers"]]
         used = frozenset(value["used"])
         if type(value["version"]) is not int or not all(map(stored.is_id, used)):
-            raise ValueError("its version or its ids are no numbers")
+            raise ValueError("its version or one of its ids is not a number")
         if len({peer.worker_id for peer in peers}) < len(peers):
-            raise ValueError("two of its workers have one id")
+            raise ValueError("two of its workers have the same id")
         return cls(value["version"], {peer.name: peer for peer in peers}, used)
 
     def with_peers(self, peers: Iterable[Peer]) -> State:
-        """Return the state with exactly these members."""
+        """Return a copy of this state with exactly ``peers`` as members."""
         return replace(self, peers={peer.name: peer for peer in peers})
 
 
 def _peer(name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener: Any) -> Peer:
-    WorkerInfo(name, worker_id)  # raises where torch does not allow the name
+    WorkerInfo(name, worker_id)  # raises if torch does not allow the name
     host, port = listener
     if not (stored.is_id(rank) and stored.is_id(worker_id) and isinstance(address, str)):
-        raise ValueError(f"its worker {name!r} has no rank, id or address")
+        raise ValueError(f"the rank, id or address of its worker {name!r} is not valid")
     if not (isinstance(host, str) and type(port) is int and 0 <= port < 1 << 16):
-        raise ValueError(f"its worker {name!r} has no listener")
-    ipaddress.ip_address(host)  # as TensorPipe writes it; a name would be looked up each time
+        raise ValueError(f"the listener of its worker {name!r} is not a host and a port")
+    ipaddress.ip_address(host)  # TensorPipe writes IP addresses; each name would cost a lookup
     return Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, (host, port))
 
 
 class Membership:
-    """The list of members of one group.
+    """Reads and changes the member list of one group.
 
-    :param access: to the group's store.
-    :param timeout: seconds that a request may take while this worker joins.
-    :ivar key: what members know each other by, once the list was read; made by the first of them.
+    :param access: access to the group's store.
+    :param timeout: seconds that a store request may take while this worker joins.
+    :ivar key: the group's secret key, which authenticates broadcasts. The first member creates it;
+        empty until this worker has read the list.
     """
 
     def __init__(self, access: StoreAccess, timeout: float) -> None:
@@ -129,11 +130,11 @@ class Membership:
         self.key = b""
 
     def reserve(self, name: str, rank: int, mine: WorkerDevices, wanted: int | None) -> int:
-        """Check that a worker can join, and give it an id that nobody has had.
+        """Check that a worker can join, and reserve a worker id that was never used in this group.
 
-        :param wanted: the id that torch has fixed for this process in an earlier group.
-        :raises RuntimeError: the name or the rank is another member's that is alive.
-        :raises ValueError: device maps do not fit.
+        :param wanted: the preferred id: torch fixed it for this process in an earlier group.
+        :raises RuntimeError: another member that is alive has the name or the rank.
+        :raises ValueError: the device maps are inconsistent.
         """
         chosen = rank
 
@@ -154,7 +155,7 @@ class Membership:
             )
             if chosen < 0:
                 raise stored.unsuitable(
-                    _KEY, f"every worker id; a group gives {_MAX_WORKER_ID + 1} in all its life"
+                    _KEY, f"a list that has used all {_MAX_WORKER_ID + 1} worker ids of a group"
                 )
             return replace(state, used=state.used | {chosen})
 
@@ -162,7 +163,7 @@ class Membership:
         return chosen
 
     def add(self, me: Peer) -> State:
-        """Put ``me`` on the list, in the place of a member of that name or rank that is gone.
+        """Add ``me`` to the list; it replaces any dead member with the same name or rank.
 
         :raises RuntimeError, ValueError: as for :meth:`reserve`.
         """
@@ -175,9 +176,9 @@ class Membership:
         return self._change(change)
 
     def remove(self, gone: Iterable[Peer]) -> State:
-        """Take members off the list; those who are not on it do no harm.
+        """Remove members from the list; members that are not on it are ignored.
 
-        :raises StoreError: the store is lost, does not answer, or holds another thing.
+        :raises StoreError: the store is lost, does not respond, or holds something else than a list.
         """
         ids = {peer.worker_id for peer in gone}
         return self._change(
@@ -188,7 +189,7 @@ class Membership:
         )
 
     def _change(self, change: Callable[[State], State], seconds: float = 0) -> State:
-        """Replace the list by what ``change`` makes of it, again if somebody else was faster."""
+        """Replace the list with the result of ``change``; lost compare-and-set races are retried."""
         seconds = seconds or self._timeout
         empty = {**State().to_json(), "key": secrets.token_hex(_KEY_BYTES)}
         text = self._replace("", dumps(empty), seconds)
@@ -212,16 +213,16 @@ class Membership:
 
 
 def _list(value: Any) -> tuple[str, State]:
-    """Return the key and the members."""
+    """Parse the stored list: return the group's key and its members."""
     if len(bytes.fromhex(value["key"])) != _KEY_BYTES:
-        raise ValueError("its key is none")
+        raise ValueError(f"its key does not have {_KEY_BYTES} bytes")
     return value["key"], State.from_json(value)
 
 
 def _others(state: State, name: str, rank: int) -> list[Peer]:
-    """Return the members beside a worker of this name and rank.
+    """Return the members that have neither this name nor this rank.
 
-    :raises RuntimeError: one of them has the name or the rank, and is alive.
+    :raises RuntimeError: a member that is alive has the name or the rank.
     """
     others = []
     for peer in state.peers.values():

@@ -13,18 +13,18 @@ from rpc_backends_core.spi import Group, RankMappingMixin, stored
 
 
 class StaticAgent(StaticGroupAgent, TensorPipeAgent):
-    """Torch's agent, in a group whose worker ids are the ranks."""
+    """Torch's agent in a static group where every worker id equals the rank."""
 
 
 class RankedStaticAgent(RankMappingMixin, StaticAgent):
-    """Torch's agent, in a group in which a process keeps the worker id of an earlier group."""
+    """Torch's agent in a static group where a process keeps its worker id from an earlier group."""
 
 
 def start(group: Group, options: Any) -> Any:
-    """Start the agent of one worker; returns when the agents of all workers listen.
+    """Start this worker's agent; return when the agents of all workers listen.
 
-    :raises ValueError: device maps do not fit; every worker raises the same.
-    :raises GroupError: a worker failed or did not come; every worker raises the same.
+    :raises ValueError: the device maps are inconsistent; every worker raises the same error.
+    :raises GroupError: a worker failed or did not arrive; every worker raises the same error.
     """
     mine = WorkerDevices.of_this_process(group.name, options)
     workers = [
