@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from core.kit import Workers, form
-from rpc_backends_core._errors import GroupError, GroupTimeoutError
+from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
+from rpc_backends_core._group import Group
+from rpc_backends_core._group import group as group_module
 
 
 @pytest.fixture
@@ -120,3 +123,36 @@ def test_a_meeting_that_is_too_long_says_how_many_came(store: Any) -> None:
     for error in workers.errors.values():
         assert isinstance(error, GroupTimeoutError)
         assert "2 of 3 came" in str(error)
+
+
+def test_an_exchange_lasts_no_longer_than_its_caller_says(store: Any) -> None:
+    groups = form(store, 2, timeout=60)
+    with pytest.raises(GroupTimeoutError, match=r"waited 0\.3 s for 'w1' \(rank 1\)"):
+        groups[0].exchange(None, timeout=0.3)
+
+
+class Hanging:
+    """A TCP store whose host is suspended."""
+
+    host, port = "10.0.0.7", 29500
+
+    def add(self, *_: Any) -> None:
+        threading.Event().wait()
+
+    compare_set = add
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [lambda group: group.meet(0.2), lambda group: group.fail("the disk is full")],
+    ids=["meet", "fail"],
+)
+def test_a_store_that_hangs_is_named_with_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch, request_of: Any
+) -> None:
+    monkeypatch.setattr(group_module, "STORE_PATIENCE", 0.3)
+    group = Group(Hanging(), "w0", 0, 2, (), 60.0, 0, _stage=1)
+    with pytest.raises(
+        StoreError, match=r"store at 10\.0\.0\.7:29500 has not answered for [0-9.]+ s"
+    ):
+        request_of(group)

@@ -139,6 +139,51 @@ def test_a_store_that_answers_again_is_read_again(where: Meeting) -> None:
         eventually(lambda: workers[1].call(ask, "worker2")[0] == "", lambda: "it is a member")
 
 
+@pytest.mark.parametrize("join", [steps.join, steps.join_dynamic])
+def test_joining_while_the_stores_host_is_suspended_ends_with_its_address(
+    where: Meeting, join: Any
+) -> None:
+    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
+        first = workers[HOST].start(join, where.url)
+        if join is steps.join:
+            store_of(where)  # waits until the host has it
+        else:
+            first.result()
+        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        try:
+            failure = workers[1].start(join, where.url).error()
+        finally:
+            os.kill(workers[HOST].pid, signal.SIGCONT)
+
+        assert failure.kinds[0] == "GroupTimeoutError"
+        assert "'worker1' (rank 1)" in failure.text
+        assert where.url in failure.text
+        assert "waited 2 s" in failure.text
+        assert "suspended" in failure.text
+        assert failure.seconds < AT_ONCE
+        assert not workers[1].call(steps.is_running)
+
+
+def test_a_group_that_forms_ends_when_the_stores_host_is_suspended(where: Meeting) -> None:
+    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "4"}) as workers:
+        # Both wait for a third worker, which never comes.
+        waiting = [worker.start(steps.join, where.url, world_size=3) for worker in workers]
+        store = store_of(where)
+        eventually(lambda: store.add("arrived", 0) == 2, lambda: "both have arrived")
+        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        try:
+            failure = waiting[1].error()
+        finally:
+            os.kill(workers[HOST].pid, signal.SIGCONT)
+
+        assert failure.kinds[0] == "StoreError"
+        assert (
+            f"store at {where.url.removeprefix('tcp://')} has not answered for 5 s" in failure.text
+        )
+        assert failure.seconds < 2 * AT_ONCE
+        assert waiting[0].error().kinds[0] == "GroupTimeoutError"
+
+
 @pytest.mark.parametrize("text", ["none", "3000000", str(10**17), "-7", "9" * 400])
 def test_a_count_of_records_that_is_none_costs_nobody_anything(where: Meeting, text: str) -> None:
     with Workers(3) as workers:

@@ -17,8 +17,8 @@ import pytest
 from structure.imports import ROOT
 
 BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ")
-#: What is called as often as it is needed: torch's names, and what values can tell of themselves.
-LEAVES = {"_bridge/torch_internals", "_record"}
+#: What is called as often as it is needed: names of torch, time limits, what values tell of themselves.
+LEAVES = {"_bridge/torch_internals", "_record", "_time_limit"}
 
 
 @cache

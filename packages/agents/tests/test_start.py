@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from agents_kit import PATIENCE, Wire, in_worker
+from agents_kit import AT_ONCE, PATIENCE, Wire, in_worker
 
 from rpc_backends_agents import _C, Settings, start_agent
 from rpc_backends_agents.addressing import Addressing, addressing
@@ -155,6 +155,19 @@ def test_when_another_worker_does_not_come_nothing_of_the_transport_is_left(me: 
         start_agent(SocketTransport(), group, Settings())
     wait_until_gone(before)
     assert sockets() == open_before
+
+
+@in_worker
+def test_a_shutdown_waits_for_the_others_as_long_as_its_caller_says(me: Any) -> None:
+    group = a_group()  # whose own timeout is a minute
+    agent: Any = start_agent(Wire(), group, Settings())
+    try:
+        began = time.monotonic()
+        with pytest.raises(GroupTimeoutError, match=r"waited 1 s for 'b' \(rank 1\)"):
+            agent.join(True, 1)  # the other one does not come
+        assert time.monotonic() - began < AT_ONCE
+    finally:
+        agent.shutdown()
 
 
 @in_worker

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,9 +15,14 @@ import torch.distributed as dist
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._errors import GroupTimeoutError
 from rpc_backends_core._settings import JOIN_TIMEOUT
+from rpc_backends_core._time_limit import HOST_MAY_HANG, JOIN_PATIENCE, LateError, within
 
 #: Seconds between two looks whether the host listens.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
+#: Seconds that one attempt to connect has at least.
+_SHORTEST_ATTEMPT = 1.0
+#: Seconds after torch's own time limit when it is given up: torch has the better error, if it has one.
+_MORE_THAN_TORCHS = 3.0
 
 
 class Meeting(NamedTuple):
@@ -39,7 +45,8 @@ def meet(
     :param init_method: the URL of the rendezvous.
     :param name: this worker's name, for messages.
     :param limit: seconds to wait for the others; None waits as torch does.
-    :raises GroupTimeoutError: nothing listened there in that time.
+    :raises GroupTimeoutError: nothing listened there in that time, or it did not answer for a minute (or
+        for ``limit``, where that is less).
     """
     scheme = init_method.partition(":")[0]
     if rank == -1 and scheme == "env" and "RANK" in os.environ:
@@ -52,20 +59,44 @@ def meet(
         # A TCP store that knows the size of the group waits for that many clients, by count alone; the
         # group's own formation knows who is missing.
         url = init_method if rank == -1 else _tcp(init_method)
+        store, found, iterator = _connect(url, name, rank, limit)
+    return Meeting(store, rank if world_size is None else found, iterator)
+
+
+def _connect(url: str, name: str, rank: int, limit: float) -> tuple[Any, int, Any]:
+    """Return what torch's rendezvous gives, and the rendezvous itself.
+
+    Torch's client waits without end for a host that takes the connection and does not answer, whatever
+    its timeout. So torch's rendezvous has a thread of its own.
+    """
+    end = time.monotonic() + limit
+    while True:
         if rank > 0:
-            _wait_for_host(url, limit)
+            _wait_for_host(url, end - time.monotonic())
+        seconds = min(max(end - time.monotonic(), _SHORTEST_ATTEMPT), JOIN_PATIENCE)
         try:
-            iterator = torch_internals.rendezvous(url, rank, None, timeout=timedelta(seconds=limit))
-            store, found, _ = next(iterator)
+            return within(seconds + _MORE_THAN_TORCHS, partial(_open, url, rank, seconds))
+        except LateError:
+            raise GroupTimeoutError(
+                f"RPC worker {name!r} (rank {rank}) waited {min(limit, JOIN_PATIENCE):g} s for the "
+                f"group's store at {url}, which takes connections and does not answer. {HOST_MAY_HANG}"
+            ) from None
         except dist.DistError as error:
             if "timed out" not in str(error).lower():
                 raise
+            if time.monotonic() < end:
+                continue
             raise GroupTimeoutError(
                 f"RPC worker {name!r} (rank {rank}) waited {limit:g} s for the others at "
-                f"{init_method}: {str(error).partition(chr(10))[0]} Start every worker with the same "
+                f"{url}: {str(error).partition(chr(10))[0]} Start every worker with the same "
                 f"world_size and address; {JOIN_TIMEOUT}=SECONDS sets how long they wait."
             ) from error
-    return Meeting(store, rank if world_size is None else found, iterator)
+
+
+def _open(url: str, rank: int, seconds: float) -> tuple[Any, int, Any]:
+    iterator = torch_internals.rendezvous(url, rank, None, timeout=timedelta(seconds=seconds))
+    store, found, _ = next(iterator)
+    return store, found, iterator
 
 
 def _tcp(init_method: str) -> str:

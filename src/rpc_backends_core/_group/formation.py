@@ -23,8 +23,9 @@ from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.composition import arrival_of, compose, members_of
 from rpc_backends_core._group.contents import MAX_ID, added, checked, parsed, shown, unsuitable
 from rpc_backends_core._group.group import Group, Member, get_all, read_answer, settle
-from rpc_backends_core._group.waiting import logger, wait_for
+from rpc_backends_core._group.waiting import BoundedStore, logger, wait_for
 from rpc_backends_core._process_state import STATE
+from rpc_backends_core._time_limit import JOIN_PATIENCE
 
 #: Seconds that workers have to read why there is no group, and between two looks whether they have.
 _READING_PATIENCE = 5.0
@@ -60,23 +61,30 @@ def join_group(
         ``RPC_BACKENDS_JOIN_TIMEOUT`` or half an hour.
     :raises GroupError: the group cannot be formed; each of its workers gets the same text.
     :raises GroupTimeoutError: it was not complete in time.
+    :raises StoreError: the store has not answered a request for a minute, or for ``join_timeout`` where
+        that is less.
     """
     from torch.distributed import PrefixStore
 
-    arrival = _Arrival(PrefixStore("rpc_backends", store), name, rank, backend, fixed_id)
+    limit = _settings.join_timeout() if join_timeout is None else join_timeout
+    prefixed = PrefixStore("rpc_backends", store)
+    arrival = _Arrival(prefixed, name, rank, backend, fixed_id, min(limit, JOIN_PATIENCE))
     if not world_size:
         return arrival.join_dynamic(timeout)
-    limit = _settings.join_timeout() if join_timeout is None else join_timeout
     return arrival.join_static(world_size, timeout, limit)
 
 
 class _Arrival:
-    """One worker's attempt to join."""
+    """One worker's attempt to join.
+
+    :param seconds: how long a request to the store may take.
+    """
 
     def __init__(
-        self, store: Any, name: str, rank: int, backend: str, fixed_id: int | None
+        self, store: Any, name: str, rank: int, backend: str, fixed_id: int | None, seconds: float
     ) -> None:
-        self._store = store
+        self._raw_store = store
+        self._store = BoundedStore(store, seconds)
         self._name = name
         self._rank = rank
         self._fixed_id = fixed_id
@@ -231,10 +239,9 @@ class _Arrival:
                 self._refuse_mixing("dynamic", "static")
             if self._take_kind(generation, "dynamic"):
                 break
-        store = self._prefixed(generation)
-        added(store, "present", 1)
+        added(self._store, f"{generation}/present", 1)
         return Group(
-            store=store,
+            store=self._prefixed(generation),
             name=self._name,
             rank=self._rank,
             world_size=None,
@@ -323,7 +330,7 @@ class _Arrival:
     def _prefixed(self, g: int) -> Any:
         from torch.distributed import PrefixStore
 
-        return PrefixStore(str(g), self._store)
+        return PrefixStore(str(g), self._raw_store)
 
 
 def _kind(key: str, found: bytes) -> str:

@@ -66,14 +66,15 @@ class Group:
         """This worker among :attr:`members` (static groups)."""
         return self.members[self.rank]
 
-    def exchange(self, payload: Any) -> list[Any]:
+    def exchange(self, payload: Any, timeout: float = 0) -> list[Any]:
         """Give ``payload`` (JSON) to all members of a static group and return theirs, by rank.
 
         Every member calls it equally often, in the same order; it is a barrier too. Each does a number
         of requests to the store that does not grow with the group, but for the last to arrive.
 
-        :raises GroupError: a member called :meth:`fail`; its reason.
         :param payload: at most 1 MiB as JSON.
+        :param timeout: seconds to wait for the others; 0 for the group's own timeout.
+        :raises GroupError: a member called :meth:`fail`; its reason.
         :raises GroupTimeoutError: a member did not come; the text names it.
         :raises StoreError: the store is lost, does not answer, or holds what no member wrote.
         :raises ValueError: ``payload`` is too large.
@@ -88,8 +89,9 @@ class Group:
         self._stage += 1
         prefix = f"exchange/{self._stage}"
         result = f"{prefix}/all"
+        limit = timeout or self.timeout
         value = self.access.ask(
-            lambda _: self._exchange(prefix, result, text), self.timeout + STORE_PATIENCE
+            lambda _: self._exchange(prefix, result, text, limit), limit + STORE_PATIENCE
         )
         answer = read_answer(result, value, self.world_size)
         payloads = checked(result, answer.get("payloads"), lambda found: [*found])
@@ -97,7 +99,7 @@ class Group:
             raise unsuitable(result, f"what {len(payloads)} workers exchange")
         return payloads
 
-    def _exchange(self, prefix: str, result: str, text: str) -> bytes:
+    def _exchange(self, prefix: str, result: str, text: str, limit: float) -> bytes:
         assert self.world_size is not None
         self.store.set(f"{prefix}/{self.rank}", text)
         if added(self.store, f"{prefix}/arrived", 1) == self.world_size:
@@ -108,11 +110,11 @@ class Group:
             except StoreError as error:
                 settle(self.store, result, {"error": str(error)})
         value = wait_for(
-            self.store, result, self.timeout, lambda: self._missing(prefix), reader=self._reader
+            self.store, result, limit, lambda: self._missing(prefix), reader=self._reader
         )
         if value is None:
-            self.fail(
-                f"worker {self.name!r} (rank {self.rank}) waited {self.timeout:g} s for "
+            self._tell_failure(
+                f"worker {self.name!r} (rank {self.rank}) waited {limit:g} s for "
                 f"{self._missing(prefix)}",
                 GroupTimeoutError.__name__,
             )
@@ -124,20 +126,26 @@ class Group:
 
         :param timeout: seconds to wait; 0 means for ever.
         :raises GroupTimeoutError: that took longer.
+        :raises StoreError: the store is lost, does not answer, or holds what no member wrote.
         """
         assert self.world_size is not None, "a dynamic group has no fixed members to meet"
         self._meetings += 1
         prefix = f"meeting/{self._meetings}"
-        if self.store.add(f"{prefix}/arrived", 1) == self.world_size:
-            self.store.set(f"{prefix}/all", "1")
         limit = timeout or _FOR_EVER
-        done = wait_for(
-            self.store, f"{prefix}/all", limit, lambda: "the others", first_news=math.inf
-        )
-        if done is None:
+
+        def meet(store: Any) -> bool:
+            if added(store, f"{prefix}/arrived", 1) == self.world_size:
+                store.set(f"{prefix}/all", "1")
+            done = wait_for(
+                store, f"{prefix}/all", limit, lambda: "the others", first_news=math.inf
+            )
+            return done is not None
+
+        if not self.access.ask(meet, limit + STORE_PATIENCE):
+            came = self.access.ask(lambda store: added(store, f"{prefix}/arrived", 0))
             raise GroupTimeoutError(
                 f"{self._reader} waited {timeout:g} s for the other workers, and "
-                f"{self.store.add(f'{prefix}/arrived', 0)} of {self.world_size} came. All workers of a "
+                f"{came} of {self.world_size} came. All workers of a "
                 "static group must call shutdown(); shutdown(graceful=False) does not wait for them."
             )
 
@@ -146,9 +154,12 @@ class Group:
 
         :param reason: what every worker is to read.
         :param kind: the name of the exception they are to raise; see :func:`group_error`.
+        :raises StoreError: the store is lost, or does not answer.
         """
-        if self.world_size is None:
-            return
+        if self.world_size is not None:
+            self.access.ask(lambda _: self._tell_failure(reason, kind), STORE_PATIENCE)
+
+    def _tell_failure(self, reason: str, kind: str) -> None:
         # The others can be in the stage that this worker is in, or in the one after it.
         for stage in (self._stage, self._stage + 1):
             if stage:

@@ -42,6 +42,7 @@ _HOMES = {
     "UnknownBackendError": "_errors",
     "Group": "_group",
     "Member": "_group",
+    "JOIN_PATIENCE": "_time_limit",
     "STORE_PATIENCE": "_group",
     "StoreAccess": "_group",
     "get_all": "_group",

@@ -44,10 +44,12 @@ from rpc_backends_core._record import Record as Record
 from rpc_backends_core._record import ResolvedBackend as ResolvedBackend
 from rpc_backends_core._settings import nearest as nearest
 from rpc_backends_core._spi_version import SPI_VERSION as SPI_VERSION
+from rpc_backends_core._time_limit import JOIN_PATIENCE as JOIN_PATIENCE
 
 __all__ = [
     "COMMITMENTS",
     "CONTRACT_VERSION",
+    "JOIN_PATIENCE",
     "NEVER",
     "SPI_VERSION",
     "STORE_PATIENCE",

@@ -22,6 +22,8 @@ logger = logging.getLogger("rpc_backends.agents")
 #: Seconds that RRefs have to be deleted everywhere, and requests to be served, before a member leaves.
 _RREF_PATIENCE = timedelta(seconds=5)
 _SERVING_PATIENCE = 5.0
+#: Seconds that an exchange has at least; 0 would mean the group's own timeout.
+_SHORTEST_EXCHANGE = 0.1
 
 
 class _Agent(_C.TransportAgent):
@@ -72,7 +74,8 @@ class StaticGroupAgent(_Agent):
                 return
             traffic = self.traffic()
             mine = [traffic.sent, traffic.answered, traffic.received, traffic.served]
-            now = self.group.exchange(mine)
+            left = max(end - time.monotonic(), _SHORTEST_EXCHANGE)
+            now = self.group.exchange(mine, timeout=round(left, 1))
             if not all(_is_traffic(one) for one in now):
                 raise stored.unsuitable("exchange/...", f"{stored.shown(now)}, no counts of calls")
             over = all(

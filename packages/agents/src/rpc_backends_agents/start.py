@@ -13,7 +13,7 @@ from rpc_backends_agents.addressing import Native, addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
-from rpc_backends_core.spi import Group, stored, torch_internals, worker_info
+from rpc_backends_core.spi import JOIN_PATIENCE, Group, stored, torch_internals, worker_info
 
 logger = logging.getLogger("rpc_backends.agents")
 
@@ -103,7 +103,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         on_join=add,
         on_leave=remove,
         access=group.access,
-        timeout=group.timeout,
+        timeout=min(group.timeout, JOIN_PATIENCE),
     )
     wanted = torch_internals.fixed_worker_id()
     worker_id = roster.take_id(group.rank if wanted is None else wanted)

@@ -25,7 +25,13 @@ from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
-from rpc_backends_core.spi import Group, RankMappingMixin, StoreError, torch_internals
+from rpc_backends_core.spi import (
+    JOIN_PATIENCE,
+    Group,
+    RankMappingMixin,
+    StoreError,
+    torch_internals,
+)
 
 #: Seconds that a leaving worker gives to the requests it is serving.
 _SERVING_PATIENCE = 5.0
@@ -197,7 +203,7 @@ def start(group: Group, options: Any) -> Any:
     """
     name, rank = group.name, group.rank
     mine = WorkerDevices.of_this_process(name, options)
-    membership = Membership(group.access, group.timeout)
+    membership = Membership(group.access, min(group.timeout, JOIN_PATIENCE))
     worker_id = membership.reserve(name, rank, mine, wanted=torch_internals.fixed_worker_id())
     engine = AgentStore(name)
     agent = DynamicAgent(engine.store, name, worker_id, None, options, {}, [])

@@ -1,0 +1,74 @@
+"""A time limit for what cannot be interrupted: requests to a store whose host may be suspended."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Seconds in which a store that is being joined answers, if its host runs at all.
+JOIN_PATIENCE = 60.0
+_SLICE = 1.0
+#: Why a store says nothing, and what to do.
+HOST_MAY_HANG = (
+    "The process that hosts it (rank 0, or the launcher) may be suspended or unreachable: resume it, or "
+    "restart all workers."
+)
+
+
+class LateError(Exception):
+    """A function takes too long; its thread goes on.
+
+    :ivar thread: the one that it runs on.
+    """
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__()
+        self.thread = thread
+
+
+class NoThreadError(RuntimeError):
+    """No thread could be started."""
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """Return what ``work`` returns or raises, which has a thread of its own.
+
+    :raises LateError: it takes longer than ``seconds``; its thread is left alone.
+    """
+    outcomes: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcomes.put((work(), None))
+        except BaseException as error:
+            outcomes.put((None, error))
+
+    # Under the name of the thread that asks, for whoever looks at threads.
+    name = threading.current_thread().name
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThreadError(str(error)) from error
+    left = seconds
+    while True:
+        # In slices, so that the time in which this very process is suspended does not count.
+        piece = min(left, _SLICE)
+        try:
+            value, raised = outcomes.get(timeout=piece)
+            break
+        except queue.Empty:
+            left -= piece
+            if left <= 0:
+                raise LateError(thread) from None
+    thread.join()  # it has nothing more to do; nobody is to find it still ending
+    if raised is not None:
+        try:
+            raise raised
+        finally:
+            del raised  # its traceback leads to this frame
+    return value  # type: ignore[return-value]
