@@ -300,22 +300,21 @@ def test_a_call_waits_for_room_and_its_answer_no_longer_than_its_timeout(me: Any
         with pytest.raises(Exception, match=r"set timeout \(2000 ms\)"):
             rpc.rpc_sync("b", torch.add, args=(floats(40), 1), timeout=2)
         assert len(wire.sent) == 2
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 1.5 + 2  # not one after the other
 
 
 @in_worker
 def test_small_calls_count_for_more_than_their_bytes(me: Any) -> None:
-    calls = 30
+    fitting = 10
     with on_wire() as (_, wire):
         _, frame = a_request(wire)
-    with on_wire(max_unanswered_bytes=calls * len(frame[0])):
-        sent = 0
-        for _ in range(calls):
-            future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=1)
-            if future.done():  # it has waited for room until its time was up
-                break
-            sent += 1
-        assert sent < calls
+    counted = len(frame[0]) + 1024
+    with on_wire(max_unanswered_bytes=fitting * counted) as (_, wire):
+        for _ in range(fitting):
+            a_request(wire)
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1), timeout=0.05)
+        assert len(wire.sent) == fitting
 
 
 released = threading.Event()
@@ -336,14 +335,18 @@ def test_a_worker_refuses_requests_when_too_many_bytes_of_their_caller_wait(me: 
         first = rpc.rpc_async("b", wait_for_release)
         assert entered.wait(AT_ONCE)
         waiting = [rpc.rpc_async("b", torch.add, args=(floats(40), 1)) for _ in range(10)]
-        text = error_of(waiting[-1])
-        assert "worker 'b' is overloaded" in text
-        assert "num_worker_threads" in text
-        assert "max_unanswered_bytes" in text
+        # Several threads receive, so any two of them may have found room.
+        while len(refused := [future for future in waiting if future.done()]) < 8:
+            pass
+        assert count(other, "refused_requests") == 8
+        for text in map(error_of, refused):
+            assert "worker 'b' is overloaded" in text
+            assert "num_worker_threads" in text
+            assert "max_unanswered_bytes" in text
         released.set()
         first.wait()
-        assert [future.wait().sum() for future in waiting[:2]] == [10240, 10240]
-        assert count(other, "refused_requests") == 8
+        served = [future.wait().sum() for future in waiting if future not in refused]
+        assert served == [10240, 10240]
         assert rpc.rpc_sync("b", torch.add, args=(floats(40), 1)).sum() == 10240
 
 

@@ -462,7 +462,10 @@ def test_the_message_types_are_all_of_torchs_requests() -> None:
     assert {*MESSAGE_TYPES, *WRAPPERS} == set(requests)
 
 
-@pytest.mark.parametrize("page", ["docs/how-to/inject-faults.md", "plugins/faults/README.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["docs/how-to/inject-faults.md", "docs/reference/file-formats.md", "plugins/faults/README.md"],
+)
 def test_the_rules_in_the_guides_are_valid(page: str) -> None:
     text = (Path(__file__).parents[3] / page).read_text()
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

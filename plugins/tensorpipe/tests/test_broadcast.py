@@ -12,11 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc_backend_tensorpipe import broadcast
+from rpc_backend_tensorpipe import broadcast, liveness
 from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 
+ID = 3
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 TEXT = b'{"version": 7}'
+QUESTION = broadcast.question(ID, KEY)
 
 
 class Member:
@@ -31,7 +33,7 @@ class Member:
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            broadcast.receive(connection, self.key, self.taken.append)
+            broadcast.receive(connection, self.key, ID, self.taken.append)
         finally:
             self.read.release()
 
@@ -123,10 +125,23 @@ def test_a_slow_sender_does_not_block_others(member: Member) -> None:
         assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, KEY), 3) == [True]
 
 
-def test_a_liveness_check_is_not_a_message(member: Member) -> None:
-    assert is_alive(member.address)
+def test_a_liveness_check_is_not_a_broadcast(member: Member) -> None:
+    assert is_alive(member.address, QUESTION)
     assert member.read.acquire(timeout=10)
     assert member.taken == []
+
+
+def test_a_member_that_does_not_respond_may_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as suspended:
+        assert is_alive(suspended.getsockname(), QUESTION)
+
+
+@pytest.mark.parametrize(
+    "asked", [broadcast.question(ID + 1, KEY), broadcast.question(ID, OTHER_KEY)]
+)
+def test_a_member_whose_port_was_reused_is_gone(member: Member, asked: bytes) -> None:
+    assert not is_alive(member.address, asked)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
@@ -139,4 +154,4 @@ def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
         while set(threading.enumerate()) - before and time.monotonic() < deadline:
             time.sleep(0.01)
     assert not set(threading.enumerate()) - before
-    assert not is_alive(one.address)
+    assert not is_alive(one.address, QUESTION)

@@ -493,6 +493,22 @@ def test_a_shutdown_that_is_not_graceful_does_not_wait(url: str) -> None:
         assert [worker.end() for worker in workers] == [0, 0]
 
 
+def listed(me: WorkerContext) -> list[str]:
+    """Return the names on the list in the store."""
+    return sorted(rpc.api._get_current_rpc_agent().membership.remove([]).peers)
+
+
+def test_a_shutdown_that_is_not_graceful_leaves_the_list(url: str) -> None:
+    """If it stayed on the list, another process could get the port of its address."""
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+        assert workers[0].call(listed) == ["worker0", "worker1"]
+
+        workers[1].call(steps.leave, False)
+
+        assert workers[0].call(listed) == ["worker0"]
+
+
 @pytest.mark.parametrize("first", ["static", "dynamic"])
 def test_static_and_dynamic_members_do_not_mix(where: Meeting, first: str) -> None:
     with Workers(3, env=where.env) as workers:
