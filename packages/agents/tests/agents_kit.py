@@ -55,7 +55,7 @@ class Wire(Transport):
 
     :ivar sent: the messages that the agent has sent: receiver, parts, whether it is a reply.
     :ivar fail: the exception that ``send`` raises, if set.
-    :ivar fails: called with whether a message is a reply; returns whether ``send`` raises.
+    :ivar fails: a function that decides whether ``send`` raises; its argument is the message's ``reply``.
     :ivar gate: an event that ``send`` waits for.
     """
 
