@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import types
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +18,13 @@ import pytest
 
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq import environment as zeromq_variables
+from rpc_backends_bench.results import Results
 from rpc_backends_core.spi import COMMITMENTS, Capability
 from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, default_registry, settings
+from rpc_backends_faults import limits
 from rpc_backends_faults import settings as faults_variables
+from rpc_backends_faults.kinds import KINDS, MESSAGE_TYPES, OF_A_WORKER
+from rpc_backends_testing.results import Report, Result
 from structure.imports import ROOT
 
 DOCS = ROOT / "docs"
@@ -151,6 +156,56 @@ def test_the_page_says_what_torchs_own_backends_do() -> None:
     assert declared("What torch's own backends do") == {
         one: [one in all_ for all_ in torchs] for one in Capability
     }
+
+
+# --- file formats ------------------------------------------------------------------------------------
+
+
+def section(page: str, title: str) -> str:
+    """Return what stands under a heading of a page of the reference, up to the next one."""
+    text = (REFERENCE / page).read_text().partition(f" {title}\n")[2]
+    return text.partition("\n## ")[0].partition("\n### ")[0]
+
+
+def test_the_table_of_faults_has_each_kind_with_its_keys() -> None:
+    table = re.findall(
+        r"^\| `(\w+)` \|.*\|([^|]*)\|$", section("file-formats.md", "Kinds of faults"), re.MULTILINE
+    )
+    shown = {kind: set(re.findall(r"`(\w+)`", keys)) for kind, keys in table if kind != "what"}
+    real = {name: {*kind.needs, *kind.takes} - {"receiver"} for name, kind in KINDS.items()}
+    assert shown == {
+        name: keys | ({"worker"} if name in OF_A_WORKER else set()) for name, keys in real.items()
+    }
+
+
+def test_the_page_has_each_type_of_message() -> None:
+    text = section("file-formats.md", "Which messages")
+    assert not [name for name in MESSAGE_TYPES if not re.search(rf"\b{name}\b", text)]
+
+
+def test_the_pages_have_the_limits_of_rules() -> None:
+    text = section("file-formats.md", "Limits")
+    for limit in (
+        limits.MOST_SECONDS,
+        limits.MOST_RATE,
+        limits.MOST_COPIES,
+        limits.MOST_COUNT,
+        limits.MOST_TEXT,
+        limits.MOST_PARTS,
+    ):
+        assert f" {int(limit)} " in text.replace("/", " ").replace("(", " ")
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [
+        ("Conformance report", {one.name for of in (Report, Result) for one in fields(of)}),
+        ("Bench results", set(Results({}, {}, [], "").to_json())),
+    ],
+)
+def test_the_page_has_each_member_of_a_report(title: str, names: set[str]) -> None:
+    text = section("file-formats.md", title)
+    assert not [name for name in names if f"`{name}`" not in text]
 
 
 # --- links and examples ------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def test_joining_waits_for_calls_that_are_under_way_and_says_so_if_it_takes_too_
     with on_wire() as (agent, wire):
         future, _ = a_request(wire)
         with pytest.raises(
-            RuntimeError, match=r"'a' still had calls under way after .*graceful=False"
+            RuntimeError, match=r"'a' still had active calls after .*graceful=False"
         ):
             agent.join(True, 0.05)
         ended = threading.Thread(target=agent.join, args=(True, AT_ONCE))
@@ -414,7 +414,7 @@ def test_a_transport_in_memory_has_nobody_where_nobody_listens(me: Any) -> None:
         lonely.add_member("c", 2)
         start(lonely)
         try:
-            text = "RPC to 'b' failed: nobody listens at memory:nowhere:0"
+            text = "RPC to 'b' failed: no worker listens at memory:nowhere:0"
             assert text in error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
             text = "RPC to 'c' failed: the address of worker 2 is not known"
             assert text in error_of(rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1)))

@@ -278,7 +278,7 @@ def test_a_second_decision_is_an_error_without_effect(me: WorkerContext, library
         assert rpc.rpc_sync("b", do, args=(1,)) == 1
     assert DONE == [1]
     assert seen(recorder, "misuse") == [
-        "misuse the interceptor 'recorder' has decided this already",
+        "misuse the interceptor 'recorder' has already decided this message",
         "misuse a request that has been passed on cannot be read any more",
     ]
 
@@ -286,7 +286,10 @@ def test_a_second_decision_is_an_error_without_effect(me: WorkerContext, library
 @in_worker
 @pytest.mark.parametrize(
     ("verb", "text"),
-    [("throw", "failed: the recorder has thrown"), ("let go", "has let go of it undecided")],
+    [
+        ("throw", "failed: the recorder has thrown"),
+        ("let go", "released the message without a decision"),
+    ],
 )
 def test_a_defect_of_an_interceptor_fails_the_request(
     me: WorkerContext, library: Path, verb: str, text: str
@@ -302,15 +305,15 @@ def test_names_are_taken_once_and_before_the_start(me: WorkerContext, library: P
     agent = make(_C.MemoryTransport())
     front = intercept(agent, Recorder(library), name="x")
     assert intercept(front, Recorder(library), name="y") is front
-    with pytest.raises(ValueError, match="there is an interceptor 'x' already"):
+    with pytest.raises(ValueError, match="an interceptor named 'x' is already"):
         intercept(front, Recorder(library), name="x", order=7)
-    with pytest.raises(ValueError, match="has 1 to 63 bytes"):
+    with pytest.raises(ValueError, match="must have 1 to 63 bytes"):
         intercept(front, Recorder(library), name="n" * 64)
-    with pytest.raises(TypeError, match="built for another interface"):
+    with pytest.raises(TypeError, match="built for another version of the interface"):
         intercept(front, WrongCapsule(), name="z")
     front.listen()
     start(front)
-    with pytest.raises(RuntimeError, match="the agent has been started"):
+    with pytest.raises(RuntimeError, match="the agent has already started"):
         intercept(front, Recorder(library), name="z")
     no_current_agent()
     front.shutdown()
@@ -385,7 +388,8 @@ def test_too_much_context_is_refused(me: WorkerContext, library: Path) -> None:
     refused = [name for name, events in misuse.items() if events]
     assert refused == ["r3", "big"]  # 3 x (255 + 2 + 2), and "y", are within 1024
     assert (
-        "attaches 256 bytes, and there is room for 255 of one, and 1024 of all" in misuse["big"][0]
+        "attaches 256 bytes; one interceptor may attach 255 and all together 1024"
+        in misuse["big"][0]
     )
 
 
@@ -401,12 +405,12 @@ def test_a_request_without_context_is_not_longer(me: WorkerContext, library: Pat
 @pytest.mark.parametrize(
     ("context", "size", "reason"),
     [
-        (b"", 1 << 31, "2147483648 bytes of context, and 1024 can be"),
+        (b"", 1 << 31, "2147483648 bytes of context; at most 1024 are allowed"),
         (b"\x05abc", None, "it ends in the middle of a field"),
         (b"\x03abc\x09de", None, "it ends in the middle of a field"),
-        (b"\x00\x00", None, "the name of a context is none"),
-        (b"\x40" + b"n" * 64 + b"\x00", None, "the name of a context is none"),
-        (b"\x01a\x00\x01a\x00", None, "the name of a context is none"),
+        (b"\x00\x00", None, "the name of a context is not valid"),
+        (b"\x40" + b"n" * 64 + b"\x00", None, "the name of a context is not valid"),
+        (b"\x01a\x00\x01a\x00", None, "the name of a context is not valid"),
     ],
 )
 def test_a_frame_with_a_false_context_is_refused(
@@ -427,7 +431,7 @@ def test_an_answer_with_context_is_refused(me: WorkerContext) -> None:
     with on_wire() as (_, wire):
         future, frame = a_request(wire, "x")
         wire.inbox.deliver(1, change(frame, kind=2, type=515, context=4))
-        assert "4 bytes of context, and 0 can be" in error_of(future)
+        assert "4 bytes of context; at most 0 are allowed" in error_of(future)
 
 
 # --- other agents -----------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def test_a_transport_for_another_agent_is_refused_by_what_it_gave_and_closed(me:
 
     transport = Old("")
     with pytest.raises(
-        TypeError, match=r"gave 'something', and this agent takes rpc_backends\.Transport"
+        TypeError, match=r"returned 'something', but this agent needs rpc_backends\.Transport"
     ):
         start_agent(transport, a_group(), Settings())
     assert transport.calls == ["close"]
