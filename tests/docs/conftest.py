@@ -1,4 +1,4 @@
-"""The tests of the site need every package; the environment of `make test-lowest` has those without C++."""
+"""The site needs every package to be tested; `make test-lowest` has only those without C++."""
 
 from __future__ import annotations
 
