@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -241,30 +242,33 @@ void ThreadPool::do_jobs() {
 
 bool ThreadPool::retry() {
   Handle handle;
-  bool wants_receiver = false, wants_runner = false, wants_doer = false, still_held = false;
-  const auto look = [&] {
+  bool wants_receiver = false, wants_doer = false, still_held = false;
+  size_t wanted_runners = 0;
+  const auto look = [&](bool starts_runners) {
     std::lock_guard<std::mutex> lock(mutex_);
     handle = handle_;
     wants_receiver = !stopped_ && short_ && waiting_ == 0;
     take_up_held();
-    wants_runner = !stopped_ && !backlog_.empty() && running_ < options_.requests;
+    const size_t places = running_ < options_.requests ? options_.requests - running_ : 0;
+    wanted_runners = stopped_ ? 0 : std::min(places, backlog_.size());
+    running_ += starts_runners ? wanted_runners : 0;
     still_held = !held_.empty();
     wants_doer = !stopped_ && !posts_.empty();
   };
-  look();
-  if (wants_runner) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++running_;
-  }
+  look(true);
+  const size_t runners = wanted_runners;
   if (wants_receiver) {
     contained(kStarting, [&] {
       add_receiver(handle);
       short_ = false;
     });
   }
-  if (wants_runner && !contained(kStarting, [&] { add_thread([this] { run_requests([] {}); }); })) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    --running_;
+  for (size_t started = 0; started < runners; ++started) {
+    if (!contained(kStarting, [&] { add_thread([this] { run_requests([] {}); }); })) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      running_ -= runners - started;
+      break;
+    }
   }
   if (wants_doer && !contained(kStarting, [&] { add_thread([this] { do_jobs(); }); })) {
     Job job;
@@ -279,8 +283,8 @@ bool ThreadPool::retry() {
       contained("in work that was put off", job);
     }
   }
-  look();
-  return wants_receiver || wants_runner || wants_doer || still_held;
+  look(false);
+  return wants_receiver || wanted_runners > 0 || wants_doer || still_held;
 }
 
 size_t ThreadPool::threads() const {

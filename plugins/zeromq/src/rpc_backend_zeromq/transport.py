@@ -29,7 +29,7 @@ from rpc_backend_zeromq.publication import Publication, UnixSocket, printable
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
-from rpc_backends_core.spi import SettingError
+from rpc_backends_core.spi import JOIN_PATIENCE, SettingError
 
 if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
@@ -101,6 +101,7 @@ class ZeroMQTransport:
 
         :raises AddressError: there is no address to listen on.
         :raises ExposureError: others could reach it, and nothing keeps them out.
+        :raises StoreError: the store is lost, or does not answer (dynamic groups).
         """
         assert self._mine is None, "it listens already"
         self._doorkeeper.refused.owner = name
@@ -109,7 +110,11 @@ class ZeroMQTransport:
         token = self._group.token
         if token is None:
             # Members come one after the other: they agree on what the first of them has written.
-            nonce = self._group.store.compare_set(_NONCE, "", secrets.token_hex(16))
+            fresh = secrets.token_hex(16)
+            nonce = self._group.access.ask(
+                lambda store: bytes(store.compare_set(_NONCE, "", fresh)),
+                min(self._group.timeout, JOIN_PATIENCE),
+            )
             token = hashlib.sha256(nonce).hexdigest()
         atexit.register(self._remove_folder)
         try:
