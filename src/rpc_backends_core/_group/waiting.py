@@ -1,4 +1,4 @@
-"""Waiting for a store: interruptible, with progress in the log, never for ever by accident."""
+"""Waiting for a store: interruptible, logged, and with a time limit."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ T = TypeVar("T")
 
 logger = logging.getLogger("rpc_backends")
 
-#: A wait inside the store cannot be interrupted by Ctrl-C, so it is cut into slices of this length.
+#: Ctrl-C cannot interrupt a wait inside the store, so each wait is split into slices of this many
+#: seconds.
 _SLICE = 1.0
-#: After this many seconds, and after each doubling of it, the log says what is being waited for.
+#: After this many seconds, and after each doubling of it, the wait is logged.
 _FIRST_NEWS = 10.0
-#: Seconds that a request may take where a worker can go on without the answer.
+#: Seconds that a request may take if the worker can continue without its answer.
 STORE_PATIENCE = 5.0
 
 
 class StoreAccess:
-    """Requests to a store that hold nobody up for long, and fail with one type of error.
+    """Store requests that have a time limit and always fail with :class:`StoreError`.
 
-    A store whose host is gone raises. One whose host is suspended says nothing, and a request that is
-    inside it cannot be given up. So each request has a thread of its own, which is left alone if it takes
-    too long; as long as it hangs, all further requests fail at once.
+    If the store's host is gone, a request raises. If the host is suspended, the request hangs and
+    cannot be cancelled. So each request runs in a thread of its own, which is abandoned if it takes
+    too long; while that thread hangs, further requests fail at once.
     """
 
     def __init__(self, store: Any) -> None:
@@ -37,10 +38,11 @@ class StoreAccess:
         self._late: threading.Thread | None = None
 
     def ask(self, request: Callable[[Any], T], seconds: float = STORE_PATIENCE) -> T:
-        """Return what ``request`` returns, which is called with the store.
+        """Call ``request`` with the store and return its result.
 
-        :param seconds: how long it may take.
-        :raises StoreError: it took longer, or failed; errors of this package pass as they are.
+        :param seconds: the time limit.
+        :raises StoreError: the request failed or took too long. Errors of this package pass through
+            unchanged.
         """
         if self._late is not None and self._late.is_alive():
             raise StoreError("the group's store has not answered an earlier request yet.")
@@ -52,7 +54,7 @@ class StoreAccess:
             except Exception as error:
                 outcomes.put((None, error))
 
-        # Under the name of the thread that asks, for whoever looks at threads.
+        # Named after the calling thread, for anyone who inspects threads.
         name = threading.current_thread().name
         thread = threading.Thread(target=make, name=name, daemon=True)
         try:
@@ -62,8 +64,10 @@ class StoreAccess:
             self._late = thread
             raise StoreError(f"the group's store has not answered for {seconds:g} s.") from None
         except RuntimeError as no_thread:
-            raise StoreError(f"the group's store cannot be asked: {no_thread}.") from no_thread
-        thread.join()  # it has nothing more to do; nobody is to find it still ending
+            raise StoreError(
+                f"no thread could be started to ask the group's store: {no_thread}."
+            ) from no_thread
+        thread.join()  # it is done; leave no thread that is still ending
         if isinstance(error, RpcBackendsError):
             raise error
         if error is not None:
@@ -84,13 +88,12 @@ def wait_for(
     meanwhile: Callable[[], None] | None = None,
     first_news: float | None = None,
 ) -> bytes | None:
-    """Return the value of ``key`` once it is there; None when ``timeout`` seconds have passed.
+    """Wait for ``key`` and return its value; None after ``timeout`` seconds.
 
-    :param what: says what is being waited for, for the log; called only if it takes long.
-    :param reader: who waits, for the log.
-    :param first_news: seconds after which the log says so for the first time (10); infinite where it is
-        usual to wait.
-    :param meanwhile: called after a second or two of waiting, and after each doubling of that.
+    :param what: returns what the caller waits for, for the log; called only if the wait is long.
+    :param reader: the name of the waiting worker, for the log.
+    :param first_news: seconds until the first log line (10); infinite if long waits are normal.
+    :param meanwhile: called after one or two seconds, and again each time the wait has doubled.
     """
     start = time.monotonic()
     news, look = _FIRST_NEWS if first_news is None else first_news, _SLICE
@@ -115,7 +118,8 @@ def _wait(store: Any, key: str, seconds: float) -> bool:
     try:
         store.wait([key], timedelta(seconds=max(seconds, 0.001)))
     except RuntimeError:
-        # A store says "timed out" and "connection lost" by the same type; the time tells them apart.
+        # Stores raise the same type for a timeout and a lost connection; the elapsed time tells
+        # which.
         if time.monotonic() - before < 0.5 * seconds and not store.check([key]):
             raise
         return False
