@@ -36,7 +36,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_has_the_options_that_a_page_shows(command: str) -> None:
+def test_a_command_has_the_options_that_a_page_shows(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()  # an argument that has to exist
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     group: click.Command = cli
     while isinstance(group, click.Group) and words:
