@@ -14,8 +14,8 @@ namespace rpc_backends {
 
 namespace {
 
-// How many threads more than the requests need may wait; further threads end after a burst. Keeping a thread is cheaper
-// than starting a new one.
+// How many threads may wait in addition to those that requests need. After a burst, further threads end. Keeping a
+// thread is cheaper than starting a new one.
 constexpr size_t kSpare = 4;
 constexpr size_t kFirst = 2;
 // How long an idle thread waits for a post.

@@ -26,7 +26,7 @@ Address = tuple[str, int]
 
 _LENGTH = struct.Struct("!I")
 _SEAL_BYTES = 32
-#: Begins a message that asks for a member; a list begins with "{".
+#: The start of a liveness question; a list starts with "{".
 _QUESTION = b"alive "
 #: Bytes of the longest list that is accepted; a group that uses every worker id needs less.
 _LARGEST = 16 << 20
@@ -40,7 +40,7 @@ def sealed(text: bytes, key: bytes) -> bytes:
 
 
 def question(worker_id: int, key: bytes) -> bytes:
-    """Return the message that the member of this id acknowledges, and no other process."""
+    """Return a liveness question: only the member with this id acknowledges it."""
     return sealed(b"%s%d" % (_QUESTION, worker_id), key)
 
 
@@ -79,7 +79,7 @@ def receive(
 ) -> None:
     """Read a broadcast from a connection; if its HMAC is valid, pass the text on and acknowledge it.
 
-    A :func:`question` is acknowledged if it is for this member.
+    A :func:`question` is acknowledged only if it asks for this member.
 
     :param worker_id: the id of this member.
     :param take_in: called with the text of a valid broadcast.

@@ -81,17 +81,17 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             devices.initialise(used)
             for peer in old.values():
                 if new.get(peer.name) != peer and peer.name != self.me.name:
-                    self._tell_engine(peer, used, reverse, joins=False)
+                    self._update_engine(peer, used, reverse, joins=False)
             for peer in new.values():
                 if old.get(peer.name) != peer:
                     self.engine.add_address(peer.name, peer.address)
                     known = {name: map_ for name, map_ in reverse.items() if name == peer.name}
-                    self._tell_engine(peer, used, known, joins=True)
+                    self._update_engine(peer, used, known, joins=True)
             self._state = state
             self.set_workers([peer.info() for peer in new.values()], self.me.info())
             torch_internals.set_worker_names({self.me.name, *new})
 
-    def tell(self, state: State, *, timeout: float) -> list[Peer]:
+    def notify(self, state: State, *, timeout: float) -> list[Peer]:
         """Broadcast ``state`` to all its other members; return the members that did not acknowledge it.
 
         :param timeout: seconds for the whole broadcast; 0 means no limit.
@@ -130,7 +130,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             others = [peer for peer in self._state.peers.values() if peer.name != self.me.name]
             left = self._state.with_peers(others)
         else:
-            _warn_of(self.tell(left, timeout=limit), self.me)
+            _warn_of(self.notify(left, timeout=limit), self.me)
         self._finish_serving(_SERVING_PATIENCE)
         if deleted or self._finish_calling(left, limit):
             self.join(shutdown=True)
@@ -138,12 +138,12 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     def shutdown(self) -> None:
         """Stop the agent, and remove this worker from the list if it has not left the group.
 
-        A worker that stayed on the list would be asked whether it is alive, at a port that another
-        process may have by then: even TensorPipe's, which ends the process that gets what is no greeting.
+        If it stayed on the list, other workers would send liveness questions to its port, which another
+        process may have by then. TensorPipe even ends its process when it receives an invalid greeting.
         """
         if self.is_listed:
             self.is_listed = False
-            # Otherwise the others see the connections end.
+            # If the store is lost, the others only see their connections end.
             with contextlib.suppress(StoreError):
                 self.membership.remove([self.me])
         if self.listener is not None:
@@ -201,7 +201,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             had_to_wait = True
             time.sleep(0.002)
 
-    def _tell_engine(self, peer: Peer, used: Any, reverse: Any, *, joins: bool) -> None:
+    def _update_engine(self, peer: Peer, used: Any, reverse: Any, *, joins: bool) -> None:
         TensorPipeAgent._update_group_membership(self, peer.engine_info(), used, reverse, joins)
 
 
@@ -236,14 +236,14 @@ def start(group: Group, options: Any) -> Any:
 
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
     """Tell every member about this new worker, and remove members that are gone from the list."""
-    silent = agent.tell(state, timeout=options.rpc_timeout)
+    silent = agent.notify(state, timeout=options.rpc_timeout)
     gone = [peer for peer in silent if not agent.membership.is_alive(peer)]
     _warn_of([peer for peer in silent if peer not in gone], agent.me)
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
         logger.warning("removing RPC workers that are gone from the member list: %s", names)
         state = agent.membership.remove(gone)
-        _warn_of(agent.tell(state, timeout=options.rpc_timeout), agent.me)
+        _warn_of(agent.notify(state, timeout=options.rpc_timeout), agent.me)
 
 
 def _warn_of(silent: Sequence[Peer], me: Peer) -> None:
@@ -259,7 +259,7 @@ def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     try:
         state = membership.remove([me])
         if torch_internals.has_current_agent():
-            _warn_of(agent.tell(state, timeout=_UNDOING_PATIENCE), me)
+            _warn_of(agent.notify(state, timeout=_UNDOING_PATIENCE), me)
     except RuntimeError as error:
         logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
     finally:

@@ -3,8 +3,8 @@
 Probing TensorPipe's own port would break it: its listener stops accepting once a connection ends
 without a greeting (torch 2.13). So each member has a separate listening socket. The kernel accepts
 connections to it while the process lives and refuses them afterwards, until another process gets the
-port. So the member is also asked whether it is the one that is meant. Members also receive membership
-updates on this socket (:mod:`.broadcast`).
+port. So the check also asks for the id of the member. Members receive membership updates on the same
+socket (:mod:`.broadcast`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 
 _TCP_ADDRESS = re.compile(r"uv://\[?(?P<host>[^\]]+?)\]?:\d+$")
-#: The answer to a message that is accepted.
+#: The response to an accepted message.
 ACKNOWLEDGED = b"\x01"
 #: Connections that the kernel queues until the member accepts them.
 _BACKLOG = 128
 #: Connections that are read at the same time.
 _READERS = 16
-#: Seconds within which a live process accepts a connection, and then answers.
+#: Seconds within which a live process accepts a connection, and then responds.
 _PATIENCE = 2.0
 #: Errors of accept() that pass: the connection is already dead, or a resource is exhausted for now.
 _PASSING = {errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -115,9 +115,9 @@ class LivenessListener:
 def is_alive(address: tuple[str, int], question: bytes) -> bool:
     """Return False if the member that listened at ``address`` is certainly gone, True otherwise.
 
-    :param question: the message that this member alone acknowledges (:func:`.broadcast.question`). A
-        suspended member answers nothing; where the connection ends without an answer, another process
-        has the port.
+    :param question: the message that only this member acknowledges (:func:`.broadcast.question`). A
+        suspended member does not respond. If the connection ends without a response, another process has
+        the port.
     """
     try:
         with socket.create_connection(address, _PATIENCE) as connection:
