@@ -1,4 +1,4 @@
-"""Builds the extension of the agents against the torch of this environment."""
+"""Builds the C++ extension of the agents against the torch of this environment."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 
 class Build(BuildExtension):
-    """Like torch's, but compiles and links nothing that is newer than all it is made of."""
+    """torch's build command, but it skips files that are newer than all of their sources."""
 
-    command_name = "build_ext"  # setuptools finds the settings of a class under its name otherwise
+    command_name = "build_ext"  # otherwise setuptools looks up the settings under the class's name
 
     def finalize_options(self) -> None:
-        """Take back what torch does to have ninja asked each time."""
+        """Undo torch's setting that runs ninja every time."""
         super().finalize_options()
         self.force = False
 
 
-#: What the translation units are made of.
+#: The files that the translation units include.
 PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*"))
 
 setup(
@@ -26,7 +26,7 @@ setup(
             "rpc_backends_agents._C",
             sorted(str(path) for path in Path("csrc").glob("unit_*.cc")),
             depends=PARTS,
-            # The narrow headers stand in for some of torch's, so they come first.
+            # The headers in csrc/narrow replace some of torch's headers, so their folder comes first.
             include_dirs=[
                 str(Path(folder).resolve())
                 for folder in ("csrc/narrow", "src/rpc_backends_agents/include")

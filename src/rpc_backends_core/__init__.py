@@ -1,7 +1,7 @@
 """RPC backends for PyTorch that you can pip install.
 
-The names below are loaded when they are first used: ``import torch`` imports this package to run its
-``torch.backends`` entry point, and that must cost next to nothing. Their types are in ``__init__.pyi``.
+The names below are imported on first use, because every ``import torch`` imports this package (for
+its ``torch.backends`` entry point) and must stay fast. Their types are in ``__init__.pyi``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - they are strings
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that holds ``name`` and hand the object over (PEP 562)."""
+    """Import ``name`` from the module that defines it (PEP 562)."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -51,5 +51,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List what can be imported from here."""
+    """List the public names."""
     return sorted(__all__)

@@ -1,4 +1,4 @@
-"""RPC backends for PyTorch that you can pip install: what a program may use."""
+"""RPC backends for PyTorch that you can pip install: the public API."""
 
 from torch.distributed.rpc.backend_registry import BackendValue as BackendValue
 

@@ -1,4 +1,4 @@
-"""The registry's functions: torch's, under torch's names, and those torch does not have."""
+"""The registry's functions: torch's, under torch's names, and a few that torch lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Return whether ``backend_name`` can be used: registered here, installed, or torch's own."""
+    """Return whether ``backend_name`` is available: registered here, installed, or built into torch."""
     return default_registry().knows(backend_name)
 
 
@@ -24,13 +24,13 @@ def register_backend(
     construct_rpc_backend_options_handler: Any,
     init_backend_handler: Any,
 ) -> BackendType:
-    """Register a backend in this process, as torch's function of this name does.
+    """Register a backend in this process; same signature as torch's function.
 
     :param backend_name: the name of the new member.
     :param construct_rpc_backend_options_handler: called as ``handler(rpc_timeout, init_method, **kw)``.
     :param init_backend_handler: called as ``handler(store=, name=, rank=, world_size=,
         rpc_backend_options=)``; returns the agent.
-    :returns: the member, in the one enum that all others are in.
+    :returns: the backend's member of ``BackendType``.
     :raises RuntimeError: the name is taken.
     """
     owner = sys._getframe(1).f_globals.get("__name__", "__main__")
@@ -44,9 +44,9 @@ def register_for(owner: str, backend_name: str, handlers: tuple[Any, Any]) -> Ba
         backend_name,
         handlers,
         owner=owner,
-        # What torch's own modules register, whenever they are imported, is torch's own.
+        # Whatever torch's own modules register counts as built in, whenever they are imported.
         torch_own=owner.startswith("torch.distributed."),
-        # A package may register while torch is being imported, and a scan has no place there.
+        # A package may register during `import torch`, which must not scan the installed packages.
         look=not _torch_is_importing(),
     )
     member: BackendType = member_of(backend_name)
@@ -54,7 +54,7 @@ def register_for(owner: str, backend_name: str, handlers: tuple[Any, Any]) -> Ba
 
 
 def unregister_backend(name: str) -> None:
-    """Undo a :func:`register_backend` of this process.
+    """Remove a backend that this process registered with :func:`register_backend`.
 
     :raises UnknownBackendError: nothing of that name was registered here.
     """
@@ -67,7 +67,7 @@ def construct_rpc_backend_options(
     init_method: str = _resolve.DEFAULT_INIT_METHOD,
     **kwargs: Any,
 ) -> Any:
-    """Construct the options of ``backend``, through the hooks of installed packages.
+    """Construct the options of ``backend``, passing through the installed hooks.
 
     :param backend: a member of ``BackendType``, one of torch's enums, or a name.
     :param rpc_timeout: seconds; 0 means never.
@@ -79,7 +79,7 @@ def construct_rpc_backend_options(
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the init handler of ``backend``, through the hooks, and return the agent.
+    """Call the init handler of ``backend``, passing through the installed hooks, and return the agent.
 
     :param backend: a member of ``BackendType``, one of torch's enums, or a name.
     :raises TypeError: ``backend`` is none of these.
@@ -88,19 +88,19 @@ def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def records() -> list[Record]:
-    """Return what is known of every backend, also of those that cannot be used."""
+    """Return the record of every known backend, including those that cannot be used."""
     return default_registry().records()
 
 
 def record(name: str) -> Record:
-    """Return what is known of the backend that ``name`` finds, also if it is broken.
+    """Return the record of the backend called ``name``, even if the backend is broken.
 
-    :raises UnknownBackendError: there is none.
+    :raises UnknownBackendError: there is no such backend.
     """
     try:
         return default_registry().find(name)
     except RpcBackendsError:
-        # It cannot be used; what is known of it is asked for all the same.
+        # The backend cannot be used, but the caller wants its record all the same.
         for known in records():
             if known.name.casefold() == name.casefold():
                 return known
@@ -108,13 +108,13 @@ def record(name: str) -> Record:
 
 
 def refresh() -> list[Record]:
-    """Look at the installed packages again and return all records."""
+    """Scan the installed packages again and return all records."""
     default_registry().refresh()
     _hooks.forget()
     return records()
 
 
 def _torch_is_importing() -> bool:
-    """Return whether ``import torch`` is still under way; entry points of packages run in it."""
+    """Return whether ``import torch`` is still running (it runs packages' entry points)."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))

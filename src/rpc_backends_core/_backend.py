@@ -1,4 +1,4 @@
-"""What a plugin hands over: a :class:`Backend`, and the check that an object is one."""
+""":class:`Backend`, which a plugin provides, and the conversion of other objects to it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ except ImportError:  # a torch that was built without RPC
 ConstructOptionsHandler = Callable[..., Any]
 InitBackendHandler = Callable[..., Any]
 
-#: The keywords with which `init_rpc` calls an init handler.
+#: The keywords that `init_rpc` passes to an init handler.
 INIT_ARGUMENTS = ("store", "name", "rank", "world_size", "rpc_backend_options")
 
 
 class Capability(StrEnum):
-    """What a backend can declare that it does; `contract.COMMITMENTS` says what each commits to."""
+    """A feature that a backend can declare; `COMMITMENTS` states what each one promises."""
 
     STATIC_GROUPS = "static-groups"
     DYNAMIC_GROUPS = "dynamic-groups"
@@ -53,13 +53,14 @@ class Backend:
         rpc_backend_options=)``; returns the agent. ``world_size`` is None for a dynamic group. A
         handler with a parameter ``group`` also gets the :class:`~rpc_backends_core.spi.Group` that
         ``init_rpc`` has formed, or None where the caller brought the store.
-    :ivar options_type: the class of the options, by which ``init_rpc`` finds the backend when a
-        program gives options and names none.
-    :ivar capabilities: what it can do; :class:`Capability` has the words the project knows.
-    :ivar description: one line for people.
+    :ivar options_type: the class of the options. ``init_rpc`` uses it to find the backend when a
+        program passes options but no backend name.
+    :ivar capabilities: what the backend supports; :class:`Capability` lists the names this project
+        knows.
+    :ivar description: one line for `rpc-backends list`.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
-        as (major, minor). A core that does not have it refuses the backend and says what to upgrade.
-    :ivar takes_group: whether the init handler has a parameter ``group``; computed.
+        as (major, minor). A core without that version rejects the backend and says what to upgrade.
+    :ivar takes_group: whether the init handler has a parameter ``group`` (computed).
     """
 
     construct_rpc_backend_options_handler: ConstructOptionsHandler
@@ -71,7 +72,7 @@ class Backend:
     takes_group: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        """Refuse what could not work, where its author can see it."""
+        """Reject invalid declarations here, where their author sees the error."""
         for name in BackendValue._fields:
             if not callable(getattr(self, name)):
                 raise TypeError(f"Backend.{name} is {getattr(self, name)!r}; it must be callable.")
@@ -91,14 +92,16 @@ class Backend:
 
 
 def as_backend(obj: object, distribution: str | None = None) -> Backend:
-    """Turn what an entry point names into a :class:`Backend`.
+    """Convert the object that an entry point names to a :class:`Backend`.
 
-    Accepted are a :class:`Backend`, a pair of handlers (a tuple or torch's ``BackendValue``), and any
-    object with the two handlers as attributes.
+    Accepts a :class:`Backend`, a pair of handlers (a tuple or torch's ``BackendValue``), or any
+    object that has the two handlers as attributes.
 
-    :param distribution: the package it is from, for messages.
-    :raises TypeError: it is none of these, or a handler's signature does not fit.
-    :raises SpiVersionError: it was written for another version of :mod:`rpc_backends_core.spi`.
+    :param distribution: the package that declares it, for error messages.
+    :raises TypeError: the object is none of these, or torch could not call a handler with its
+        signature.
+    :raises SpiVersionError: the backend was written for another version of
+        :mod:`rpc_backends_core.spi`.
     """
     check_spi_version(getattr(obj, "spi_version", None), distribution)
     backend = _convert(obj)
@@ -152,12 +155,12 @@ def _check_signature(
 ) -> None:
     """Check that ``handler`` can be called as torch calls it.
 
-    Further required options are allowed for a construct handler: ``bind_partial`` leaves them out.
+    A construct handler may have more required options: ``bind_partial`` ignores them.
     """
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return  # written in C without a signature: only a call can tell
+        return  # written in C without a signature: only a call would tell
     try:
         (signature.bind if kwargs else signature.bind_partial)(*args, **(kwargs or {}))
     except TypeError as mismatch:

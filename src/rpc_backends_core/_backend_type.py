@@ -1,7 +1,7 @@
-"""``BackendType``: one enum object for the life of the process, extended in place.
+"""``BackendType``: a single enum object that grows in place as backends appear.
 
-Its members are the registry's names. Nothing is loaded until a member's ``value`` is asked for. This is
-the one module that knows how `enum` keeps its members.
+Its members are the registry's names. A backend is loaded only when its member's ``value`` is read. No
+other module relies on how `enum` stores its members.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class ExtensibleEnumType(enum.EnumMeta):
-    """The class of :class:`BackendType`: asks the registry where `enum` would ask its own tables.
+    """The metaclass of :class:`BackendType`: looks members up in the registry, not in `enum`'s tables.
 
-    A member object, once made, is kept for ever: a name that goes away and comes back is the same
-    member, so identity holds wherever a program has stored it.
+    A member object is kept for the life of the process. A name that disappears and comes back is the
+    same object, so ``is`` comparisons with a stored member stay valid.
     """
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
-        # An attribute is written in a program, and so with the name's own case.
+        # Attributes are case-sensitive, unlike strings: they are written in source code.
         record = _registry().find(name)
         if record.name != name:
             from rpc_backends_core._errors import UnknownBackendError
 
             raise UnknownBackendError(
-                f"no RPC backend {name!r} as an attribute. Did you mean BackendType.{record.name}? "
+                f"BackendType has no attribute {name!r}. Did you mean BackendType.{record.name}? "
                 "(Only strings are looked up without regard to case.)"
             )
         return member_of(name)
@@ -43,7 +43,7 @@ class ExtensibleEnumType(enum.EnumMeta):
     def __call__(cls, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the member for a member, a name or a pair of handlers.
 
-        A pair that several backends share gives the first of them; its names tell them apart.
+        If several backends share the same pair of handlers, the first one is returned.
         """
         if args or kwargs:
             raise TypeError("BackendType cannot be subclassed; register a backend to extend it.")
@@ -57,7 +57,7 @@ class ExtensibleEnumType(enum.EnumMeta):
                 # what calling an enum raises
                 raise ValueError(str(unknown)) from unknown
         for member in cls:
-            # Only a loaded backend can be recognised by its handlers; none is loaded for this.
+            # Only backends that are already loaded are compared; this lookup loads none.
             if _loaded_value(member) == value:
                 return member
         raise ValueError(f"{value!r} is not a valid BackendType")
@@ -91,16 +91,16 @@ class ExtensibleEnumType(enum.EnumMeta):
 
 
 class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
-    """The RPC backends that can be used: torch's own, installed ones, and those registered here."""
+    """The available RPC backends: built into torch, installed, or registered in this process."""
 
     def __init_subclass__(cls) -> None:
         raise TypeError("BackendType cannot be subclassed; register a backend to extend it.")
 
     @property
     def value(self) -> BackendValue:
-        """The backend's two handlers, in torch's ``BackendValue``; loads the backend if need be.
+        """The backend's two handlers as torch's ``BackendValue``; loads the backend if necessary.
 
-        :raises BackendLoadError: the installed backend cannot be used; its cause is chained.
+        :raises BackendLoadError: the installed backend cannot be used; the cause is chained.
         """
         return _registry().backend(self.name).value
 
@@ -120,14 +120,14 @@ class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
         return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        # By name, through a function: the plugin need not be loaded, nor be the same, over there.
+        # By name: the receiving process need not have loaded the plugin, nor have the same version.
         return (_unpickle, (self.name,))
 
 
 def coerce_member(value: object) -> Any:
-    """Return the member that ``value`` stands for: a member of ours or of an enum torch made; or None.
+    """Return the member for ``value`` (our member, or one of an enum torch built), or None.
 
-    Torch builds a new enum at each registration, and programs keep members of the old ones.
+    Torch builds a new enum at each registration, and programs may hold members of older ones.
     """
     if isinstance(value, BackendType):
         return value
@@ -148,7 +148,7 @@ def _unpickle(name: str) -> Any:
 
 
 def member_of(name: str) -> Any:
-    """Return the one member of that name, making it the first time."""
+    """Return the only member of that name; create it on the first call."""
     table: dict[str, Any] = BackendType._member_map_
     member = table.get(name)
     if member is None:
@@ -162,7 +162,7 @@ def member_of(name: str) -> Any:
 
 
 def _loaded_value(member: Any) -> object:
-    """Return the handlers of a backend that is loaded and can be used, None for any other."""
+    """Return the handlers of a loaded, usable backend; None for any other."""
     try:
         record = _registry().find(member.name)
     except (RuntimeError, KeyError):

@@ -1,6 +1,7 @@
-"""Torch's own backends: what they declare, for which torch has no place, and their options.
+"""Torch's own backends: their options and capabilities, which torch itself does not declare.
 
-Measured with the conformance suite against torch 2.13; `rpc-backends conformance NAME` measures it again.
+The capabilities were measured with the conformance suite on torch 2.13; `rpc-backends conformance
+NAME` repeats the measurement.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ CAPABILITIES = {
         {
             Capability.STATIC_GROUPS,
             Capability.DYNAMIC_GROUPS,
-            # No device maps: its engine has them, and its handler drops the option.
+            # No device maps: the agent supports them, but torch's handler drops the option.
             Capability.TORCHSCRIPT,
             Capability.PEER_LOSS_DETECTION,
         }
@@ -33,7 +34,7 @@ CAPABILITIES = {
 
 
 def options_type_of(name: str) -> type | None:
-    """Return the options class of a backend that torch itself registers, None for any other name."""
+    """Return the options class of a backend built into torch; None for any other name."""
     if name == "TENSORPIPE":
         return getattr(sys.modules["torch.distributed.rpc"], "TensorPipeRpcBackendOptions", None)
     if name == "FAULTY_TENSORPIPE":
@@ -49,7 +50,7 @@ def registered_backend(
     *,
     torch_own: bool,
 ) -> Backend:
-    """Return the backend that a pair of handlers stands for; torch's own with what they can do."""
+    """Return the :class:`Backend` for a pair of handlers, with capabilities if it is torch's own."""
     if isinstance(handlers, Backend):
         return handlers if options_type is None else replace(handlers, options_type=options_type)
     construct, init = handlers

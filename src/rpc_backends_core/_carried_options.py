@@ -1,4 +1,4 @@
-"""Options of one backend, carried over to another that ``RPC_BACKENDS_OVERRIDE`` puts in its place."""
+"""Converting a program's options to those of the backend in ``RPC_BACKENDS_OVERRIDE``."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rpc_backends")
 
-#: What a handler gets by position.
+#: The arguments that a handler takes by position.
 _COMMON = ("rpc_timeout", "init_method")
-#: Tensors would go elsewhere without these, so they are never left out.
+#: Never dropped: without them, tensors would end up on other devices.
 _DEVICES = ("device_maps", "devices")
-#: Defaults that torch's own classes do not tell, being in C++.
+#: Defaults of torch's own classes, which cannot be read from C++.
 _DEFAULTS = {"num_worker_threads": DEFAULT_NUM_WORKER_THREADS}
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def carried_options(resolved: ResolvedBackend, options: Any) -> dict[str, Any]:
-    """Return the keywords for the construct handler of a backend that say what ``options`` say.
+    """Return ``options`` as keywords for the construct handler of another backend.
 
-    An option that the handler has no keyword for is named in a warning, unless it has its default.
+    Options without a keyword in that handler are dropped with a warning, unless they have their
+    default.
 
-    :param options: of any other backend.
-    :raises ValueError: they have devices or device maps, and the handler takes none.
+    :param options: the options of any other backend.
+    :raises ValueError: the options have devices or device maps, and the handler does not take them.
     """
     taken = _keywords(resolved.backend.construct_rpc_backend_options_handler)
     changed = _changed(options)
     left_out = {name: value for name, value in changed.items() if name not in taken}
     _refuse_devices(resolved.name, left_out)
     if left_out:
-        # Names alone: a value may be a secret.
+        # Only names are logged: a value may be a secret.
         logger.warning(
-            "%s: %s runs without %s, for which it has no option; the %s of the program set it.",
+            "%s: %s runs without %s, which the program's %s set: it has no such option.",
             _settings.OVERRIDE,
             resolved.name,
             ", ".join(left_out),
@@ -50,13 +51,13 @@ def carried_options(resolved: ResolvedBackend, options: Any) -> dict[str, Any]:
         )
     carried = {name: value for name, value in changed.items() if name in taken}
     if "num_worker_threads" in taken and hasattr(options, "num_worker_threads"):
-        # Its default too: the program would have had so many threads.
+        # Passed even at its default, so that the program keeps its number of threads.
         carried["num_worker_threads"] = options.num_worker_threads
     return carried
 
 
 def _keywords(handler: Callable[..., Any]) -> set[str]:
-    """Return the options that a construct handler names; none where its signature cannot be read."""
+    """Return the names of a construct handler's options; empty if its signature cannot be read."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):
@@ -66,7 +67,7 @@ def _keywords(handler: Callable[..., Any]) -> set[str]:
 
 
 def _changed(options: Any) -> dict[str, Any]:
-    """Return the options that are not their default, by name, without those that all backends have."""
+    """Return the options that differ from their defaults, except those that all backends share."""
     kind = type(options)
     defaults = _defaults(kind)
     names = dict.fromkeys((*_settable(kind), *getattr(options, "__dict__", ()), *defaults))
@@ -75,7 +76,7 @@ def _changed(options: Any) -> dict[str, Any]:
         if name in _COMMON or not hasattr(options, name):
             continue
         if name.startswith("_") and name not in defaults:
-            continue  # an attribute of its own and no option
+            continue  # a private attribute, not an option
         value, default = getattr(options, name), defaults.get(name)
         if value != default and (value or default):
             changed[name] = value
@@ -83,13 +84,13 @@ def _changed(options: Any) -> dict[str, Any]:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """Return what constructing options takes, with the defaults; None where there is no other."""
+    """Return the constructor's parameters with their defaults, or None for a required one."""
     defaults: dict[str, Any] = dict(_DEFAULTS)
     for base in reversed(kind.__mro__):
         try:
             _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
         except (KeyError, TypeError, ValueError):
-            continue  # it has none of its own, or one in C
+            continue  # no __init__ of its own, or one written in C
         for one in parameters:
             if one.kind in _BY_KEYWORD:
                 defaults[one.name] = None if one.default is one.empty else one.default
@@ -97,7 +98,7 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def _settable(kind: type) -> list[str]:
-    """Return the names of what a class declares that can be set: torch's are properties in C++."""
+    """Return the names of a class's settable attributes (in torch's classes, C++ properties)."""
     return [
         name
         for base in reversed(kind.__mro__)
@@ -111,15 +112,15 @@ def _refuse_devices(name: str, left_out: Mapping[str, Any]) -> None:
     if devices:
         asked = " and ".join(f"{one}={_plain(left_out[one])!r}" for one in devices)
         raise ValueError(
-            f"{_settings.OVERRIDE} puts {name} in the place of the program's backend, and the "
-            f"program's options have {asked}. {name} has no device maps and takes no devices, so "
-            f"tensors would not go where the program wants them. Take {' and '.join(devices)} out of the "
-            f"options, or unset {_settings.OVERRIDE}."
+            f"{_settings.OVERRIDE} replaces the program's backend with {name}, but the program's "
+            f"options set {asked}. {name} does not support devices or device maps, so tensors "
+            f"would end up on the wrong device. Remove {' and '.join(devices)} from the options, "
+            f"or unset {_settings.OVERRIDE}."
         )
 
 
 def _plain(value: Any) -> Any:
-    """Return devices as people write them."""
+    """Return devices as strings, for the error message."""
     if isinstance(value, Mapping):
         return {_plain(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

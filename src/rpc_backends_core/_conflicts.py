@@ -1,4 +1,4 @@
-"""Which discovered backends can be used, and the text of each refusal: asked, found, what to do."""
+"""Which discovered backends can be used, and the error for each that cannot."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def resolve_conflicts(found: Iterable[Record]) -> tuple[dict[str, Record], list[Record]]:
-    """Sort what was found into usable names and records that cannot be used.
+    """Split the discovered records into usable backends, by name, and unusable ones.
 
-    Names that differ only in case are one name: a string is looked up without regard to case.
+    Names that differ only in case are the same name: lookup by string ignores case.
     """
     claims: dict[str, list[Record]] = {}
     unusable: list[Record] = []
@@ -31,9 +31,9 @@ def resolve_conflicts(found: Iterable[Record]) -> tuple[dict[str, Record], list[
             claims.setdefault(record.name.casefold(), []).append(record)
         else:
             error = RpcBackendsError(
-                f"{record.origin} declares an RPC backend under the name {record.name!r}, which cannot "
-                "be a member of BackendType: a name must be a Python identifier, without a leading "
-                "underscore, no keyword, and not one of mro, name, value. Its author must rename the "
+                f"{record.origin} declares an RPC backend named {record.name!r}, which cannot be a "
+                "member of BackendType: a name must be a Python identifier that has no leading "
+                "underscore, is not a keyword, and is not mro, name or value. Its author must rename the "
                 "entry point."
             )
             unusable.append(replace(record, state="invalid", error=error))
@@ -53,12 +53,12 @@ def resolve_conflicts(found: Iterable[Record]) -> tuple[dict[str, Record], list[
 
 
 def shadowed(record: Record) -> Record:
-    """Return ``record`` as another one of its name hides it."""
+    """Return ``record`` marked as hidden by another backend of the same name."""
     return record if record.error is not None else replace(record, state="shadowed")
 
 
 def not_loaded(record: Record, cause: BaseException, *, fallback: bool) -> BackendLoadError:
-    """Return the error for a plugin that cannot be used; ``fallback``: torch has one of its own."""
+    """Return the error for an unusable plugin; ``fallback``: torch has a backend of that name."""
     if isinstance(cause, SpiVersionError):
         error = BackendLoadError(
             f"RPC backend {record.name!r} of {record.origin} cannot be used: {cause}"
@@ -85,10 +85,10 @@ def not_loaded(record: Record, cause: BaseException, *, fallback: bool) -> Backe
 
 
 def denied(record: Record, denial: str) -> BackendDeniedError:
-    """Return the error for a plugin that an environment variable forbids; ``denial`` says which."""
+    """Return the error for a plugin that an environment variable forbids; ``denial`` names it."""
     return BackendDeniedError(
-        f"RPC backend {record.name!r} is installed ({record.origin}) and may not "
-        f"be used: {denial}. Change that variable to use it."
+        f"RPC backend {record.name!r} is installed ({record.origin}) but may not be used: "
+        f"{denial}. Change that variable to use it."
     )
 
 
@@ -97,7 +97,7 @@ def _is_member_name(name: str) -> bool:
         name.isidentifier()
         and not name.startswith("_")
         and not keyword.iskeyword(name)
-        and name not in ("mro", "name", "value")  # what an enum class has already
+        and name not in ("mro", "name", "value")  # attributes of every enum class
     )
 
 
@@ -116,8 +116,8 @@ def _why_conflict(claimants: list[Record]) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return what an error says, also where saying it fails."""
+    """Return the message of an error, even if formatting it raises."""
     try:
         return str(error)
     except Exception:
-        return "(its text cannot be made)"
+        return "(formatting its message failed)"

@@ -1,6 +1,6 @@
-"""The contract for RPC backends, as types: what an author writes against.
+"""The contract for RPC backends, as types that backend authors implement.
 
-``docs/how-to/write-a-backend.md`` is the same in words, and ``rpc-backends conformance NAME`` checks it.
+``docs/how-to/write-a-backend.md`` describes it in prose, and ``rpc-backends conformance NAME`` tests it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ __all__ = [
 ]
 
 
-#: Goes up when a requirement is added or becomes stricter; the conformance suite's version.
+#: The conformance suite's version. It increases when a requirement is added or becomes stricter.
 CONTRACT_VERSION = 1
 
 
 class ConstructOptionsHandler(Protocol):
-    """Makes the options of one worker. It starts nothing, opens nothing and waits for nothing."""
+    """Constructs the options of one worker. It starts nothing, opens nothing and never waits."""
 
     def __call__(self, rpc_timeout: float, init_method: str, /) -> RpcBackendOptions:
-        """Return the options; each option of the backend is one more keyword, best with a default.
+        """Return the options; each option of the backend is one more keyword, ideally with a default.
 
-        :param rpc_timeout: seconds that a call may take; 0 means any.
-        :param init_method: URL of the place where the workers meet.
+        :param rpc_timeout: time limit of a call in seconds; 0 for no limit.
+        :param init_method: URL of the rendezvous.
         :returns: an instance of the backend's ``options_type``.
-        :raises TypeError: an option that the backend does not have, or one of a wrong type.
-        :raises ValueError: an option whose value cannot be.
+        :raises TypeError: the backend has no such option, or a value has the wrong type.
+        :raises ValueError: an option has an invalid value.
         """
         ...
 
 
 class InitBackendHandler(Protocol):
-    """Starts one worker. It is called with these keywords, in every process of the group."""
+    """Starts one worker. Called with these keywords in every process of the group."""
 
     def __call__(
         self,
@@ -58,24 +58,24 @@ class InitBackendHandler(Protocol):
         world_size: int | None,
         rpc_backend_options: Any,
     ) -> RpcAgent:
-        """Return this worker's agent once the agents of all workers can be called.
+        """Return this worker's agent once the agents of all workers accept calls.
 
-        :param store: a key-value store that all workers of the group see, and they alone.
-        :param name: the worker's name; no other worker of a static group has it.
+        :param store: a key-value store shared by the workers of this group and nobody else.
+        :param name: the worker's name, unique in a static group.
         :param rank: the worker's rank.
         :param world_size: the number of workers; None for a dynamic group.
-        :param rpc_backend_options: what the other handler has returned, or the program has made.
-        :returns: an :class:`Agent`, made by C++ (``RpcAgent`` or a class below it).
-        :raises TypeError: the store or the options are of a wrong type.
-        :raises ValueError: something is asked for that the backend does not have.
-        :raises RuntimeError: the worker cannot start; nothing of it may be left.
+        :param rpc_backend_options: the options, made by the other handler or by the program.
+        :returns: an :class:`Agent` implemented in C++ (``RpcAgent`` or a subclass).
+        :raises TypeError: the store or the options have the wrong type.
+        :raises ValueError: the arguments ask for something the backend does not support.
+        :raises RuntimeError: the worker cannot start; the handler has released everything it opened.
         """
         ...
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """What torch and this project call on an agent from Python; torch's C++ calls ``send`` besides."""
+    """The methods that torch and this project call from Python; torch's C++ also calls ``send``."""
 
     @overload
     def get_worker_info(self) -> WorkerInfo: ...
@@ -85,69 +85,69 @@ class Agent(Protocol):
     def get_worker_info(self, rank: int, /) -> WorkerInfo: ...
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Return all workers of the group, this one too; ``id`` is the rank."""
+        """Return all workers of the group, including this one; ``id`` is the rank."""
         ...
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Return when all workers have called this and no call is under way in the whole group.
+        """Return when all workers have called this and no call is running anywhere in the group.
 
-        :param timeout: seconds to wait for the others; 0 for the agent's own timeout.
+        :param timeout: seconds to wait for the other workers; 0 for the agent's own timeout.
         """
         ...
 
     def sync(self) -> None:
-        """Return when all workers have called this and no message is on its way."""
+        """Return when all workers have called this and no message is in flight."""
         ...
 
     def shutdown(self) -> None:
-        """Stop, alone: fail the calls that wait, end all threads, close all that is open.
+        """Stop without waiting for other workers: fail pending calls, end threads, close everything.
 
-        It is called at the end of every shutdown, after a start that failed, and perhaps twice.
+        Called at the end of every shutdown and after a failed start, possibly twice.
         """
         ...
 
     def get_metrics(self) -> dict[str, str]:
-        """Return numbers about this agent as text."""
+        """Return metrics of this agent; the values are numbers as text."""
         ...
 
     def get_debug_info(self) -> dict[str, str]:
-        """Return what helps in looking for a fault, the metrics among it."""
+        """Return debugging information, including the metrics."""
         ...
 
     def _get_device_map(self, dst: WorkerInfo, /) -> dict[torch.device, torch.device]:
-        """Return this worker's device map for ``dst``; empty where there is none."""
+        """Return this worker's device map for ``dst``; empty if there is none."""
         ...
 
 
 @runtime_checkable
 class LeavingAgent(Protocol):
-    """An agent of a dynamic group that leaves it in a way of its own."""
+    """An agent with its own procedure for leaving a dynamic group."""
 
     def leave_group(self, timeout: float = 0) -> None:
-        """Serve what is under way, and have the other members know that this worker is gone.
+        """Finish the calls in progress, and make sure the other members know that this worker has left.
 
-        A graceful shutdown calls this instead of torch's own steps, and :meth:`Agent.shutdown` after it.
+        A graceful shutdown calls this instead of torch's own steps, then :meth:`Agent.shutdown`.
 
-        :param timeout: seconds that each other member has to answer; 0 for the agent's own timeout.
+        :param timeout: seconds each other member has to answer; 0 for the agent's own timeout.
         """
         ...
 
 
-#: What declaring a capability commits a backend to.
+#: What a backend promises by declaring a capability.
 COMMITMENTS: Mapping[Capability, str] = MappingProxyType(
     {
-        Capability.STATIC_GROUPS: "workers start together, world_size is given, shutdown is a barrier",
-        Capability.DYNAMIC_GROUPS: "workers join and leave while others work; no world_size",
-        Capability.REJOIN: "processes can be a group again, under other ranks and names",
-        Capability.DEVICES: "devices says which accelerators a worker uses for RPC",
-        Capability.DEVICE_MAPS: "tensors go from device to device as device_maps says",
-        Capability.TORCHSCRIPT: "TorchScript functions can be called",
-        Capability.FAULT_INJECTION: "it fails and delays messages when it is told to",
-        Capability.ENCRYPTION: "nobody on the way can read or change messages",
-        Capability.PEER_LOSS_DETECTION: "calls to a worker that dies fail soon, not at the timeout",
-        Capability.STRICT_OPTIONS: "unknown options and values that cannot be are refused",
-        Capability.CLEAN_SHUTDOWN: "after shutdown nothing of the group is open in the process",
-        Capability.JOIN_RECOVERY: "a start that fails does so in time, and all can start again",
-        Capability.SPARSE_LAYOUTS: "sparse tensors of every layout arrive as they were",
+        Capability.STATIC_GROUPS: "all workers start together with a world_size; shutdown is a barrier",
+        Capability.DYNAMIC_GROUPS: "workers join and leave at any time, without a world_size",
+        Capability.REJOIN: "after shutdown, processes can form a group again, with other ranks and names",
+        Capability.DEVICES: "the option devices selects the accelerators that a worker uses for RPC",
+        Capability.DEVICE_MAPS: "tensors move between devices as the option device_maps says",
+        Capability.TORCHSCRIPT: "TorchScript functions can be called remotely",
+        Capability.FAULT_INJECTION: "it can drop and delay messages on request",
+        Capability.ENCRYPTION: "messages cannot be read or changed in transit",
+        Capability.PEER_LOSS_DETECTION: "calls to a dead worker fail promptly, not at the timeout",
+        Capability.STRICT_OPTIONS: "unknown options and invalid values are rejected",
+        Capability.CLEAN_SHUTDOWN: "shutdown releases all sockets, threads and files of the group",
+        Capability.JOIN_RECOVERY: "a failed start ends in time, and all workers can start again",
+        Capability.SPARSE_LAYOUTS: "sparse tensors of every layout arrive unchanged",
     }
 )

@@ -1,4 +1,4 @@
-"""The registry of this process, made when it is first asked for."""
+"""The registry of this process, created on first use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def default_registry() -> Registry:
         from rpc_backends_core._registry import Registry
 
         def notify(record: Record) -> None:
-            from rpc_backends_core import _hooks  # imports pluggy, and so not before it is needed
+            from rpc_backends_core import _hooks  # late, because it imports pluggy
 
             _hooks.notify(registry, record)
 
         registry = Registry(on_loaded=notify)
         for prepare in STATE.preparations:
             prepare(registry)
-        STATE.registry = STATE.registry or registry  # another thread may have been faster
+        STATE.registry = STATE.registry or registry  # another thread may have set it first
     found: Registry = STATE.registry
     return found

@@ -1,7 +1,7 @@
-"""Finding what installed packages declare, without importing any of it.
+"""Finding the entry points of installed packages, without importing the packages.
 
-Pure functions over entry points: tests pass their own. `importlib_metadata` itself keeps the first
-of two copies of a distribution on ``sys.path``.
+Pure functions over entry points, so tests can pass their own. If ``sys.path`` has two copies of a
+distribution, `importlib_metadata` keeps the first.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from rpc_backends_core._record import Record
 
 BACKENDS_GROUP = "rpc.backends"
 HOOKS_GROUP = "rpc.backends.hooks"
-#: What packages add to the command ``rpc-backends``; only the command looks for these.
+#: Subcommands and checks that packages add to ``rpc-backends``; only that command reads them.
 COMMANDS_GROUP = "rpc.backends.commands"
 CHECKS_GROUP = "rpc.backends.checks"
 
 
 class Scan(NamedTuple):
-    """What one look at the installed packages found, each list sorted."""
+    """The result of one scan of the installed packages; each list is sorted."""
 
     backends: list[Record]
     hooks: list[Record]
 
 
 def scan() -> Scan:
-    """Look at all installed packages once, for backends and hooks."""
+    """Scan all installed packages once, for backends and hooks."""
     import importlib_metadata
 
     return select(importlib_metadata.entry_points())
 
 
 def select(entry_points: Iterable[Any]) -> Scan:
-    """Pick backends and hooks out of ``entry_points``; the order does not depend on ``sys.path``."""
+    """Select backends and hooks from ``entry_points``, in an order independent of ``sys.path``."""
     wanted: dict[str, list[Any]] = {BACKENDS_GROUP: [], HOOKS_GROUP: []}
     for entry_point in entry_points:
         if entry_point.group in wanted:
@@ -42,7 +42,7 @@ def select(entry_points: Iterable[Any]) -> Scan:
 
 
 def declared(group: str) -> list[Record]:
-    """Look at all installed packages for one entry-point group; return what they declare, sorted."""
+    """Return the entry points of one group in all installed packages, sorted."""
     import importlib_metadata
 
     return _records(importlib_metadata.entry_points(group=group))
@@ -58,15 +58,15 @@ def _records(entry_points: Iterable[Any]) -> list[Record]:
 
 
 def _name_and_version(dist: Any) -> tuple[str | None, str | None]:
-    """Return a distribution's name and version, None for what its metadata does not say.
+    """Return a distribution's name and version, each None if its metadata lacks it.
 
-    Read from the first lines of its file: `dist.name` and `dist.version` would parse all of it, twice,
-    and import the email package for that, which takes longer than the scan.
+    Reads only the first lines of the metadata file. `dist.name` and `dist.version` would each parse
+    the whole file with the email package, which takes longer than the scan.
     """
     try:
         text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
     except (OSError, UnicodeDecodeError, AttributeError):
-        text = ""  # unreadable metadata hides a package's name and nothing more
+        text = ""  # unreadable metadata hides only the package's name
     fields: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip():

@@ -1,17 +1,17 @@
-"""What can go wrong, as types: each message says what was asked, what was found and what to do."""
+"""Error types. Each message says what was asked for, what was found and what to do."""
 
 from __future__ import annotations
 
 
 class RpcBackendsError(Exception):
-    """Base of every error this package raises on its own account."""
+    """Base class of all errors that this package defines."""
 
 
 class UnknownBackendError(RpcBackendsError, AttributeError, KeyError):
-    """No backend of that name is registered, installed or part of torch.
+    """No backend of that name is registered, installed or built into torch.
 
-    It is an ``AttributeError`` (``hasattr(BackendType, name)`` is then False) and a ``KeyError``
-    (``BackendType[name]``).
+    It is an ``AttributeError``, so that ``hasattr(BackendType, name)`` is False, and a ``KeyError``
+    for ``BackendType[name]``.
     """
 
     def __str__(self) -> str:
@@ -24,11 +24,11 @@ class BackendConflictError(RpcBackendsError, RuntimeError):
 
 
 class BackendDeniedError(RpcBackendsError, RuntimeError):
-    """The backend is installed, and an environment variable forbids its use."""
+    """The backend is installed, but an environment variable forbids its use."""
 
 
 class BackendLoadError(RpcBackendsError, RuntimeError):
-    """An installed backend cannot be used; ``__cause__`` has the reason."""
+    """An installed backend cannot be used; ``__cause__`` is the reason."""
 
 
 class SpiVersionError(RpcBackendsError, RuntimeError):
@@ -36,28 +36,28 @@ class SpiVersionError(RpcBackendsError, RuntimeError):
 
 
 class HookError(RpcBackendsError, RuntimeError):
-    """A hook package failed; the text names the package, ``__cause__`` has the reason."""
+    """A hook package failed; the message names the package, ``__cause__`` is the reason."""
 
 
 class SettingError(RpcBackendsError, ValueError):
-    """An environment variable ``RPC_BACKENDS_...`` has a value that means nothing."""
+    """An environment variable ``RPC_BACKENDS_...`` has an invalid value."""
 
 
 class RefusedError(RpcBackendsError, RuntimeError):
-    """Raised by a hook that forbids something on purpose (site policy, say).
+    """Raised by a hook that forbids something on purpose, for example as site policy.
 
-    It reaches the caller as it is. Any other exception that a hook raises of its own becomes a
+    It reaches the caller unchanged. Any other exception that a hook raises becomes a
     :class:`HookError` that names the hook's package.
     """
 
 
 class GroupError(RpcBackendsError, RuntimeError):
-    """A group of workers could not be formed; every worker of it gets the same text."""
+    """A group could not be formed; all its workers raise the same message."""
 
 
 class GroupTimeoutError(GroupError, TimeoutError):
-    """A group was not complete in time; the text names who was there and who was not."""
+    """A group was not complete in time; the message names the missing workers."""
 
 
 class StoreError(GroupError):
-    """The store of a group cannot be used: it is lost, does not answer, or holds what no worker wrote."""
+    """A group's store is unusable: lost, not answering, or holding data that no worker wrote."""

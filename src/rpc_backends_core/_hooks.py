@@ -1,8 +1,8 @@
-"""The installed hook packages behind one pluggy manager.
+"""The installed hook packages, managed by pluggy.
 
-A hook package that cannot be loaded is reported and left out, so that it costs no program its training.
-It is an error where the user has set one of its variables, and so counts on it. An exception that a hook
-raises in a call reaches the caller as a `HookError` that names the package.
+A hook package that cannot be loaded is skipped with a warning, so that it does not stop a training
+run. If the user has set one of its variables, and so relies on it, it is an error instead. An
+exception raised by a hook reaches the caller as a `HookError` that names the package.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class HookWarning(UserWarning):
-    """An installed hook package is broken and was left out."""
+    """An installed hook package is broken and was skipped."""
 
 
 class Hooks:
     """The hook packages of one process.
 
-    :param found: their records.
-    :ivar records: the same, with what loading them has shown.
-    :ivar error: set if a package that the user counts on could not be loaded; every call raises it.
+    :param found: the records of the packages.
+    :ivar records: the same records, updated after loading.
+    :ivar error: set if a package that the user relies on could not be loaded; every call raises it.
     """
 
     def __init__(self, found: Iterable[Record]) -> None:
@@ -51,9 +51,9 @@ class Hooks:
 
     @property
     def callers(self) -> Any:
-        """Pluggy's callers, an attribute a hook.
+        """Pluggy's hook callers, one attribute for each hook.
 
-        :raises HookError: a package that the user counts on could not be loaded.
+        :raises HookError: a package that the user relies on could not be loaded.
         """
         if self.error is not None:
             raise HookError(*self.error.args) from self.error.__cause__
@@ -65,7 +65,7 @@ class Hooks:
             plugin = record.entry_point.load()
             check_spi_version(getattr(plugin, "spi_version", None), record.distribution)
             self._manager.register(_guarded(plugin, package, self._manager), name=package)
-            self._manager.check_pending()  # validates the names of the hooks and their arguments
+            self._manager.check_pending()  # validates hook names and arguments
         except (Exception, SystemExit) as error:
             if self._manager.has_plugin(package):
                 self._manager.unregister(name=package)
@@ -80,7 +80,7 @@ class Hooks:
                 self.error.__cause__ = error
             else:
                 warnings.warn(
-                    f"the RPC hook package {package} is broken and was left out: {why}. {remedy}",
+                    f"the RPC hook package {package} is broken and was skipped: {why}. {remedy}",
                     HookWarning,
                     stacklevel=2,
                 )
@@ -89,12 +89,12 @@ class Hooks:
 
 
 def loaded(registry: Registry) -> Hooks:
-    """Return the hook packages of this process, imported when they are first needed."""
+    """Return the hook packages of this process; the first call imports them."""
     if STATE.hooks is None:
         if _loading.pending is not None:
-            return Hooks([])  # a hook package asks for a backend while it is imported
-        # No lock, which a fork could copy while it is held and an import could wait for. Of two
-        # threads that import the packages at once, the first result is kept.
+            return Hooks([])  # a hook package being imported asks for a backend
+        # No lock: a fork could copy it while it is held, and an import could deadlock on it. If two
+        # threads import the packages at once, the first result is kept.
         _loading.pending = []
         try:
             hooks = Hooks(registry.hook_packages())
@@ -109,22 +109,22 @@ def loaded(registry: Registry) -> Hooks:
 
 
 def loaded_hooks(registry: Registry) -> Any:
-    """Return pluggy's callers of the hooks of this process's packages, an attribute a hook.
+    """Return pluggy's hook callers for this process, one attribute for each hook.
 
-    :raises HookError: a package that the user counts on could not be loaded.
+    :raises HookError: a package that the user relies on could not be loaded.
     """
     return loaded(registry).callers
 
 
 def forget() -> None:
-    """Drop the hook packages; the next call loads those that are then installed."""
+    """Drop the loaded hook packages; the next call loads whatever is installed then."""
     STATE.hooks = None
 
 
 def notify(registry: Registry, record: Record) -> None:
-    """Tell the hooks that a plugin was loaded, or could not be."""
+    """Notify the hooks that a plugin was loaded or failed to load."""
     if _loading.pending is not None:
-        _loading.pending.append(record)  # told once the hook packages are loaded
+        _loading.pending.append(record)  # sent once the hook packages are loaded
     elif record.error is None:
         loaded_hooks(registry).rpc_backends_loaded(record=record)
     else:
@@ -132,13 +132,13 @@ def notify(registry: Registry, record: Record) -> None:
 
 
 def _is_variable_of(package: str, variable: str) -> bool:
-    """Return whether an environment variable is a hook package's, by the convention for its name."""
+    """Return whether an environment variable belongs to a hook package, judging by its prefix."""
     own = f"RPC_BACKENDS_{package.upper().replace('-', '_')}"
     return variable not in VARIABLES and (variable == own or variable.startswith(f"{own}_"))
 
 
 def _guarded(plugin: Any, package: str, manager: pluggy.PluginManager) -> Any:
-    """Return an object with the hooks of ``plugin``, whose failures name their package."""
+    """Wrap the hooks of ``plugin`` so that their errors name its package."""
     hooks = types.SimpleNamespace()
     for name in dir(plugin):
         options = manager.parse_hookimpl_opts(plugin, name)
@@ -147,14 +147,14 @@ def _guarded(plugin: Any, package: str, manager: pluggy.PluginManager) -> Any:
         function = getattr(plugin, name)
         if options.get("wrapper"):
             function = _guarded_wrapper(function, name, package)
-        elif not options.get("hookwrapper"):  # pluggy itself calls wrappers of the old style
+        elif not options.get("hookwrapper"):  # pluggy calls old-style wrappers itself
             function = _guarded_function(function, name, package)
         setattr(hooks, name, function)
     return hooks
 
 
 def _guarded_function(hook: Callable[..., Any], name: str, package: str) -> Callable[..., Any]:
-    @functools.wraps(hook)  # which copies the mark of a hook, too
+    @functools.wraps(hook)  # also copies the hookimpl mark
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return hook(*args, **kwargs)
@@ -197,7 +197,7 @@ def _guarded_wrapper(hook: Callable[..., Any], name: str, package: str) -> Calla
             raise
         except Exception as error:
             if inner is not None:
-                raise  # what the backend's own failure became on its way out is for the caller to see
+                raise  # the backend's own failure, perhaps translated by the hook: for the caller
             raise _hook_error(name, package, _words(error)) from error
         raise _hook_error(name, package, "it has a second `yield`; it must have one")
 
@@ -216,7 +216,7 @@ def _words(error: BaseException) -> str:
 
 
 class _Loading(threading.local):
-    """While this thread imports the hook packages: the plugins that were loaded by that."""
+    """Plugins loaded by this thread while it imports the hook packages."""
 
     pending: list[Record] | None = None
 

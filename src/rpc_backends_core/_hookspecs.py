@@ -1,8 +1,8 @@
-"""The seams where an installed package may observe, wrap or replace: pluggy hook specifications.
+"""The hooks that an installed package can implement, as pluggy hook specifications.
 
 A hook package declares an object (a module, say) in the entry-point group ``rpc.backends.hooks`` and
-marks functions of these names with :data:`hookimpl`. Wrappers (``@hookimpl(wrapper=True)``) go around
-what happens; a plain implementation that returns something takes its place.
+marks functions of these names with :data:`hookimpl`. A wrapper (``@hookimpl(wrapper=True)``) runs
+around the operation; a plain implementation that returns a value replaces it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Specs:
-    """Every hook there is. A hook takes the arguments it needs; ``proceed`` is the core's own."""
+    """All hooks. An implementation names only the arguments it needs; ``proceed`` is for the core."""
 
     @hookspec(firstresult=True)
     def rpc_backends_construct_options(
@@ -34,8 +34,8 @@ class Specs:
     ) -> Any:
         """Construct the options of ``backend``.
 
-        :param rpc_timeout: seconds, 0 for never.
-        :param options: the keywords the program gave.
+        :param rpc_timeout: seconds; 0 for no limit.
+        :param options: the keywords that the program passed.
         :returns: an instance of the backend's options type.
         """
 
@@ -50,9 +50,9 @@ class Specs:
     ) -> Any:
         """Initialise ``backend``.
 
-        :param resolved: the backend's record, the backend, and its options where they are known.
+        :param resolved: the backend's record, the backend, and its options if they are known.
         :param kwargs: ``store``, ``name``, ``rank``, ``world_size``, ``rpc_backend_options``, and
-            ``group`` for a backend that takes it.
+            ``group`` for a backend that accepts it.
         :returns: the agent.
         """
 
@@ -63,26 +63,27 @@ class Specs:
         resolved: ResolvedBackend | None,
         agent: Any,
     ) -> Any:
-        """See the agent that is about to be installed and started, and replace it perhaps.
+        """Receive the agent that is about to be installed and started; may replace it.
 
-        Every agent passes here, whichever backend it is from, before it is current and before
-        ``RRefContext`` is made. A wrapper calls ``agent = yield`` and returns that agent or its own.
+        Called for the agents of all backends, before the agent is current and before ``RRefContext``
+        is created. A wrapper calls ``agent = yield`` and returns that agent or its own.
 
-        :param backend: its name, None where the agent was not made by ``init_rpc``; so is ``resolved``.
+        :param backend: the backend's name. Like ``resolved``, None if ``init_rpc`` did not create the
+            agent.
         :returns: the agent to install.
         """
 
     @hookspec
     def rpc_backends_loaded(self, record: Record) -> None:
-        """Learn that an installed backend has been loaded."""
+        """React to the loading of an installed backend."""
 
     @hookspec
     def rpc_backends_failed(self, record: Record) -> None:
-        """Learn that an installed backend could not be loaded; ``record.error`` says why."""
+        """React to an installed backend that failed to load; ``record.error`` is the reason."""
 
 
 class Defaults:
-    """What happens without any hook package: called last, it does the work of the call."""
+    """The default implementations. They run last and do the actual work."""
 
     @hookimpl(trylast=True)
     def rpc_backends_construct_options(self, proceed: Callable[[], Any]) -> Any:
@@ -96,5 +97,5 @@ class Defaults:
 
     @hookimpl(trylast=True)
     def rpc_backends_agent(self, agent: Any) -> Any:
-        """Install the agent as it is."""
+        """Return the agent unchanged."""
         return agent

@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, for a backend that must choose where it listens."""
+"""The network interfaces of this machine, for backends that choose an address to listen on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _IPV6_TABLE = Path("/proc/net/if_inet6")
 
 @dataclass(frozen=True)
 class Interface:
-    """An address of this machine and the network interface that has it."""
+    """An address of this machine and the name of its network interface."""
 
     name: str
     address: str
 
 
 def interface_of(address: str, among: list[Interface]) -> str | None:
-    """Return the name of the interface that has ``address``; all of 127.0.0.0/8 is one interface's."""
+    """Return the name of the interface with ``address``; 127.0.0.0/8 all belongs to loopback."""
     for interface in among:
         if interface.address == address:
             return interface.name
@@ -35,7 +35,7 @@ def interface_of(address: str, among: list[Interface]) -> str | None:
 
 
 def interfaces() -> list[Interface]:
-    """Return the addresses of the interfaces that are up; the first IPv4 one of each, and IPv6."""
+    """Return the addresses of all interfaces that are up: the first IPv4 address of each, and IPv6."""
     if not sys.platform.startswith("linux"):
         return []
     import fcntl
@@ -46,7 +46,7 @@ def interfaces() -> list[Interface]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for name in names:
             request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):  # it went away, or has no IPv4 address
+            with contextlib.suppress(OSError):  # the interface is gone or has no IPv4 address
                 flags = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)[16:18]
                 if struct.unpack("H", flags)[0] & _UP_AND_RUNNING != _UP_AND_RUNNING:
                     continue
@@ -62,5 +62,5 @@ def interfaces() -> list[Interface]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a numeric address, with or without a scope, is of the loopback interface."""
+    """Return whether a numeric address (with or without a scope) is a loopback address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback

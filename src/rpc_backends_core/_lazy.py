@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562)."""
+"""Package attributes that are imported on first use (PEP 562)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib import import_module
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a package whose names have their homes in other modules.
+    """Return a package's ``__getattr__``, which imports names from other modules.
 
-    :param homes: for each name ``module``, ``module:name`` where it has another name there, or
-        ``module:`` for the module itself; modules of ``rpc_backends_core``.
+    :param homes: the source of each name in ``rpc_backends_core``: ``module``, ``module:name`` if the
+        name differs there, or ``module:`` for the module itself.
     """
 
     def find(name: str) -> object:

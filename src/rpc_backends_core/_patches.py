@@ -1,7 +1,7 @@
-"""Our functions in the place of torch's: putting them there, and taking them out again.
+"""Functions that replace torch's, and their installation and removal.
 
-Each keeps torch's name, signature and errors. They are thin on purpose: `import torch` imports this,
-and what does the work is imported when a function is called.
+Each keeps torch's name, signature and errors. They are thin because `import torch` imports this
+module; the implementation is imported when a function is called.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def install() -> None:
-    """Put the registry into ``torch.distributed.rpc``. Twice is once; no RPC in torch, no change.
+    """Install the registry in ``torch.distributed.rpc``.
 
-    Backends that torch, or a package whose ``torch.backends`` entry point ran earlier, has registered by
-    then are taken over.
+    Does nothing if the registry is already installed or torch has no RPC. Takes over the backends
+    that torch, or a package whose ``torch.backends`` entry point ran earlier, has already registered.
     """
     import torch.distributed
 
@@ -43,7 +43,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give ``torch.distributed.rpc`` back what it had; what was registered since stays registered."""
+    """Restore torch's own functions; backends registered in the meantime stay registered."""
     if not STATE.patches:
         return
     rpc = sys.modules["torch.distributed.rpc"]
@@ -62,15 +62,15 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Return whether the registry is in ``torch.distributed.rpc``."""
+    """Return whether the registry is installed in ``torch.distributed.rpc``."""
     return bool(STATE.patches)
 
 
-# --- in torch's place ---------------------------------------------------------------------------------
+# --- replacements ---------------------------------------------------------------------------------
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Return whether ``backend_name`` can be used: registered here, installed, or torch's own."""
+    """Return whether ``backend_name`` is available: registered here, installed, or built into torch."""
     from rpc_backends_core import _api
 
     return _api.backend_registered(backend_name)
@@ -92,7 +92,7 @@ def register_backend(
 def construct_rpc_backend_options(
     backend: Any, rpc_timeout: float = 60.0, init_method: str = "env://", **kwargs: Any
 ) -> Any:
-    """Construct the options of ``backend``; ``rpc_timeout`` in seconds, 0 for never."""
+    """Construct the options of ``backend``; ``rpc_timeout`` in seconds, 0 for no limit."""
     from rpc_backends_core import _api
 
     return _api.construct_rpc_backend_options(backend, rpc_timeout, init_method, **kwargs)
@@ -114,13 +114,14 @@ def init_rpc(
 ) -> None:
     """Start RPC in this process, as ``torch.distributed.rpc.init_rpc`` does.
 
-    :param name: this worker's name, unique in the group: letters, digits, ``_``, ``:``, ``-``; below 128.
-    :param backend: a member of ``BackendType`` or a backend's name. If it is not given, the type of
-        ``rpc_backend_options`` decides, then ``RPC_BACKENDS_DEFAULT``, then it is TENSORPIPE.
-        ``RPC_BACKENDS_OVERRIDE`` goes before all of them.
+    :param name: this worker's name, unique in the group: fewer than 128 letters, digits, ``_``,
+        ``:``, ``-``.
+    :param backend: a member of ``BackendType`` or a backend's name. By default, the type of
+        ``rpc_backend_options`` selects the backend, then ``RPC_BACKENDS_DEFAULT``, then TENSORPIPE.
+        ``RPC_BACKENDS_OVERRIDE`` overrides all of these.
     :param rank: this worker's rank.
-    :param world_size: how many workers there are; None for a group that workers join and leave.
-    :param rpc_backend_options: the backend's options; its defaults where they are not given.
+    :param world_size: the number of workers; None for a dynamic group, which workers join and leave.
+    :param rpc_backend_options: the backend's options; by default, its default options.
     """
     from rpc_backends_core._bridge import start
 
@@ -135,7 +136,7 @@ def _init_rpc_backend(
     world_size: int | None = None,
     rpc_backend_options: Any = None,
 ) -> None:
-    """Start a backend on a store that the caller brings; torch's tests and some programs do."""
+    """Start a backend on the caller's store; used by torch's tests and some programs."""
     from rpc_backends_core._bridge import start
 
     start.init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
@@ -144,9 +145,9 @@ def _init_rpc_backend(
 def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     """Stop RPC in this process, as ``torch.distributed.rpc.shutdown`` does.
 
-    :param graceful: wait until all workers of a static group have come here and all work is done; in a
-        dynamic group, tell the other members.
-    :param timeout: seconds to wait for the others; 0 means no limit.
+    :param graceful: in a static group, wait until all workers have called this and all work is done;
+        in a dynamic group, tell the other members.
+    :param timeout: seconds to wait for the other workers; 0 for no limit.
     """
     from rpc_backends_core._bridge import stop
 
@@ -177,14 +178,15 @@ def _delete_all_user_and_unforked_owner_rrefs(*timeout: Any) -> None:
     stop.delete_rrefs(*timeout)
 
 
-#: Arguments of torch's ``TensorPipeRpcBackendOptions`` that cannot be read back: torch keeps them in C++.
+#: Arguments of torch's ``TensorPipeRpcBackendOptions`` that torch keeps in C++ and cannot be read
+#: back.
 _KEPT = ("_transports", "_channels")
 
 
 def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Return the ``__init__`` of torch's options, keeping what they do not show as their attributes.
+    """Wrap the ``__init__`` of torch's options to keep unreadable arguments as attributes.
 
-    `_carried_options` has to know if a program has chosen transports; nothing else looks at it.
+    Only `_carried_options` uses them, to learn whether a program has chosen transports.
     """
 
     @functools.wraps(init)
@@ -197,7 +199,7 @@ def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-# --- putting them there -----------------------------------------------------------------------------
+# --- installation -----------------------------------------------------------------------------
 
 
 _ABSENT: Any = object()

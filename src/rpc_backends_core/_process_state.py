@@ -1,6 +1,6 @@
-"""The state of this process: one object that every other module reads and changes.
+"""The state of this process: one object that the other modules read and change.
 
-It stands below all other modules and imports none of them, so what it holds has no types here.
+It imports no other module of the package, so its attributes are untyped.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 
 class ProcessState:
-    """What this process holds.
+    """The package's state in this process.
 
-    :ivar registry: the `Registry`, made when it is first asked for; see `_default_registry`.
-    :ivar preparations: run on the registry when it is made.
-    :ivar hooks: the `Hooks`, loaded when they are first needed.
-    :ivar session: the `Session` that starts or runs.
-    :ivar kept_stores: (init method, what keeps the store alive) of stores that this process hosts for
-        others beyond its own membership.
-    :ivar patches: (module, name, what torch had there) of each name that the bridge has replaced.
-    :ivar autoload_error: what went wrong when ``import torch`` ran our entry point.
+    :ivar registry: the `Registry`, created on first use; see `_default_registry`.
+    :ivar preparations: functions to call with the registry when it is created.
+    :ivar hooks: the `Hooks`, loaded on first use.
+    :ivar session: the `Session` that is starting or running.
+    :ivar kept_stores: (init method, objects that keep the store alive) of stores that this process
+        still hosts for other workers after leaving the group.
+    :ivar patches: (module, name, torch's value) of each name that the bridge has replaced.
+    :ivar autoload_error: the error raised when ``import torch`` ran our entry point.
     :ivar had_a_group: whether an agent has run in this process before.
-    :ivar nonce: (process id, a text that no other process has), once a dynamic group has asked for it.
-    :ivar starting: the backend that is being initialised in this thread.
-    :ivar leaves_gracefully: whether a graceful ``shutdown`` is under way.
+    :ivar nonce: (process id, a string unique to the process), created for a dynamic group.
+    :ivar starting: the backend that this thread is initialising.
+    :ivar leaves_gracefully: whether a graceful ``shutdown`` is running.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ProcessState:
         self.leaves_gracefully = False
 
     def prepare_registry(self, preparation: Callable[[Any], None]) -> None:
-        """Run ``preparation`` on the registry before its first use: now, or when it is made."""
+        """Call ``preparation`` with the registry before its first use: now, or when it is created."""
         self.preparations.append(preparation)
         if self.registry is not None:
             preparation(self.registry)

@@ -1,4 +1,4 @@
-"""What is known of one installed or registered thing, as a value that callers may keep."""
+"""Immutable records of what is installed or registered."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ State = Literal[
 
 @dataclass(frozen=True)
 class Record:
-    """A backend, or a hook package or subcommand: where it comes from and its state.
+    """A backend, a hook package or a subcommand: its origin and state.
 
     A record never changes; the registry replaces it when the state changes.
 
     :ivar name: as declared.
     :ivar source: ``plugin`` (an installed package), ``process`` (``register_backend`` was called) or
         ``torch`` (torch's own).
-    :ivar distribution: the package it is from; for ``process`` the module that registered it.
-    :ivar version: the package's version, None where there is none.
-    :ivar value: the entry point's value (``module:object``), None where there is none.
+    :ivar distribution: the package that declares it; for ``process``, the module that registered it.
+    :ivar version: the package's version, or None.
+    :ivar value: the entry point's value (``module:object``), or None.
     :ivar state: ``found`` (nothing imported yet), ``loaded``, ``registered`` (in this process or by
         torch), ``failed``, ``conflict`` (several packages claim the name), ``denied`` (by an
         environment variable), ``invalid`` (the name is not an identifier) or ``shadowed`` (another
-        backend of the same name goes first).
-    :ivar error: why it cannot be used, None where it can.
-    :ivar entry_point: what loads it, None where nothing is to be loaded.
-    :ivar backend: the loaded or registered backend, None before that.
-    :ivar options_type: the class of its options, where it was declared or seen.
+        backend of the same name takes precedence).
+    :ivar error: why it cannot be used; None if it can.
+    :ivar entry_point: the entry point that loads it; None if there is nothing to load.
+    :ivar backend: the loaded or registered backend; None before that.
+    :ivar options_type: the class of its options, if declared or seen.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def origin(self) -> str:
-        """The package and its version, for messages: ``rpc-backend-zeromq 1.0``."""
+        """The package and its version, for error messages: ``rpc-backend-zeromq 1.0``."""
         if self.source == "plugin":
             return f"{self.distribution or 'an unknown package'} {self.version or ''}".strip()
         return " ".join(part for part in (self.distribution, self.version) if part) or self.source
@@ -62,12 +62,11 @@ class Record:
 
 @dataclass(frozen=True)
 class ResolvedBackend:
-    """The backend that a call means, loaded.
+    """The backend that a call refers to, loaded.
 
-    :ivar record: what is known of it.
-    :ivar backend: its handlers and what it declares.
-    :ivar hooks: pluggy's callers of the hooks of installed packages, which its handlers are called
-        through.
+    :ivar record: its record.
+    :ivar backend: its handlers and declarations.
+    :ivar hooks: pluggy's hook callers, through which its handlers are called.
     :ivar options: its options; None until they are constructed.
     """
 

@@ -1,8 +1,8 @@
-"""The registry: every backend this process knows of, found by name, loaded only when asked for.
+"""The registry: all backends this process knows, looked up by name and loaded on demand.
 
-Lookup order: registered in this process, then an installed plugin, then torch's own. Nothing is
-imported while the lock is held: a plugin's import may ask the registry for a backend, from this thread
-or from another one that waits for the same import.
+Lookup order: backends registered in this process, installed plugins, torch's own. The lock is never
+held during an import: the plugin being imported may call the registry, from this thread or from
+another thread that waits for the same import.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Registry:
     """All backends of a process. Thread-safe; usable after a fork.
 
-    :param scan: looks at the installed packages; called once, lazily, and by :meth:`refresh`.
-    :param on_loaded: called with the record of each plugin that was loaded or could not be.
+    :param scan: scans the installed packages; called once, lazily, and again after :meth:`refresh`.
+    :param on_loaded: called with the record of each plugin that was loaded or failed to load.
     """
 
     def __init__(
@@ -46,36 +46,36 @@ class Registry:
         self._order: dict[str, None] = {}
         _renew_lock_after_fork(self)
 
-    # --- what there is -----------------------------------------------------------------------------
+    # --- lookup -----------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Return the names that can be asked for; an earlier name never changes its place."""
+        """Return the available names; names already listed keep their order."""
         plugins = self._installed()
         with self._lock:
             known = {**self._torch, **self._process}
-            # A plugin's name has its place among the plugins, also if loading it makes torch register
-            # one of its own.
+            # A plugin's name stays among the plugins even if loading it makes torch register a
+            # backend of the same name.
             for name in (*(one for one in known if one not in plugins), *sorted(plugins)):
                 self._order.setdefault(name)
             return [name for name in self._order if name in known or self._usable(plugins, name)]
 
     def knows(self, name: str) -> bool:
-        """Return whether ``name`` (in any case) can be asked for."""
+        """Return whether there is a backend ``name``, ignoring case."""
         if not isinstance(name, str):
             return False
         names = self.names()
         return name in names or name.casefold() in {known.casefold() for known in names}
 
     def find(self, name: str) -> Record:
-        """Return the record of the backend of that name, which a string of another case finds too.
+        """Return the record of the backend called ``name``, ignoring case if there is no exact match.
 
-        :raises UnknownBackendError: there is none; the message has the nearest name.
+        :raises UnknownBackendError: there is no such backend; the message suggests the nearest name.
         :raises BackendConflictError: several installed packages claim it.
         :raises BackendDeniedError: an environment variable forbids it.
         """
         if not isinstance(name, str):
             raise UnknownBackendError(f"{name!r} is a {type(name).__name__}, not a backend's name.")
-        # What is registered here needs no look at the installed packages.
+        # A backend registered here is found without scanning the installed packages.
         with self._lock:
             if name in self._process:
                 return self._process[name]
@@ -98,7 +98,7 @@ class Registry:
         raise UnknownBackendError(self._unknown(name))
 
     def records(self) -> list[Record]:
-        """Return the record of every backend, of the unusable and the shadowed ones too."""
+        """Return the records of all backends, including unusable and shadowed ones."""
         plugins = self._installed()
         first: set[str] = set()
         result: list[Record] = []
@@ -111,25 +111,25 @@ class Registry:
             return result + self._unusable
 
     def hook_packages(self) -> list[Record]:
-        """Return the records of the packages that hook into calls."""
+        """Return the records of the hook packages."""
         self._installed()
         with self._lock:
             return list(self._hooks)
 
     def is_registered(self, name: str) -> bool:
-        """Return whether ``name`` was registered in this process, by torch or by anybody."""
+        """Return whether ``name`` was registered in this process, by torch or a program."""
         with self._lock:
             return name in self._process or name in self._torch
 
     def registered(self) -> list[Record]:
-        """Return what was registered in this process, torch's own included, the oldest first."""
+        """Return the backends registered in this process, including torch's own, oldest first."""
         with self._lock:
             return [*self._torch.values(), *self._process.values()]
 
     def refresh(self) -> None:
-        """Forget what was found among the installed packages; the next question looks again.
+        """Forget the results of the last scan; the next lookup scans again.
 
-        What has been loaded stays loaded while its package is there; what had failed is tried anew.
+        Loaded backends stay loaded while their package is installed; failed ones are tried again.
         """
         import importlib
 
@@ -145,17 +145,17 @@ class Registry:
     # --- loading -----------------------------------------------------------------------------------
 
     def backend(self, name: str) -> Backend:
-        """Return the backend ``name``, importing its package if need be; see :meth:`load`."""
+        """Return the backend ``name``, importing its package if necessary; see :meth:`load`."""
         backend = self.load(name).backend
         assert backend is not None, "it has just been loaded"
         return backend
 
     def load(self, backend: str | Record) -> Record:
-        """Return the record of ``backend`` with the backend in it, importing its package if need be.
+        """Return the record of ``backend`` after loading it, importing its package if necessary.
 
         :param backend: a name or a record.
-        :raises BackendLoadError: with the cause chained; a failure is remembered and raised again. See
-            :meth:`find` for the errors of a name.
+        :raises BackendLoadError: loading failed; the cause is chained. A failure is remembered and
+            raised again. Looking up a name raises the errors of :meth:`find`.
         """
         record = self.find(backend) if isinstance(backend, str) else self._current(backend)
         if record.backend is not None:
@@ -165,7 +165,7 @@ class Registry:
         loaded = self._import(record)
         with self._lock:
             now = self._current(record)
-            # No other thread was first, or it failed where this one did not.
+            # Unless another thread finished first with the same outcome.
             news = now.backend is None and (now.error is None or loaded.error is None)
             if news:
                 self._replace(loaded)
@@ -177,7 +177,7 @@ class Registry:
         return record
 
     def _import(self, record: Record) -> Record:
-        """Return ``record`` as it is once its package has been imported, or could not be."""
+        """Import the package of ``record`` and return the updated record, loaded or failed."""
         from rpc_backends_core._backend import as_backend
 
         try:
@@ -189,7 +189,7 @@ class Registry:
         return replace(record, state="loaded", backend=backend, options_type=options_type)
 
     def learn_options_type(self, record: Record, options_type: type) -> None:
-        """Remember the class of a backend's options, so that such options find the backend."""
+        """Remember a backend's options class, so that options of that class select the backend."""
         with self._lock:
             now = self._current(record)
             if now.options_type is None:
@@ -200,7 +200,7 @@ class Registry:
         return layers[record.source]
 
     def _current(self, record: Record) -> Record:
-        """Return the registry's record of the same backend, or ``record`` if it has none any more."""
+        """Return the registry's current record of the backend, or ``record`` if it is gone."""
         with self._lock:
             now = self._layer(record).get(record.name)
             return now if now is not None and now.is_same_package(record) else record
@@ -224,12 +224,12 @@ class Registry:
     ) -> Record:
         """Register a backend in this process.
 
-        :param owner: the module that asks for it.
-        :param torch_own: torch's own modules register it: it then ranks below installed plugins, and
-            registering it when a plugin has the name is no error.
-        :param look: also refuse a name that an installed plugin has, which needs a scan.
-        :raises RuntimeError: the name is taken; torch's text.
-        :raises TypeError: it is not a string.
+        :param owner: the module that registers it.
+        :param torch_own: whether one of torch's own modules registers it. It then ranks below
+            installed plugins, and may have the name of a plugin.
+        :param look: also reject the name of an installed plugin, which requires a scan.
+        :raises RuntimeError: the name is taken (torch's message).
+        :raises TypeError: the name is not a string.
         """
         from rpc_backends_core._builtin_backends import registered_backend
 
@@ -252,13 +252,13 @@ class Registry:
         )
         try:
             backend = registered_backend(name, handlers, options_type, torch_own=torch_own)
-        except TypeError as error:  # it is raised where the backend is used, and harms no other
+        except TypeError as error:  # raised when the backend is used; other backends are unaffected
             record = replace(record, state="failed", error=error)
         else:
             kind = backend.options_type
             record = replace(record, state="registered", backend=backend, options_type=kind)
         with self._lock:
-            if name in layer:  # another thread was first
+            if name in layer:  # another thread registered it first
                 raise RuntimeError(f"RPC backend {name}: already registered")
             layer[name] = record
             if not torch_own or not look:
@@ -266,7 +266,7 @@ class Registry:
         return record
 
     def unregister(self, name: str) -> None:
-        """Undo a registration that was made in this process.
+        """Remove a backend that was registered in this process.
 
         :raises UnknownBackendError: nothing of that name was registered here.
         """
@@ -275,15 +275,16 @@ class Registry:
                 return
         where = "installed or torch's own" if self.knows(name) else "unknown"
         raise UnknownBackendError(
-            f"RPC backend {name!r} was not registered in this process (it is {where}), so there is "
-            "nothing to undo. An installed backend is removed with pip uninstall, or left out with "
+            f"RPC backend {name!r} was not registered in this process (it is {where}), so it "
+            "cannot be unregistered. To remove an installed backend, use pip uninstall or "
             f"RPC_BACKENDS_DENY={name}."
         )
 
-    # --- inside ------------------------------------------------------------------------------------
+    # --- internals
+    # ------------------------------------------------------------------------------------
 
     def _installed(self) -> dict[str, Record]:
-        """Return the plugins by name, looking for them if nobody has."""
+        """Return the plugins by name; the first call scans for them."""
         with self._lock:
             if self._plugins is not None:
                 return self._plugins
@@ -294,7 +295,7 @@ class Registry:
             return self._plugins
 
     def _look(self) -> tuple[dict[str, Record], list[Record], list[Record]]:
-        """Look at the installed packages; changes nothing."""
+        """Scan the installed packages, without changing the registry."""
         from rpc_backends_core import _discovery
         from rpc_backends_core._settings import Choice
 
@@ -333,7 +334,7 @@ class Registry:
 
 
 def _fresh(error: BaseException | None) -> BaseException:
-    """Return a copy of a remembered error, so that tracebacks do not pile up on one object."""
+    """Return a copy of a remembered error, so that its traceback does not grow with each raise."""
     assert error is not None
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
@@ -351,7 +352,7 @@ def _torch_version() -> str | None:
 
 
 def _renew_lock_after_fork(registry: Registry) -> None:
-    """Keep a fork from copying a lock that another thread holds."""
+    """Give a forked child a new lock, because another thread may hold the copied one."""
     reference = weakref.ref(registry)
 
     def renew() -> None:

@@ -1,4 +1,4 @@
-"""Which backend a call means, resolved once: by name, member, options, default or override."""
+"""Choosing the backend of a call: by name, member, options, default or override."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from rpc_backends_core._settings import DEFAULT, OVERRIDE, Settings
 logger = logging.getLogger("rpc_backends")
 
 _TORCHS_DEFAULT = "TENSORPIPE"
-#: What torch uses where a caller gives neither.
+#: Torch's defaults.
 DEFAULT_TIMEOUT = 60.0
 DEFAULT_INIT_METHOD = "env://"
 
 
 def resolve(backend: Any) -> ResolvedBackend:
-    """Return the backend that ``backend`` (a member, torch's member or a name) stands for, loaded.
+    """Load and return the backend for ``backend``: our member, torch's member, or a name.
 
-    :raises TypeError: it is none of these; torch's text.
+    :raises TypeError: ``backend`` is none of these (torch's message).
     """
     registry = default_registry()
     return _loaded(registry, registry.load(name_of(backend)))
 
 
 def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBackend:
-    """Return the backend that an ``init_rpc`` with these arguments starts, with its options.
+    """Return the backend, and its options, for an ``init_rpc`` with these arguments.
 
     ``RPC_BACKENDS_OVERRIDE`` comes first, then ``backend``, the type of ``options``,
     ``RPC_BACKENDS_DEFAULT``, and TENSORPIPE.
 
-    :raises TypeError: ``backend`` is neither a member nor a name, or no backend has options of that type.
-    :raises SettingError: a variable names no backend, or one that cannot be used.
+    :raises TypeError: ``backend`` is neither a member nor a name, or no backend has this type of
+        options.
+    :raises SettingError: a variable names an unknown or unusable backend.
     """
     registry = default_registry()
     asked = None if backend is None else name_of(backend)
@@ -71,7 +72,7 @@ def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBac
 def construct_options(
     resolved: ResolvedBackend, rpc_timeout: float, init_method: str, options: Mapping[str, Any]
 ) -> Any:
-    """Construct options of a backend through the hooks; their type finds the backend from then on."""
+    """Construct a backend's options through the hooks, and remember their type for lookups."""
     handler = resolved.backend.construct_rpc_backend_options_handler
     constructed = resolved.hooks.rpc_backends_construct_options(
         backend=resolved.name,
@@ -86,9 +87,9 @@ def construct_options(
 
 
 def name_of(backend: Any) -> str:
-    """Return the name that ``backend`` (a member, torch's member or a name) stands for.
+    """Return the name for ``backend``: our member, torch's member, or a name.
 
-    :raises TypeError: it is none of these; torch's text.
+    :raises TypeError: ``backend`` is none of these (torch's message).
     """
     if isinstance(backend, str):
         return backend
@@ -128,12 +129,12 @@ def _overriding(registry: Registry, name: str, asked: str | None, options: Any) 
 
 
 def _takes(registry: Registry, record: Record, options: Any) -> bool:
-    """Return whether a backend takes ``options`` as they are."""
+    """Return whether a backend accepts ``options`` unchanged."""
     from torch.distributed.rpc import RpcBackendOptions
 
     kind = _known_type(record) or _constructed_type(registry, record)
     if kind is RpcBackendOptions:
-        return type(options) is kind  # the base of all: it would be every backend's
+        return type(options) is kind  # the base class would match every backend
     return kind is not None and isinstance(options, kind)
 
 
@@ -141,18 +142,18 @@ def _takes(registry: Registry, record: Record, options: Any) -> bool:
 
 
 def _by_options(registry: Registry, options: Any, default: str | None) -> Record:
-    """Find the backend whose options type is nearest, loading and constructing as little as can be.
+    """Find the backend with the nearest options type, loading and constructing as little as possible.
 
-    A backend whose options are exactly of that class is looked for among all, before any that has a
-    base of it: among types that are known, then plugins of the package that the class is from, then
-    all other plugins, and last old-style backends, whose default options alone tell the type.
+    An exact match anywhere takes precedence over a base class. The search goes through the known
+    types, then the plugins of the package that defines the class, then all other plugins, and last
+    the old-style backends, whose type is only known by constructing default options.
     """
     records = []
     for name in registry.names():
         try:
             records.append(registry.find(name))
         except RpcBackendsError:
-            # A name that cannot be used does not matter, unless the options are its own.
+            # Ignore an unusable backend unless these options are its own.
             if options_type_of(name) in type(options).__mro__:
                 raise
     records.sort(key=lambda record: record.name.casefold() != (default or "").casefold())
@@ -173,7 +174,7 @@ def _by_options(registry: Registry, options: Any, default: str | None) -> Record
                 if type_of(record.name) is kind:
                     _report_inferred(record)
                     return registry.load(record)
-    now = map(registry.find, by_name)  # loading has shown types of options
+    now = map(registry.find, by_name)  # loading may have revealed more options types
     types = ", ".join(
         f"{record.name}: {known.__name__}" for record in now if (known := _known_type(record))
     )
@@ -188,14 +189,14 @@ def _report_inferred(record: Record) -> None:
 
     if record.name != _TORCHS_DEFAULT:
         rpc.logger.warning(
-            "init_rpc was given options of %(name)s and no backend, so %(name)s is used rather than "
-            "TENSORPIPE. Pass backend=%(name)r to say so yourself.",
+            "init_rpc was given options of %(name)s and no backend, so it uses %(name)s rather "
+            "than TENSORPIPE. Pass backend=%(name)r to make the choice explicit.",
             {"name": record.name},
         )
 
 
 def _package(record: Record) -> str | None:
-    """Return the package that an installed backend is in, None for any other backend."""
+    """Return the Python package of an installed backend; None for other backends."""
     return record.value.partition(":")[0].partition(".")[0] if record.value else None
 
 
@@ -209,11 +210,11 @@ def _loaded_type(registry: Registry, record: Record) -> type | None:
     try:
         return registry.load(record).options_type
     except RpcBackendsError:
-        return None  # kept on its record; a program that names that backend gets the error
+        return None  # kept in its record, and raised if a program names this backend
 
 
 def _constructed_type(registry: Registry, record: Record) -> type | None:
-    """Return the type of an old-style backend's default options, None if it cannot be known."""
+    """Return the type of an old-style backend's default options; None if it is unknown."""
     try:
         record = registry.load(record)
         if record.options_type is None:
@@ -222,7 +223,7 @@ def _constructed_type(registry: Registry, record: Record) -> type | None:
             )
             return None if options is None else type(options)
     except HookError:
-        raise  # it is no backend's fault
+        raise  # not a failure of the backend
     except Exception:
-        return None  # it has required options; a program that names the backend gets the error
+        return None  # it has required options; a program that names it gets the error
     return record.options_type

@@ -1,4 +1,4 @@
-"""The environment variables ``RPC_BACKENDS_...``, parsed strictly and read when they are needed."""
+"""The environment variables ``RPC_BACKENDS_...``, parsed strictly and read on demand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ALLOW = "RPC_BACKENDS_ALLOW"
 DENY = "RPC_BACKENDS_DENY"
 JOIN_TIMEOUT = "RPC_BACKENDS_JOIN_TIMEOUT"
 
-#: Every variable the core reads, with its meaning; `rpc-backends doctor` lists them.
+#: The variables that the core reads, with their meaning; `rpc-backends doctor` lists them.
 VARIABLES = {
-    AUTOLOAD: "0 keeps the registry out of torch.distributed.rpc (default: 1)",
-    DEFAULT: "the backend of programs that name none (default: TENSORPIPE)",
-    OVERRIDE: "the backend that programs get whatever they name (default: the one they name)",
-    ALLOW: "comma-separated names: no other installed backend may be used",
+    AUTOLOAD: "0 leaves torch.distributed.rpc unchanged at import torch (default: 1)",
+    DEFAULT: "the backend of programs that do not name one (default: TENSORPIPE)",
+    OVERRIDE: "the backend of all programs, whichever they name (default: the one they name)",
+    ALLOW: "comma-separated names: only these installed backends may be used",
     DENY: "comma-separated names: these installed backends may not be used",
-    JOIN_TIMEOUT: "seconds a worker waits for its group to be complete (default: 1800)",
+    JOIN_TIMEOUT: "seconds a worker waits until its group is complete (default: 1800)",
 }
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -31,34 +31,34 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in ``known`` that ``name`` most looks like, without regard to case."""
+    """Return the name in ``known`` most similar to ``name``, ignoring case."""
     by_fold = {candidate.casefold(): candidate for candidate in known}
     close = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
     return by_fold[close[0]] if close else None
 
 
 def autoload_enabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the bridge is to be installed at ``import torch``.
+    """Return whether ``import torch`` installs the bridge.
 
-    :raises SettingError: the value is neither a yes nor a no.
+    :raises SettingError: the value is neither true nor false.
     """
     text = environ.get(AUTOLOAD, "").strip()
     if not text or text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
         return False
-    raise SettingError(f"{AUTOLOAD}={text!r} is neither a yes nor a no. Set it to 1 or 0.")
+    raise SettingError(f"{AUTOLOAD}={text!r} is neither true nor false. Set it to 1 or 0.")
 
 
 def value(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what a variable says, None where it is not set or empty."""
+    """Return a variable's value; None if it is unset or empty."""
     return environ.get(variable, "").strip() or None
 
 
 def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
-    """Return how many seconds a worker waits for its group to be complete.
+    """Return the number of seconds that a worker waits until its group is complete.
 
-    The default is the half hour that torch's own rendezvous waits.
+    The default is that of torch's own rendezvous, half an hour.
 
     :raises SettingError: the value is not a positive number.
     """
@@ -78,11 +78,11 @@ def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the variables say for one start of RPC.
+    """The settings for one start of RPC.
 
-    :ivar default: the backend of programs that name none; None where the variable is not set.
-    :ivar override: the backend that programs get whatever they name; None likewise.
-    :ivar join_timeout: seconds that a worker waits for its group to be complete.
+    :ivar default: the backend of programs that do not name one; None if unset.
+    :ivar override: the backend of all programs, whichever they name; None if unset.
+    :ivar join_timeout: seconds that a worker waits until its group is complete.
     """
 
     default: str | None
@@ -91,15 +91,15 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Return what the variables say now.
+        """Read the settings from the environment.
 
-        :raises SettingError: one has a value that means nothing.
+        :raises SettingError: a variable has an invalid value.
         """
         return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ))
 
 
 class Choice:
-    """Which installed backends may be used, as ``RPC_BACKENDS_ALLOW`` and ``_DENY`` say."""
+    """The installed backends that ``RPC_BACKENDS_ALLOW`` and ``_DENY`` permit."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._allow = _names(ALLOW, environ)
@@ -107,13 +107,14 @@ class Choice:
         both = sorted((self._allow or {}).keys() & self._deny.keys())
         if both:
             raise SettingError(
-                f"{self._deny[both[0]]!r} stands in both {ALLOW} and {DENY}. Take it out of one."
+                f"{self._deny[both[0]]!r} is in both {ALLOW} and {DENY}. Remove it from one of "
+                "them."
             )
 
     def check(self, known: Iterable[str]) -> None:
-        """Refuse a name that no backend has: a typo would otherwise allow or deny nothing.
+        """Reject unknown names, so that a typo does not silently change what is allowed.
 
-        :raises SettingError: with the nearest known name.
+        :raises SettingError: a name is unknown; the message suggests the nearest one.
         """
         known = sorted(set(known))
         folds = {name.casefold() for name in known}
@@ -124,12 +125,12 @@ class Choice:
                 close = nearest(name, known)
                 hint = f" Did you mean {close!r}?" if close else ""
                 raise SettingError(
-                    f"{variable} names {name!r}, and no backend of that name is installed or part of "
-                    f"torch.{hint} Known: {', '.join(known) or 'none'}."
+                    f"{variable} names {name!r}, but no backend of that name is installed or built "
+                    f"into torch.{hint} Known: {', '.join(known) or 'none'}."
                 )
 
     def denial(self, name: str) -> str | None:
-        """Return why ``name`` may not be used, or None where it may."""
+        """Return why ``name`` may not be used; None if it may."""
         fold = name.casefold()
         if fold in self._deny:
             return f"{DENY} names it"
@@ -139,9 +140,9 @@ class Choice:
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str | None]]:
-    """Return each ``RPC_BACKENDS_...`` variable that nobody here reads, with the nearest real one.
+    """Return the ``RPC_BACKENDS_...`` variables that the core does not read, with the nearest known name.
 
-    Other packages may have variables of their own, so this is shown by ``doctor`` and is no error.
+    Other packages may read them, so they are not an error; ``doctor`` shows them.
     """
     return [
         (name, nearest(name, VARIABLES))
@@ -160,8 +161,8 @@ def _names(variable: str, environ: Mapping[str, str]) -> dict[str, str] | None:
         name = part.strip()
         if not name.isidentifier():
             raise SettingError(
-                f"{variable}={text!r}: {name!r} is not a backend name. Give names with commas between "
-                f"them, for example {variable}=TENSORPIPE,ZEROMQ."
+                f"{variable}={text!r}: {name!r} is not a backend name. Separate names with commas, "
+                f"for example {variable}=TENSORPIPE,ZEROMQ."
             )
         names[name.casefold()] = name
     return names

@@ -1,20 +1,19 @@
-"""The version of the interface that packages use (:mod:`rpc_backends_core.spi`), and its check."""
+"""The version of the plugin interface (:mod:`rpc_backends_core.spi`), and its check."""
 
 from __future__ import annotations
 
 from rpc_backends_core._errors import SpiVersionError
 
-#: (major, minor). The minor number goes up when something is added, the major one when code that was
-#: written for the version before may no longer work.
+#: (major, minor). Additions increase the minor number; incompatible changes the major number.
 SPI_VERSION = (1, 0)
 
 
 def check_spi_version(declared: object, distribution: str | None) -> None:
-    """Refuse a package that was written for another version of the interface.
+    """Reject a package written for an incompatible version of the interface.
 
-    :param declared: the package's ``spi_version``, None where it declares none.
-    :param distribution: the name that pip knows the package by.
-    :raises SpiVersionError: the text says which package to upgrade.
+    :param declared: the package's ``spi_version``, or None if it declares none.
+    :param distribution: the package's name in pip.
+    :raises SpiVersionError: the versions are incompatible; the message says which package to upgrade.
     """
     if declared is None:
         return
@@ -31,12 +30,12 @@ def check_spi_version(declared: object, distribution: str | None) -> None:
     wanted = f"{major}.{minor}"
     if major < SPI_VERSION[0]:
         raise SpiVersionError(
-            f"it was written for version {wanted} of rpc_backends_core.spi, and the installed "
+            f"it was written for version {wanted} of rpc_backends_core.spi, but the installed "
             f"rpc-backends-core has version {here}. Upgrade the package: "
             f"pip install --upgrade {distribution or 'PACKAGE'}"
         )
     if declared > SPI_VERSION:
         raise SpiVersionError(
-            f"it needs version {wanted} of rpc_backends_core.spi, and the installed rpc-backends-core "
+            f"it needs version {wanted} of rpc_backends_core.spi, but the installed rpc-backends-core "
             f"has version {here}. Upgrade the core: pip install --upgrade rpc-backends-core"
         )

@@ -1,6 +1,6 @@
 """The ``torch.backends`` entry point: runs at the end of every ``import torch``.
 
-It must not raise, block, scan or be felt (bar: 1 ms), whatever state the environment is in.
+Whatever the state of the environment, it must not raise, block or scan, and must take under 1 ms.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _OFF = frozenset({"0", "false", "no", "off"})
 
 
 def install() -> None:
-    """Put the registry into ``torch.distributed.rpc`` unless ``RPC_BACKENDS_AUTOLOAD=0``.
+    """Install the registry in ``torch.distributed.rpc`` unless ``RPC_BACKENDS_AUTOLOAD=0``.
 
-    Never raises: a failure is kept and shown by ``rpc-backends doctor``.
+    Never raises; `rpc-backends doctor` shows any error.
     """
     switch = os.environ.get("RPC_BACKENDS_AUTOLOAD", "").strip().lower()
     STATE.autoload_error = None
@@ -26,10 +26,10 @@ def install() -> None:
         from rpc_backends_core._errors import SettingError
 
         STATE.autoload_error = SettingError(
-            f"RPC_BACKENDS_AUTOLOAD={switch!r} is neither a yes nor a no, and was taken for a yes. "
-            "Set it to 1 or 0."
+            f"RPC_BACKENDS_AUTOLOAD={switch!r} is neither true nor false, so the default 1 "
+            "applies. Set it to 1 or 0."
         )
-    # An exception here would break `import torch` for everybody: any cause is kept as data.
+    # An exception here would break `import torch` for every program, so all errors are stored.
     try:
         from rpc_backends_core import _patches
 
@@ -39,5 +39,5 @@ def install() -> None:
 
 
 def failure() -> Exception | None:
-    """Return what was wrong the last time :func:`install` ran, if anything was."""
+    """Return the error of the last :func:`install`, or None."""
     return STATE.autoload_error

@@ -77,7 +77,7 @@ def test_what_is_exchanged_and_is_none_is_an_error_with_its_key(store: Any, text
 
 def test_more_than_is_read_is_not_exchanged(store: Any) -> None:
     (group,) = form(store, 1)
-    with pytest.raises(ValueError, match="at most 1048576 are exchanged"):
+    with pytest.raises(ValueError, match="the limit is 1048576"):
         group.exchange("x" * contents.MOST_BYTES)
 
 

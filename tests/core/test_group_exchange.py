@@ -122,7 +122,7 @@ def test_a_meeting_that_is_too_long_says_how_many_came(store: Any) -> None:
     assert len(workers.errors) == 2
     for error in workers.errors.values():
         assert isinstance(error, GroupTimeoutError)
-        assert "2 of 3 came" in str(error)
+        assert "2 of 3 arrived" in str(error)
 
 
 def test_an_exchange_lasts_no_longer_than_its_caller_says(store: Any) -> None:

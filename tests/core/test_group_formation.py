@@ -192,7 +192,7 @@ def test_workers_that_disagree_on_the_size_are_all_told_both_sizes(store: Any) -
     wait_for_key(store, "0/arrived")
     workers.start(1, joining(store, "w1", 1, 3))
     text = all_fail_alike(workers)
-    assert "'w1' (rank 1) says 3, and a worker before it said 2" in text
+    assert "'w1' (rank 1) has 3, but an earlier worker has 2" in text
 
 
 def test_the_reason_is_known_though_the_host_went_before_it_confirmed_the_reading(
@@ -208,7 +208,7 @@ def test_the_reason_is_known_though_the_host_went_before_it_confirmed_the_readin
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))
     workers.start(1, joining(GoesAtTheLast(store), "w1", 1, 3))
-    assert "disagree on the size" in all_fail_alike(workers)
+    assert "disagree on world_size" in all_fail_alike(workers)
 
 
 def test_after_a_group_that_failed_its_workers_may_try_again(store: Any) -> None:
@@ -344,14 +344,14 @@ def test_a_dynamic_group_may_follow_a_static_one_that_never_formed(store: Any) -
 
 def test_static_and_dynamic_members_are_not_mixed_whichever_comes_first(store: Any) -> None:
     dynamic = joining(store, "d", 0, None)()
-    with pytest.raises(GroupError, match=r"mixes.*'w1', rank 1\) wants a static.*a dynamic one"):
+    with pytest.raises(GroupError, match=r"mixes.*'w1', rank 1\) asks for a static.*is dynamic"):
         joining(store, "w1", 1, 2)()
     dynamic.end()
 
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))
     wait_for_key(store, "1/arrived")
-    with pytest.raises(GroupError, match=r"mixes.*'d', rank 1\) wants a dynamic.*a static one"):
+    with pytest.raises(GroupError, match=r"mixes.*'d', rank 1\) asks for a dynamic.*is static"):
         joining(store, "d", 1, None)()
     # Those who wait for the static group are not disturbed by it.
     workers.start(1, joining(store, "w1", 1, 2))
@@ -410,4 +410,4 @@ def test_an_autograd_id_that_two_processes_have_fixed_is_kept_and_warned_of(
     with caplog.at_level(logging.WARNING):
         group = joining(store, "b", 1, None, fixed_id=7)()
     assert group.autograd_id == 7
-    assert "'b' and another member both were worker 7" in caplog.text
+    assert "'b' and another member were both worker 7" in caplog.text

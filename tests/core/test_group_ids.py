@@ -107,4 +107,4 @@ def test_members_with_one_fixed_id_are_warned_by_name(caplog: pytest.LogCaptureF
             workers.start(rank, joining(store, f"w{rank}", rank, 3, fixed_id=fixed))
         workers.all_results()
     assert len(caplog.messages) == 2
-    assert all("both were worker 1 in an earlier group" in text for text in caplog.messages)
+    assert all("were both worker 1 in earlier groups" in text for text in caplog.messages)

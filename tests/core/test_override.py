@@ -425,8 +425,8 @@ def test_device_maps_are_refused_with_what_was_asked_and_what_to_do(
         convert(TensorPipeOptions(device_maps=MAPS, _transports=["uv"]))
     text = str(caught.value)
     assert "device_maps={'worker1': {'cuda:0': 'cuda:1'}}" in text
-    assert "MINE has no device maps" in text
-    assert "Take device_maps out of the options, or unset RPC_BACKENDS_OVERRIDE." in text
+    assert "MINE does not support devices or device maps" in text
+    assert "Remove device_maps from the options, or unset RPC_BACKENDS_OVERRIDE." in text
     assert said() == []
 
 
@@ -438,7 +438,9 @@ def test_device_maps_set_after_construction_are_refused_too() -> None:
 
 
 def test_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"have devices=\['cuda:0', 'cuda:1'\]\. MINE .*Take devi"):
+    with pytest.raises(
+        ValueError, match=r"set devices=\['cuda:0', 'cuda:1'\]\. MINE .*Remove devi"
+    ):
         convert(TensorPipeOptions(devices=["cuda:0", "cuda:1"]))
 
 

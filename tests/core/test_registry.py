@@ -202,7 +202,7 @@ def test_only_what_the_process_registered_can_be_unregistered(
     site.add_backend("PIGEON")
     registry = registry_of(site)
     registry.register("OWN", PAIR, owner="torch", torch_own=True)
-    with pytest.raises(UnknownBackendError, match="nothing to undo") as caught:
+    with pytest.raises(UnknownBackendError, match="cannot be unregistered") as caught:
         registry.unregister(name)
     assert where in str(caught.value)
     assert registry.knows(name) is (name != "NOTHING")

@@ -71,7 +71,7 @@ def test_a_name_that_nobody_has_is_refused_with_the_nearest(variable: str) -> No
 
 
 def test_a_name_in_both_lists_is_refused_whatever_its_case() -> None:
-    with pytest.raises(SettingError, match="'pigeon' stands in both"):
+    with pytest.raises(SettingError, match="'pigeon' is in both"):
         settings.Choice({"RPC_BACKENDS_ALLOW": "PIGEON", "RPC_BACKENDS_DENY": "pigeon"})
 
 

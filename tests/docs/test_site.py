@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+import runpy
+import shutil
+import subprocess
+import sys
+import types
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq import environment as zeromq_variables
+from rpc_backends_bench.results import Results
 from rpc_backends_core.spi import COMMITMENTS, Capability
 from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, default_registry, settings
+from rpc_backends_faults import limits
 from rpc_backends_faults import settings as faults_variables
+from rpc_backends_faults.kinds import KINDS, MESSAGE_TYPES, OF_A_WORKER
+from rpc_backends_testing.results import Report, Result
 from structure.imports import ROOT
 
 DOCS = ROOT / "docs"
@@ -61,6 +73,16 @@ def test_no_page_names_a_variable_that_nothing_reads() -> None:
         assert named <= known, page
 
 
+def test_the_tables_have_each_option_of_zeromq() -> None:
+    page = (
+        (REFERENCE / "environment.md").read_text().partition("## ZEROMQ")[2].partition("\n## ")[0]
+    )
+    variables = re.findall(r"^\| `RPC_BACKENDS_ZEROMQ_(\w+)`", page, re.MULTILINE)
+    others = re.findall(r"^\| `(?!RPC_)(\w+)`", page, re.MULTILINE)
+    options = inspect.signature(ZeroMQRpcBackendOptions).parameters
+    assert sorted([*map(str.lower, variables), *others]) == sorted(options)
+
+
 # --- errors ------------------------------------------------------------------------------------------
 
 
@@ -94,8 +116,8 @@ ERRORS = re.findall(r"^\| `([^`]+)` ", OURS, re.MULTILINE)
 
 @pytest.mark.parametrize("text", ERRORS)
 def test_an_error_on_the_page_is_one_of_the_code(text: str) -> None:
-    pieces = [re.escape(piece) for piece in text.split("…") if piece.strip(" .:;()")]
-    assert re.search("[^\n]*".join(pieces), texts()), text
+    missing = [piece for piece in text.split("…") if piece.strip() not in texts()]
+    assert not missing
 
 
 # --- capabilities ------------------------------------------------------------------------------------
@@ -136,6 +158,56 @@ def test_the_page_says_what_torchs_own_backends_do() -> None:
     }
 
 
+# --- file formats ------------------------------------------------------------------------------------
+
+
+def section(page: str, title: str) -> str:
+    """Return what stands under a heading of a page of the reference, up to the next one."""
+    text = (REFERENCE / page).read_text().partition(f" {title}\n")[2]
+    return text.partition("\n## ")[0].partition("\n### ")[0]
+
+
+def test_the_table_of_faults_has_each_kind_with_its_keys() -> None:
+    table = re.findall(
+        r"^\| `(\w+)` \|.*\|([^|]*)\|$", section("file-formats.md", "Kinds of faults"), re.MULTILINE
+    )
+    shown = {kind: set(re.findall(r"`(\w+)`", keys)) for kind, keys in table if kind != "what"}
+    real = {name: {*kind.needs, *kind.takes} - {"receiver"} for name, kind in KINDS.items()}
+    assert shown == {
+        name: keys | ({"worker"} if name in OF_A_WORKER else set()) for name, keys in real.items()
+    }
+
+
+def test_the_page_has_each_type_of_message() -> None:
+    text = section("file-formats.md", "Which messages")
+    assert not [name for name in MESSAGE_TYPES if not re.search(rf"\b{name}\b", text)]
+
+
+def test_the_pages_have_the_limits_of_rules() -> None:
+    text = section("file-formats.md", "Limits")
+    for limit in (
+        limits.MOST_SECONDS,
+        limits.MOST_RATE,
+        limits.MOST_COPIES,
+        limits.MOST_COUNT,
+        limits.MOST_TEXT,
+        limits.MOST_PARTS,
+    ):
+        assert f" {int(limit)} " in text.replace("/", " ").replace("(", " ")
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [
+        ("Conformance report", {one.name for of in (Report, Result) for one in fields(of)}),
+        ("Bench results", set(Results({}, {}, [], "").to_json())),
+    ],
+)
+def test_the_page_has_each_member_of_a_report(title: str, names: set[str]) -> None:
+    text = section("file-formats.md", title)
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
 # --- links and examples ------------------------------------------------------------------------------
 
 
@@ -155,3 +227,133 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         if anchor and found.suffix == ".md":
             headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
             assert anchor in map(slug, headings), target
+
+
+def test_the_architecture_page_has_each_module_of_the_packages() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    tables = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", tables))))
+    folders = {file.parent for source in SOURCES for file in source.glob("*/__init__.py")}
+    modules = {
+        path.stem
+        for folder in folders
+        for path in folder.glob("[!_.]*")
+        if path.suffix in ("", ".py")
+    }
+    modules |= {path.stem for path in (ROOT / "src/rpc_backends_core").glob("_[!_]*.py")}
+    native = {
+        path.stem for folder in ROOT.glob("packages/agents/csrc") for path in folder.glob("*.h")
+    }
+    assert not (modules | native) - named - {"templates"}
+
+
+def test_each_file_that_the_architecture_page_says_to_change_exists() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    table = page.partition("## Where to change what")[2].partition("\n## ")[0]
+    paths = re.findall(
+        r"`([\w.]+/[\w./]+)`", table.replace("`_bridge/", "`src/rpc_backends_core/_bridge/")
+    )
+    assert paths
+    missing = [
+        path
+        for path in paths
+        if not any(
+            (top / path).exists() or (top / f"{path}.py").exists()
+            for top in (ROOT, ROOT / "plugins/zeromq")
+        )
+    ]
+    assert not missing
+
+
+EXAMPLES = [
+    pytest.param(page, code, id=f"{page.stem}-{number}")
+    for page in sorted((*REFERENCE.glob("*.md"), *(DOCS / "explanation").rglob("*.md")))
+    for number, code in enumerate(
+        re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "code"), EXAMPLES)
+def test_an_example_runs(page: Path, code: str) -> None:
+    module = types.ModuleType(page.stem)
+    exec(compile(code, str(page), "exec"), vars(module))
+
+
+# --- the build ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the built site; a warning of the build is an error, as in `make docs`."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
+    done = subprocess.run(
+        [*command, str(DOCS), str(folder / "html"), "-d", str(folder / "doctrees")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.mark.slow
+def test_the_built_site_takes_nothing_from_the_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        taken = re.findall(
+            r"<(?:script|link|img|object|iframe)[^>]+(?:src|href|data)=\"([^\"]+)", page.read_text()
+        )
+        assert taken
+        assert not [one for one in taken if one.startswith(("http:", "https:", "//"))], page
+
+
+@pytest.mark.slow
+def test_every_link_of_the_built_site_leads_somewhere(site: Path) -> None:
+    anchors = {
+        page: set(re.findall(r'\bid="([^"]+)"', page.read_text())) for page in site.rglob("*.html")
+    }
+    for page in anchors:
+        for target in re.findall(r'<a [^>]*href="(?!https?:|mailto:)([^"]+)"', page.read_text()):
+            file, _, anchor = target.partition("#")
+            found = (page.parent / file).resolve() if file else page
+            assert found.exists(), (page, target)
+            assert not anchor or found not in anchors or anchor in anchors[found], (page, target)
+
+
+@pytest.mark.slow
+def test_the_diagrams_are_drawn(site: Path) -> None:
+    assert len(list((site / "_images").glob("graphviz-*.svg"))) == sum(
+        page.read_text().count("```{graphviz}") for page in DOCS.rglob("*.md")
+    )
+
+
+@pytest.mark.slow
+def test_the_search_finds_a_variable_by_a_part_of_its_name(site: Path) -> None:
+    index = (site / "searchindex.js").read_text()
+    assert '"overrid":' in index
+    assert '"rpc_backends_overrid' in index
+
+
+@pytest.mark.slow
+def test_the_page_of_the_command_has_each_subcommand(site: Path) -> None:
+    page = (site / "reference" / "command.html").read_text()
+    for name in (
+        "list",
+        "show",
+        "doctor",
+        "new",
+        "bench",
+        "conformance",
+        "faults check",
+        "faults run",
+        "faults report",
+        "secret",
+    ):
+        assert f'id="rpc-backends-{name.replace(" ", "-")}"' in page, name
+
+
+def test_without_graphviz_the_build_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_args, **_more: None)
+    with pytest.raises(RuntimeError, match=r"pip install graphviz-pure.*apt install graphviz"):
+        runpy.run_path(str(DOCS / "conf.py"))

@@ -95,7 +95,7 @@ def become_small(me: WorkerContext, line: int, code: str) -> None:
 
 
 def test_the_backend_in_the_document_works(tmp_path: Path) -> None:
-    (piece,) = [block for block in blocks() if "BACKEND = " in block[1]]
+    (piece,) = [block for block in blocks() if block[1] == EXAMPLE.read_text()]
     with Workers(2) as workers:
         workers.run(become_small, *piece)
         workers.run(steps.join, f"file://{tmp_path}/store", backend="SMALL", threads=2)

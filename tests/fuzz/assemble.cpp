@@ -161,7 +161,7 @@ FUZZER void read_all(const Parts& parts) {
       std::abort();
     }
   }
-  if (bytes > kMaxMessage || parts.size() > wire::kMostParts) {
+  if (bytes > kMaxMessage || parts.size() > wire::kMaxParts) {
     std::abort();
   }
 }

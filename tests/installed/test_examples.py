@@ -40,8 +40,8 @@ def test_the_backend_in_ten_lines_is_there_once_it_is_installed(
     assert "BackendType.MINE: 1 + 1 = [2.0, 2.0]" in run(environment, "two_workers.py", "MINE")
 
 
-def test_the_readme_shows_the_backend_in_ten_lines_as_it_is() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_guide_shows_the_backend_in_ten_lines_as_it_is() -> None:
+    guide = (ROOT / "docs" / "how-to" / "write-a-backend.md").read_text()
     code = (EXAMPLES / "ten_line_backend" / "my_backend.py").read_text()
-    assert code.partition('"""\n\n')[2] in readme
-    assert 'MINE = "my_backend:BACKEND"' in readme
+    assert code.partition('"""\n\n')[2] in guide
+    assert 'MINE = "my_backend:BACKEND"' in guide

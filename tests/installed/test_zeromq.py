@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.environments import Environment
+from support.environments import Environment, clean_environ
 from support.samples import CORE
 
 pytestmark = pytest.mark.slow
@@ -53,6 +56,7 @@ DEVICE_MAPS = """
 """
 
 AGENT = "rpc_backends_agents.agent"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +108,33 @@ def test_device_maps_are_refused_with_the_reason(environment: Environment) -> No
     assert "device maps" in done.stdout
     assert "RPC_BACKENDS_OVERRIDE" in done.stdout
     assert "ZEROMQ" in done.stdout
+
+
+def test_the_quickstart_prints_what_the_readme_says(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """From wheels alone, with the commands of the README."""
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- file: quickstart.py -->\n\n```python\n(.*?)```", readme, re.DOTALL)
+    shown = re.search(
+        r"<!-- output of quickstart.py -->\n\n```console\n(.*?)```", readme, re.DOTALL
+    )
+    assert found and shown
+    (tmp_path / "quickstart.py").write_text(found[1])
+    for block in re.split(r"^\$ ", shown[1], flags=re.MULTILINE)[1:]:
+        command, _, output = block.partition("\n")
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env={
+                **clean_environ(),
+                "OMP_NUM_THREADS": "1",  # or torchrun prints that it sets it
+                "PATH": f"{environment.python.parent}:{os.environ['PATH']}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said = [line for line in done.stderr.splitlines() if line.startswith("INFO:")]
+        assert [*said, *done.stdout.splitlines()] == output.splitlines(), done.stderr

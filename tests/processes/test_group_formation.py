@@ -82,7 +82,7 @@ def test_different_world_sizes_are_an_error_for_all(where: Meeting) -> None:
         failures = workers.errors(steps.join, where.url, only={1: {"world_size": 3}})
 
         text = assert_same_error_at_once(failures, "GroupError")
-        assert "disagree on the size" in text
+        assert "disagree on world_size" in text
         assert_a_group_can_be_formed(workers, where)
 
 

@@ -102,8 +102,8 @@ def test_the_end_of_the_store_s_host_harms_no_other_worker(
             assert seconds < AT_ONCE
             if backend == "ZEROMQ":
                 assert "store" in error
-                said(workers[me], "cannot be read", "calls among the members go on")
-                assert workers[me].output.count("cannot be read") == 1
+                said(workers[me], "cannot read the member list", "calls between known members")
+                assert workers[me].output.count("cannot read the member list") == 1
         assert_all_is_well(workers, REMAINING)
 
 

@@ -13,7 +13,8 @@ namespace rpc = torch::distributed::rpc;
 
 TransportAgent::TransportAgent(const std::string& name, int id, std::shared_ptr<Transport> transport,
                                const AgentOptions& options)
-    // Torch's base wants a callback, and would delete it with the agent, under threads that go on.
+    // Torch's base class needs a callback. The core has its own one, because the base class deletes this one together
+    // with the agent, when threads may still be running.
     : RpcAgent(WorkerInfo(name, static_cast<int64_t>(id)), std::make_unique<rpc::RequestCallbackImpl>(),
                options.rpc_timeout),
       core_(std::make_shared<Core>(name, id, std::move(transport), options)) {}
@@ -31,11 +32,11 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
 c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                                         float rpc_timeout_seconds, const DeviceMap& device_map,
                                                         const Contexts& contexts) {
-  TORCH_CHECK(message->isRequest(), "send() takes requests; an answer goes back by itself");
+  TORCH_CHECK(message->isRequest(), "send() sends requests only; the agent sends responses itself");
   if (is_forked()) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
-                                      "' in a process that was forked off its own. Call in the worker's process, or "
-                                      "start the child as a process of its own (spawn) and call init_rpc in it."));
+                                      "' in a process that was forked from the worker's. Call in the worker's process, "
+                                      "or start the child with the spawn method and call init_rpc in it."));
   }
   if (!rpcAgentRunning_) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
@@ -48,7 +49,7 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
   if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
     if (rpc_timeout_seconds > 0 && timeout.count() == 0) {
-      timeout = std::chrono::milliseconds(1);  // 0 would be never
+      timeout = std::chrono::milliseconds(1);  // 0 would mean no timeout
     }
   }
   return core_->send(to.id_, std::move(message), timeout, contexts);
@@ -74,8 +75,8 @@ std::vector<rpc::WorkerInfo> TransportAgent::getWorkerInfos() const {
 void TransportAgent::join(bool /*shutdown*/, float timeout) {
   const double seconds = timeout > 0 ? timeout : std::chrono::duration<double>(getRpcTimeout()).count();
   if (!core_->wait_until_idle(seconds > 0 ? seconds : 1e9)) {
-    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' still had calls under way after ", seconds,
-                                      " s; shut down with graceful=False to leave them"));
+    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' still had active calls after ", seconds,
+                                      " s; shutdown(graceful=False) does not wait for them"));
   }
 }
 

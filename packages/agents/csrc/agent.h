@@ -1,4 +1,4 @@
-// The agent that carries torch's RPC over a Transport.
+// An RPC agent for torch that sends its messages over a Transport.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -22,16 +22,16 @@ struct AgentOptions {
   size_t num_worker_threads = 16;
   std::chrono::milliseconds rpc_timeout{60000};
   uint64_t max_message_bytes = uint64_t{1} << 34;
-  // What may be on its way to one peer, unanswered, before calls to it wait for room.
+  // Bytes of unanswered requests to one peer before further calls to it wait.
   uint64_t max_unanswered_bytes = uint64_t{1} << 30;
 };
 
-// How much has been done so far; joining compares these of all workers.
+// Call counts of this worker; join() compares the counts of all workers.
 struct Traffic {
   uint64_t sent = 0;      // requests to other workers
-  uint64_t answered = 0;  // of these, those that are over: by an answer or an error
-  uint64_t received = 0;  // requests of other workers
-  uint64_t served = 0;    // of these, those that were answered
+  uint64_t answered = 0;  // of these, how many have ended, with an answer or an error
+  uint64_t received = 0;  // requests from other workers
+  uint64_t served = 0;    // of these, how many were answered
 };
 
 class TransportAgent : public torch::distributed::rpc::RpcAgent {
@@ -47,27 +47,27 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map) override;
 
-  // The same, with what interceptors have attached.
+  // The same, with context that interceptors have attached.
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map, const Contexts& contexts);
-  // Shows the requests that arrive to interceptors; before the agent starts.
+  // Sets the interceptors for incoming requests; only before the agent starts.
   void set_interceptors(std::shared_ptr<InterceptorChain> interceptors);
 
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
   const WorkerInfo& getWorkerInfo(torch::distributed::rpc::worker_id_t id) const override;
   std::vector<WorkerInfo> getWorkerInfos() const override;
 
-  // Waits until this worker has nothing under way. That nobody has is found out among the workers.
+  // Waits until this worker has no active calls. The Python subclass finds out whether the whole group has none.
   void join(bool shutdown, float timeout) override;
   void sync() override {}
   void startImpl() override;
   void shutdownImpl() override;
 
-  // Numbers; getDebugInfo() has texts of the transport too.
+  // Numbers only; getDebugInfo() also has the transport's other values.
   std::unordered_map<std::string, std::string> getMetrics() override;
   std::unordered_map<std::string, std::string> getDebugInfo() override;
 
-  // Has the transport listen, and returns its address; has it take note of a peer.
+  // Call listen() and learn() of the transport.
   std::string listen();
   void learn(int peer, const std::string& name, const std::string& address);
   // Called on a thread of the agent when a peer is lost.
@@ -75,15 +75,15 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
   Members& members();
   Traffic traffic() const;
-  // Whether this process was forked off that of the agent, and cannot use it.
+  // Whether this process was forked from the agent's process, so it cannot use the agent.
   bool is_forked() const { return birthplace_.is_elsewhere(); }
-  // Fails what waits for a worker that has left, and lets go of it.
+  // Fails the calls that wait for a worker that has left, and removes the worker.
   void forget(int peer, const std::string& reason);
 
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
 
-  // What the threads of the agent use; it outlives the agent if they do.
+  // The state that the agent's threads use; it outlives the agent if they do.
   class Core;
   const Birthplace birthplace_;
   const std::shared_ptr<Core> core_;

@@ -1,4 +1,4 @@
-// The answers that the transport has not sent yet, by the peer that they are for.
+// The large answers that the transport has not sent yet, by receiver.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@ namespace rpc_backends {
 
 class Answers {
  public:
-  // Bytes from which an answer counts. The window of a caller bounds how many smaller ones there can be.
+  // Answers smaller than this many bytes do not count; the window of a caller limits how many of them there can be.
   static constexpr uint64_t kLarge = 1 << 16;
 
-  // `most`: bytes of answers to one peer that may wait to be sent before the peer is behind.
+  // `most`: the bytes of unsent answers to one peer from which on the peer counts as behind.
   explicit Answers(uint64_t most) : most_(most) {}
 
-  // Takes note of an answer. `unsent` dies when the transport has let go of it.
+  // Adds an answer. `unsent` expires when the transport has released the message.
   void add(int peer, uint64_t bytes, std::weak_ptr<void> unsent) {
     if (bytes < kLarge) {
       return;
@@ -32,7 +32,7 @@ class Answers {
     any_ = true;
   }
 
-  // Whether the peer has so much to read that it is to get no further answers for now.
+  // Whether the peer must read its earlier answers before it gets further ones.
   bool is_behind(int peer) {
     if (!any_) {
       return false;
@@ -53,7 +53,7 @@ class Answers {
 
  private:
   struct Peer {
-    std::deque<std::pair<uint64_t, std::weak_ptr<void>>> unsent;  // in the order in which they leave
+    std::deque<std::pair<uint64_t, std::weak_ptr<void>>> unsent;  // in the order in which they are sent
     uint64_t bytes = 0;
   };
 

@@ -1,4 +1,4 @@
-// What Python sees of the agents.
+// The Python module of the agents.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -17,7 +17,7 @@ namespace {
 using torch::distributed::rpc::RpcAgent;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-// A text may quote what somebody else has sent.
+// A text may contain bytes from a peer that are not valid UTF-8.
 py::object for_python(const std::string& text) {
   return py::reinterpret_steal<py::object>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
@@ -27,11 +27,11 @@ int for_python(int number) {
   return number;
 }
 
-// Calls `function`, which Python has given, from a thread of C++. What it raises goes to `on_error`, with the GIL.
+// Wraps a Python function for calls from C++ threads. Exceptions go to `on_error`, which is called with the GIL.
 template <typename... Arguments>
 std::function<void(Arguments...)> from_cpp(py::function function,
                                            std::function<void(py::error_already_set&)> on_error) {
-  // Never let go of: the last reference could be dropped where there is no interpreter.
+  // Never released: the last reference could go away after the interpreter has ended.
   auto* kept = new py::function(std::move(function));
   return [kept, on_error = std::move(on_error)](Arguments... arguments) {
     if (Py_IsInitialized() == 0) {
@@ -46,15 +46,15 @@ std::function<void(Arguments...)> from_cpp(py::function function,
   };
 }
 
-// Logs what a callback has raised; there is nobody else to tell.
+// Wraps a callback; exceptions are logged, because no caller could handle them.
 template <typename... Arguments>
 std::function<void(Arguments...)> callback(py::function function, const char* name) {
   return from_cpp<Arguments...>(std::move(function),
                                 [name](py::error_already_set& /*error*/) { note_thrown(name); });
 }
 
-// In a process that was forked off its own, an agent is neither stopped nor taken to pieces: its threads are not
-// there, and what they held is as it was.
+// In a forked child, an agent is neither stopped nor destroyed: its threads do not exist there, and the locks that they
+// held stay locked.
 template <typename Agent>
 std::shared_ptr<Agent> shared(Agent* agent) {
   return std::shared_ptr<Agent>(agent, [](Agent* unused) {
@@ -114,11 +114,11 @@ PYBIND11_MODULE(_C, module) {
       .def("remove_member", &TransportAgent::forget, Unlocked(), py::arg("worker_id"), py::arg("reason"))
       .def("on_unknown_member",
            [](TransportAgent& self, py::function refresh) {
-             self.members().on_unknown(callback<>(std::move(refresh), "in looking for a worker that is not known"));
+             self.members().on_unknown(callback<>(std::move(refresh), "while looking up an unknown worker"));
            })
       .def("on_lost",
            [](TransportAgent& self, py::function tell) {
-             self.on_lost(callback<int, const std::string&>(std::move(tell), "in taking note of a lost worker"));
+             self.on_lost(callback<int, const std::string&>(std::move(tell), "while handling a lost worker"));
            })
       .def("traffic", &TransportAgent::traffic);
 
@@ -144,7 +144,7 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("send_warnings_to", [](py::function sink) {
     send_warnings_to(from_cpp<const std::string&>(std::move(sink), [](py::error_already_set& error) {
-      error.discard_as_unraisable("the sink of the agents' warnings");
+      error.discard_as_unraisable("the function that logs the agents' warnings");
     }));
   });
 }

@@ -1,4 +1,4 @@
-// Reading and writing the fields of a frame. Reading checks every length before it believes it.
+// Reads and writes the fields of a frame. The reader checks every length before using it.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace rpc_backends {
 
-// What arrived is no message that this version can read; the text says what is wrong with it.
+// A received message is not valid or not supported by this version; the text says why.
 class BadFrame : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

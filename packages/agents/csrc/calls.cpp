@@ -15,7 +15,7 @@ namespace rpc_backends {
 namespace rpc = torch::distributed::rpc;
 
 std::string timeout_text(std::chrono::milliseconds timeout) {
-  // Torch's words, which programs look for; the place for the number is marked in them.
+  // Torch's text, which programs look for; "{}" in it stands for the number.
   std::string text = rpc::kRpcTimeoutErrorStr;
   const auto place = text.find("{}");
   if (place != std::string::npos) {
@@ -26,18 +26,18 @@ std::string timeout_text(std::chrono::milliseconds timeout) {
 
 namespace {
 
-constexpr const char* kInCallback = "in what waits for the end of a call";
+constexpr const char* kInCallback = "in a callback at the end of a call";
 constexpr std::chrono::milliseconds kPulse{50};
-// How often it is looked whether what was given up has left, while somebody waits for its room.
+// How often a call that waits for room checks whether the messages of timed-out calls were sent.
 constexpr std::chrono::milliseconds kLook{20};
 constexpr size_t kFewGivenUp = 64;
-// So that the clock's numbers do not overflow.
+// The longest timeout; it keeps the clock from overflowing.
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365 * 10);
 
 }  // namespace
 
 void complete(const FuturePtr& future, c10::IValue value) {
-  // Without the list of storages, which is for devices, and which sparse tensors of some layouts cannot give.
+  // Without the list of storages: only devices need it, and sparse tensors of some layouts do not have one.
   contained(kInCallback, [&] { future->markCompleted(std::move(value)); });
 }
 
@@ -53,7 +53,7 @@ void Calls::start() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_) {
     thread_ = std::thread([this] {
-      while (!contained("in the thread of the timeouts", [this] { watch(); })) {
+      while (!contained("in the timeout thread", [this] { watch(); })) {
         std::this_thread::sleep_for(kPulse);
       }
     });
@@ -78,7 +78,7 @@ void Calls::stop() {
   room_.notify_all();
   if (thread_.joinable()) {
     if (thread_.get_id() == std::this_thread::get_id()) {
-      thread_.detach();  // a callback of a call whose time was up shuts the agent down
+      thread_.detach();  // a callback of a timed-out call shuts down the agent on this thread
     } else {
       thread_.join();
     }
@@ -112,7 +112,7 @@ FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may
         room_.wait_until(lock, until);
       }
     }
-    Peer& peer = peers_[call.peer];  // first: what follows either is done or leaves nothing
+    Peer& peer = peers_[call.peer];  // done first, so that an exception below leaves no half-added call
     const auto [place, is_new] = calls_.emplace(id, std::move(call));
     Call& entered = place->second;
     if (entered.timeout.count() > 0) {
@@ -134,7 +134,7 @@ FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may
 
 bool Calls::fits(int peer, uint64_t bytes) const {
   const auto found = peers_.find(peer);
-  // What is larger than the limit goes alone.
+  // A call that is larger than the limit is sent alone.
   return stopped_ || found == peers_.end() || found->second.unanswered == 0 ||
       found->second.unanswered + bytes <= unanswered_bytes_;
 }
@@ -191,7 +191,8 @@ void Calls::give_back(Peer& peer, uint64_t bytes) {
   }
 }
 
-// The peer may still have what has been sent, but that is for it to bound: nothing of it is here.
+// The bytes of a sent message no longer count, because none of its memory is here. The peer may still have them, but it
+// has its own limit.
 void Calls::give_up(uint64_t id, const Call& call) {
   Peer& peer = peers_[call.peer];
   if (call.unsent.expired()) {
@@ -205,7 +206,7 @@ void Calls::give_up(uint64_t id, const Call& call) {
   peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent});
 }
 
-// Gives back what calls that were given up have counted for, if it has left.
+// Gives back the bytes of timed-out calls whose messages were sent.
 void Calls::look_through(Peer& peer) {
   for (auto one = peer.given_up.begin(); one != peer.given_up.end();) {
     if (one->second.unsent.expired()) {
@@ -261,7 +262,7 @@ void Calls::watch() {
       const auto found = calls_.find(deadlines_.begin()->second);
       if (found != calls_.end()) {
         late.push_back(std::move(found->second));
-        contained("in giving up a call", [&] { give_up(found->first, late.back()); });
+        contained("while giving up a call", [&] { give_up(found->first, late.back()); });
         calls_.erase(found);
       }
       deadlines_.erase(deadlines_.begin());

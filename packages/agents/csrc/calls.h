@@ -1,4 +1,4 @@
-// The calls that wait for an answer: by id, with their timeouts, and what is unanswered of each peer.
+// The calls that wait for an answer: by id, with their timeouts, and the unanswered bytes of each peer.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
@@ -23,46 +23,47 @@ using Clock = std::chrono::steady_clock;
 
 class Calls {
  public:
-  // What counts of a call, beside the bytes of its message: its future, and what is kept of it.
+  // What a call counts in addition to the bytes of its message: its future and its entry here.
   static constexpr uint64_t kCallBytes = 1024;
 
   struct Call {
     int peer = -1;
     FuturePtr future;
     uint64_t bytes = 0;
-    // Dies when the transport has let go of the message.
+    // Expires when the transport has released the message.
     std::weak_ptr<void> unsent;
     std::chrono::milliseconds timeout{0};
-    std::multimap<Clock::time_point, uint64_t>::iterator deadline;  // unless timeout is 0
-    std::string error;  // that it ends with at its deadline, in place of that its time is up
+    std::multimap<Clock::time_point, uint64_t>::iterator deadline;  // not set if timeout is 0
+    std::string error;  // if not empty, the call ends with this error at its deadline instead of a timeout
   };
 
-  // `unanswered_bytes`: what may be on its way to one peer before add() waits.
-  // `on_late`: gets the calls whose time is up, on the thread of the timeouts, which it must not hold up.
-  // `on_pulse`: called on that thread some time after ask_for_pulse(), until it returns false.
+  // `unanswered_bytes`: the limit on unanswered bytes to one peer from which on add() waits.
+  // `on_late`: called with calls that have timed out, on the timeout thread, which it must not block.
+  // `on_pulse`: called repeatedly on the timeout thread after ask_for_pulse(), until it returns false.
   Calls(uint64_t unanswered_bytes, std::function<void(std::vector<Call>)> on_late, std::function<bool()> on_pulse)
       : unanswered_bytes_(unanswered_bytes), on_late_(std::move(on_late)), on_pulse_(std::move(on_pulse)) {}
   ~Calls();
 
-  // Starts the thread of the timeouts; stop() ends it, and lets go of nothing.
+  // Starts the timeout thread. stop() ends it; the calls stay.
   void start();
   void stop();
   void ask_for_pulse();
 
-  // Returns an id that no other call has.
+  // Returns a new, unique id.
   uint64_t next_id() { return next_++; }
 
-  // Enters a call of peer, bytes, unsent and timeout (0 is never), which has begun at `started`; returns its future.
-  // If it may wait, it does until there is room for its bytes on the way to the peer; null if its time was up then.
+  // Adds a call that started at `started`, and returns its future. `call` must have peer, bytes, unsent and timeout (0
+  // means no timeout). With `may_wait`, this waits until the peer's unanswered bytes leave room for the call, and returns
+  // null if the call times out first.
   FuturePtr add(uint64_t id, Call call, Clock::time_point started, bool may_wait);
 
-  // Has a call end with `error` after `delay`, by `on_late`, if nothing ends it before.
+  // Makes a call end with `error` after `delay`, through `on_late`, unless it ends earlier.
   void fail_after(std::chrono::milliseconds delay, uint64_t id, const std::string& error);
 
-  // Takes the call that `peer` answers. None if there is no such call: its time was up, say.
+  // Removes and returns the call that `peer` answers; empty if there is no such call, for example after a timeout.
   std::optional<Call> take(uint64_t id, int peer);
 
-  // Takes all calls that wait for `peer`, or for anybody.
+  // Remove and return all calls that wait for `peer`, or all calls.
   std::vector<Call> take_all(int peer);
   std::vector<Call> take_all();
 
@@ -78,9 +79,9 @@ class Calls {
 
   struct Peer {
     uint64_t unanswered = 0;
-    // Calls whose time was up before their messages had left. Their bytes count until these have.
+    // Calls that timed out before their messages were sent. Their bytes count until the messages are sent.
     std::unordered_map<uint64_t, GivenUp> given_up;
-    size_t look_at = 0;  // how many of these there may be before they are looked through
+    size_t look_at = 0;  // the size of given_up at which the next look_through() is due
   };
 
   void watch();
@@ -109,12 +110,12 @@ class Calls {
   std::atomic<uint64_t> timeouts_{0};
 };
 
-// Complete a future. What torch and the program have hung on it runs here and now; what that throws is noted and
-// goes no further. (RRefContext throws where the peer of an RRef is lost.)
+// Complete a future. Its callbacks, from torch and the program, run in this call; their exceptions are logged and go no
+// further. (RRefContext throws if the peer of an RRef is lost.)
 void complete(const FuturePtr& future, c10::IValue value);
 void fail(const FuturePtr& future, const std::string& text);
 
-// The text for a call whose time was up.
+// The error text of a call that has timed out.
 std::string timeout_text(std::chrono::milliseconds timeout);
 
 }  // namespace rpc_backends

@@ -1,4 +1,4 @@
-// Taking what another extension module hands over: a capsule with a std::shared_ptr<T>*.
+// Receives an object from another extension module: a capsule with a std::shared_ptr<T>*.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,16 +8,17 @@
 
 namespace rpc_backends {
 
-// Calls `method` of a Python object for a capsule called `name`; `what` is what errors call the object.
+// Calls `method` of a Python object to get a capsule named `name`; `what` names the object in errors.
 template <typename T>
 std::shared_ptr<T> take_capsule(const pybind11::object& object, const char* method, const char* name,
                                 const char* what) {
   const pybind11::object given = object.attr(method)();
   if (!PyCapsule_IsValid(given.ptr(), name)) {
     const char* found = PyCapsule_CheckExact(given.ptr()) ? PyCapsule_GetName(given.ptr()) : nullptr;
-    throw pybind11::type_error(std::string("the ") + what + " was built for another interface: its " + method +
-                               "() gave " + (found ? found : pybind11::repr(given).cast<std::string>().c_str()) +
-                               ", and this agent takes " + name + ". Install versions of the two packages that fit.");
+    throw pybind11::type_error(std::string("the ") + what + " was built for another version of the interface: its " +
+                               method + "() returned " +
+                               (found ? found : pybind11::repr(given).cast<std::string>().c_str()) +
+                               ", but this agent needs " + name + ". Install compatible versions of the two packages.");
   }
   return *static_cast<std::shared_ptr<T>*>(PyCapsule_GetPointer(given.ptr(), name));
 }

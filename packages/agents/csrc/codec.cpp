@@ -36,7 +36,7 @@ constexpr int32_t kResponses[] = {
     MessageType::RREF_BACKWARD_RESP,     MessageType::EXCEPTION,
 };
 
-// Whether a frame of this kind may have a message of this type.
+// Whether a frame of this kind may contain a message of this type.
 bool fits(FrameKind kind, int32_t type) {
   const auto is_it = [type](int32_t known) { return known == type; };
   return kind == FrameKind::kRequest ? std::any_of(std::begin(kRequests), std::end(kRequests), is_it)
@@ -48,7 +48,7 @@ Part part_of(std::vector<uint8_t>&& bytes) {
   return {owner->data(), owner->size(), owner};
 }
 
-// A storage on memory that somebody else has allocated; `owner` goes when the storage does.
+// A storage on memory that it does not own; it keeps `owner` alive.
 c10::Storage storage_on(const void* data, size_t size, std::shared_ptr<void> owner) {
   auto* keep = new std::shared_ptr<void>(std::move(owner));
   auto deleter = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
@@ -83,7 +83,7 @@ Parts copy(const Parts& parts) {
   Parts copies;
   copies.reserve(parts.size());
   for (const Part& part : parts) {
-    // Aligned, so that it can be a tensor's memory as it is.
+    // Aligned, so that a tensor can use it without another copy.
     auto owner = std::make_shared<c10::DataPtr>(c10::GetCPUAllocator()->allocate(part.size));
     if (part.size > 0) {
       std::memcpy(owner->get(), part.data, part.size);
@@ -173,7 +173,7 @@ Decoded decode(const Parts& parts, const Limits& limits) {
   size_t next = 1;
   auto next_part = [&](uint64_t size) -> const Part& {
     if (next >= parts.size() || parts[next].size != size) {
-      throw BadFrame("a part is missing or of another size than it says");
+      throw BadFrame("a part is missing, or its size is wrong");
     }
     return parts[next++];
   };
@@ -186,7 +186,7 @@ Decoded decode(const Parts& parts, const Limits& limits) {
   }
 
   std::vector<c10::Storage> storages;
-  // Not reserved by what the frame says of itself: what follows must be there.
+  // No reserve() with a count from the frame: the count may be wrong.
   for (uint32_t i = 0; i < head.storages; ++i) {
     const auto size = description.get<uint64_t>();
     const auto where = description.get<uint8_t>();
@@ -204,7 +204,7 @@ Decoded decode(const Parts& parts, const Limits& limits) {
     }
   }
   if (in.left() != 0 || next != parts.size()) {
-    throw BadFrame("it is longer than it says");
+    throw BadFrame("it is longer than it claims to be");
   }
 
   const TensorReader reader(std::move(storages));
@@ -213,11 +213,11 @@ Decoded decode(const Parts& parts, const Limits& limits) {
     try {
       tensors.push_back(reader.read(description));
     } catch (const c10::Error& error) {
-      throw BadFrame(std::string("a tensor is not one: ") + error.what_without_backtrace());
+      throw BadFrame(std::string("a tensor is not valid: ") + error.what_without_backtrace());
     }
   }
   if (description.left() != 0) {
-    throw BadFrame("its descriptions are longer than they say");
+    throw BadFrame("its descriptions are longer than they claim to be");
   }
   auto message = c10::make_intrusive<Message>(
       std::move(payload), std::move(tensors), static_cast<MessageType>(head.type), static_cast<int64_t>(head.call));

@@ -1,4 +1,4 @@
-// From torch's messages to the parts of a frame and back.
+// Converts torch's messages to the parts of a frame and back.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
@@ -7,12 +7,12 @@
 
 namespace rpc_backends {
 
-// Makes the parts of `message`, without copying what is large: the parts keep the message alive.
-// Throws std::invalid_argument if a tensor of it cannot travel.
+// Returns the parts of `message`. Large data is not copied; the parts keep the message alive. Throws
+// std::invalid_argument if a tensor cannot be sent.
 Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call,
              const Contexts& contexts = {});
 
-// What a frame carries, and the call that it belongs to.
+// The contents of a frame, and the call that it belongs to.
 struct Decoded {
   FrameKind kind;
   uint64_t call;
@@ -20,17 +20,17 @@ struct Decoded {
   Contexts contexts;
 };
 
-// Makes a message of parts; its tensors are in the memory of the parts, where they are large. Throws
-// BadFrame if they are no message.
+// Returns the message in `parts`; large tensors use the memory of the parts. Throws BadFrame if the parts are not a
+// valid message.
 Decoded decode(const Parts& parts, const Limits& limits);
 
-// What a message is to be, where that can be read, even if the rest cannot. Throws BadFrame.
+// Returns the head of a message, even if the rest is not valid. Throws BadFrame if the head is not valid.
 Head read_head(const Parts& parts);
 
-// The same parts with memory of their own.
+// Returns a copy of the parts that shares no memory with them.
 Parts copy(const Parts& parts);
 
-// The sum of all parts, in bytes.
+// The total size of the parts, in bytes.
 uint64_t size_of(const Parts& parts);
 
 }  // namespace rpc_backends

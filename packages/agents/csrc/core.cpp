@@ -22,21 +22,21 @@ using rpc::MessageType;
 
 namespace {
 
-// Seconds that what was sent last has to leave, and that requests that still run have to end.
+// At shutdown: seconds for the last messages to be sent, and seconds for running requests to end.
 constexpr double kLinger = 2.0;
 constexpr double kPatience = 5.0;
 
-// Requests that a program makes, and can make without end. Torch's own follow from these, are small, and
-// some are sent where nothing may wait.
+// Requests that a program makes, in any number. Torch's own requests follow from these, are small, and some are sent in
+// places where waiting is not possible.
 bool is_of_a_program(int32_t type) {
   return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL ||
       type == MessageType::SCRIPT_REMOTE_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
 }
 
-// Requests that torch sends again when they fail, on a thread of its own. RRefContext throws when the last trial
-// fails, which ends the process if that happens on torch's thread. It does where a future has failed when torch
-// gets it; so it fails a little later, on a thread of the agent.
+// Requests that torch retries when they fail, on its own thread. RRefContext throws when the last attempt fails. On
+// torch's thread that would end the process, and it happens there if the future has already failed when torch gets it.
+// So the future fails a little later, on a thread of the agent.
 bool is_retried_by_torch(int32_t type) {
   return type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST ||
       type == MessageType::RREF_CHILD_ACCEPT || type == MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ;
@@ -44,19 +44,19 @@ bool is_retried_by_torch(int32_t type) {
 
 constexpr std::chrono::milliseconds kRetryDelay{100};
 
-// Requests of torch's own whose answers may be large.
+// torch's own requests whose answers may be large.
 bool is_fetch(int32_t type) {
   return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
 }
 
-// What torch takes the GIL for.
+// Messages for which torch takes the GIL.
 bool is_python(int32_t type) {
   return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
       type == MessageType::PYTHON_RREF_FETCH_CALL || type == MessageType::PYTHON_RET ||
       type == MessageType::PYTHON_RREF_FETCH_RET;
 }
 
-// The owner of the part that is the last to leave, as far as sizes tell: when it is gone, the message is.
+// The owner of the largest part, which is probably sent last: when it is released, the message was sent.
 std::weak_ptr<void> last_to_leave(const Parts& parts) {
   const Part* largest = nullptr;
   for (const Part& part : parts) {
@@ -129,10 +129,10 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
     fail(future, timeout_text(timeout));
     return future;
   }
-  // From here on there is an entry, so whatever goes wrong ends this call and nothing else.
+  // From here on the call is entered, so any error ends this call only.
   auto error = error_in([&] {
     if (peer == id_) {
-      // The way of any other call, less the transport: what arrives shares no memory with what was sent.
+      // Like any other call, but without the transport; the received message shares no memory with the sent one.
       thread_pool_->post([self = shared_from_this(), copied = copy(parts)] { self->handle_own_message(copied); });
       return;
     }
@@ -162,17 +162,17 @@ Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, 
   Parts parts = encode(std::move(message), call, contexts);
   const uint64_t bytes = size_of(parts);
   if (bytes > options_.max_message_bytes) {
-    throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes is larger than max_message_bytes, " +
-                             std::to_string(options_.max_message_bytes) + ", of this worker");
+    throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes is larger than max_message_bytes (" +
+                             std::to_string(options_.max_message_bytes) + ") of this worker");
   }
   return parts;
 }
 
 void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Handling& event) {
   const auto call = calls_.take(answer.call, peer);
-  event.note();  // no loss fails this call now, and what waits for its end may take its time
+  event.note();  // a loss can no longer fail this call, and its callbacks may be slow
   if (!call) {
-    return;  // its time was up
+    return;  // the call has timed out
   }
   count_end(*call);
   if (answer.message->type() == MessageType::EXCEPTION) {
@@ -192,7 +192,8 @@ void TransportAgent::Core::count_end(const Calls::Call& call) {
 
 void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
   count_end(call);
-  contained("in ending a call", [&] { fail(call.future, "RPC to " + members.called(call.peer) + " failed: " + error); });
+  contained("while ending a call",
+            [&] { fail(call.future, "RPC to " + members.called(call.peer) + " failed: " + error); });
   tell_progress();
 }
 
@@ -205,12 +206,12 @@ void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
         continue;
       }
       self->count_end(call);
-      contained("in ending a call", [&] { fail(call.future, timeout_text(call.timeout)); });
+      contained("while ending a call", [&] { fail(call.future, timeout_text(call.timeout)); });
     }
     self->tell_progress();
   };
-  // What hangs on these futures may take its time, and other calls' times are up too.
-  if (!contained("in ending calls", [&] { thread_pool_->post(fail_all); })) {
+  // On another thread, because callbacks of these futures may be slow and this thread handles all timeouts.
+  if (!contained("while ending calls", [&] { thread_pool_->post(fail_all); })) {
     fail_all();
   }
 }
@@ -246,7 +247,7 @@ void TransportAgent::Core::handle_own_message(const Parts& parts) {
 
 void TransportAgent::Core::handle_message(int peer, const Parts& parts, EventOrder::Handling& event) {
   std::optional<Decoded> decoded;
-  // It may be a BadFrame, or there is no memory for it.
+  // decode() throws BadFrame, or std::bad_alloc if there is not enough memory.
   if (const auto bad = error_in([&] { decoded = decode(parts, limits_); })) {
     refuse(peer, parts, *bad);
     return;
@@ -277,18 +278,18 @@ void TransportAgent::Core::refuse(int peer, const Parts& parts, const std::strin
   (void)error_in([&] { head = read_head(parts); });
   const std::string who = members.called(peer);
   if (!head) {
-    const std::string reason = "a message that is none: " + why;
+    const std::string reason = "an invalid message: " + why;
     warn("RPC: " + who + " has sent " + reason + ". The connection is closed.");
     transport_->reject(peer, reason);
     return;
   }
   const bool is_request = head->kind == FrameKind::kRequest;
   warn_seldom("bad message of " + who, "RPC: " + who + " has sent " + (is_request ? "a request" : "an answer") +
-                                           " that is refused: " + why + ". Its call fails.");
+                                           " that this worker refuses: " + why + ". The call fails.");
   if (is_request) {
     reply_error(peer, head->call, "worker " + members.called(id_) + " refuses the request: " + why);
   } else if (const auto call = calls_.take(head->call, peer)) {
-    end_call(*call, "the answer is refused: " + why);
+    end_call(*call, "this worker refuses the answer: " + why);
   }
 }
 
@@ -347,12 +348,13 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
 
 void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
                                    OnResponse on_response) {
-  // What a worker asks of itself is its own affair; torch's own requests are small, and nobody expects them to fail.
+  // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
+  // fail.
   const bool may_refuse = peer != id_ && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
   auto job = [self = shared_from_this(), request = std::move(request), on_response] {
-    // A request that turns a profiler on for its thread does not turn all of it off again, and later ones
-    // of the same thread would record nothing (torch 2.13). So each begins as the thread did.
+    // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
+    // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
     static thread_local const at::ThreadLocalState fresh;
     const at::ThreadLocalStateGuard guard(fresh);
     FuturePtr response;
@@ -379,14 +381,15 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
     ++self->refused_requests_;
     auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     fail(response, "worker " + self->members.called(self->id_) + " is overloaded: requests of this caller that wait " +
-                       "there for one of " + std::to_string(self->options_.num_worker_threads) +
-                       " threads (num_worker_threads) have as many bytes as its max_unanswered_bytes allows, " +
-                       std::to_string(self->options_.max_unanswered_bytes) + ". Make fewer calls at a time, or raise one of the two on that worker.");
+                       "for one of its " + std::to_string(self->options_.num_worker_threads) +
+                       " threads (num_worker_threads) would exceed its max_unanswered_bytes (" +
+                       std::to_string(self->options_.max_unanswered_bytes) +
+                       "). Make fewer calls at the same time, or raise one of the two options on that worker.");
     on_response(*response);
   };
   if (ThreadPool::is_member()) {
     run();
-  } else {  // an interceptor has held it
+  } else {  // an interceptor held the request until now
     thread_pool_->post(std::move(run));
   }
 }
@@ -401,7 +404,7 @@ void TransportAgent::Core::reply_nothing(int peer) {
 
 void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
   if (peer == id_) {
-    --active_requests_;  // first, as the caller may look
+    --active_requests_;  // before the answer: the caller may read the count
   }
   const auto error = error_in([&] {
     Parts parts = encode_reply(call, response);
@@ -412,7 +415,7 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
     }
   });
   if (error) {
-    contained("in answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
+    contained("while answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
   }
   if (peer == id_) {
     tell_progress();
@@ -440,7 +443,7 @@ void TransportAgent::Core::send_answer(int peer, uint64_t call, Parts parts) {
 }
 
 void TransportAgent::Core::reply_error(int peer, uint64_t call, const std::string& text) {
-  // Nobody needs all of a text as long as a book, and a short one is sure to be sent.
+  // Very long texts are cut: a short one can always be sent.
   const std::string part = text.size() > kInlineBytes / 2 ? text.substr(0, kInlineBytes / 2) + "..." : text;
   Parts parts = encode(rpc::createExceptionResponse(part, static_cast<int64_t>(call)), call);
   if (peer == id_) {
@@ -461,7 +464,7 @@ void TransportAgent::Core::take_unsent(int peer, const Parts& parts, const std::
   if (head.type != MessageType::EXCEPTION || !head.payload_inline) {
     reply_error(peer, head.call, "the answer cannot be sent: " + why);
   } else if (!is_lost) {
-    // Whoever waits for it is to see the connection end.
+    // The caller then sees its connection end.
     transport_->reject(peer, "an answer cannot be sent: " + why);
   }
 }
@@ -499,7 +502,7 @@ void TransportAgent::Core::lose(const Event& event) {
     end_call(call, "the connection is lost: " + reason);
   }
   if (tell_lost_ && running_) {
-    contained("in taking note of a lost worker", [&] { tell_lost_(peer, reason); });
+    contained("while handling a lost worker", [&] { tell_lost_(peer, reason); });
   }
 }
 
@@ -523,7 +526,7 @@ void TransportAgent::Core::forget(int peer, const std::string& reason) {
   lost_now_ = lost_.size();
 }
 
-// --- what is under way ------------------------------------------------------------------------------
+// --- active calls -----------------------------------------------------------------------------------
 
 bool TransportAgent::Core::is_idle() const {
   return active_requests_ == 0 && calls_.waiting() == 0;
@@ -560,7 +563,7 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::gil_metrics()
 
 std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() const {
   std::unordered_map<std::string, std::string> found{
-      // Torch's names, where torch's agent has the same.
+      // These names are torch's where torch's agent has the same metric.
       {"agent.thread_pool_size", std::to_string(options_.num_worker_threads)},
       {"agent.num_idle_threads", std::to_string(thread_pool_->waiting())},
       {"agent.client_active_calls", std::to_string(calls_.waiting())},
@@ -577,11 +580,11 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.connections_lost", std::to_string(lost_peers_)},
       {"agent.unsent_answers", std::to_string(unsent_answers_)},
       {"agent.refused_requests", std::to_string(refused_requests_)},
-      // Of all agents of this process.
+      // A sum over all agents of this process.
       {"agent.contained_errors", std::to_string(noted_errors())},
   };
   for (const auto& [name, value] : transport_->metrics()) {
-    if (is_number(value)) {  // as all metrics are; the rest is for getDebugInfo()
+    if (is_number(value)) {  // all metrics are numbers; getDebugInfo() has the other values
       found["transport." + name] = value;
     }
   }

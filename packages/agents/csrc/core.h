@@ -1,4 +1,4 @@
-// What the threads of an agent share.
+// The state that the threads of an agent share, and what they do with messages.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/request_callback.h>
@@ -32,7 +32,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
                  const Contexts& contexts);
   void forget(int peer, const std::string& reason);
 
-  // Waits until no request is under way here, in either direction; false if that took `seconds`.
+  // Waits until this worker has no active requests, sent or received; returns false after `seconds`.
   bool wait_until_idle(double seconds);
   Traffic traffic() const;
   std::unordered_map<std::string, std::string> metrics() const;
@@ -40,7 +40,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::unordered_map<std::string, std::string> gil_metrics() const;
   void add_gil_wait(std::chrono::microseconds wait);
 
-  // Before start() only, both.
+  // Both only before start().
   void set_interceptors(std::shared_ptr<InterceptorChain> interceptors) { interceptors_ = std::move(interceptors); }
   void on_lost(std::function<void(int, const std::string&)> tell) { tell_lost_ = std::move(tell); }
 
@@ -53,35 +53,35 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   using OnResponse = std::function<void(JitFuture&)>;
 
   void handle(Event& event);
-  // `peer` is this worker itself for a call to itself. `event`: the one with which the message came.
+  // `peer`: the sender, which is this worker for a call to itself. `event`: the event that delivered the message.
   void handle_message(int peer, const Parts& parts, EventOrder::Handling& event);
   void handle_own_message(const Parts& parts);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   void serve(int peer, Decoded request, uint64_t bytes);
-  // Runs a request of `peer`, whose message has so many bytes, when there is room for it.
+  // Runs a request from `peer` as soon as possible; `bytes` is the size of its message.
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, OnResponse on_response);
   // Does not throw.
   void reply(int peer, uint64_t call, JitFuture& response);
-  // Counts a request that is not answered.
+  // Counts a request as served without an answer.
   void reply_nothing(int peer);
-  // Answers by an error, which is small.
+  // Answers with an error, which is cut to a small size.
   void reply_error(int peer, uint64_t call, const std::string& text);
   void send_answer(int peer, uint64_t call, Parts parts);
-  // An answer has not been sent: an error is sent in its place, and if it was one the connection is ended, unless
-  // it is lost already.
+  // Handles an answer that could not be sent: sends an error instead. If the answer was already that error, closes the
+  // connection, unless it is lost anyway.
   void take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost);
-  // What has arrived is no message. If it can be seen what it was to be, that call fails, and else the connection ends.
+  // Handles an invalid message: fails its call if the head is readable, otherwise closes the connection.
   void refuse(int peer, const Parts& parts, const std::string& why);
   void lose(const Event& event);
   void set_found(int peer);
   void fail_late(std::vector<Calls::Call> late);
 
-  // Makes the parts of a message, or of the error that it cannot be sent.
+  // Return the parts of a message. encode_reply() returns the parts of an error if the message cannot be sent.
   Parts encode_reply(uint64_t call, JitFuture& response) const;
   Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts = {}) const;
   void count_end(const Calls::Call& call);
   void end_call(const Calls::Call& call, const std::string& error);
-  // Why `peer` cannot be reached; empty if it can.
+  // Returns why `peer` cannot be reached; empty if it is not lost.
   std::string why_lost(int peer) const;
   bool is_idle() const;
   void tell_progress();

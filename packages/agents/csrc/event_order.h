@@ -1,5 +1,5 @@
-// Which events of the transport have been noted. Several threads handle events, each at its own pace, and a lost
-// connection must not fail a call whose answer arrived before the loss.
+// Tracks which events of the transport are noted. Several threads handle events at the same time, and a lost connection
+// must not fail a call whose answer arrived before the loss.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ namespace rpc_backends {
 
 class EventOrder {
  public:
-  // One event that a thread handles. The event counts as noted from note() on, or from the end of this object.
+  // One event while a thread handles it. The event is noted when note() is called or this object is destroyed.
   class Handling {
    public:
     Handling() = default;
@@ -28,7 +28,7 @@ class EventOrder {
       }
     }
 
-    // Waits until all earlier events are noted. Returns at once for an event without a number.
+    // Waits until all earlier events are noted. Returns immediately for an event without a number.
     void wait_for_earlier() const {
       if (order_ != nullptr && number_ != 0) {
         order_->wait_for_earlier(number_);
@@ -40,7 +40,7 @@ class EventOrder {
     uint64_t number_ = 0;
   };
 
-  // Has nobody wait any more.
+  // Ends all waits, now and in future.
   void close() {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
@@ -48,7 +48,7 @@ class EventOrder {
   }
 
  private:
-  // The longest that an event waits for earlier ones: a transport may leave a number out.
+  // The longest wait for earlier events: a transport may skip a number.
   static constexpr std::chrono::seconds kLongest{1};
 
   void note(uint64_t number) {
@@ -72,14 +72,14 @@ class EventOrder {
     ++waiting_;
     noted_.wait_for(lock, kLongest, [&] { return closed_ || next_ >= number; });
     --waiting_;
-    // What has not been noted by now never may be; nothing waits for it again.
+    // An event that is not noted by now may never be; no later event waits for it again.
     next_ = next_ < number ? number : next_;
   }
 
   std::mutex mutex_;
   std::condition_variable noted_;
-  uint64_t next_ = 1;          // all before it are noted
-  std::set<uint64_t> later_;   // noted, and not before `next_`
+  uint64_t next_ = 1;          // all earlier events are noted
+  std::set<uint64_t> later_;   // the noted events after `next_`
   int waiting_ = 0;
   bool closed_ = false;
 };

@@ -1,5 +1,5 @@
-// Whether this process was forked off the one in which something was made. Of an agent the child has the memory
-// and none of the threads, so it must neither use one nor take it to pieces.
+// Detects whether this process was forked from the process that created an object. A forked child has an agent's memory
+// but not its threads, so it must neither use nor destroy the agent.
 #pragma once
 
 #include <pthread.h>

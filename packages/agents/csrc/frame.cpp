@@ -12,8 +12,8 @@ namespace {
 constexpr uint16_t kPayloadInline = 1;
 
 std::string quantity(const char* what, uint64_t found, uint64_t limit) {
-  return std::string("it says it has ") + std::to_string(found) + " " + what + ", and " +
-      std::to_string(limit) + " can be";
+  return std::string("it claims ") + std::to_string(found) + " " + what + "; at most " + std::to_string(limit) +
+      " are allowed";
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ Contexts read_contexts(Reader in) {
     const auto is_it = [&](const Context& other) { return other.name == context.name; };
     if (context.name.empty() || context.name.size() > kMaxInterceptorName ||
         std::any_of(contexts.begin(), contexts.end(), is_it)) {
-      throw BadFrame("the name of a context is none");
+      throw BadFrame("the name of a context is not valid");
     }
     contexts.push_back(std::move(context));
   }
@@ -72,17 +72,17 @@ void Head::write(Writer& out) const {
 
 Head Head::read(Reader& in) {
   if (in.get<uint32_t>() != kMagic) {
-    throw BadFrame("it does not begin as a frame does");
+    throw BadFrame("it does not start with the bytes of a frame");
   }
   const auto version = in.get<uint8_t>();
   if (version != kVersion) {
-    throw BadFrame("its version is " + std::to_string(version) + ", and this worker speaks " +
+    throw BadFrame("its version is " + std::to_string(version) + ", but this worker uses version " +
                    std::to_string(kVersion) + "; install the same rpc-backends-agents on all workers");
   }
   Head head;
   const auto kind = in.get<uint8_t>();
   if (kind != static_cast<uint8_t>(FrameKind::kRequest) && kind != static_cast<uint8_t>(FrameKind::kResponse)) {
-    throw BadFrame("it is of the unknown kind " + std::to_string(kind));
+    throw BadFrame("its kind " + std::to_string(kind) + " is unknown");
   }
   head.kind = static_cast<FrameKind>(kind);
   const auto flags = in.get<uint16_t>();
@@ -106,13 +106,13 @@ void Limits::check(const Head& head, const Parts& parts) const {
     bytes += part.size;
   }
   if (bytes > message_bytes) {
-    throw BadFrame("it has " + std::to_string(bytes) + " bytes, and max_message_bytes of the worker where it arrives is " +
+    throw BadFrame("it has " + std::to_string(bytes) + " bytes, more than max_message_bytes of the receiving worker, " +
                    std::to_string(message_bytes));
   }
   if (head.tensors > tensors) {
     throw BadFrame(quantity("tensors", head.tensors, tensors));
   }
-  // A tensor has three storages at most, each described by nine bytes.
+  // A tensor has at most three storages; the description of each takes nine bytes.
   if (head.storages > 3 * static_cast<uint64_t>(head.tensors)) {
     throw BadFrame(quantity("storages", head.storages, 3 * static_cast<uint64_t>(head.tensors)));
   }
@@ -121,7 +121,7 @@ void Limits::check(const Head& head, const Parts& parts) const {
     throw BadFrame(quantity("bytes of context", head.context_size, most_context));
   }
   if (head.payload_size > bytes || head.description_size > bytes) {
-    throw BadFrame("it says it is longer than it is");
+    throw BadFrame("it claims to be longer than it is");
   }
 }
 

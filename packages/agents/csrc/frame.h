@@ -1,8 +1,8 @@
-// The frame of a message: what stands before its payload and its tensors, and the limits that hold for it.
+// The frame of a message: the head before payload and tensors, and the limits of a message.
 //
-// A message travels as parts. The first holds this head, the descriptions of the tensors, and whatever is
-// small: the payload and the storages that are flagged as inline, one after the other. What is larger has
-// a part of its own: the payload first, then the storages in order.
+// A message is sent as parts. The first part contains the head, the descriptions of the tensors, and then everything
+// small: the payload and the storages that are flagged as inline. Each larger item is a separate part: first the
+// payload, then the storages in order.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace rpc_backends {
 
 enum class FrameKind : uint8_t { kRequest = 1, kResponse = 2 };
 
-// What the interceptor of a name has attached to a request.
+// The bytes that an interceptor has attached to a request.
 struct Context {
   std::string name;
   std::string bytes;
@@ -25,7 +25,7 @@ struct Context {
 
 using Contexts = std::vector<Context>;
 
-// The bytes that contexts take in a frame.
+// The size of contexts in a frame, in bytes.
 size_t size_of(const Contexts& contexts);
 void write(const Contexts& contexts, Writer& out);
 Contexts read_contexts(Reader in);
@@ -48,10 +48,10 @@ struct Head {
   static Head read(Reader& in);
 };
 
-// How many tensors a message can have.
+// The most tensors of a message.
 inline constexpr uint32_t kMaxTensors = uint32_t{1} << 20;
 
-// What a frame may ask for. A frame beyond it is refused before anything is allocated for it.
+// The limits of a frame. A frame that exceeds them is rejected before any memory is allocated for it.
 struct Limits {
   uint64_t message_bytes = uint64_t{1} << 40;
   uint32_t tensors = kMaxTensors;
@@ -59,9 +59,9 @@ struct Limits {
   void check(const Head& head, const Parts& parts) const;
 };
 
-// Smaller payloads and storages travel in the first part: a part of its own costs more than a copy.
+// Payloads and storages up to this size are copied to the first part: that is cheaper than a separate part.
 inline constexpr size_t kInlineBytes = 4096;
-// The sum of all inline storages of one message.
+// The largest total size of the inline storages of a message.
 inline constexpr size_t kInlineStorageBytes = 256 * 1024;
 
 }  // namespace rpc_backends

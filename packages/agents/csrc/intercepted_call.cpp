@@ -42,7 +42,7 @@ FuturePtr failed(std::exception_ptr error) {
   return future;
 }
 
-// A message with what was read of it so far. One thread at a time has it: a repeated request is copied.
+// A message with the properties read so far. Only one thread uses it at a time; a repeated request is copied.
 class MessageHead final : public RequestHead {
  public:
   MessageHead(std::shared_ptr<InterceptedCall> call, MessagePtr message)
@@ -99,10 +99,10 @@ class MessageHead final : public RequestHead {
   mutable std::optional<uint64_t> tensor_bytes_, digest_, full_digest_;
 };
 
-// What an interceptor decides once: a request, or an answer.
+// Something that an interceptor decides exactly once: a request or an answer.
 class Decision {
  public:
-  // Called when the interceptor has returned: what is not decided by then is held.
+  // Called when the interceptor has returned; without a decision so far, the interceptor holds the message.
   void returned() {
     if (is_decided()) {
       return;
@@ -116,10 +116,10 @@ class Decision {
     }
   }
 
-  // Called when it has thrown.
+  // Called when the interceptor has thrown an exception.
   void threw(const std::string& error) {
     if (state_.exchange(State::kDecided) == State::kDecided) {
-      warn("RPC: the interceptor '" + name() + "' failed after it had decided: " + error);
+      warn("RPC: the interceptor '" + name() + "' failed after its decision: " + error);
     } else {
       come_back(back_, error_of("the interceptor '" + name() + "' failed: " + error, ErrorKind::kOther));
     }
@@ -137,9 +137,10 @@ class Decision {
       return;
     }
     if (!call_->is_over()) {
-      // Elsewhere: whoever lets go of it may hold locks.
+      // On another thread: this one may hold locks.
       call_->chain_->agent().scheduler->post([call = call_, back = back_, name = name()] {
-        call->come_back(back, error_of("the interceptor '" + name + "' has let go of it undecided", ErrorKind::kOther));
+        call->come_back(back, error_of("the interceptor '" + name + "' released the message without a decision",
+                                       ErrorKind::kOther));
       });
     }
     if (state == State::kHeld) {
@@ -147,12 +148,12 @@ class Decision {
     }
   }
 
-  // Lives while a decision is carried out. Throws the second time.
+  // Exists while a decision is carried out. The constructor throws if there is already a decision.
   class Deciding {
    public:
     explicit Deciding(Decision& decision) : decision_(decision), before_(decision.state_.exchange(State::kDecided)) {
       if (before_ == State::kDecided) {
-        throw std::logic_error("the interceptor '" + decision.name() + "' has decided this already");
+        throw std::logic_error("the interceptor '" + decision.name() + "' has already decided this message");
       }
     }
     ~Deciding() {
@@ -175,8 +176,8 @@ class Decision {
   void come_back(const PassingRequestPtr& last, FuturePtr answer) { call_->come_back(last, std::move(answer)); }
 
   const std::shared_ptr<InterceptedCall> call_;
-  const size_t position_;         // the interceptor's, in the chain
-  const PassingRequestPtr back_;  // where an answer goes on to; none at the beginning
+  const size_t position_;         // of the interceptor in the chain
+  const PassingRequestPtr back_;  // the next stop of an answer; null at the start of the chain
 
  private:
   std::atomic<State> state_{State::kFresh};
@@ -184,7 +185,7 @@ class Decision {
 
 class PassingRequest final : public Request, public Decision, public std::enable_shared_from_this<PassingRequest> {
  public:
-  // `step` counts the interceptors from where the request begins.
+  // `step`: the number of the interceptor, counted from the end where the request starts.
   PassingRequest(std::shared_ptr<InterceptedCall> call, size_t position, size_t step,
                  std::shared_ptr<MessageHead> message, PassingRequestPtr from)
       : Decision(std::move(call), position, std::move(from)), step_(step), message_(std::move(message)) {}
@@ -193,7 +194,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void observe(std::shared_ptr<Observer> observer) override {
     if (is_decided() || observer_) {
-      throw std::logic_error("the interceptor '" + name() + "' observes a request once, and before it decides it");
+      throw std::logic_error("the interceptor '" + name() + "' may call observe() only once, and before its decision");
     }
     observer_ = std::move(observer);
     call_->add_observer(observer_);
@@ -203,16 +204,16 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void attach(std::string_view context) override {
     if (is_decided() || call_->direction_ == Direction::kIncoming) {
-      throw std::logic_error("the interceptor '" + name() + "' attaches to a request that it has not decided, and "
-                             "that this worker sends");
+      throw std::logic_error("the interceptor '" + name() + "' may call attach() only on an outgoing request, and "
+                             "before its decision");
     }
     Contexts all;
     collect(all, back_.get());
     all.push_back({name(), std::string(context)});
     if (context.size() > kMaxContextBytes || size_of(all) > kMaxAllContextBytes) {
       throw std::length_error("the interceptor '" + name() + "' attaches " + std::to_string(context.size()) +
-                              " bytes, and there is room for " + std::to_string(kMaxContextBytes) + " of one, and " +
-                              std::to_string(kMaxAllContextBytes) + " of all");
+                              " bytes; one interceptor may attach " + std::to_string(kMaxContextBytes) +
+                              " and all together " + std::to_string(kMaxAllContextBytes));
     }
     if (carries_context()) {
       context_ = context;
@@ -235,11 +236,11 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void repeat(uint64_t times) override {
     if (times == 0) {
-      throw std::invalid_argument("a request is passed on once at least; drop() loses it");
+      throw std::invalid_argument("repeat() passes a request on at least once; use drop() to drop it");
     }
     const Deciding deciding(*this);
     call_->repeated_ = true;
-    // Copied first: what is passed on may be taken to pieces.
+    // All copies are made first, because passing a message on may destroy it.
     std::vector<std::shared_ptr<MessageHead>> all;
     while (all.size() + 1 < times) {
       all.push_back(std::make_shared<MessageHead>(call_, message_->copy()));
@@ -252,7 +253,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void answer(int32_t type, std::string_view payload) override {
     if ((type & torch::distributed::rpc::MessageTypeFlags::RESPONSE_TYPE) == 0) {
-      throw std::invalid_argument("a request is answered by a response, and " + std::to_string(type) + " is none");
+      throw std::invalid_argument("answer() needs a response type, but " + std::to_string(type) + " is not one");
     }
     const Deciding deciding(*this);
     come_back(back_, completed(c10::make_intrusive<Message>(std::vector<char>(payload.begin(), payload.end()),
@@ -271,7 +272,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
     come_back(back_, error_of(text, kind));
   }
 
-  // What those have attached that the request has passed.
+  // Adds the contexts that the interceptors have attached so far.
   static void collect(Contexts& contexts, const PassingRequest* last) {
     for (; last != nullptr; last = last->back_.get()) {
       if (!last->context_.empty()) {
@@ -285,7 +286,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
   size_t position() const { return position_; }
 
  private:
-  // To the next interceptor. Once the agent has stopped nobody else ends the call.
+  // Passes the request to the next interceptor. Ends the call if the agent has stopped, because nothing else would.
   void send_on(const std::shared_ptr<MessageHead>& message) {
     if (call_->chain_->is_stopped()) {
       call_->shut_down();
@@ -318,7 +319,7 @@ class PassingAnswer final : public Answer, public Decision {
   void pass() override {
     const Deciding deciding(*this);
     if (deciding.was_held()) {
-      // By a callback: it brings the streams of the answer's devices along.
+      // A callback sets the device streams of the answer for this thread.
       answer_->addCallback([this](JitFuture&) { come_back(back_, answer_); });
     } else {
       come_back(back_, answer_);
@@ -395,7 +396,7 @@ void InterceptedCall::come_back(PassingRequestPtr last, FuturePtr answer) {
       continue;
     }
     if (over_) {
-      return;  // another answer was first, or it was too late
+      return;  // another answer came first, or the call has timed out
     }
     const auto passing = std::make_shared<PassingAnswer>(shared_from_this(), *last, std::move(answer));
     if (const auto error = error_in([&] { observer->on_answer(passing); })) {
@@ -430,7 +431,7 @@ std::optional<double> InterceptedCall::seconds_left() const {
 }
 
 void InterceptedCall::keep() {
-  kept_ = true;  // before the chain looks whether it is over, as end() looks the other way round
+  kept_ = true;  // set before the chain reads over_, because end() sets over_ before it reads kept_
   chain_->keep(shared_from_this());
 }
 
@@ -462,11 +463,11 @@ void InterceptedCall::end(End::Kind kind, JitFuture* answer) {
   if (Observing* one = observing_.exchange(nullptr)) {
     const End end{kind, answer != nullptr && answer->hasError() ? answer->tryRetrieveErrorMessage() : std::string()};
     while (one != nullptr) {
-      contained("of an interceptor at the end of a call", [&] { one->observer->on_end(end); });
+      contained("in an interceptor at the end of a call", [&] { one->observer->on_end(end); });
       delete std::exchange(one, one->next);
     }
   }
-  contained("in giving back the answer of a call", [&] { finish(answer); });
+  contained("while delivering the answer of a call", [&] { finish(answer); });
 }
 
 }  // namespace rpc_backends

@@ -18,25 +18,25 @@ namespace rpc_backends {
 using JitFuture = torch::distributed::rpc::JitFuture;
 using MessagePtr = c10::intrusive_ptr<torch::distributed::rpc::Message>;
 
-// What interceptors are shown of a message.
+// The view of a message that interceptors get.
 class MessageHead;
-// A request as one interceptor has it, and where its answer comes by on the way back.
+// A request at one interceptor; its answer passes the same interceptor on the way back.
 class PassingRequest;
 using PassingRequestPtr = std::shared_ptr<PassingRequest>;
 
-// Whatever the direction, the request begins at one end of the chain and its answer comes back there.
+// In either direction, the request starts at one end of the chain, and its answer comes back to that end.
 class InterceptedCall : public std::enable_shared_from_this<InterceptedCall> {
  public:
   InterceptedCall(std::shared_ptr<InterceptorChain> chain, Direction direction, int peer_id,
                   std::chrono::milliseconds timeout, Contexts arrived);
   virtual ~InterceptedCall();
 
-  // Shows the request to the interceptors from the first on.
+  // Passes the request to the interceptors, starting with the first.
   void begin(MessagePtr message);
   bool is_over() const { return over_; }
-  // Until the time runs out; none if it never does.
+  // Seconds until the timeout; empty if there is no timeout.
   std::optional<double> seconds_left() const;
-  // End it, unless it is over.
+  // End the call, unless it has ended: after a timeout, or because the agent shuts down.
   void run_out();
   void shut_down();
 
@@ -46,21 +46,21 @@ class InterceptedCall : public std::enable_shared_from_this<InterceptedCall> {
   friend class Decision;
   friend class MessageHead;
 
-  // Sends the request on beyond the last interceptor; whatever comes of it goes to come_back() with `last`.
+  // Sends the request after the last interceptor; the result goes to come_back() with `last`.
   virtual void transmit(MessagePtr message, const Contexts& contexts, const PassingRequestPtr& last) = 0;
-  // Gives the answer to whoever waits for it; none if nothing is to be answered.
+  // Delivers the answer to the caller; null if the request is not answered.
   virtual void finish(JitFuture* answer) = 0;
   virtual const std::string& peer() const = 0;
 
-  // Shows an answer to those that the request has passed, from `last` on to the first.
+  // Passes an answer to the interceptors that the request has passed, from `last` back to the first.
   void come_back(PassingRequestPtr last, FuturePtr answer);
-  // Whether any that the request has passed observes the call.
+  // Whether any interceptor that the request has passed observes the call.
   static bool is_observed(const PassingRequest* last);
 
   const std::shared_ptr<InterceptorChain> chain_;
   const Direction direction_;
   const int peer_id_;
-  const std::chrono::milliseconds timeout_;  // 0 is never
+  const std::chrono::milliseconds timeout_;  // 0 means no timeout
   std::atomic<bool> repeated_{false};
 
  private:
@@ -71,7 +71,7 @@ class InterceptedCall : public std::enable_shared_from_this<InterceptedCall> {
 
   void advance(size_t position, const std::shared_ptr<MessageHead>& message, const PassingRequestPtr& from);
   void add_observer(const std::shared_ptr<Observer>& observer);
-  // It is held here, or dropped: nobody else ends it if its time runs out.
+  // Makes the chain end this call after its timeout, because an interceptor holds or has dropped the message.
   void keep();
   void drop();
   void end(End::Kind kind, JitFuture* answer);
@@ -83,7 +83,7 @@ class InterceptedCall : public std::enable_shared_from_this<InterceptedCall> {
   std::atomic<Observing*> observing_{nullptr};
 };
 
-// An error as a completed future.
+// Returns a future that has completed with an error.
 FuturePtr failed(std::exception_ptr error);
 
 }  // namespace rpc_backends

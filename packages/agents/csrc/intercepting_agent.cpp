@@ -13,7 +13,7 @@ namespace rpc = torch::distributed::rpc;
 
 namespace {
 
-// Torch's base wants a callback. Nothing arrives here: the inner agent has its own.
+// Torch's base class needs a callback. It is never called: requests arrive at the inner agent, which has its own.
 class NoCallback final : public rpc::RequestCallback {
  protected:
   c10::intrusive_ptr<rpc::JitFuture> processMessage(rpc::Message& /*request*/,
@@ -22,7 +22,7 @@ class NoCallback final : public rpc::RequestCallback {
   }
 };
 
-// A request of this worker, from send() until its answer.
+// A request that this worker sends, from send() to its answer.
 class OutgoingCall final : public InterceptedCall {
  public:
   OutgoingCall(std::shared_ptr<InterceptorChain> chain, std::shared_ptr<rpc::RpcAgent> inner,
@@ -41,7 +41,7 @@ class OutgoingCall final : public InterceptedCall {
     begin(std::move(message));
     sending_ = false;
     if (thrown_ && future_->completed() && future_->exception_ptr() == thrown_->exception_ptr()) {
-      std::rethrow_exception(thrown_->exception_ptr());  // where the inner agent throws it
+      std::rethrow_exception(thrown_->exception_ptr());  // on the same thread as the inner agent
     }
     return unobserved_ ? unobserved_ : future_;
   }
@@ -73,8 +73,8 @@ class OutgoingCall final : public InterceptedCall {
   }
 
   void finish(JitFuture* answer) override {
-    // What hangs on the future is called here; see complete().
-    contained("in what waits for the end of a call", [&] {
+    // This runs the callbacks of the future; see complete().
+    contained("in a callback at the end of a call", [&] {
       if (answer->hasError()) {
         future_->setError(answer->exception_ptr());
       } else {
@@ -92,11 +92,11 @@ class OutgoingCall final : public InterceptedCall {
   const float inner_timeout_;
   const rpc::DeviceMap device_map_;
   const FuturePtr future_;
-  // Of the thread that sends, while it is in send():
+  // Used by the sending thread while it is in send():
   const std::thread::id sender_ = std::this_thread::get_id();
   bool sending_ = false;
-  FuturePtr unobserved_;  // the inner agent's future, where nobody wants to see the answer
-  FuturePtr thrown_;      // what the inner agent has thrown
+  FuturePtr unobserved_;  // the inner agent's future, if no interceptor observes the answer
+  FuturePtr thrown_;      // the exception that the inner agent has thrown
 };
 
 }  // namespace
@@ -125,7 +125,7 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
                                                              float rpc_timeout_seconds, const DeviceMap& device_map) {
   const auto default_timeout = rpcTimeout_.load();
   if (inner_->getRpcTimeout() != default_timeout) {
-    inner_->setRpcTimeout(default_timeout);  // Python sets it on the agent that is installed
+    inner_->setRpcTimeout(default_timeout);  // Python sets the timeout of the installed agent only
   }
   if (!interceptors_->wants(Direction::kOutgoing)) {
     return inner_->send(to, std::move(message), rpc_timeout_seconds, device_map);

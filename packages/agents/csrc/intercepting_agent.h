@@ -1,4 +1,4 @@
-// An agent that stands in front of any other, and shows its messages to interceptors.
+// An agent in front of any other agent; it passes that agent's messages to interceptors.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -22,7 +22,7 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   using JitFuture = torch::distributed::rpc::JitFuture;
   using DeviceMap = torch::distributed::rpc::DeviceMap;
 
-  // `inner` does everything else; nobody else starts or stops it.
+  // `inner` does everything else; only this agent starts and stops it.
   explicit InterceptingAgent(std::shared_ptr<RpcAgent> inner);
   ~InterceptingAgent() override;
 
@@ -35,8 +35,8 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   void join(bool shutdown, float timeout) override;
   void sync() override;
   void startImpl() override;
-  // Ends what is held here. The inner agent is shut down by whoever shuts down this one, with its own method,
-  // which may be Python's; else by the destructor.
+  // Ends the calls that are held here. The caller then shuts down the inner agent with that agent's own method, which
+  // may be in Python; otherwise the destructor does.
   void shutdownImpl() override;
   std::unordered_map<std::string, std::string> getMetrics() override;
   std::unordered_map<std::string, std::string> getDebugInfo() override;
@@ -44,7 +44,7 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   const std::vector<c10::Device>& getDevices() const override;
 
   InterceptorChain& interceptors() { return *interceptors_; }
-  // As TransportAgent's.
+  // Like TransportAgent::is_forked().
   bool is_forked() const { return birthplace_.is_elsewhere(); }
 
  private:
@@ -52,7 +52,7 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
 
   const Birthplace birthplace_;
   const std::shared_ptr<RpcAgent> inner_;
-  const std::shared_ptr<TransportAgent> transport_agent_;  // the same, if it is one of ours
+  const std::shared_ptr<TransportAgent> transport_agent_;  // the same agent if it is a TransportAgent, or else null
   const std::shared_ptr<InterceptorChain> interceptors_;
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };

@@ -10,7 +10,7 @@ namespace rpc_backends {
 
 namespace {
 
-// Seconds that what runs on the scheduler's threads has to end.
+// Seconds that jobs on the scheduler's threads have to end.
 constexpr double kEnding = 5.0;
 
 }  // namespace
@@ -20,15 +20,16 @@ InterceptorChain::InterceptorChain(const std::string& worker, bool carries_conte
 
 void InterceptorChain::add(std::shared_ptr<Interceptor> interceptor, const std::string& name, int order) {
   if (started_) {
-    throw std::runtime_error("the interceptor '" + name + "' comes too late: the agent has been started");
+    throw std::runtime_error("the interceptor '" + name + "' was added too late: the agent has already started");
   }
   if (name.empty() || name.size() > kMaxInterceptorName) {
-    throw std::invalid_argument("the name of an interceptor has 1 to " + std::to_string(kMaxInterceptorName) +
-                                " bytes, and '" + name + "' has " + std::to_string(name.size()));
+    throw std::invalid_argument("the name of an interceptor must have 1 to " + std::to_string(kMaxInterceptorName) +
+                                " bytes; '" + name + "' has " + std::to_string(name.size()));
   }
   const auto is_it = [&](const Installed& other) { return other.name == name; };
   if (std::any_of(installed_.begin(), installed_.end(), is_it)) {
-    throw std::invalid_argument("there is an interceptor '" + name + "' already in front of this agent");
+    throw std::invalid_argument("an interceptor named '" + name + "' is already in front of this agent; choose another "
+                                "name");
   }
   installed_.push_back({order, name, std::move(interceptor)});
   std::sort(installed_.begin(), installed_.end(), [](const Installed& one, const Installed& other) {
@@ -65,7 +66,7 @@ void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (stopped_) {
     lock.unlock();
-    call->shut_down();  // nobody else ends it any more
+    call->shut_down();  // nothing else would end it
     return;
   }
   if (call->is_over() || kept_.count(call.get()) != 0) {
@@ -83,7 +84,7 @@ void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
 }
 
 void InterceptorChain::let_go(const InterceptedCall& call) {
-  Kept kept;  // what it holds is let go of without the lock
+  Kept kept;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = kept_.find(&call);
   if (found == kept_.end()) {
@@ -110,7 +111,7 @@ void InterceptorChain::settle(double timeout) {
   settling_ = true;
   std::unique_lock<std::mutex> lock(mutex_);
   const auto is_settled = [this] {
-    // What was dropped and never times out stays; nobody can wait for that.
+    // A dropped message without a timeout is never settled, so it does not count.
     return stopped_ || (held_ == 0 && std::none_of(kept_.begin(), kept_.end(), [](const auto& one) {
                           return one.second.call->seconds_left().has_value();
                         }));

@@ -1,4 +1,4 @@
-// The interceptors in front of one agent, and the calls that they hold or have dropped.
+// The interceptors in front of one agent, and the calls whose messages they hold or have dropped.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace rpc_backends {
 
 class InterceptedCall;
 
-// Shared by all that is under way; it knows no agent.
+// Shared by all active calls; it has no reference to an agent.
 class InterceptorChain {
  public:
   struct Installed {
@@ -28,23 +28,23 @@ class InterceptorChain {
 
   InterceptorChain(const std::string& worker, bool carries_context);
 
-  // Before start() only. Throws std::invalid_argument if the name is another's, or none.
+  // Only before start(). Throws std::invalid_argument if the name is taken or not valid.
   void add(std::shared_ptr<Interceptor> interceptor, const std::string& name, int order);
   void start();
-  // Returns when nothing is held any more, or after `timeout` seconds (0: no limit); what was dropped is waited for
-  // until its time runs out.
+  // Waits until no message is held and every call with a dropped message has timed out, but at most `timeout` seconds
+  // (0 means no limit).
   void settle(double timeout);
-  // Ends what is held or was dropped.
+  // Ends the calls whose messages are held or were dropped.
   void stop();
   bool is_stopped() const { return stopped_; }
 
-  // The interceptors, the nearest to the program first.
+  // The interceptors, starting with the one nearest to the program.
   const std::vector<Installed>& installed() const { return installed_; }
   bool wants(Direction direction) const;
   const AgentInfo& agent() const { return agent_; }
   std::unordered_map<std::string, std::string> metrics() const;
 
-  // Keeps a call, and ends it when its time is up, or by stop(): at once, if that was called already.
+  // Keeps a call and ends it at its timeout or in stop(); ends it immediately if stop() was already called.
   void keep(const std::shared_ptr<InterceptedCall>& call);
   void let_go(const InterceptedCall& call);
   // Counts the requests and answers that interceptors hold.

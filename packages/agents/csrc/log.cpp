@@ -11,7 +11,7 @@ namespace rpc_backends {
 namespace {
 
 constexpr std::chrono::seconds kSeldom{1};
-// Kinds that are remembered; there are few, but some have a peer's name in them.
+// The most kinds that are remembered. There are few, but some contain the name of a peer.
 constexpr size_t kMostKinds = 1000;
 
 struct Repeated {
@@ -23,7 +23,7 @@ std::mutex sink_mutex;
 std::function<void(const std::string&)> sink;
 std::atomic<uint64_t> noted{0};
 
-// Never destroyed, both: threads may go on while the process ends.
+// Neither of these two is ever destroyed: threads may still run while the process exits.
 std::mutex& seldom_mutex() {
   static auto* const mutex = new std::mutex();
   return *mutex;
@@ -80,7 +80,7 @@ std::string thrown_text() {
     const std::string text = error.what();
     return text.substr(0, text.find("\nException raised from"));
   } catch (...) {
-    return "something was thrown that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
@@ -88,7 +88,7 @@ void note_thrown(const char* where) noexcept {
   ++noted;
   try {
     warn_seldom(where, std::string("RPC: an error ") + where + ": " + thrown_text());
-  } catch (...) {  // no memory to say so with
+  } catch (...) {  // not enough memory for the log line
   }
 }
 

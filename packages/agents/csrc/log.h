@@ -1,5 +1,4 @@
-// Where the agents' warnings go: to Python's logger, once the module is imported; and where what their threads
-// throw ends.
+// Logs the agents' warnings (to Python's logger once the module is imported), and catches exceptions on their threads.
 #pragma once
 
 #include <cxxabi.h>
@@ -14,32 +13,32 @@
 namespace rpc_backends {
 
 void warn(const std::string& text);
-// A warning that may repeat: of those with the same `kind` one a second is logged, with the number of those that
-// were not.
+// Logs a warning that may repeat: at most one per second of the same `kind`, with the number of warnings that were left
+// out.
 void warn_seldom(const std::string& kind, const std::string& text);
 void send_warnings_to(std::function<void(const std::string&)> sink);
 
-// In a catch block: the text of what is being handled, without the stack that torch adds.
+// In a catch block: returns the text of the exception, without the stack trace that torch adds.
 std::string thrown_text();
-// In a catch block: logs and counts what is being handled; `where` ends the sentence "RPC: an error ...".
+// In a catch block: logs and counts the exception; `where` completes the sentence "RPC: an error ...".
 void note_thrown(const char* where) noexcept;
-// How many errors have been noted, by all agents of this process.
+// The number of exceptions that note_thrown() has counted in this process.
 uint64_t noted_errors();
 
-// Does `work`, and returns the text of what it throws.
+// Runs `work`; returns the text of the exception that it throws, if any.
 template <typename Work>
 std::optional<std::string> error_in(Work&& work) {
   try {
     std::forward<Work>(work)();
     return std::nullopt;
   } catch (const abi::__forced_unwind&) {
-    throw;  // Python ends a thread that wants the GIL after the interpreter
+    throw;  // Python ends a thread that takes the GIL after the interpreter has ended
   } catch (...) {
     return thrown_text();
   }
 }
 
-// Does `work`, and lets nothing out that it throws: that is noted. Returns whether it threw nothing.
+// Runs `work`; an exception is logged by note_thrown() and goes no further. Returns false if there was one.
 template <typename Work>
 bool contained(const char* where, Work&& work) {
   try {

@@ -1,4 +1,4 @@
-// The workers of the group, as torch asks for them: by name and by id.
+// The workers of the group, which torch looks up by name or by id.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -16,18 +16,18 @@ class Members {
  public:
   using WorkerInfo = torch::distributed::rpc::WorkerInfo;
 
-  // Called when somebody asks for a worker that is not known; it may add workers.
+  // Sets the function that is called when an unknown worker is looked up; it may add workers.
   void on_unknown(std::function<void()> refresh);
 
   void add(const std::string& name, int id);
   void remove(int id);
 
-  // Throws std::runtime_error with the names that there are.
+  // Throws std::runtime_error with the known names if there is no such worker.
   const WorkerInfo& by_name(const std::string& name) const;
   const WorkerInfo& by_id(int id) const;
   std::vector<WorkerInfo> all() const;
 
-  // The name of a worker, or its id in words; for texts.
+  // The name of a worker in quotes, or "worker ID" if the name is unknown; for messages.
   std::string called(int id) const;
 
  private:
@@ -40,7 +40,7 @@ class Members {
   std::function<void()> refresh_;
   std::unordered_map<int, std::shared_ptr<WorkerInfo>> by_id_;
   std::unordered_map<std::string, std::shared_ptr<WorkerInfo>> by_name_;
-  // Torch holds references to what it was given, also when the worker has left.
+  // Torch keeps references to the WorkerInfo of workers that have left.
   std::vector<std::shared_ptr<WorkerInfo>> left_;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 std::mutex listening_mutex;
 std::unordered_map<std::string, std::weak_ptr<EventQueue>>& listening() {
-  // Never destroyed: a transport may be closed when the process ends.
+  // Never destroyed: a transport may be closed while the process exits.
   static auto* const all = new std::unordered_map<std::string, std::weak_ptr<EventQueue>>();
   return *all;
 }
@@ -51,7 +51,7 @@ std::shared_ptr<EventQueue> MemoryTransport::queue_of(int peer) {
   const auto found = listening().find(address);
   auto queue = found == listening().end() ? nullptr : found->second.lock();
   if (!queue) {
-    throw TransportError("nobody listens at " + address);
+    throw TransportError("no worker listens at " + address);
   }
   return queue;
 }

@@ -1,4 +1,4 @@
-// Workers of one process that send each other copies. For tests, and for a group of one.
+// A transport between workers in one process, which send each other copies. For tests, and for a group of one worker.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ class MemoryTransport : public Transport {
  private:
   std::shared_ptr<EventQueue> queue_of(int peer);
 
-  // Shared with the others: they push into it, and see that it is gone.
+  // The other workers push events to it through a weak pointer.
   std::shared_ptr<EventQueue> events_ = std::make_shared<EventQueue>();
   std::mutex mutex_;
   int self_ = -1;

@@ -16,7 +16,7 @@ void PythonState::keep() {
 
 PythonState::~PythonState() {
   current_ = nullptr;
-  // After the interpreter there is nothing to give back, and nobody to wait for.
+  // After the interpreter has ended there is nothing to release.
   if (state_ != nullptr && Py_IsInitialized() != 0) {
     PyEval_RestoreThread(state_);
     PyGILState_Release(PyGILState_UNLOCKED);

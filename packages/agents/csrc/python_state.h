@@ -1,15 +1,15 @@
-// Python's state of a thread of the agent, kept from one message to the next.
+// Keeps the Python thread state of an agent's thread from one message to the next.
 //
-// A thread that Python has not made gets a state each time it takes the GIL and loses it when it gives the
-// GIL back, with the memory of its stack: three system calls and three page faults each time, and torch
-// takes the GIL up to three times for a call.
+// A thread that Python did not create gets a new thread state each time it takes the GIL, and loses it together with its
+// stack memory when it releases the GIL. That costs three system calls and three page faults each time, and torch takes
+// the GIL up to three times per call.
 #pragma once
 
 #include <Python.h>
 
 namespace rpc_backends {
 
-// For a thread to have on its stack while it lives; keep() is called by what runs there.
+// A thread has one on its stack as long as it lives; code that runs on the thread calls keep().
 class PythonState {
  public:
   PythonState() { current_ = this; }
@@ -18,7 +18,7 @@ class PythonState {
   PythonState(const PythonState&) = delete;
   PythonState& operator=(const PythonState&) = delete;
 
-  // Has this thread keep its state from now on, if it is one that can. Takes the GIL, the first time only.
+  // Makes this thread keep its state from now on, if it has a PythonState. Takes the GIL on the first call only.
   static void keep();
 
  private:
@@ -27,7 +27,7 @@ class PythonState {
   PyThreadState* state_ = nullptr;
 };
 
-// Lets go of the GIL while it lives, if this thread has it: nobody waits for a thread that needs it.
+// Releases the GIL while it exists, if this thread has it, so that a thread that this one waits for can take it.
 class WithoutGil {
  public:
   WithoutGil() : state_(Py_IsInitialized() != 0 && PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr) {}

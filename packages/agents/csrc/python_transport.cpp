@@ -19,12 +19,12 @@ namespace rpc_backends {
 
 namespace {
 
-// How long a thread that sends to a peer waits for the next message.
+// How long a sending thread waits for the next message before it ends.
 constexpr std::chrono::seconds kFreeTime{5};
-// How long close() waits for the threads that send.
+// How long close() waits for the sending threads.
 constexpr std::chrono::seconds kEnding{2};
 
-// A buffer of Python's, held for as long as a message is in it.
+// A Python buffer, kept as long as a message uses it.
 class Held {
  public:
   explicit Held(py::handle object) {
@@ -34,7 +34,7 @@ class Held {
   }
 
   ~Held() {
-    // Whoever lets go of a message does not hold the GIL; after the interpreter nothing can be released.
+    // This thread does not hold the GIL. After the interpreter has ended, nothing can be released.
     if (Py_IsInitialized() != 0) {
       py::gil_scoped_acquire gil;
       PyBuffer_Release(&buffer_);
@@ -51,7 +51,7 @@ class Held {
   Py_buffer buffer_{};
 };
 
-// Runs `call` with the GIL; what Python raises becomes a TransportError of its text.
+// Runs `call` with the GIL; a Python exception becomes a TransportError with its text.
 template <typename Call>
 auto in_python(Call call) {
   py::gil_scoped_acquire gil;
@@ -127,11 +127,11 @@ void PythonTransport::send(int peer, Parts parts, bool reply) {
   const auto [queue, is_new] = all.queues.try_emplace(peer);
   if (is_new) {
     try {
-      // Detached: one that a peer holds up cannot be waited for.
+      // Detached, because a peer may block it for ever.
       std::thread([shared = senders_, peer] { send_all(shared, peer); }).detach();
     } catch (const std::exception& error) {
       all.queues.erase(queue);
-      throw TransportError(std::string("no thread can be started to send: ") + error.what());
+      throw TransportError(std::string("the thread that sends cannot be started: ") + error.what());
     }
     ++all.threads;
   }
@@ -150,7 +150,7 @@ void PythonTransport::send_all(const std::shared_ptr<Senders>& shared, int peer)
       queue.pop_front();
       ++all.sending;
       lock.unlock();
-      contained("in sending by a transport", [&] { send_one(all, peer, next); });
+      contained("while a transport was sending", [&] { send_one(all, peer, next); });
     }
     lock.lock();
     --all.sending;
@@ -178,7 +178,7 @@ void PythonTransport::send_one(Senders& all, int peer, const Outgoing& outgoing)
     all.events->push({Event::Kind::kUnsent, peer, outgoing.parts, *error});
   } else {
     all.events->push({Event::Kind::kLost, peer, {}, *error});
-    all.events->push({Event::Kind::kFound, peer, {}, {}});  // what comes next is tried
+    all.events->push({Event::Kind::kFound, peer, {}, {}});  // the next message is tried again
   }
 }
 
@@ -192,7 +192,7 @@ void PythonTransport::reject(int peer, const std::string& reason) {
 
 void PythonTransport::close(double linger) {
   Senders& all = *senders_;
-  std::vector<std::deque<Outgoing>> unsent;  // let go of without the lock: what they hold may need the GIL
+  std::vector<std::deque<Outgoing>> unsent;  // destroyed without the lock, because that may need the GIL
   {
     std::unique_lock<std::mutex> lock(all.mutex);
     if (all.closed) {
@@ -215,11 +215,11 @@ void PythonTransport::close(double linger) {
     warn(std::string("RPC: the transport's close() failed: ") + error.what());
   }
   events_->close();
-  // Its send() may be waiting for a peer still.
+  // The transport's send() may still be waiting for a peer.
   std::unique_lock<std::mutex> lock(all.mutex);
   if (!all.changed.wait_for(lock, kEnding, [&all] { return all.threads == 0; })) {
     lock.unlock();
-    warn("RPC: the transport's close() has not ended its send(), which is left alone");
+    warn("RPC: the transport's close() did not end a call of its send(); the thread of that call keeps running");
   }
 }
 
@@ -235,12 +235,12 @@ std::shared_ptr<Transport> take_transport(const py::object& transport) {
 }
 
 void bind_transports(py::module_& module) {
-  py::class_<Part>(module, "Part", py::buffer_protocol(), py::module_local(), "One part of a message: memory, for reading.")
+  py::class_<Part>(module, "Part", py::buffer_protocol(), py::module_local(), "One part of a message: read-only memory.")
       .def_buffer([](Part& part) {
         return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
                                {static_cast<py::ssize_t>(part.size)}, {1}, true);
       });
-  py::class_<Inbox>(module, "Inbox", py::module_local(), "Where a transport puts what has happened on its connections.")
+  py::class_<Inbox>(module, "Inbox", py::module_local(), "Receives the events of a transport's connections.")
       .def("deliver", &Inbox::deliver, py::arg("peer"), py::arg("parts"))
       .def("lost", &Inbox::lost, py::arg("peer"), py::arg("reason"))
       .def("found", &Inbox::found, py::arg("peer"));

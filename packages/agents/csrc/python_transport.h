@@ -1,4 +1,4 @@
-// A transport that is written in Python, and what it is given and gives: parts and an inbox.
+// Adapts a transport written in Python; also the Python types that it uses, Part and Inbox.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,7 +14,7 @@
 
 namespace rpc_backends {
 
-// Where a Python transport puts what has happened; it holds no more than the queue.
+// Receives the events of a Python transport; it only has a reference to the queue.
 class Inbox {
  public:
   explicit Inbox(std::shared_ptr<EventQueue> events) : events_(std::move(events)) {}
@@ -27,9 +27,9 @@ class Inbox {
   std::shared_ptr<EventQueue> events_;
 };
 
-// Torch sends while it holds locks of its own, and other threads wait for these with the GIL. So a thread
-// that sends never takes the GIL here: other threads do that for it, one for each peer, since a peer that takes
-// nothing may hold up whoever sends to it. They end when they have had nothing to do for a while.
+// Torch calls send() while it holds its own locks, and other threads wait for these locks with the GIL. So send() never
+// takes the GIL: separate threads call Python. There is one such thread per peer, because a peer that reads nothing may
+// block it. These threads end when they are idle for a while.
 class PythonTransport : public Transport {
  public:
   explicit PythonTransport(pybind11::object transport);
@@ -49,7 +49,7 @@ class PythonTransport : public Transport {
     bool reply = false;
   };
 
-  // What the threads share; it outlives the transport if one of them does not end.
+  // The state that the threads share; it outlives the transport if a thread does not end.
   struct Senders {
     explicit Senders(pybind11::object transport) : transport(std::move(transport)) {}
     ~Senders();
@@ -58,7 +58,7 @@ class PythonTransport : public Transport {
     const std::shared_ptr<EventQueue> events = std::make_shared<EventQueue>();
     std::mutex mutex;
     std::condition_variable changed;
-    std::unordered_map<int, std::deque<Outgoing>> queues;  // of each peer that has a thread
+    std::unordered_map<int, std::deque<Outgoing>> queues;  // by peer; each peer here has a thread
     size_t threads = 0;
     size_t sending = 0;
     bool closed = false;
@@ -72,7 +72,7 @@ class PythonTransport : public Transport {
   const std::shared_ptr<EventQueue>& events_ = senders_->events;
 };
 
-// The transport that a Python object is or holds: one in C++ by its capsule, or else one in Python.
+// Returns the transport of a Python object: the C++ transport in its capsule, or else an adapter for the object.
 std::shared_ptr<Transport> take_transport(const pybind11::object& transport);
 
 void bind_transports(pybind11::module_& module);

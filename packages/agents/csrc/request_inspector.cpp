@@ -19,7 +19,7 @@ namespace {
 
 using torch::distributed::rpc::MessageType;
 
-// The header of interceptors has torch's numbers without torch.
+// interceptor.h repeats torch's numbers, because it must not include torch.
 constexpr int32_t kNumbers[][2] = {
     {kScriptCall, MessageType::SCRIPT_CALL},
     {kPythonCall, MessageType::PYTHON_CALL},
@@ -48,21 +48,20 @@ static_assert(are_the_same());
 static_assert(static_cast<int>(ErrorKind::kTimeout) == torch::distributed::rpc::RPCErrorType::TIMEOUT &&
               static_cast<int>(ErrorKind::kIntentional) == torch::distributed::rpc::RPCErrorType::INTENTIONAL_FAILURE);
 
-// Keys of digests: any, but the same in every process and release.
+// Keys of the digests: arbitrary, but the same in every process and release.
 constexpr uint64_t kDigestKey0 = 0x7270632d6661756cULL;
 constexpr uint64_t kDigestKey1 = 0x74732d6469676573ULL;
-// Opcodes that are looked at before a search is given up.
+// The most opcodes that a search reads.
 constexpr int kMostOpcodes = 4096;
 
-// Walks the opcodes of a pickle without doing what they say. It follows texts only: what they are, and where in
-// the memo they are kept.
+// Reads the opcodes of a pickle without executing them. It only tracks strings, and where the memo keeps them.
 class PickleScan {
  public:
   explicit PickleScan(std::string_view bytes) : bytes_(bytes) {}
 
   enum class Found { kEnd, kText, kBytes, kGlobal, kOther };
 
-  // Goes on to the next opcode; kEnd at the end, and at what is not understood.
+  // Reads the next opcode; returns kEnd at the end and at an unknown opcode.
   Found next() {
     unsigned char op = 0;
     if (!take_byte(op)) {
@@ -110,7 +109,7 @@ class PickleScan {
         uint64_t at = 0;
         return take_number(4, at) ? recall(at) : Found::kEnd;
       }
-      case 0x93: {  // STACK_GLOBAL: of the two texts before it
+      case 0x93: {  // STACK_GLOBAL: uses the two strings before it
         global_ = std::string(before_last_) + "." + std::string(last_);
         last_is_text_ = false;
         return Found::kGlobal;
@@ -168,7 +167,7 @@ class PickleScan {
       case 0x97:  // NEXT_BUFFER
       case 0x98:  // READONLY_BUFFER
         return other(0);
-      default:  // STOP, and what neither Python nor torch writes
+      default:  // STOP, and opcodes that neither Python nor torch writes
         return Found::kEnd;
     }
   }
@@ -281,7 +280,7 @@ bool is_wrapper(int32_t type) {
   return type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
 }
 
-// The first whole number of a pickle of torch, which is of a tuple.
+// The first integer in a pickle from torch, which contains a tuple.
 std::optional<int32_t> first_number(std::string_view pickle) {
   size_t at = 0;
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(pickle[i]); };
@@ -306,7 +305,7 @@ std::optional<int32_t> first_number(std::string_view pickle) {
   return std::nullopt;
 }
 
-// Takes off what torch has put around a payload: a pickle at its end, and after that the pickle's length.
+// Removes a wrapper of torch from a payload: a pickle at its end, followed by the length of the pickle.
 bool take_wrapper(InspectedRequest& request) {
   std::string_view all = request.payload;
   if (all.size() < 8) {
@@ -336,7 +335,7 @@ std::string_view python_part(const InspectedRequest& request) {
   if (request.type == MessageType::PYTHON_CALL) {
     return request.payload.empty() ? request.payload : request.payload.substr(1);
   }
-  // PYTHON_REMOTE_CALL: a pickle of torch, and in it, after the tensors, the pickle of Python as a text.
+  // PYTHON_REMOTE_CALL: a pickle from torch, which contains, after the tensors, the pickle from Python as a string.
   PickleScan scan(request.payload);
   for (int i = 0; i < kMostOpcodes; ++i) {
     const auto found = scan.next();
@@ -351,8 +350,7 @@ std::string_view python_part(const InspectedRequest& request) {
   return {};
 }
 
-// Python pickles PythonUDF(function, arguments, keywords): the first global is PythonUDF, and the function is
-// what comes next.
+// Python pickles PythonUDF(function, arguments, keywords): the first global is PythonUDF, the second is the function.
 std::string python_function(std::string_view pickle) {
   PickleScan scan(pickle);
   int globals = 0;
@@ -368,7 +366,7 @@ std::string python_function(std::string_view pickle) {
   return {};
 }
 
-// The name is the last text of a script call; `end` becomes where it ends.
+// Returns the function name, which is the last string of a script call; sets `end` to the position after it.
 std::string script_function(std::string_view pickle, size_t& end) {
   PickleScan scan(pickle);
   std::string_view last;
@@ -392,11 +390,11 @@ uint64_t digest(std::string_view bytes) {
   return hash.finish();
 }
 
-// A mix of all bytes, for tensors: several times as fast as SipHash, in eight sums that processors make at once.
-// It tells contents apart unless somebody makes them so that it does not.
+// A hash of all bytes for tensors: several times as fast as SipHash, with eight sums that a processor computes in
+// parallel. It is not safe against contents that are made to collide.
 void add_contents(SipHash& hash, const void* data, size_t size) {
   constexpr size_t kSums = 8;
-  constexpr size_t kBlock = 16;  // rows between two stirs, after which every bit has met every other of its sum
+  constexpr size_t kBlock = 16;  // rows between two calls of stir(), which mixes all bits of each sum
   std::array<uint64_t, kSums> sums;
   std::array<uint64_t, kSums> keys;
   for (size_t i = 0; i < kSums; ++i) {
@@ -408,7 +406,7 @@ void add_contents(SipHash& hash, const void* data, size_t size) {
     std::array<uint64_t, kSums> words;
     std::memcpy(words.data(), row, sizeof(words));
     for (size_t i = 0; i < kSums; ++i) {
-      const uint64_t keyed = words[i] ^ (keys[i] + number * 0xc2b2ae3d27d4eb4fULL);  // rows have their places
+      const uint64_t keyed = words[i] ^ (keys[i] + number * 0xc2b2ae3d27d4eb4fULL);  // makes the order of rows matter
       sums[i] += (keyed & 0xffffffff) * (keyed >> 32) + words[i];
     }
   };
@@ -435,7 +433,7 @@ void add_contents(SipHash& hash, const void* data, size_t size) {
   hash.add(std::string_view(reinterpret_cast<const char*>(bytes), left));
 }
 
-// Whether a tensor's elements lie in its storage; torch does not see to it.
+// Whether a tensor's elements fit in its storage; torch does not ensure that.
 bool lies_in_its_storage(const at::Tensor& tensor) {
   if (!tensor.has_storage() || tensor.storage().data() == nullptr) {
     return false;
@@ -464,13 +462,13 @@ void add_tensor(SipHash& hash, const at::Tensor& tensor) {
     add_tensor(hash, tensor._values());
   } else if (tensor.layout() == c10::kStrided && tensor.is_cpu() && tensor.numel() > 0 &&
              lies_in_its_storage(tensor)) {
-    // Elements in their order, whatever their strides: of two equal tensors the digests are equal.
+    // The elements in order, independent of strides, so that equal tensors have equal digests.
     const at::Tensor whole = tensor.is_contiguous() ? tensor : tensor.contiguous();
     add_contents(hash, whole.const_data_ptr(), whole.numel() * whole.element_size());
   }
 }
 
-// The digest of what is in the payload, with what is in the tensors.
+// Combines the digest of a payload with the tensors.
 uint64_t with_tensors(uint64_t digest, const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) {
     return digest;

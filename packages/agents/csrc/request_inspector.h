@@ -1,5 +1,5 @@
-// What a request is, read from its bytes without running any of it: its type, and that of what it wraps, the
-// function it calls, and a digest that two requests share if they ask for the same.
+// Reads the properties of a request from its bytes without unpickling: its type, the types of its wrappers, the function
+// that it calls, and a digest that is equal for equal requests.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
@@ -14,25 +14,25 @@ namespace rpc_backends {
 // A request without the wrappers that torch puts around it for autograd and profiling.
 struct InspectedRequest {
   int32_t type = 0;
-  std::vector<int32_t> wrappers;  // the outermost first
-  std::string_view payload;       // in the message's own memory
+  std::vector<int32_t> wrappers;  // outermost first
+  std::string_view payload;       // points into the message
 };
 
 InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 
-// The qualified name of what a call calls: MODULE.QUALNAME of a Python function, torch.ops.aten.NAME of a builtin
-// operator, the name of a TorchScript function. Empty if it has none, or none that can be read.
+// The name of the function that a request calls: MODULE.QUALNAME of a Python function, torch.ops.aten.NAME of a builtin
+// operator, or the name of a TorchScript function. Empty if there is none or it cannot be read.
 std::string function_of(const InspectedRequest& request);
 
-// The digest of a call and of its tensors, less what torch numbers in the order in which threads come by (ids of
-// RRefs); 0 for messages that consist of such numbers. It reads every byte of tensors on the CPU; of tensors
-// elsewhere, and of those whose storage is too small for them, type and size alone.
+// A digest of a call and its tensors. It leaves out ids of RRefs, which depend on the order of threads; messages that
+// consist only of such ids have the digest 0. It reads every byte of CPU tensors. Of tensors on other devices, and of
+// tensors whose storage is too small, it reads only type and size.
 uint64_t digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors);
 
-// The digest of every byte of the payload, and of the tensors.
+// A digest of every byte of the payload, and of the tensors as in digest_of().
 uint64_t full_digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors);
 
-// The bytes of a message's tensors, less the wire's own.
+// The size of a message's strided tensors in bytes, without the overhead of the wire format.
 uint64_t tensor_bytes_of(const torch::distributed::rpc::Message& message);
 
 }  // namespace rpc_backends

@@ -10,9 +10,9 @@ namespace rpc_backends {
 
 namespace {
 
-// Between two trials to start a thread.
+// The pause between two attempts to start a thread.
 constexpr std::chrono::milliseconds kPause{50};
-// Further away than anything that is waited for, so that the clock's numbers do not overflow.
+// The longest delay, in seconds; it keeps the clock from overflowing.
 constexpr double kLongest = 1e9;
 
 }  // namespace
@@ -20,7 +20,7 @@ constexpr double kLongest = 1e9;
 void ThreadedScheduler::start() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!watching_ && !stopped_) {
-    // Detached, as all: the last of them may end after the process has begun to. They keep this object.
+    // All threads are detached: the last of them may end while the process exits. They keep this object alive.
     std::thread([self = shared_from_this()] { contained("in the thread of the scheduler", [&] { self->watch(); }); }).detach();
     watching_ = true;
     ++threads_;
@@ -42,7 +42,7 @@ Scheduler::Key ThreadedScheduler::after(double seconds, Job job) {
 }
 
 void ThreadedScheduler::cancel(const Key& key) {
-  Job dropped;  // what it holds is let go of without the lock
+  Job dropped;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = due_.find(key);
   if (found != due_.end()) {
@@ -92,7 +92,7 @@ void ThreadedScheduler::watch() {
     }
     if (missing_ > 0) {
       lock.unlock();
-      warn_seldom("scheduler", "RPC: no thread can be started for what interceptors have delayed; it is tried again");
+      warn_seldom("scheduler", "RPC: no thread can be started for jobs that interceptors have scheduled; retrying");
       lock.lock();
       alarm_.wait_for(lock, kPause);
     } else if (due_.empty()) {
@@ -113,7 +113,7 @@ void ThreadedScheduler::work() {
       Job job = std::move(posts_.front());
       posts_.pop_front();
       lock.unlock();
-      contained("in what an interceptor has delayed", job);
+      contained("in a job that an interceptor has scheduled", job);
       job = nullptr;
       lock.lock();
     }

@@ -1,5 +1,5 @@
-// Does things later, and on threads of its own: one watches the time, others do what is due. Whatever a job
-// waits for, the next finds a thread.
+// Runs jobs later, on its own threads: one thread watches the time, the others run jobs that are due. Each job gets a
+// thread, even if earlier jobs block theirs.
 #pragma once
 
 #include <condition_variable>
@@ -15,13 +15,13 @@ namespace rpc_backends {
 
 class ThreadedScheduler : public Scheduler, public std::enable_shared_from_this<ThreadedScheduler> {
  public:
-  // Starts the thread that watches the time; the others start when there is something for them. What is asked for
-  // before that waits for it. Throws std::system_error if there is no thread.
+  // Starts the thread that watches the time; the other threads start when they are needed. Jobs that were added before
+  // wait until then. Throws std::system_error if the thread cannot be started.
   void start();
   Key after(double seconds, Job job) override;
   void cancel(const Key& key) override;
   void post(Job job) override;
-  // Drops what is not due, and waits, for `seconds` at most, until what has begun is over.
+  // Drops the jobs that are not due; waits up to `seconds` for running jobs to end.
   void stop(double seconds);
 
  private:

@@ -22,13 +22,13 @@ constexpr uint8_t kConjugate = 2;
 constexpr uint8_t kNegative = 4;
 constexpr uint8_t kCoalesced = 8;
 constexpr uint8_t kAllFlags = 15;
-// Tensors have no more dimensions than this here; torch has no limit of its own. A number below kManyDimensions is one
-// byte, another is that byte and two more.
+// The most dimensions of a tensor; torch has no limit. A count below kManyDimensions is sent as one byte, a larger count
+// as kManyDimensions and two more bytes.
 constexpr size_t kMaxDimensions = UINT16_MAX;
 constexpr uint8_t kManyDimensions = 255;
-// Storages begin at a multiple of the largest element, so that every offset stays a whole number.
+// Storages start at a multiple of the largest element size, so that every offset is a whole number of elements.
 constexpr uint64_t kAlignment = 16;
-// A view that uses less than this share of what it spans is copied rather than sent with its gaps.
+// A view that spans more than this many times the memory of its elements is copied; otherwise it is sent with its gaps.
 constexpr uint64_t kWorthCopying = 2;
 
 uint64_t span_end(const at::Tensor& tensor) {
@@ -45,8 +45,8 @@ uint64_t span_begin(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize() / kAlignment * kAlignment;
 }
 
-// Torch reads what another tensor is made of element by element, so nobody takes it if these are more than
-// its memory has.
+// Returns the tensor with one element of memory for each element. Receivers reject an expanded member of another tensor,
+// because torch would read many more elements than were sent.
 at::Tensor unexpanded(const at::Tensor& tensor) {
   const bool expanded = tensor.numel() > 0 &&
       tensor.nbytes() > span_end(tensor) - static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
@@ -89,7 +89,7 @@ uint8_t read_flags(Reader& in) {
 
 std::vector<int64_t> read_numbers(Reader& in, size_t count) {
   if (count > in.left() / sizeof(int64_t)) {
-    throw BadFrame("a tensor has more dimensions than there are sizes of it");
+    throw BadFrame("a tensor has more dimensions than sizes");
   }
   std::vector<int64_t> numbers(count);
   for (int64_t& number : numbers) {
@@ -120,37 +120,37 @@ void check_extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>&
   }
 }
 
-// Why these are not the scales of a quantized tensor; empty if they are.
+// Returns why these are not valid scales of a quantized tensor; empty if they are.
 std::string why_no_scales(const at::Tensor& plain, const at::Tensor& scales, const at::Tensor& zero_points,
                           int64_t axis) {
   const bool fits = c10::isQIntType(plain.scalar_type()) && axis >= 0 && axis < plain.dim() && scales.dim() == 1 &&
       zero_points.dim() == 1 && scales.numel() == plain.size(axis) && zero_points.numel() == plain.size(axis) &&
       scales.is_contiguous() && zero_points.is_contiguous();
   if (!fits) {
-    return "the scales of a quantized tensor do not fit it";
+    return "the shape of the scales of a quantized tensor is wrong";
   }
   const auto kind = scales.scalar_type();
   const bool floats = kind == at::kFloat && zero_points.scalar_type() == at::kFloat;
   const bool integers = (kind == at::kDouble || kind == at::kFloat) && zero_points.scalar_type() == at::kLong;
-  return floats || integers ? "" : "the scales of a quantized tensor have other dtypes than they can";
+  return floats || integers ? "" : "the dtype of the scales of a quantized tensor is wrong";
 }
 
 void set_requires_grad(at::Tensor& tensor, uint8_t flags) {
   if (flags & kRequiresGrad) {
     if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) {
-      throw BadFrame("a tensor that is not of floating point requires grad");
+      throw BadFrame("a tensor without a floating-point dtype requires grad");
     }
     tensor.set_requires_grad(true);
   }
 }
 
-// Runs torch's check of a sparse tensor; the receiver runs the same.
+// Runs torch's check of a sparse tensor; the receiver runs the same check.
 template <typename Check>
 void check_sparse(size_t number, const Check& check) {
   try {
     check();
   } catch (const c10::Error& error) {
-    refuse(number, std::string("it is no sparse tensor that torch takes: ") + error.what_without_backtrace());
+    refuse(number, std::string("it is not a valid sparse tensor: ") + error.what_without_backtrace());
   }
 }
 
@@ -165,11 +165,11 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
     overflow |= size < 0 || c10::mul_overflows(elements, static_cast<uint64_t>(size), &elements);
     empty |= size == 0;
   }
-  // Torch counts elements, and their bytes, in signed numbers.
+  // Torch counts elements and bytes in signed numbers.
   uint64_t whole = 0;
   overflow |= c10::mul_overflows(elements, itemsize, &whole) || whole > static_cast<uint64_t>(INT64_MAX);
   if (empty) {
-    // Other sizes of an empty tensor may be anything torch can multiply.
+    // The other sizes of an empty tensor may be anything whose product does not overflow.
     return overflow ? "has sizes that are too large" : "";
   }
   uint64_t last = static_cast<uint64_t>(offset);
@@ -185,16 +185,16 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
   if (!overflow && end <= bytes) {
     return "";
   }
-  return "reaches beyond its storage of " + std::to_string(bytes) + " bytes: it needs " +
-      (overflow ? std::string("more than there can be") : std::to_string(end));
+  return "exceeds its storage of " + std::to_string(bytes) + " bytes: it needs " +
+      (overflow ? std::string("more than 64 bits can count") : std::to_string(end));
 }
 
 // --- writing ----------------------------------------------------------------------------------------
 
 TensorWriter::TensorWriter(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() > kMaxTensors) {
-    throw std::invalid_argument("a message of " + std::to_string(tensors.size()) + " tensors cannot be sent, and of " +
-                                std::to_string(kMaxTensors) + " it can; make several calls, or stack the tensors");
+    throw std::invalid_argument("a message of " + std::to_string(tensors.size()) + " tensors cannot be sent; at most " +
+                                std::to_string(kMaxTensors) + " are allowed. Make several calls, or stack the tensors");
   }
   at::NoGradGuard no_grad;
   nodes_.reserve(tensors.size());
@@ -210,15 +210,15 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
   }
   if (!tensor.device().is_cpu()) {
     refuse(number, "it is on " + tensor.device().str() +
-           ", and this backend moves tensors of CPU memory only; call .cpu() before you send it");
+           ", and this backend sends CPU tensors only; call .cpu() before you send it");
   }
   if (tensor.is_nested()) {
-    refuse(number, "it is a nested tensor; send the list of .unbind(), or .to_padded_tensor()");
+    refuse(number, "it is a nested tensor; send the list from .unbind(), or .to_padded_tensor()");
   }
   const auto layout = tensor.layout();
   if (tensor.dim() > static_cast<int64_t>(kMaxDimensions)) {
-    refuse(number, "it has " + std::to_string(tensor.dim()) + " dimensions, and " + std::to_string(kMaxDimensions) +
-           " can be; call .reshape() before you send it");
+    refuse(number, "it has " + std::to_string(tensor.dim()) + " dimensions, and at most " +
+           std::to_string(kMaxDimensions) + " are allowed; call .reshape() before you send it");
   }
   if (layout == at::kSparse) {
     Node node{TensorKind::kSparse, tensor,
@@ -260,7 +260,8 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
       return node;
     }
     default:
-      refuse(number, "it is quantized by " + at::toString(tensor.qscheme()));
+      refuse(number, "its quantization scheme " + at::toString(tensor.qscheme()) +
+             " is not supported; call .dequantize() before you send it");
   }
 }
 
@@ -270,12 +271,12 @@ void TensorWriter::check_memory(const at::Tensor& tensor, size_t number, const c
         c10::toString(tensor.scalar_type()) + ", ";
   };
   if (!tensor.has_storage()) {
-    refuse(number, shown() + "have no storage; it is a wrapper of another tensor (of functorch, say): send that one");
+    refuse(number, shown() + "have no storage; it wraps another tensor (functorch does that): send the wrapped tensor");
   }
   const c10::Storage& storage = tensor.storage();
   if (!storage.device().is_cpu()) {
     refuse(number, shown() + "are in memory of " + storage.device().str() +
-           ", and this backend moves tensors of CPU memory only; send a tensor that is not fake or a wrapper");
+           ", and this backend sends CPU tensors only; send a tensor that is neither fake nor a wrapper");
   }
   if (tensor.numel() == 0) {
     return;
@@ -286,12 +287,12 @@ void TensorWriter::check_memory(const at::Tensor& tensor, size_t number, const c
   const std::string why = why_outside(tensor.sizes(), tensor.strides(), tensor.storage_offset(), tensor.itemsize(),
                                       storage.nbytes());
   if (!why.empty()) {
-    refuse(number, shown() + "lie in a tensor that " + why +
-                       "; its storage was resized or freed: send it, or a .clone() of it, before that");
+    refuse(number, shown() + "are in a tensor that " + why +
+                       "; its storage was resized or freed: send the tensor or a .clone() of it before that");
   }
   if (storage.data() == nullptr) {
-    refuse(number, shown() + "have no memory, though their storage says it has " + std::to_string(storage.nbytes()) +
-           " bytes; send a tensor that is not fake or a wrapper");
+    refuse(number, shown() + "have no memory, although their storage claims " + std::to_string(storage.nbytes()) +
+           " bytes; send a tensor that is neither fake nor a wrapper");
   }
 }
 
@@ -407,7 +408,7 @@ at::Tensor TensorReader::read(Reader& in) const {
     case TensorKind::kStrided: {
       Strided strided = read_strided(in);
       if (c10::isQIntType(strided.tensor.scalar_type())) {
-        throw BadFrame("a tensor has a quantized dtype and no scale");
+        throw BadFrame("a tensor has a quantized dtype but no scale");
       }
       set_requires_grad(strided.tensor, strided.flags);
       return std::move(strided.tensor);
@@ -421,7 +422,7 @@ at::Tensor TensorReader::read(Reader& in) const {
     case TensorKind::kQuantizedPerChannel:
       return read_per_channel(in);
     default:
-      throw BadFrame("a tensor is of the unknown kind " + std::to_string(kind));
+      throw BadFrame("the kind " + std::to_string(kind) + " of a tensor is unknown");
   }
 }
 
@@ -455,14 +456,14 @@ TensorReader::Strided TensorReader::read_strided(Reader& in) const {
 at::Tensor TensorReader::read_member(Reader& in) const {
   const at::Tensor tensor = read_strided(in).tensor;
   if (tensor.nbytes() > tensor.storage().nbytes()) {
-    throw BadFrame("what a tensor is made of has more elements than memory");
+    throw BadFrame("a member of a tensor has more elements than memory");
   }
   return tensor;
 }
 
 at::Tensor TensorReader::read_numbers_of(Reader& in) const {
   const at::Tensor tensor = read_member(in);
-  // It is checked by its values and used by its memory, and these have to be the same.
+  // Torch checks the values but uses the memory, and the two must be the same.
   if (tensor.is_conj() || tensor.is_neg()) {
     throw BadFrame("the indices or scales of a tensor are a negative or conjugate view");
   }
@@ -480,7 +481,7 @@ at::Tensor TensorReader::read_sparse(Reader& in) const {
     at::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced);
     tensor = at::sparse_coo_tensor(indices, values, sizes, values.options().layout(at::kSparse), coalesced);
   } catch (const c10::Error& error) {
-    throw BadFrame(std::string("a sparse tensor is not one: ") + error.what_without_backtrace());
+    throw BadFrame(std::string("a sparse tensor is not valid: ") + error.what_without_backtrace());
   }
   set_requires_grad(tensor, flags);
   return tensor;
@@ -501,7 +502,7 @@ at::Tensor TensorReader::read_compressed(Reader& in) const {
     at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, layout);
     tensor = at::_sparse_compressed_tensor_unsafe(compressed, plain, values, sizes, values.options().layout(layout));
   } catch (const c10::Error& error) {
-    throw BadFrame(std::string("a sparse tensor is not one: ") + error.what_without_backtrace());
+    throw BadFrame(std::string("a sparse tensor is not valid: ") + error.what_without_backtrace());
   }
   set_requires_grad(tensor, flags);
   return tensor;
@@ -521,7 +522,7 @@ at::Tensor TensorReader::read_per_tensor(Reader& in) const {
   const auto zero_point = in.get<int64_t>();
   const Strided strided = read_strided(in);
   if (!c10::isQIntType(strided.tensor.scalar_type())) {
-    throw BadFrame("a quantized tensor has the dtype of another");
+    throw BadFrame("a quantized tensor does not have a quantized dtype");
   }
   return quantized(strided, at::make_per_tensor_affine_quantizer(scale, zero_point, strided.tensor.scalar_type()));
 }

@@ -1,4 +1,4 @@
-// Tensors as descriptions and storages: what a frame says of them, and their memory apart.
+// Converts tensors to descriptions and storages, and back. The frame contains the descriptions; the memory is separate.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,13 +16,13 @@ namespace rpc_backends {
 // The bytes of one storage that the tensors of a message use.
 struct StorageRange {
   c10::Storage storage;
-  uint64_t begin = 0;  // from the storage's first byte
+  uint64_t begin = 0;  // offset from the storage's first byte
   uint64_t size = 0;
 
   const void* data() const { return static_cast<const uint8_t*>(storage.data()) + begin; }
 };
 
-// How a tensor is described.
+// The kind of a tensor's description.
 enum class TensorKind : uint8_t {
   kUndefined = 0,
   kStrided = 1,
@@ -32,14 +32,14 @@ enum class TensorKind : uint8_t {
   kQuantizedPerChannel = 5,
 };
 
-// Why a tensor of these sizes cannot lie within a storage of `bytes`; empty if it does.
+// Returns why a tensor with these sizes does not fit in a storage of `bytes` bytes; empty if it does.
 std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, uint64_t itemsize,
                         uint64_t bytes);
 
-// Describes the tensors of one message. Tensors that share memory go on sharing it where they arrive.
+// Describes the tensors of one message. Tensors that share memory also share it at the receiver.
 class TensorWriter {
  public:
-  // Throws std::invalid_argument if a tensor cannot travel; the text says which and why.
+  // Throws std::invalid_argument if a tensor cannot be sent; the text says which one and why.
   explicit TensorWriter(const std::vector<at::Tensor>& tensors);
 
   void write(Writer& out) const;
@@ -55,7 +55,8 @@ class TensorWriter {
   };
 
   static Node take_apart(const at::Tensor& tensor, size_t number);
-  // Throws unless the memory of a tensor is there, and as large as the tensor says; `what` it is of the tensor.
+  // Throws if a tensor's memory does not exist or is smaller than the tensor. `what`: which member of the message's
+  // tensor this is, for the error.
   static void check_memory(const at::Tensor& tensor, size_t number, const char* what);
   static at::Tensor checked_member(const at::Tensor& tensor, size_t number, const char* what);
   void find_storages();
@@ -66,7 +67,7 @@ class TensorWriter {
   std::vector<StorageRange> storages_;
 };
 
-// Makes tensors of their descriptions; throws BadFrame.
+// Creates tensors from their descriptions; throws BadFrame.
 class TensorReader {
  public:
   explicit TensorReader(std::vector<c10::Storage> storages) : storages_(std::move(storages)) {}
@@ -80,7 +81,8 @@ class TensorReader {
   };
 
   Strided read_strided(Reader& in) const;
-  // What another tensor is made of; the second: its indices or scales.
+  // Read a member of a sparse or quantized tensor. read_numbers_of() reads members that torch uses as plain numbers:
+  // indices, scales and zero points.
   at::Tensor read_member(Reader& in) const;
   at::Tensor read_numbers_of(Reader& in) const;
   at::Tensor read_sparse(Reader& in) const;

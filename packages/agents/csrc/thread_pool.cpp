@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -13,17 +14,17 @@ namespace rpc_backends {
 
 namespace {
 
-// Threads that wait, beyond those that the requests need, until further ones end: a burst has passed. A
-// thread costs more to make than to keep.
+// How many threads may wait in addition to those that requests need. After a burst, further threads end. Keeping a
+// thread is cheaper than starting a new one.
 constexpr size_t kSpare = 4;
 constexpr size_t kFirst = 2;
-// How long a thread that is free waits for a post.
+// How long an idle thread waits for a post.
 constexpr std::chrono::seconds kFreeTime{5};
 
-// Between two trials to receive from a transport that throws.
+// The pause between two attempts to receive from a transport that throws.
 constexpr std::chrono::milliseconds kReceivePause{10};
 
-constexpr const char* kStarting = "in starting a thread of the agent, which is tried again";
+constexpr const char* kStarting = "while starting a thread of the agent (it will be retried)";
 
 thread_local bool is_member_ = false;
 
@@ -47,7 +48,7 @@ void ThreadPool::start(const Handle& handle) {
 }
 
 void ThreadPool::add_receiver(const Handle& handle) {
-  // Counted before it runs, so that two threads do not both take themselves for the last.
+  // Counted before it runs; otherwise two threads could both start another one.
   ++waiting_;
   try {
     add_thread([this, handle] { live(handle); });
@@ -82,7 +83,7 @@ void ThreadPool::add_thread(Job life) {
 
 void ThreadPool::bury(Threads::iterator thread) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (thread->joinable()) {  // stop() has detached those that it left alone
+  if (thread->joinable()) {  // stop() may have detached it
     dead_.splice(dead_.end(), alive_, thread);
   } else {
     alive_.erase(thread);
@@ -94,7 +95,7 @@ void ThreadPool::live(const Handle& handle) {
   Event event;
   bool open = true;
   while (open) {
-    if (!contained("receiving", [&] { open = transport_->receive(event); })) {
+    if (!contained("while receiving", [&] { open = transport_->receive(event); })) {
       std::this_thread::sleep_for(kReceivePause);
       continue;
     }
@@ -108,7 +109,7 @@ void ThreadPool::live(const Handle& handle) {
         options_.on_shortage();
       }
     }
-    contained("handling what has arrived", [&] { handle(event); });
+    contained("while handling an event", [&] { handle(event); });
     event = Event();
     if (waiting_.fetch_add(1) >= options_.requests + kSpare) {
       break;
@@ -122,10 +123,10 @@ bool ThreadPool::run_request(Request& request) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) {
-      return true;  // nobody waits for an answer, and nobody would take it out again
+      return true;  // the agent has stopped: the request is dropped
     }
     const bool held = is_held(request);
-    // The request may wait for an answer, and no other thread would take that.
+    // A running request may wait for an answer, and no other thread would receive it.
     is_short = held || (short_ && waiting_ == 0 && running_ > 0);
     if (running_ < options_.requests && !is_short) {
       ++running_;
@@ -142,7 +143,7 @@ bool ThreadPool::run_request(Request& request) {
   return true;
 }
 
-// Under the lock. Leaves `request` as it is if it is refused.
+// Call with the lock. Leaves `request` unchanged if it is refused.
 bool ThreadPool::put_off(Request& request, std::deque<Request>& where) {
   uint64_t& waiting = backlog_bytes_[request.from];
   const uint64_t bytes = request.bytes + kRequestBytes;
@@ -154,10 +155,10 @@ bool ThreadPool::put_off(Request& request, std::deque<Request>& where) {
   return true;
 }
 
-// Runs a request, which is counted as running, and those that wait.
+// Runs a request that is already counted as running, and then the waiting ones.
 void ThreadPool::run_requests(Job job) {
   while (job) {
-    contained("running a request", job);
+    contained("while running a request", job);
     job = nullptr;
     bool held = false;
     {
@@ -173,7 +174,7 @@ void ThreadPool::run_requests(Job job) {
   }
 }
 
-// Under the lock. Null if no request is to be run. `held`: set if some are held from now on.
+// Call with the lock. Returns null if no request can run. Sets `held` if it has put requests in held_.
 ThreadPool::Job ThreadPool::next_request(bool& held) {
   while (!backlog_.empty() && !stopped_) {
     Request next = std::move(backlog_.front());
@@ -193,7 +194,7 @@ ThreadPool::Job ThreadPool::next_request(bool& held) {
   return nullptr;
 }
 
-// Under the lock.
+// Call with the lock.
 void ThreadPool::take_up_held() {
   std::deque<Request> held;
   held.swap(held_);
@@ -241,36 +242,39 @@ void ThreadPool::do_jobs() {
 
 bool ThreadPool::retry() {
   Handle handle;
-  bool wants_receiver = false, wants_runner = false, wants_doer = false, still_held = false;
-  const auto look = [&] {
+  bool wants_receiver = false, wants_doer = false, still_held = false;
+  size_t wanted_runners = 0;
+  const auto look = [&](bool starts_runners) {
     std::lock_guard<std::mutex> lock(mutex_);
     handle = handle_;
     wants_receiver = !stopped_ && short_ && waiting_ == 0;
     take_up_held();
-    wants_runner = !stopped_ && !backlog_.empty() && running_ < options_.requests;
+    const size_t places = running_ < options_.requests ? options_.requests - running_ : 0;
+    wanted_runners = stopped_ ? 0 : std::min(places, backlog_.size());
+    running_ += starts_runners ? wanted_runners : 0;
     still_held = !held_.empty();
     wants_doer = !stopped_ && !posts_.empty();
   };
-  look();
-  if (wants_runner) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++running_;
-  }
+  look(true);
+  const size_t runners = wanted_runners;
   if (wants_receiver) {
     contained(kStarting, [&] {
       add_receiver(handle);
       short_ = false;
     });
   }
-  if (wants_runner && !contained(kStarting, [&] { add_thread([this] { run_requests([] {}); }); })) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    --running_;
+  for (size_t started = 0; started < runners; ++started) {
+    if (!contained(kStarting, [&] { add_thread([this] { run_requests([] {}); }); })) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      running_ -= runners - started;
+      break;
+    }
   }
   if (wants_doer && !contained(kStarting, [&] { add_thread([this] { do_jobs(); }); })) {
     Job job;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (doing_ == 0 && !posts_.empty()) {  // nobody else will do it
+      if (doing_ == 0 && !posts_.empty()) {  // no other thread will run it
         job = std::move(posts_.front());
         posts_.pop_front();
       }
@@ -279,8 +283,8 @@ bool ThreadPool::retry() {
       contained("in work that was put off", job);
     }
   }
-  look();
-  return wants_receiver || wants_runner || wants_doer || still_held;
+  look(false);
+  return wants_receiver || wanted_runners > 0 || wants_doer || still_held;
 }
 
 size_t ThreadPool::threads() const {
@@ -289,7 +293,7 @@ size_t ThreadPool::threads() const {
 }
 
 void ThreadPool::stop(double seconds) {
-  // Let go of without the lock: what they hold may need another.
+  // Destroyed without the lock, because their destructors may take another one.
   std::deque<Request> requests, held;
   std::deque<Job> posts;
   Handle handle;

@@ -1,11 +1,11 @@
-// The threads of an agent. Each waits for an event of the transport and handles it itself: nothing is
-// handed from one thread to another on the way of a message.
+// The threads of an agent. Each thread waits for an event of the transport and handles the event itself, so no message is
+// passed from one thread to another.
 //
-// One thread at least is always waiting, whatever the others do: a thread that takes an event while no
-// other waits starts one more first. So answers arrive when all threads wait for answers.
+// At least one thread is always waiting for events: a thread that takes an event while no other thread waits starts
+// another one first. So answers are received even if all other threads wait for answers.
 //
-// Where the system has no thread to give, requests wait behind those that run, so that answers are taken still,
-// and retry() tries again.
+// If the system cannot start a thread, requests queue behind the running ones, so that answers are still received, and
+// retry() tries again.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
 
   using Handle = std::function<void(Event&)>;
 
-  // A request of a worker, as the pool sees it.
+  // A request from a worker.
   struct Request {
     Job job;
     int from = -1;
@@ -37,39 +37,39 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
     bool may_be_held = false;  // until its caller has read earlier answers
   };
 
-  // What counts of a request that waits, beside the bytes of its message.
+  // What a waiting request counts in addition to the bytes of its message.
   static constexpr uint64_t kRequestBytes = 1024;
 
   struct Options {
-    size_t requests;      // how many requests may run at once; further ones wait their turn
-    uint64_t most_bytes;  // of the requests of one worker that wait; further ones are refused
-    // Whether a worker has not read its earlier answers. Called with the lock of the pool.
+    size_t requests;      // how many requests may run at the same time; further ones wait
+    uint64_t most_bytes;  // limit on the bytes of waiting requests from one worker; further ones are refused
+    // Returns whether a worker has not read its earlier answers. Called with the lock of the pool.
     std::function<bool(int)> is_behind;
-    // Called when a thread could not be started, or a request is held; retry() is to be called soon.
+    // Called when a thread could not be started or a request is held; retry() must be called soon.
     std::function<void()> on_shortage;
   };
 
   ThreadPool(std::shared_ptr<Transport> transport, Options options);
 
-  // `handle` is kept by the threads, and may keep what it uses. Throws std::system_error if there is no thread.
+  // The threads keep copies of `handle`, which may own the objects that it uses. Throws std::system_error if no thread
+  // can be started.
   void start(const Handle& handle);
 
-  // Runs a request now, or when there is room for it and its caller keeps up. On a thread of the pool. Returns false,
-  // and leaves `request`, if it may be refused and too many bytes of the same worker wait.
+  // Runs a request now, or later when fewer requests run and its caller has read its answers. Call it on a thread of the
+  // pool. Returns false and leaves `request` unchanged if it may be refused and too many bytes from the same worker wait.
   bool run_request(Request& request);
 
-  // Runs a job on a thread that is free, or on a new one. From any thread.
+  // Runs a job on an idle or a new thread. May be called on any thread.
   void post(Job job);
 
-  // Starts the threads that could not be started, and takes up the requests that were held; returns whether there are
-  // such still.
+  // Tries again to start missing threads and to run held requests; returns whether any are left.
   bool retry();
 
-  // Waits, for `seconds` at most, until all threads have ended; the transport must be closed. Threads
-  // that go on beyond that are left alone.
+  // Waits up to `seconds` until all threads have ended; the transport must be closed. Threads that still run afterwards
+  // are detached.
   void stop(double seconds);
 
-  // Whether this thread is one of a pool.
+  // Whether this thread belongs to a pool.
   static bool is_member();
 
   size_t threads() const;
@@ -93,7 +93,7 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   const std::shared_ptr<Transport> transport_;
   const Options options_;
   std::atomic<size_t> waiting_{0};
-  // No thread could be started to wait in place of one that handles an event.
+  // Whether no thread could be started to replace one that handles an event.
   std::atomic<bool> short_{false};
 
   mutable std::mutex mutex_;
@@ -101,11 +101,11 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   std::condition_variable posted_;
   Handle handle_;
   std::deque<Job> posts_;
-  size_t free_ = 0;   // threads that wait for a post; one that has done its own may take a post first
-  size_t doing_ = 0;  // threads that do posts, or wait for one
+  size_t free_ = 0;   // threads that wait for a post; another thread may take the post first
+  size_t doing_ = 0;  // threads that run posts or wait for one
   std::deque<Request> backlog_;
-  std::deque<Request> held_;  // of workers that have not read their earlier answers
-  std::unordered_map<int, uint64_t> backlog_bytes_;  // of both, by the worker that they are from
+  std::deque<Request> held_;  // requests from workers that have not read their earlier answers
+  std::unordered_map<int, uint64_t> backlog_bytes_;  // bytes of backlog_ and held_, by sender
   Threads alive_;
   Threads dead_;
   size_t running_ = 0;

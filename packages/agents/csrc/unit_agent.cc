@@ -1,5 +1,5 @@
-// Translation units are made of several files each, because most of the work is to read torch's headers; and there
-// are several of them, so that two processors share the work and none needs much memory. This one is of what knows
+// Each translation unit includes several files, because most of the compile time goes into torch's headers. There are
+// several units, so that two processors share the work and no unit needs much memory. This unit has the files that use
 // torch's RPC agents.
 #include "agent.cpp"
 #include "calls.cpp"

@@ -1,4 +1,4 @@
-// What knows torch's messages and tensors; see unit_agent.cc.
+// The files that use torch's messages and tensors; see unit_agent.cc.
 #include "codec.cpp"
 #include "memory_transport.cpp"
 #include "request_inspector.cpp"

@@ -1,3 +1,3 @@
-// What knows Python's objects; see unit_agent.cc.
+// The files that use Python objects; see unit_agent.cc.
 #include "bindings.cpp"
 #include "python_transport.cpp"

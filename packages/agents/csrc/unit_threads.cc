@@ -1,4 +1,4 @@
-// What knows neither torch nor Python's objects; see unit_agent.cc.
+// The files that use neither torch nor Python objects; see unit_agent.cc.
 #include "frame.cpp"
 #include "log.cpp"
 #include "python_state.cpp"

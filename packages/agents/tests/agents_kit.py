@@ -1,7 +1,7 @@
-"""What the tests of the agents share: a process to make agents in, agents, and a transport.
+"""Shared code of the agents' tests: a process for agents, agents, and a transport.
 
-An agent that has been torch's current one is kept by torch until its process ends, so the tests with
-agents run in a process of their module: see :func:`in_worker`.
+Torch keeps an agent that was its current one until the process ends. So the tests with agents run in a
+separate process, one per module: see :func:`in_worker`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.distributed import rpc
 from rpc_backends_agents import _C
 from rpc_backends_agents.transport import Inbox, Transport
 
-#: Seconds that something may take that takes a moment. Nothing waits for it that goes well.
+#: A generous timeout in seconds for things that take a moment; a passing test never waits that long.
 PATIENCE = 30.0
-#: Seconds in which what happens "at once" has happened; a call that is not ended would take `PATIENCE`.
+#: Seconds within which something "immediate" has happened; a call that does not end takes `PATIENCE`.
 AT_ONCE = 10.0
 
-#: What a frame begins with, and its fields; see csrc/frame.cpp. The last two are in bytes.
+#: The head of a frame and its fields; see csrc/frame.cpp. The last two are sizes in bytes.
 HEAD = struct.Struct("<IBBHiIIIQQQ")
 FIELDS = (
     *("magic", "version", "kind", "flags", "type", "tensors", "storages", "context", "call"),
@@ -37,7 +37,7 @@ FIELDS = (
 
 
 def in_worker(body: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in the worker process of its module; its first argument is that `WorkerContext`."""
+    """Run a test in its module's worker process; its first argument is the `WorkerContext` there."""
 
     @functools.wraps(body)
     def test(worker: Any, **parameters: Any) -> None:
@@ -51,12 +51,12 @@ def in_worker(body: Callable[..., None]) -> Callable[..., None]:
 
 
 class Wire(Transport):
-    """A transport whose other end is the test.
+    """A transport whose peer is the test.
 
-    :ivar sent: the messages that the agent has sent: to whom, the parts, whether it is a reply.
-    :ivar fail: raised by ``send``, if set.
-    :ivar fails: which messages it is raised for: whether they are replies.
-    :ivar gate: waited for by ``send``.
+    :ivar sent: the messages that the agent has sent: receiver, parts, whether it is a reply.
+    :ivar fail: the exception that ``send`` raises, if set.
+    :ivar fails: a function that decides whether ``send`` raises; its argument is the message's ``reply``.
+    :ivar gate: an event that ``send`` waits for.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Wire(Transport):
         return f"wire:{name}"
 
     def learn(self, peer: int, name: str, address: str) -> None:
-        """Need nothing to know."""
+        """Do nothing."""
 
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
         self.gate.wait(PATIENCE)
@@ -88,7 +88,7 @@ class Wire(Transport):
             self._changed.notify_all()
 
     def forget(self, peer: int) -> None:
-        """Have nothing to forget."""
+        """Do nothing."""
 
     def reject(self, peer: int, reason: str) -> None:
         with self._changed:
@@ -99,7 +99,7 @@ class Wire(Transport):
         self.closed = True
 
     def wait_until(self, condition: Callable[[], Any]) -> Any:
-        """Wait for something that this transport is told."""
+        """Wait for a condition that a call of this transport makes true."""
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE)
             return condition()
@@ -111,20 +111,20 @@ class Wire(Transport):
 
 
 class Lines(logging.Handler):
-    """Keeps the lines of the agents' log."""
+    """Collects the log lines of the agents."""
 
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Collect a line."""
         self.texts.append(record.getMessage())
 
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """Give the lines that the agents log."""
+    """Collect the lines that the agents log; yields the list."""
     lines, logger = Lines(), logging.getLogger("rpc_backends.agents")
     _C.send_warnings_to(logger.warning)
     logger.addHandler(lines)
@@ -135,7 +135,7 @@ def logged() -> Iterator[list[str]]:
 
 
 def make(transport: Any, name: str = "a", worker_id: int = 0, **settings: Any) -> Any:
-    """Return an agent that listens, and has not been started."""
+    """Return an agent that has not been started."""
     agent: Any = _C.TransportAgent(
         name,
         worker_id,
@@ -152,21 +152,21 @@ def make(transport: Any, name: str = "a", worker_id: int = 0, **settings: Any) -
 
 
 def no_current_agent() -> None:
-    """Have torch forget its current agent, if it has one."""
+    """Reset torch's current agent, if there is one."""
     if torch_rpc._is_current_rpc_agent_set():
         torch_rpc._reset_current_rpc_agent()
 
 
 def start(agent: Any) -> None:
-    """Start an agent, as torch's current one."""
+    """Start an agent and make it torch's current one."""
     no_current_agent()
-    dist_autograd._init(0)  # torch asks for it with every call
+    dist_autograd._init(0)  # every call of torch uses it
     rpc.api._init_rpc_states(agent)
 
 
 @contextlib.contextmanager
 def on_wire(**settings: Any) -> Iterator[tuple[Any, Wire]]:
-    """Give an agent "a" that knows a worker "b", number 1, and the wire between them."""
+    """Yield an agent "a" that knows a worker "b" with id 1, and its transport."""
     wire = Wire()
     agent = make(wire, **settings)
     agent.learn(1, "b", agent.listen())
@@ -181,9 +181,9 @@ def on_wire(**settings: Any) -> Iterator[tuple[Any, Wire]]:
 
 @contextlib.contextmanager
 def two_agents(others: dict[str, Any] | None = None, **settings: Any) -> Iterator[tuple[Any, Any]]:
-    """Give agents "a" and "b", with transports in memory; calls of this process are those of "a".
+    """Yield agents "a" and "b" with in-memory transports; "a" makes this process's calls.
 
-    :param others: settings of "b" that are not those of "a".
+    :param others: settings of "b" that differ from those of "a".
     """
     one = make(_C.MemoryTransport(), "a", 0, **settings)
     other = make(_C.MemoryTransport(), "b", 1, **{**settings, **(others or {})})
@@ -203,7 +203,7 @@ def two_agents(others: dict[str, Any] | None = None, **settings: Any) -> Iterato
 
 
 def change(parts: list[bytes], **fields: Any) -> list[bytes]:
-    """Return a frame with other values in fields of its head; a function makes one of the old."""
+    """Return a frame with changed fields in its head; a function gets the old value."""
     values = dict(zip(FIELDS, HEAD.unpack_from(parts[0]), strict=True))
     for name, value in fields.items():
         values[name] = value(values[name]) if callable(value) else value
@@ -211,12 +211,12 @@ def change(parts: list[bytes], **fields: Any) -> list[bytes]:
 
 
 def identity(value: Any) -> Any:
-    """Return what is given."""
+    """Return the argument."""
     return value
 
 
 def a_request(wire: Wire, *arguments: Any) -> tuple[Any, list[bytes]]:
-    """Have the agent call worker "b", and return the future and the frame."""
+    """Make the agent call worker "b"; return the future and the frame."""
     before = len(wire.sent)
     function = identity if len(arguments) == 1 else torch.add
     future = rpc.rpc_async("b", function, args=arguments or (torch.ones(2), 1))
@@ -224,7 +224,7 @@ def a_request(wire: Wire, *arguments: Any) -> tuple[Any, list[bytes]]:
 
 
 def error_of(future: Any) -> str:
-    """Wait for a call to fail, and return its error's text."""
+    """Wait for a call to fail; return the text of its error."""
     try:
         found = future.wait()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The example backend on plain sockets, as an installed package; and a process to make agents in."""
+"""Fixtures: the example backend on plain sockets, installed; a process for agents."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def sockets_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    """Give the process in which this module's agents are made; see :func:`agents_kit.in_worker`."""
+    """Start the process for this module's agents; see :func:`agents_kit.in_worker`."""
     with Workers(1, seconds=300) as workers:
         yield workers[0]

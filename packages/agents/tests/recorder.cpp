@@ -1,5 +1,5 @@
-// The interceptor of the tests: does as it is told, and writes down what it sees. It is used through ctypes, so it is
-// compiled against interceptor.h and nothing else, as C++17.
+// The interceptor of the tests: it follows orders and records what it sees. It is used through ctypes, so it is compiled
+// as C++17 against interceptor.h only.
 #include <rpc_backends_agents/interceptor.h>
 
 #include <mutex>
@@ -9,7 +9,7 @@ using namespace rpc_backends;
 
 namespace {
 
-// What to do, by what for: "outgoing", "incoming" and "answer" have verbs, "context" has bytes to attach.
+// Orders by topic: "outgoing", "incoming" and "answer" have verbs, "context" has bytes to attach.
 using Orders = std::map<std::string, std::string>;
 
 class Recorder;
@@ -18,7 +18,7 @@ struct Watch final : Observer {
   explicit Watch(Recorder& recorder) : recorder(recorder) {}
   void on_answer(AnswerPtr answer) override;
   void on_end(const End& end) override;
-  Recorder& recorder;  // kept by the test
+  Recorder& recorder;  // the test keeps it alive
 };
 
 class Recorder final : public Interceptor {
@@ -184,7 +184,7 @@ void recorder_release(void* handle) {
   of(handle).release();
 }
 
-// Writes the events down as a text that ends with zero, as far as there is room; returns its size.
+// Writes the events as a zero-terminated text, cut to `room` bytes; returns its full size.
 size_t recorder_events(void* handle, char* text, size_t room) {
   const std::string events = of(handle).events();
   text[events.copy(text, room - 1)] = 0;

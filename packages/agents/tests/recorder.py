@@ -1,4 +1,4 @@
-"""The interceptor of the tests, which is compiled when it is first needed: see recorder.cpp."""
+"""The interceptor of the tests, compiled on first use: see recorder.cpp."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import rpc_backends_agents
 
-#: Seconds in which what is on its way has arrived.
+#: Seconds within which messages that are on their way arrive.
 PATIENCE = 30.0
 
 
 def build(folder: Path) -> Path:
-    """Compile it against interceptor.h alone, as C++17, and return the library."""
+    """Compile the interceptor as C++17 against interceptor.h only; return the library."""
     library = folder / "recorder.so"
     source = Path(__file__).with_suffix(".cpp")
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
@@ -25,7 +25,7 @@ def build(folder: Path) -> Path:
 
 
 class Recorder:
-    """An interceptor that does as it is told, and writes down what it sees.
+    """An interceptor that follows orders and records what it sees.
 
     :param orders: verbs for ``outgoing`` and ``incoming`` requests and for each ``answer``; ``observe``
         to see answers; ``context``: bytes to attach.
@@ -49,24 +49,24 @@ class Recorder:
         return new(self._handle, self._name, None)
 
     def order(self, **orders: str | bytes) -> None:
-        """Change what it does from here on."""
+        """Change the orders."""
         for what, how in orders.items():
             text = how.encode() if isinstance(how, str) else how
             self._library.recorder_order(self._handle, what.encode(), text)
 
     def release(self) -> None:
-        """Have it pass on what it holds."""
+        """Pass on all held messages."""
         self._library.recorder_release(self._handle)
 
     def events(self) -> list[str]:
-        """Return what it has seen so far."""
+        """Return the events so far."""
         room = ctypes.create_string_buffer(1 << 16)
         size = self._library.recorder_events(self._handle, room, ctypes.c_size_t(1 << 16))
         assert size < 1 << 16
         return room.value.decode().splitlines()
 
     def wait_for(self, begin: str, times: int = 1) -> list[str]:
-        """Wait until so many events begin like this, and return these."""
+        """Wait until ``times`` events start with ``begin``; return these events."""
         until = time.monotonic() + PATIENCE
         while len(found := [event for event in self.events() if event.startswith(begin)]) < times:
             assert time.monotonic() < until, (begin, self.events())
@@ -75,7 +75,7 @@ class Recorder:
 
 
 class WrongCapsule:
-    """What was built for another version of the interface."""
+    """An interceptor that was built for another version of the interface."""
 
     def __rpc_interceptor__(self) -> Any:
         return object()

@@ -1,4 +1,4 @@
-"""What ends a call: an answer, its time, the loss of the peer, this worker's end; what is counted."""
+"""How calls end: with an answer, a timeout, a lost peer or a shutdown; and what is counted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ METRICS = {
 
 
 def answer_to(frame: list[bytes]) -> list[bytes]:
-    """Return the answer that another agent gives to a request."""
+    """Return another agent's answer to a request."""
     with on_wire() as (_, wire):
         wire.inbox.deliver(1, frame)
         return wire.request()
@@ -61,11 +61,11 @@ def raises() -> None:
     raise ValueError("no such thing")
 
 
-# --- timeouts ---------------------------------------------------------------------------------------
+# --- timeouts -------------------------------------------------------------------------------------
 
 
 @in_worker
-def test_a_call_whose_time_is_up_ends_with_torchs_words_and_its_answer_is_counted_as_late(
+def test_a_call_times_out_and_its_late_answer_is_counted(
     me: Any,
 ) -> None:
     with on_wire() as (_, wire):
@@ -75,7 +75,7 @@ def test_a_call_whose_time_is_up_ends_with_torchs_words_and_its_answer_is_counte
         future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.05)
         assert "RPC ran for more than set timeout (50 ms)" in error_of(future)
         assert count(agent, "timeouts") == 1
-        # Calls are numbered alike in both agents.
+        # Both agents give their calls the same ids.
         wire.inbox.deliver(1, answer)
         other, frame = a_request(wire)
         wire.inbox.deliver(1, answer_of(answer, frame))
@@ -84,13 +84,13 @@ def test_a_call_whose_time_is_up_ends_with_torchs_words_and_its_answer_is_counte
 
 
 def answer_of(answer: list[bytes], frame: list[bytes]) -> list[bytes]:
-    """Return an answer with the number of another call."""
+    """Return an answer with the id of another call."""
     number = slice(24, 32)
     return [answer[0][: number.start] + frame[0][number] + answer[0][number.stop :], *answer[1:]]
 
 
 @in_worker
-def test_a_timeout_of_zero_is_never_and_one_below_a_millisecond_is_one(me: Any) -> None:
+def test_a_timeout_of_zero_is_none_and_a_tiny_one_is_a_millisecond(me: Any) -> None:
     with on_wire(rpc_timeout=0.05) as (_, wire):
         endless = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0)
         short = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.0001)
@@ -111,11 +111,11 @@ def test_a_later_call_with_a_shorter_timeout_ends_first(me: Any) -> None:
         assert not later.done()
 
 
-# --- a lost peer ------------------------------------------------------------------------------------
+# --- a lost peer ----------------------------------------------------------------------------------
 
 
 @in_worker
-def test_the_loss_of_a_peer_ends_all_calls_to_it_and_later_ones_at_once_until_it_is_found(
+def test_calls_to_a_lost_peer_fail_until_it_is_found(
     me: Any,
 ) -> None:
     with on_wire() as (agent, wire):
@@ -134,7 +134,7 @@ def test_the_loss_of_a_peer_ends_all_calls_to_it_and_later_ones_at_once_until_it
         assert count(agent, "connections_lost") == 1
         wire.inbox.found(1)
         while "the cable is cut" in str(try_once()):
-            pass  # a thread of the agent takes note
+            pass  # a thread of the agent handles it
         assert [peer for peer, _, _ in wire.sent][-1] == 1
         traffic = agent.traffic()
         assert traffic.sent - traffic.answered >= 1
@@ -146,7 +146,7 @@ def try_once() -> Any:
 
 
 @in_worker
-def test_a_message_that_the_transport_cannot_send_ends_the_calls_to_that_peer_by_its_error(
+def test_a_failed_send_fails_the_calls_to_that_peer(
     me: Any,
 ) -> None:
     with on_wire() as (_, wire):
@@ -156,21 +156,21 @@ def test_a_message_that_the_transport_cannot_send_ends_the_calls_to_that_peer_by
 
 
 @in_worker
-def test_after_each_failure_to_send_the_next_call_is_tried_whichever_thread_is_faster(
+def test_after_a_failed_send_the_next_call_is_tried(
     me: Any,
 ) -> None:
-    # A loss and a return are handled by two threads, and the return may be first.
+    # Two threads handle the loss and the return of a peer, and the return may be handled first.
     with on_wire() as (_, wire):
         wire.fail = OSError("no route to host")
         for _ in range(300):
             tried, until = wire.tried, time.monotonic() + AT_ONCE
-            while wire.tried == tried:  # at once, or when the return has been noted
+            while wire.tried == tried:  # at once, or when the return was handled
                 assert time.monotonic() < until, "the peer stays lost"
                 error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
 
 
 @in_worker
-def test_an_answer_of_a_peer_that_was_not_asked_is_not_taken(me: Any) -> None:
+def test_an_answer_from_another_peer_is_ignored(me: Any) -> None:
     with on_wire() as (_, wire):
         _, frame = a_request(wire)
     answer = answer_to(frame)
@@ -185,11 +185,11 @@ def test_an_answer_of_a_peer_that_was_not_asked_is_not_taken(me: Any) -> None:
         assert future.wait().tolist() == [2, 2]
 
 
-# --- this worker's end ------------------------------------------------------------------------------
+# --- shutdown -------------------------------------------------------------------------------------
 
 
 @in_worker
-def test_shutting_down_ends_calls_that_wait_closes_the_transport_and_leaves_no_thread(
+def test_shutdown_ends_calls_the_transport_and_all_threads(
     me: Any,
 ) -> None:
     threads = threads_now()
@@ -220,13 +220,13 @@ def test_an_agent_that_was_never_started_closes_its_transport(me: Any) -> None:
 
 
 @in_worker
-def test_joining_waits_for_calls_that_are_under_way_and_says_so_if_it_takes_too_long(
+def test_join_waits_for_active_calls_up_to_its_timeout(
     me: Any,
 ) -> None:
     with on_wire() as (agent, wire):
         future, _ = a_request(wire)
         with pytest.raises(
-            RuntimeError, match=r"'a' still had calls under way after .*graceful=False"
+            RuntimeError, match=r"'a' still had active calls after .*graceful=False"
         ):
             agent.join(True, 0.05)
         ended = threading.Thread(target=agent.join, args=(True, AT_ONCE))
@@ -237,11 +237,11 @@ def test_joining_waits_for_calls_that_are_under_way_and_says_so_if_it_takes_too_
         assert not ended.is_alive()
 
 
-# --- memory -----------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 @in_worker
-def test_calls_wait_while_too_much_is_unanswered_and_go_on_when_it_is_not(me: Any) -> None:
+def test_calls_wait_while_too_many_bytes_are_unanswered(me: Any) -> None:
     with on_wire(max_unanswered_bytes=50_000) as (_, wire):
         first, _ = a_request(wire, torch.zeros(8_000), 1)
         with pytest.raises(Exception, match="RPC ran for more than set timeout"):
@@ -263,7 +263,7 @@ def floats(kib: int) -> torch.Tensor:
 
 
 @in_worker
-def test_the_room_of_calls_whose_time_is_up_is_free_for_others(me: Any) -> None:
+def test_timed_out_calls_make_room_for_others(me: Any) -> None:
     with on_wire(max_unanswered_bytes=1 << 20) as (_, wire):
         for number in range(3):
             future = rpc.rpc_async("b", torch.add, args=(floats(300), 1), timeout=0.05)
@@ -274,7 +274,7 @@ def test_the_room_of_calls_whose_time_is_up_is_free_for_others(me: Any) -> None:
 
 
 @in_worker
-def test_the_room_of_a_call_that_has_not_left_is_not_free(me: Any) -> None:
+def test_a_timed_out_call_that_was_not_sent_makes_no_room(me: Any) -> None:
     with on_wire(max_unanswered_bytes=1 << 20) as (_, wire):
         wire.gate.clear()
         for _ in range(3):
@@ -300,22 +300,21 @@ def test_a_call_waits_for_room_and_its_answer_no_longer_than_its_timeout(me: Any
         with pytest.raises(Exception, match=r"set timeout \(2000 ms\)"):
             rpc.rpc_sync("b", torch.add, args=(floats(40), 1), timeout=2)
         assert len(wire.sent) == 2
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 1.5 + 2  # not one after the other
 
 
 @in_worker
 def test_small_calls_count_for_more_than_their_bytes(me: Any) -> None:
-    calls = 30
+    fitting = 10
     with on_wire() as (_, wire):
         _, frame = a_request(wire)
-    with on_wire(max_unanswered_bytes=calls * len(frame[0])):
-        sent = 0
-        for _ in range(calls):
-            future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=1)
-            if future.done():  # it has waited for room until its time was up
-                break
-            sent += 1
-        assert sent < calls
+    counted = len(frame[0]) + 1024
+    with on_wire(max_unanswered_bytes=fitting * counted) as (_, wire):
+        for _ in range(fitting):
+            a_request(wire)
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1), timeout=0.05)
+        assert len(wire.sent) == fitting
 
 
 released = threading.Event()
@@ -336,28 +335,32 @@ def test_a_worker_refuses_requests_when_too_many_bytes_of_their_caller_wait(me: 
         first = rpc.rpc_async("b", wait_for_release)
         assert entered.wait(AT_ONCE)
         waiting = [rpc.rpc_async("b", torch.add, args=(floats(40), 1)) for _ in range(10)]
-        text = error_of(waiting[-1])
-        assert "worker 'b' is overloaded" in text
-        assert "num_worker_threads" in text
-        assert "max_unanswered_bytes" in text
+        # Several threads receive, so any two of them may have found room.
+        while len(refused := [future for future in waiting if future.done()]) < 8:
+            pass
+        assert count(other, "refused_requests") == 8
+        for text in map(error_of, refused):
+            assert "worker 'b' is overloaded" in text
+            assert "num_worker_threads" in text
+            assert "max_unanswered_bytes" in text
         released.set()
         first.wait()
-        assert [future.wait().sum() for future in waiting[:2]] == [10240, 10240]
-        assert count(other, "refused_requests") == 8
+        served = [future.wait().sum() for future in waiting if future not in refused]
+        assert served == [10240, 10240]
         assert rpc.rpc_sync("b", torch.add, args=(floats(40), 1)).sum() == 10240
 
 
-# --- texts and counts -------------------------------------------------------------------------------
+# --- texts and counts -----------------------------------------------------------------------------
 
 
 @in_worker
-def test_an_error_of_a_function_is_raised_as_what_it_was(me: Any) -> None:
+def test_an_exception_of_a_function_keeps_its_type(me: Any) -> None:
     with two_agents(), pytest.raises(ValueError, match=r"(?s)On WorkerInfo\(.*no such thing"):
         rpc.rpc_sync("b", raises)
 
 
 @in_worker
-def test_a_worker_that_is_not_known_is_an_error_that_names_those_that_are(me: Any) -> None:
+def test_an_unknown_worker_is_an_error_with_the_known_names(me: Any) -> None:
     with two_agents() as (agent, _):
         for who in ("c", 7):
             with pytest.raises(RuntimeError, match=rf"Unknown destination worker {who}.*\(a, b\)"):
@@ -365,7 +368,7 @@ def test_a_worker_that_is_not_known_is_an_error_that_names_those_that_are(me: An
 
 
 @in_worker
-def test_who_is_not_known_is_looked_for_once_and_who_is_known_never(me: Any) -> None:
+def test_only_unknown_workers_are_looked_up(me: Any) -> None:
     asked = []
     with two_agents() as (agent, _):
         agent.on_unknown_member(lambda: asked.append(agent.add_member("c", 2)))
@@ -377,7 +380,7 @@ def test_who_is_not_known_is_looked_for_once_and_who_is_known_never(me: Any) -> 
 
 
 @in_worker
-def test_a_member_that_has_left_ends_the_calls_to_it(me: Any) -> None:
+def test_calls_to_a_member_that_left_fail(me: Any) -> None:
     with on_wire() as (agent, wire):
         future, _ = a_request(wire)
         agent.remove_member(1, "worker 'b' has left the group")
@@ -386,7 +389,7 @@ def test_a_member_that_has_left_ends_the_calls_to_it(me: Any) -> None:
 
 
 @in_worker
-def test_the_metrics_have_these_names_and_count(me: Any) -> None:
+def test_the_metrics_count_calls_and_bytes(me: Any) -> None:
     with two_agents() as (one, other):
         assert set(one.get_metrics()) == METRICS
         for _ in range(3):
@@ -403,7 +406,7 @@ def test_the_metrics_have_these_names_and_count(me: Any) -> None:
 
 
 @in_worker
-def test_a_transport_in_memory_has_nobody_where_nobody_listens(me: Any) -> None:
+def test_a_memory_transport_without_a_listener_is_an_error(me: Any) -> None:
     with two_agents() as (_, other):
         lonely = make(_C.MemoryTransport(), "lonely", 5)
         lonely.learn(1, "b", "memory:nowhere:0")
@@ -411,7 +414,7 @@ def test_a_transport_in_memory_has_nobody_where_nobody_listens(me: Any) -> None:
         lonely.add_member("c", 2)
         start(lonely)
         try:
-            text = "RPC to 'b' failed: nobody listens at memory:nowhere:0"
+            text = "RPC to 'b' failed: no worker listens at memory:nowhere:0"
             assert text in error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
             text = "RPC to 'c' failed: the address of worker 2 is not known"
             assert text in error_of(rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1)))

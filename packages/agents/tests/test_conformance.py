@@ -1,4 +1,4 @@
-"""The backend of the guide, a transport in Python on the agent in C++, keeps the whole contract."""
+"""The guide's backend, a Python transport on the C++ agent, fulfils the whole contract."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.whole_suite]
 
 
 def report(sockets_package: Path, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """Run the suite on it, all of which must pass; return the report."""
+    """Run the suite on the backend; all tests must pass. Return the report."""
     command = [sys.executable, "-m", "rpc_backends_cli", "conformance", "SOCKETS", "--json"]
     done = subprocess.run(
         [*command, *arguments, "--jobs", "3"],
@@ -32,7 +32,7 @@ def report(sockets_package: Path, tmp_path: Path, *arguments: str) -> dict[str, 
     return found
 
 
-def test_a_transport_in_python_keeps_the_chapters_that_need_a_transport_most(
+def test_a_python_transport_passes_the_most_demanding_chapters(
     sockets_package: Path, tmp_path: Path
 ) -> None:
     found = report(sockets_package, tmp_path, "--chapter", "calls", "--chapter", "life")
@@ -40,9 +40,7 @@ def test_a_transport_in_python_keeps_the_chapters_that_need_a_transport_most(
 
 
 @pytest.mark.thorough
-def test_a_transport_in_python_makes_a_backend_that_conforms(
-    sockets_package: Path, tmp_path: Path
-) -> None:
+def test_a_python_transport_conforms(sockets_package: Path, tmp_path: Path) -> None:
     found = report(sockets_package, tmp_path)
     assert found["verdict"] == "conforms"
     assert {found["capabilities"][name] for name in found["declared"]} == {"kept"}

@@ -1,4 +1,4 @@
-"""The example of the tutorial, built from its source, installed and run."""
+"""The tutorial's example: built from source, installed and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam in front of every agent: what interceptors see, what they decide, and in which order."""
+"""Interceptors: what they see, what they decide, and their order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def do(what: Any) -> Any:
 def two_agents(
     front: dict[str, tuple[Recorder, int]], behind: dict[str, tuple[Recorder, int]] | None = None
 ) -> Iterator[tuple[Any, Any]]:
-    """Give agents "a" and "b" with interceptors in front of them; calls here are those of "a"."""
+    """Yield agents "a" and "b" with interceptors in front; "a" makes this process's calls."""
     DONE.clear()
     agents = make(_C.MemoryTransport(), "a", 0), make(_C.MemoryTransport(), "b", 1)
     addresses = [agent.listen() for agent in agents]
@@ -86,7 +86,7 @@ def seen(recorder: Recorder, begin: str) -> list[str]:
     return [event for event in recorder.events() if event.startswith(begin)]
 
 
-# --- what is seen -----------------------------------------------------------------------------------
+# --- what they see --------------------------------------------------------------------------------
 
 
 @in_worker
@@ -134,7 +134,7 @@ def test_metrics_have_the_interceptors_name(me: WorkerContext, library: Path) ->
         assert "agent.requests_sent" in agent.get_debug_info()
 
 
-# --- what is decided --------------------------------------------------------------------------------
+# --- what they decide -----------------------------------------------------------------------------
 
 
 @in_worker
@@ -149,7 +149,7 @@ def test_an_interceptor_answers_in_place_of_the_peer(me: WorkerContext, library:
 
 @in_worker
 @pytest.mark.parametrize("direction", ["outgoing", "incoming"])
-def test_a_request_is_held_until_it_is_passed(
+def test_a_request_is_held_until_it_is_passed_on(
     me: WorkerContext, library: Path, direction: str
 ) -> None:
     recorder = Recorder(library, **{direction: "hold"})
@@ -177,9 +177,7 @@ def test_a_repeated_request_runs_several_times(
 
 @in_worker
 @pytest.mark.parametrize("direction", ["outgoing", "incoming"])
-def test_a_dropped_request_runs_into_its_timeout(
-    me: WorkerContext, library: Path, direction: str
-) -> None:
+def test_a_dropped_request_times_out(me: WorkerContext, library: Path, direction: str) -> None:
     recorder = Recorder(library, observe="", **{direction: "drop"})
     sides = ({}, alone(recorder)) if direction == "incoming" else (alone(recorder), {})
     with two_agents(*sides):
@@ -222,13 +220,13 @@ def test_a_held_request_ends_by_its_timeout(me: WorkerContext, library: Path) ->
     with two_agents(alone(recorder)):
         future = rpc.rpc_async("b", do, args=("late",), timeout=0.05)
         assert TIMEOUT in error_of(future)
-        recorder.release()  # as a message that arrives late
+        recorder.release()  # like a message that arrives late
         wait_until(lambda: DONE == ["late"])
     assert [event.split()[:2] for event in seen(recorder, "end")] == [["end", "timeout"]]
 
 
 @in_worker
-def test_shutdown_fails_what_is_held(me: WorkerContext, library: Path) -> None:
+def test_shutdown_fails_held_requests(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, observe="", outgoing="hold")
     with two_agents(alone(recorder)):
         future = rpc.rpc_async("b", do, args=(1,), timeout=0)
@@ -239,10 +237,8 @@ def test_shutdown_fails_what_is_held(me: WorkerContext, library: Path) -> None:
 
 @in_worker
 @pytest.mark.parametrize("verb", ["pass", "hold", "drop", "repeat"])
-def test_a_call_that_comes_after_the_end_of_the_agent_fails(
-    me: WorkerContext, library: Path, verb: str
-) -> None:
-    # As one does that another thread makes while the agent is shut down.
+def test_a_call_after_the_shutdown_fails(me: WorkerContext, library: Path, verb: str) -> None:
+    # Another thread may make such a call while the agent shuts down.
     recorder = Recorder(library, outgoing=verb)
     with two_agents({"recorder": (recorder, 0)}) as (agent, _):
         agent.shutdown()
@@ -253,7 +249,7 @@ def test_a_call_that_comes_after_the_end_of_the_agent_fails(
 
 
 @in_worker
-def test_join_waits_for_what_is_held(me: WorkerContext, library: Path) -> None:
+def test_join_waits_for_held_requests(me: WorkerContext, library: Path) -> None:
     recorder = Recorder(library, outgoing="hold")
     with two_agents(alone(recorder)) as (agent, _):
         future = rpc.rpc_async("b", do, args=(1,))
@@ -268,7 +264,7 @@ def test_join_waits_for_what_is_held(me: WorkerContext, library: Path) -> None:
         assert future.wait() == 1
 
 
-# --- misuse -----------------------------------------------------------------------------------------
+# --- misuse ---------------------------------------------------------------------------------------
 
 
 @in_worker
@@ -278,7 +274,7 @@ def test_a_second_decision_is_an_error_without_effect(me: WorkerContext, library
         assert rpc.rpc_sync("b", do, args=(1,)) == 1
     assert DONE == [1]
     assert seen(recorder, "misuse") == [
-        "misuse the interceptor 'recorder' has decided this already",
+        "misuse the interceptor 'recorder' has already decided this message",
         "misuse a request that has been passed on cannot be read any more",
     ]
 
@@ -286,9 +282,12 @@ def test_a_second_decision_is_an_error_without_effect(me: WorkerContext, library
 @in_worker
 @pytest.mark.parametrize(
     ("verb", "text"),
-    [("throw", "failed: the recorder has thrown"), ("let go", "has let go of it undecided")],
+    [
+        ("throw", "failed: the recorder has thrown"),
+        ("let go", "released the message without a decision"),
+    ],
 )
-def test_a_defect_of_an_interceptor_fails_the_request(
+def test_a_bug_in_an_interceptor_fails_the_request(
     me: WorkerContext, library: Path, verb: str, text: str
 ) -> None:
     with two_agents(alone(Recorder(library, outgoing=verb))):
@@ -298,42 +297,42 @@ def test_a_defect_of_an_interceptor_fails_the_request(
 
 
 @in_worker
-def test_names_are_taken_once_and_before_the_start(me: WorkerContext, library: Path) -> None:
+def test_interceptors_need_unique_names_before_the_start(me: WorkerContext, library: Path) -> None:
     agent = make(_C.MemoryTransport())
     front = intercept(agent, Recorder(library), name="x")
     assert intercept(front, Recorder(library), name="y") is front
-    with pytest.raises(ValueError, match="there is an interceptor 'x' already"):
+    with pytest.raises(ValueError, match="an interceptor named 'x' is already"):
         intercept(front, Recorder(library), name="x", order=7)
-    with pytest.raises(ValueError, match="has 1 to 63 bytes"):
+    with pytest.raises(ValueError, match="must have 1 to 63 bytes"):
         intercept(front, Recorder(library), name="n" * 64)
-    with pytest.raises(TypeError, match="built for another interface"):
+    with pytest.raises(TypeError, match="built for another version of the interface"):
         intercept(front, WrongCapsule(), name="z")
     front.listen()
     start(front)
-    with pytest.raises(RuntimeError, match="the agent has been started"):
+    with pytest.raises(RuntimeError, match="the agent has already started"):
         intercept(front, Recorder(library), name="z")
     no_current_agent()
     front.shutdown()
 
 
-# --- several ----------------------------------------------------------------------------------------
+# --- several interceptors -------------------------------------------------------------------------
 
 
 @in_worker
-def test_several_see_a_request_in_their_order(me: WorkerContext, library: Path) -> None:
+def test_several_interceptors_see_a_request_in_order(me: WorkerContext, library: Path) -> None:
     first, second, third = (Recorder(library, observe="") for _ in range(3))
     second.order(outgoing="fail")
     chain = {"c": (third, 5), "b": (second, 1), "a": (first, 1)}
     with two_agents(chain):
         assert "refused" in error_of(rpc.rpc_async("b", do, args=(1,)))
     assert [len(seen(one, "outgoing")) for one in (first, second, third)] == [1, 1, 0]
-    # The one nearer to the program sees the error as an answer; the other is told the end.
+    # The interceptor nearer to the program sees the error as an answer; the other only the end.
     assert [len(seen(one, "answer error")) for one in (first, second)] == [1, 0]
     assert [len(seen(one, "end error")) for one in (first, second)] == [1, 1]
 
 
 @in_worker
-def test_incoming_requests_come_from_the_other_end(me: WorkerContext, library: Path) -> None:
+def test_incoming_requests_pass_in_reverse_order(me: WorkerContext, library: Path) -> None:
     near, far = Recorder(library), Recorder(library, incoming="fail")
     with two_agents({}, {"near": (near, 1), "far": (far, 2)}):
         assert "refused" in error_of(rpc.rpc_async("b", do, args=(1,)))
@@ -341,7 +340,7 @@ def test_incoming_requests_come_from_the_other_end(me: WorkerContext, library: P
 
 
 @in_worker
-def test_answers_pass_several_on_their_way_back(me: WorkerContext, library: Path) -> None:
+def test_answers_pass_several_interceptors(me: WorkerContext, library: Path) -> None:
     near, far = Recorder(library, observe=""), Recorder(library, observe="", answer="fail")
     with two_agents({"near": (near, 1), "far": (far, 2)}):
         assert "replaced" in error_of(rpc.rpc_async("b", do, args=(1,)))
@@ -355,11 +354,13 @@ def test_without_interceptors_the_agent_is_not_wrapped(me: WorkerContext) -> Non
         assert type(agent) is _C.TransportAgent
 
 
-# --- context ----------------------------------------------------------------------------------------
+# --- context --------------------------------------------------------------------------------------
 
 
 @in_worker
-def test_context_arrives_at_the_interceptor_of_its_name(me: WorkerContext, library: Path) -> None:
+def test_context_arrives_at_the_interceptor_with_the_same_name(
+    me: WorkerContext, library: Path
+) -> None:
     sender, other, receiver, bystander = (Recorder(library) for _ in range(4))
     sender.order(context="abc")
     other.order(context="x" * 255)
@@ -385,7 +386,8 @@ def test_too_much_context_is_refused(me: WorkerContext, library: Path) -> None:
     refused = [name for name, events in misuse.items() if events]
     assert refused == ["r3", "big"]  # 3 x (255 + 2 + 2), and "y", are within 1024
     assert (
-        "attaches 256 bytes, and there is room for 255 of one, and 1024 of all" in misuse["big"][0]
+        "attaches 256 bytes; one interceptor may attach 255 and all together 1024"
+        in misuse["big"][0]
     )
 
 
@@ -401,15 +403,15 @@ def test_a_request_without_context_is_not_longer(me: WorkerContext, library: Pat
 @pytest.mark.parametrize(
     ("context", "size", "reason"),
     [
-        (b"", 1 << 31, "2147483648 bytes of context, and 1024 can be"),
+        (b"", 1 << 31, "2147483648 bytes of context; at most 1024 are allowed"),
         (b"\x05abc", None, "it ends in the middle of a field"),
         (b"\x03abc\x09de", None, "it ends in the middle of a field"),
-        (b"\x00\x00", None, "the name of a context is none"),
-        (b"\x40" + b"n" * 64 + b"\x00", None, "the name of a context is none"),
-        (b"\x01a\x00\x01a\x00", None, "the name of a context is none"),
+        (b"\x00\x00", None, "the name of a context is not valid"),
+        (b"\x40" + b"n" * 64 + b"\x00", None, "the name of a context is not valid"),
+        (b"\x01a\x00\x01a\x00", None, "the name of a context is not valid"),
     ],
 )
-def test_a_frame_with_a_false_context_is_refused(
+def test_a_frame_with_an_invalid_context_is_refused(
     me: WorkerContext, context: bytes, size: int | None, reason: str
 ) -> None:
     with on_wire() as (agent, wire):
@@ -427,10 +429,10 @@ def test_an_answer_with_context_is_refused(me: WorkerContext) -> None:
     with on_wire() as (_, wire):
         future, frame = a_request(wire, "x")
         wire.inbox.deliver(1, change(frame, kind=2, type=515, context=4))
-        assert "4 bytes of context, and 0 can be" in error_of(future)
+        assert "4 bytes of context; at most 0 are allowed" in error_of(future)
 
 
-# --- other agents -----------------------------------------------------------------------------------
+# --- other agents ---------------------------------------------------------------------------------
 
 HOOK = """
     from rpc_backends_core import hookimpl
@@ -451,7 +453,7 @@ def prepare(me: WorkerContext, library: Path, wheel: Path) -> None:
 
 
 def recorders() -> list[Recorder]:
-    """Return what the installed package puts in front of the agent."""
+    """Return the interceptors of the installed package."""
     found: list[Recorder] = importlib.import_module("recording").RECORDERS
     return found
 
@@ -485,7 +487,7 @@ def test_over_tensorpipe_outgoing_requests_are_intercepted(library: Path, tmp_pa
 
 
 def wait_until(condition: Any) -> None:
-    """Wait for something of which nobody tells."""
+    """Wait for a condition by polling."""
     until = time.monotonic() + AT_ONCE
     while not condition():
         assert time.monotonic() < until, "never"

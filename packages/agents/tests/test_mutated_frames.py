@@ -1,8 +1,8 @@
-"""What the fuzzer does with sanitizers, here with what is installed: no frame ends the process.
+"""A short run of the fuzzer on the installed extension, without sanitizers: no frame ends the process.
 
-The frames are those of answers with all kinds of tensors, with some of their bytes changed. They go the
-way of any that arrive: each that is none is counted, and ends its connection if its head is none; what is
-still an answer answers no call.
+The frames are answers with all kinds of tensors, with some bytes changed. They take the path of any
+message that arrives: an invalid frame is counted, and closes its connection if its head is invalid. A
+frame that is still a valid answer belongs to no call.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def mutated(parts: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 @in_worker
-def test_no_frame_ends_the_process_and_each_that_is_none_is_counted(me: Any) -> None:
+def test_no_frame_ends_the_process_and_bad_ones_are_counted(me: Any) -> None:
     chance, frames = random.Random(4), seeds()
     with on_wire() as (agent, wire), logged() as lines:
         for seen in range(AT_A_TIME, FRAMES + 1, AT_A_TIME):
             for _ in range(AT_A_TIME):
                 wire.inbox.deliver(1, mutated(chance.choice(frames), chance))
             while handled(agent, wire) < seen:
-                time.sleep(0.01)  # nobody tells of an answer to no call
+                time.sleep(0.01)  # an answer to no call causes no event to wait for
         refused = int(agent.get_metrics()["agent.bad_frames"])
         assert FRAMES / 2 < refused < FRAMES
         assert 0 < len(wire.rejected) < refused
@@ -94,5 +94,5 @@ def test_no_frame_ends_the_process_and_each_that_is_none_is_counted(me: Any) -> 
 
 
 def handled(agent: Any, wire: Any) -> int:
-    """Return how many frames have been refused, were answers to no call, or were answered."""
+    """Return how many frames were refused, were answers to no call, or were answered."""
     return int(agent.get_metrics()["agent.late_answers"]) + len(wire.rejected) + len(wire.sent)

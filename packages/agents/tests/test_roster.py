@@ -1,4 +1,4 @@
-"""The list of members of a dynamic group: a log in the store, which all read to the same end."""
+"""The member list of a dynamic group: a log in the store; all workers read the same members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rpc_backends_core.spi import StoreError
 class One:
     """A worker's view of the list.
 
-    :ivar seen: what it was told: "peer", "in" and "out", and whom of.
+    :ivar seen: the callbacks that it got: "peer", "in" or "out", and the worker's name.
     """
 
     def __init__(self, store: Any, name: str, rank: int, *, keeps_out: str = "") -> None:
@@ -41,7 +41,7 @@ class One:
         return self
 
     def told(self) -> list[tuple[str, str]]:
-        """Look at the list, and return what is new."""
+        """Read the list; return the new callbacks."""
         self.seen.clear()
         self.roster.refresh()
         return list(self.seen)
@@ -52,7 +52,7 @@ def store() -> Any:
     return dist.HashStore()
 
 
-def test_each_learns_of_the_others_in_the_same_order(store: Any) -> None:
+def test_workers_see_the_others_in_the_same_order(store: Any) -> None:
     a, b = One(store, "a", 0).join(), One(store, "b", 1).join()
     assert b.seen == [("peer", "a"), ("in", "a"), ("in", "b")]
     assert a.told() == [("peer", "b"), ("in", "b")]
@@ -61,13 +61,13 @@ def test_each_learns_of_the_others_in_the_same_order(store: Any) -> None:
     assert a.told() == []
 
 
-def test_who_wants_to_join_is_known_before_it_is_a_member(store: Any) -> None:
+def test_a_joining_worker_is_known_before_it_is_a_member(store: Any) -> None:
     a, b = One(store, "a", 0).join(), One(store, "b", 1)
     b.roster.announce("b", 1, b.roster.take_id(1), "at b")
     assert a.told() == [("peer", "b")]
 
 
-def test_who_comes_late_reads_all_that_was_written(store: Any) -> None:
+def test_a_late_worker_reads_all_records(store: Any) -> None:
     for number in range(4):
         One(store, f"w{number}", number).join().roster.leave()
     late = One(store, "late", 9).join()
@@ -75,7 +75,7 @@ def test_who_comes_late_reads_all_that_was_written(store: Any) -> None:
     assert [name for what, name in late.seen if what == "out"] == ["w0", "w1", "w2", "w3"]
 
 
-def test_nothing_that_was_written_is_changed(store: Any) -> None:
+def test_records_are_never_changed(store: Any) -> None:
     a, b = One(store, "a", 0).join(), One(store, "b", 1).join()
 
     def log() -> list[bytes]:
@@ -98,9 +98,11 @@ def test_nothing_that_was_written_is_changed(store: Any) -> None:
     ]
 
 
-def test_a_record_that_is_written_late_is_read_then(store: Any) -> None:
+def test_a_late_record_is_read_later(store: Any) -> None:
     a = One(store, "a", 0).join()
-    number = store.add("records", 1)  # somebody has taken a number, and has not written yet
+    number = store.add(
+        "records", 1
+    )  # a worker has taken a number, but has not written its record yet
     b = One(store, "b", 1).join()
     assert a.told() == [("peer", "b"), ("in", "b")]
     record = {"kind": "peer", "name": "slow", "rank": 2, "id": 2, "address": ""}
@@ -109,13 +111,13 @@ def test_a_record_that_is_written_late_is_read_then(store: Any) -> None:
     assert b.told() == [("peer", "slow")]
 
 
-def test_no_two_workers_have_one_id_whoever_has_left(store: Any) -> None:
+def test_worker_ids_are_never_reused(store: Any) -> None:
     ids = [One(store, str(number), 0).roster.take_id(0) for number in range(5)]
     assert ids == [0, 32767, 32766, 32765, 32764]
 
 
 @pytest.mark.parametrize(("name", "rank", "what"), [("a", 5, "name a"), ("c", 0, "rank 0")])
-def test_a_name_or_rank_of_a_member_that_lives_is_refused(
+def test_the_name_or_rank_of_a_live_member_is_refused(
     store: Any, name: str, rank: int, what: str
 ) -> None:
     One(store, "a", 0).join()
@@ -123,20 +125,20 @@ def test_a_name_or_rank_of_a_member_that_lives_is_refused(
         One(store, name, rank).join()
 
 
-def test_a_name_of_a_member_that_is_gone_is_taken_over_and_all_are_told(store: Any) -> None:
+def test_the_name_of_a_dead_member_is_taken_over(store: Any) -> None:
     One(store, "a", 0).join()
     other = One(store, "b", 1).join()
     One(store, "a", 0).join(others_live=False)
     assert other.told() == [("peer", "a"), ("out", "a"), ("in", "a")]
 
 
-def test_a_name_of_a_member_that_has_left_is_free(store: Any) -> None:
+def test_the_name_of_a_member_that_left_is_free(store: Any) -> None:
     One(store, "a", 0).join().roster.leave()
     again = One(store, "a", 0).join()
     assert again.seen[-1] == ("in", "a")
 
 
-def test_who_is_not_let_in_is_no_member_for_the_one_that_keeps_it_out(store: Any) -> None:
+def test_a_worker_that_is_kept_out_is_not_a_member(store: Any) -> None:
     a = One(store, "a", 0, keeps_out="b").join()
     b = One(store, "b", 1).join()
     assert a.told() == [("peer", "b")]
@@ -144,12 +146,12 @@ def test_who_is_not_let_in_is_no_member_for_the_one_that_keeps_it_out(store: Any
     assert a.told() == []
 
 
-def test_to_leave_before_one_has_announced_oneself_does_nothing(store: Any) -> None:
+def test_leaving_before_announcing_does_nothing(store: Any) -> None:
     One(store, "a", 0).roster.leave()
     assert store.add("records", 0) == 0
 
 
-def test_the_requests_of_one_that_joins_do_not_grow_with_the_group(store: Any) -> None:
+def test_the_requests_of_a_join_do_not_grow_with_the_group(store: Any) -> None:
     class Counting:
         def __init__(self) -> None:
             self.requests = 0
@@ -173,17 +175,17 @@ def test_the_requests_of_one_that_joins_do_not_grow_with_the_group(store: Any) -
     assert cost(20) == third
 
 
-# --- what no worker has written ----------------------------------------------------------------------
+# --- data that no worker wrote --------------------------------------------------------------------
 
 
-def test_numbers_without_a_record_are_given_up_and_what_comes_after_them_is_read(
+def test_records_after_missing_ones_are_read(
     store: Any,
 ) -> None:
     a = One(store, "a", 0).join()
     store.add("records", 100_000)
     late = One(store, "late", 9).join()
 
-    while not a.roster._read >= 100_000:  # as much at a look as there is time for
+    while not a.roster._read >= 100_000:  # each refresh reads as much as its time limit allows
         a.roster.refresh()
 
     assert ("in", "late") in [*a.seen, *a.told()]
@@ -191,7 +193,7 @@ def test_numbers_without_a_record_are_given_up_and_what_comes_after_them_is_read
 
 
 @pytest.mark.parametrize("count", ["none", "-1", "1e3", "3000000", "9" * 400, ""])
-def test_a_count_that_is_none_is_told_once_and_the_members_stay(
+def test_an_invalid_count_is_logged_once_and_members_stay(
     store: Any, caplog: pytest.LogCaptureFixture, count: str
 ) -> None:
     a = One(store, "a", 0).join()
@@ -200,16 +202,14 @@ def test_a_count_that_is_none_is_told_once_and_the_members_stay(
     for _ in range(3):
         assert a.told() == []
 
-    assert caplog.text.count("cannot be read") == 1
+    assert caplog.text.count("cannot read the member list") == 1
     assert "under 'records'" in a.roster.trouble
     store.set("records", "2")
     a.roster.refresh()
     assert a.roster.trouble == ""
 
 
-def test_a_record_that_is_too_long_or_gives_an_id_twice_is_left_out(
-    store: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_records_are_ignored(store: Any, caplog: pytest.LogCaptureFixture) -> None:
     a = One(store, "a", 0).join()
     peer = {"kind": "peer", "name": "b", "rank": 1, "id": 1, "address": ""}
     records = [
@@ -222,15 +222,13 @@ def test_a_record_that_is_too_long_or_gives_an_id_twice_is_left_out(
         store.set(f"record/{store.add('records', 1)}", json.dumps(record))
 
     assert a.told() == [("peer", "b")]
-    assert caplog.text.count("is no record of a worker") == 4
+    assert caplog.text.count("in the member list, which is not valid") == 4
 
 
 @pytest.mark.parametrize(
     ("key", "text"), [("name/b", "none"), ("rank/1", "9" * 30), ("spare_ids", "-3"), ("id/1", "x")]
 )
-def test_who_joins_is_told_of_a_key_that_holds_what_no_worker_wrote(
-    store: Any, key: str, text: str
-) -> None:
+def test_a_join_fails_on_a_key_that_no_worker_wrote(store: Any, key: str, text: str) -> None:
     One(store, "a", 0).join()
     store.add("id/1", 1)  # so that the id is not free
     store.set(key, text)
@@ -238,7 +236,7 @@ def test_who_joins_is_told_of_a_key_that_holds_what_no_worker_wrote(
         One(store, "b", 1).join()
 
 
-def test_what_a_change_raises_keeps_no_other_change_from_being_seen(store: Any) -> None:
+def test_an_exception_in_a_callback_does_not_hide_later_changes(store: Any) -> None:
     a = One(store, "a", 0).join()
 
     def fail(peer: Peer) -> None:

@@ -1,4 +1,4 @@
-"""The transport that the guide teaches: what it does beyond carrying calls, which the suite looks at."""
+"""The guide's transport: everything except calls, which the conformance suite tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 30.0
 
 
 class Received:
-    """An inbox that keeps what comes."""
+    """An inbox that keeps messages and losses."""
 
     def __init__(self) -> None:
         self.messages: queue.Queue[tuple[int, list[bytes]]] = queue.Queue()
@@ -34,12 +34,12 @@ class Received:
         self.losses.put((peer, reason))
 
     def found(self, peer: int) -> None:
-        """Hear of it."""
+        """Do nothing."""
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[SocketTransport, Received, str]]:
-    """Return a transport that calls, and the inbox and the address of another, worker 1."""
+    """Return a calling transport, and the inbox and address of another transport, worker 1."""
     caller, callee, inbox = SocketTransport(), SocketTransport(), Received()
     caller.listen(0, "worker0", Received())  # type: ignore[arg-type]
     address = callee.listen(1, "worker1", inbox)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def _connect(address: str) -> socket.socket:
     return socket.create_connection(tuple(json.loads(address)))
 
 
-def test_who_connects_and_leaves_without_a_word_keeps_nobody_out(pair: Any) -> None:
+def test_a_connection_without_a_greeting_blocks_no_other(pair: Any) -> None:
     caller, inbox, address = pair
 
     _connect(address).close()
@@ -62,7 +62,7 @@ def test_who_connects_and_leaves_without_a_word_keeps_nobody_out(pair: Any) -> N
     assert inbox.messages.get(timeout=PATIENCE) == (0, [b"call"])
 
 
-def test_who_connects_and_says_nothing_keeps_others_out_for_a_moment_only(
+def test_a_silent_connection_is_closed_after_a_moment(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "GREETING_SECONDS", 0.1)
@@ -73,7 +73,7 @@ def test_who_connects_and_says_nothing_keeps_others_out_for_a_moment_only(
 
         assert inbox.messages.get(timeout=PATIENCE) == (0, [b"call"])
         silent.settimeout(PATIENCE)
-        assert silent.recv(1) == b""  # it was hung up on
+        assert silent.recv(1) == b""  # the connection was closed
 
 
 def test_a_transport_that_has_not_listened_can_be_closed() -> None:
@@ -88,7 +88,7 @@ def test_a_transport_can_be_closed_twice() -> None:
     transport.close(PATIENCE)
 
 
-def test_forgetting_a_peer_ends_its_connections_and_an_unknown_one_does_no_harm(pair: Any) -> None:
+def test_forgetting_a_peer_closes_its_connections(pair: Any) -> None:
     caller, inbox, _ = pair
     caller.send(1, [memoryview(b"call")], reply=False)
     inbox.messages.get(timeout=PATIENCE)
@@ -101,13 +101,13 @@ def test_forgetting_a_peer_ends_its_connections_and_an_unknown_one_does_no_harm(
     assert not caller._links
 
 
-def test_a_signal_in_the_middle_of_a_message_does_no_harm() -> None:
+def test_a_signal_during_a_message_is_harmless() -> None:
     here, there = socket.socketpair()
     main, piece, pieces = threading.get_ident(), b"p" * 1000, 300
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
 
     def send_and_disturb() -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more
+        with contextlib.suppress(OSError):  # the other end is closed
             for _ in range(pieces):
                 there.sendall(piece)
                 signal.pthread_kill(main, signal.SIGUSR2)
@@ -139,7 +139,7 @@ def test_a_part_of_more_than_two_gibibytes_arrives() -> None:
     [struct.pack("<IQ", 1, 2**64 - 1), struct.pack("<IQQ", 2, 1 << 40, 1), b"\xff" * 4],
     ids=["size", "two sizes", "number of parts"],
 )
-def test_a_peer_that_announces_what_cannot_be_is_lost_and_no_memory_is_taken(
+def test_a_peer_that_announces_impossible_sizes_is_lost(
     answer: bytes,
 ) -> None:
     transport, inbox = SocketTransport(), Received()

@@ -1,4 +1,4 @@
-"""A start that fails half-way says why, and leaves no thread, no socket and no address in use."""
+"""A failed start raises the reason and leaves no thread and no socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rpc_backends_core.spi import Group, GroupTimeoutError, Member
 
 
 def a_group(size: int | None = 2, timeout: float = PATIENCE) -> Any:
-    """Return the group of worker "a", of rank 0; the others have given their addresses."""
+    """Return the group of worker "a" with rank 0; the others have published their addresses."""
     store = dist.HashStore()
     members = tuple(Member(f"{chr(97 + rank)}", rank, rank, rank) for rank in range(size or 0))
     if size:
@@ -29,7 +29,7 @@ def a_group(size: int | None = 2, timeout: float = PATIENCE) -> Any:
 
 
 class Hinders(Wire):
-    """A transport that raises in one of its functions."""
+    """A transport that raises an exception in one of its methods."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -48,9 +48,9 @@ class Hinders(Wire):
 
 
 class WithCapsule:
-    """A transport in C++ with Python around it, which waits, as one of ZeroMQ does, until it is closed.
+    """A C++ transport with Python code around it, which waits until it is closed, like ZEROMQ's.
 
-    :ivar calls: what was called, in order.
+    :ivar calls: the calls, in order.
     """
 
     def __init__(self, where: str) -> None:
@@ -84,7 +84,7 @@ def tasks() -> set[str]:
 
 
 def wait_until_gone(before: set[str]) -> None:
-    """Wait until no thread is left but those; the kernel lists one that was joined for a moment more."""
+    """Wait until only these threads are left; the kernel still lists a joined thread for a moment."""
     end = time.monotonic() + PATIENCE
     while not tasks() <= before:
         assert time.monotonic() < end, f"threads are left: {tasks() - before}"
@@ -98,9 +98,7 @@ def sockets() -> int:
 
 @in_worker
 @pytest.mark.parametrize("where", ["listen", "learn"])
-def test_an_error_of_the_transport_is_the_error_of_the_start_and_closes_it(
-    me: Any, where: str
-) -> None:
+def test_an_error_of_the_transport_fails_the_start_and_closes_it(me: Any, where: str) -> None:
     before = tasks()
     transport = Hinders(where)
     with pytest.raises(LookupError, match=f"{where} cannot do this"):
@@ -111,7 +109,7 @@ def test_an_error_of_the_transport_is_the_error_of_the_start_and_closes_it(
 
 @in_worker
 @pytest.mark.parametrize("where", ["listen", "learn"])
-def test_the_python_around_a_transport_is_closed_when_the_start_fails(me: Any, where: str) -> None:
+def test_the_python_part_of_a_transport_is_closed_on_failure(me: Any, where: str) -> None:
     before = tasks()
     transport = WithCapsule(where)
     with pytest.raises(LookupError, match=f"{where} cannot do this"):
@@ -122,7 +120,7 @@ def test_the_python_around_a_transport_is_closed_when_the_start_fails(me: Any, w
 
 
 @in_worker
-def test_the_python_around_a_transport_is_closed_before_the_one_in_cpp_that_waits_for_it(
+def test_the_python_part_of_a_transport_is_closed_first(
     me: Any,
 ) -> None:
     agent_closed = threading.Event()
@@ -147,7 +145,7 @@ def test_the_python_around_a_transport_is_closed_before_the_one_in_cpp_that_wait
 
 
 @in_worker
-def test_when_another_worker_does_not_come_nothing_of_the_transport_is_left(me: Any) -> None:
+def test_a_start_without_the_others_leaves_nothing_open(me: Any) -> None:
     before, open_before = tasks(), sockets()
     group = a_group(timeout=0.1)
     group.store.add("exchange/1/arrived", -1)
@@ -171,21 +169,21 @@ def test_a_shutdown_waits_for_the_others_as_long_as_its_caller_says(me: Any) -> 
 
 
 @in_worker
-def test_a_transport_for_another_agent_is_refused_by_what_it_gave_and_closed(me: Any) -> None:
+def test_an_incompatible_transport_is_refused_and_closed(me: Any) -> None:
     class Old(WithCapsule):
         def __rpc_transport__(self) -> object:
             return "something"
 
     transport = Old("")
     with pytest.raises(
-        TypeError, match=r"gave 'something', and this agent takes rpc_backends\.Transport"
+        TypeError, match=r"returned 'something', but this agent needs rpc_backends\.Transport"
     ):
         start_agent(transport, a_group(), Settings())
     assert transport.calls == ["close"]
 
 
 @in_worker
-def test_a_dynamic_start_that_fails_leaves_the_list_of_members(me: Any) -> None:
+def test_a_failed_dynamic_start_closes_the_transport(me: Any) -> None:
     transport = Hinders("listen")
     with pytest.raises(LookupError, match="listen cannot do this"):
         start_agent(transport, a_group(None), Settings())
@@ -193,7 +191,7 @@ def test_a_dynamic_start_that_fails_leaves_the_list_of_members(me: Any) -> None:
 
 
 @in_worker
-def test_what_listens_and_learns_is_the_python_around_a_transport_if_there_is_any(me: Any) -> None:
+def test_the_python_part_of_a_transport_listens_and_learns(me: Any) -> None:
     agent = Any
     plain = addressing(_C.MemoryTransport(), agent, "a")
     assert type(plain) is Addressing
@@ -205,7 +203,7 @@ def test_what_listens_and_learns_is_the_python_around_a_transport_if_there_is_an
 
 
 @in_worker
-def test_who_keeps_strangers_out_is_told_how_to_look_for_new_members(me: Any) -> None:
+def test_a_guarded_transport_can_refresh_the_members(me: Any) -> None:
     class Guarded(WithCapsule):
         on_unknown_key: Any = None
 

@@ -1,4 +1,4 @@
-"""The threads of an agent: whatever some of them wait for, there is one that takes answers."""
+"""The threads of an agent: one of them always receives answers, whatever the others wait for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wait_for_release() -> str:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something holds of which nobody tells."""
+    """Wait for a condition by polling."""
     until = time.monotonic() + AT_ONCE
     while not condition():
         assert time.monotonic() < until, "never"
@@ -31,41 +31,41 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def call_back(depth: int) -> int:
-    """Call the other worker, which calls back, and so on."""
+    """Call the other worker, which calls back, ``depth`` times."""
     here = threading.current_thread()
     assert here is not threading.main_thread()
     return 1 + rpc.rpc_sync("b", call_back, args=(depth - 1,)) if depth else 0
 
 
 @in_worker
-def test_answers_arrive_while_all_threads_for_requests_are_blocked(me: Any) -> None:
+def test_answers_arrive_while_all_request_threads_are_blocked(me: Any) -> None:
     released.clear()
     with two_agents(num_worker_threads=2) as (_, other):
         blocked = [rpc.rpc_async("b", wait_for_release) for _ in range(2)]
         for _ in blocked:
             assert entered.acquire(timeout=AT_ONCE)
-        # A third waits its turn, and is not started.
+        # The third request waits and does not start.
         third = rpc.rpc_async("b", wait_for_release)
-        # Both agents have their threads; a's are free, and its calls to itself are served.
+        # Each agent has its own threads; those of "a" are free and serve its calls to itself.
         assert rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
         assert not entered.acquire(blocking=False)
         while other.get_metrics()["agent.server_active_calls"] != "3":
-            time.sleep(0.01)  # nobody tells that it has arrived
+            time.sleep(0.01)  # its arrival causes no event to wait for
         released.set()
         assert [future.wait() for future in (*blocked, third)] == ["released"] * 3
         assert entered.acquire(timeout=AT_ONCE)
 
 
 @in_worker
-def test_handlers_that_wait_for_answers_one_within_the_other_get_them(me: Any) -> None:
+def test_nested_calls_get_their_answers(me: Any) -> None:
     with two_agents(num_worker_threads=40):
         assert rpc.rpc_sync("b", call_back, args=(20,)) == 20
 
 
 @in_worker
-def test_a_burst_leaves_no_more_threads_than_the_requests_that_may_run_and_a_few(me: Any) -> None:
+def test_a_burst_leaves_few_threads(me: Any) -> None:
     may_run, burst = 8, 400
-    # The pool keeps as many that wait as requests may run and four, beside those that run.
+    # The pool keeps the running threads, and as many waiting threads plus four.
     most = 2 * may_run + 4
     released.clear()
     with two_agents(num_worker_threads=may_run) as (_, other):
@@ -77,7 +77,7 @@ def test_a_burst_leaves_no_more_threads_than_the_requests_that_may_run_and_a_few
         for _ in range(may_run):
             assert entered.acquire(timeout=AT_ONCE)
         eventually(lambda: metric("server_active_calls") == burst)
-        # While they arrive there may be more, as threads are interrupted in the middle of one.
+        # There may be more while requests arrive, because threads are interrupted in between.
         eventually(lambda: may_run < metric("threads") <= most)
         released.set()
         torch.futures.wait_all(futures)
@@ -88,10 +88,10 @@ def test_a_burst_leaves_no_more_threads_than_the_requests_that_may_run_and_a_few
 
 @in_worker
 def test_no_message_needs_the_gil(me: Any) -> None:
-    """This thread keeps the GIL from the call to its answer: traffic() does not let go of it."""
+    """This thread keeps the GIL from the call to its answer: traffic() does not release it."""
     usual = sys.getswitchinterval()
     with two_agents() as (one, other):
-        # Whatever is done once.
+        # Warm up: some things are done only once.
         rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
         one.on_unknown_member(lambda: None)
         other.on_unknown_member(lambda: None)
@@ -107,7 +107,7 @@ def test_no_message_needs_the_gil(me: Any) -> None:
 
 
 @in_worker
-def test_calls_to_itself_from_some_threads_need_about_as_many(me: Any) -> None:
+def test_calls_to_itself_need_few_threads(me: Any) -> None:
     callers, calls = 4, 500
     with two_agents() as (agent, _):
 
@@ -120,5 +120,5 @@ def test_calls_to_itself_from_some_threads_need_about_as_many(me: Any) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        # A call is answered by a job of its own, so one caller may have two under way; and the receivers.
+        # A separate job answers each call, so a caller needs up to two threads; plus the receivers.
         assert int(agent.get_metrics()["agent.threads"]) <= 2 * callers + 8

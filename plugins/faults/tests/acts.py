@@ -1,4 +1,4 @@
-"""What workers do in these tests: functions that are called by RPC and leave a trace, and steps."""
+"""Functions for the workers of these tests: steps, and functions that RPC calls to leave a trace."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import rpc_backends_faults as faults
 from support import steps
 from support.workers import WorkerContext
 
-#: What was done in this process, in order.
+#: The arguments of all `do` calls in this process, in order.
 DONE: list[Any] = []
 _changed = threading.Condition()
 
 
 def join(me: WorkerContext, url: str, backend: str, **settings: Any) -> None:
-    """Join a group of all workers, ready for rules."""
+    """Join a group of all workers, with fault injection enabled."""
     faults.enable()
     steps.join(me, url, backend=backend, **settings)
 
 
 def find_package(me: WorkerContext, path: str) -> None:
-    """Have a package among those that are installed."""
+    """Make an installed package importable."""
     sys.path.insert(0, path)
     rpc_backends_core.refresh()
 
 
 def do(what: Any) -> Any:
-    """Do something that leaves a trace; called by RPC."""
+    """Leave a trace; called by RPC."""
     with _changed:
         DONE.append(what)
         _changed.notify_all()
@@ -41,18 +41,18 @@ def do(what: Any) -> Any:
 
 
 def also_do(what: Any) -> Any:
-    """Do something else."""
+    """Leave a trace, as another function."""
     return do(what)
 
 
 def done() -> list[Any]:
-    """Return what was done here so far."""
+    """Return the traces so far."""
     with _changed:
         return list(DONE)
 
 
 def wait_until_done(what: Any, times: int = 1) -> list[Any]:
-    """Wait until something has been done so often; return all that was done."""
+    """Wait until a trace was left ``times`` times; return all traces."""
     with _changed:
         assert _changed.wait_for(lambda: DONE.count(what) >= times, timeout=30), DONE
         return list(DONE)
@@ -65,7 +65,7 @@ def attempt(
     timeout: float = 30,
     rules: tuple[dict[str, Any], ...] = (),
 ) -> tuple[str, float]:
-    """Call :func:`do` on a worker; return the answer or the error, and after how many seconds."""
+    """Call :func:`do` on a worker; return the result or the error, and the seconds that it took."""
     names = [faults.add(**rule) for rule in rules]
     begin = time.monotonic()
     try:
@@ -81,7 +81,7 @@ def attempt(
 def several(
     me: WorkerContext, to: str, whats: list[Any], rules: tuple[dict[str, Any], ...]
 ) -> list[str]:
-    """Call :func:`do` one after the other; return the answers, or the first words of the errors."""
+    """Call :func:`do` repeatedly; return the results, or the first words of the errors."""
     names = [faults.add(**rule) for rule in rules]
     found = []
     for what in whats:
@@ -100,7 +100,7 @@ def add(me: WorkerContext, rule: dict[str, Any]) -> str:
 
 
 def remove(me: WorkerContext, name: str) -> None:
-    """Remove it."""
+    """Remove a rule."""
     faults.remove(name)
 
 
@@ -110,17 +110,17 @@ def counts(me: WorkerContext) -> dict[str, int]:
 
 
 def seen(me: WorkerContext) -> list[Any]:
-    """Return what was done in this worker."""
+    """Return the traces in this worker."""
     return done()
 
 
 def wait_for(me: WorkerContext, what: Any, times: int = 1) -> list[Any]:
-    """Wait until something has been done here."""
+    """Wait until a trace was left here."""
     return wait_until_done(what, times)
 
 
 def metrics(me: WorkerContext) -> dict[str, str]:
-    """Return those of faults."""
+    """Return the metrics of faults."""
     found: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
     return {key: value for key, value in found.items() if key.startswith("faults.")}
 

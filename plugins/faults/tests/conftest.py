@@ -1,4 +1,4 @@
-"""Where the workers of these tests meet, and what they have in their environment."""
+"""Fixtures: the store where the workers of these tests meet, and a clean environment."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def _only_our_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Meet over a file."""
+    """Return the URL of a file store."""
     return f"file://{tmp_path}/store"

@@ -1,4 +1,4 @@
-"""Rule files: what they may say, and what is said of those that mean nothing."""
+"""Rule files: valid rules, and the errors for rules that are not valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rpc_backends_faults.words import explain
 
 
 def problems(text: str) -> list[str]:
-    """Return what is wrong with a rule file."""
+    """Return the problems of a rule file."""
     with pytest.raises(RuleError) as caught:
         files.parse(dedent(text).lstrip(), "rules.toml")
     return caught.value.problems
@@ -31,7 +31,7 @@ def rules(text: str) -> tuple[Rule, ...]:
     return files.parse(dedent(text).lstrip(), "rules.toml").rules
 
 
-def test_a_rule_says_what_which_and_when() -> None:
+def test_a_rule_has_kind_messages_and_times() -> None:
     [rule] = rules(
         """
         [[rule]]
@@ -75,7 +75,7 @@ def test_a_rule_says_what_which_and_when() -> None:
     assert rule.source == "rules.toml:1"
 
 
-def test_rules_without_names_get_some_that_differ() -> None:
+def test_unnamed_rules_get_different_names() -> None:
     found = rules("[[rule]]\nwhat = 'drop'\n[[rule]]\nwhat = 'drop'\n")
 
     assert [rule.name for rule in found] == ["drop-1", "drop-2"]
@@ -120,7 +120,7 @@ def test_rules_without_names_get_some_that_differ() -> None:
         ('name = "two words"', "rules.toml:4: the name 'two words' is not valid", "letters"),
     ],
 )
-def test_what_means_nothing_is_named_with_its_line_and_what_would_mean_something(
+def test_an_error_names_the_line_and_the_valid_values(
     line: str, where_and_why: str, hint: str
 ) -> None:
     [text] = problems(f'[[rule]]\nwhat = "delay"\nseconds = 1\n{line}\n')
@@ -140,13 +140,13 @@ def test_what_means_nothing_is_named_with_its_line_and_what_would_mean_something
         ("{exponential = 0}", "'seconds' is {'exponential': 0}"),
     ],
 )
-def test_a_length_that_is_none_is_refused(seconds: str, why: str) -> None:
+def test_an_invalid_duration_is_refused(seconds: str, why: str) -> None:
     [text] = problems(f'[[rule]]\nwhat = "delay"\nseconds = {seconds}\n')
 
     assert text.startswith(f"rules.toml:3: {why}")
 
 
-def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
+def test_an_unknown_kind_is_refused_with_a_suggestion() -> None:
     [text] = problems("[[rule]]\nname = 'a'\nwhat = 'dealy'\n")
 
     assert text.startswith("rules.toml:3: 'dealy' is not a kind of fault. Did you mean 'delay'?")
@@ -155,7 +155,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("what", "needs"), [("delay", "seconds"), ("reply_delay", "seconds"), ("bandwidth", "rate")]
 )
-def test_a_rule_that_lacks_what_its_kind_needs_is_refused(what: str, needs: str) -> None:
+def test_a_rule_without_a_required_key_is_refused(what: str, needs: str) -> None:
     assert problems(f"[[rule]]\nwhat = '{what}'\n") == [f"rules.toml:1: {what!r} needs {needs!r}."]
 
 
@@ -171,7 +171,7 @@ def test_a_rule_without_a_kind_is_refused() -> None:
     assert text.startswith("rules.toml:1: the rule has no 'what'")
 
 
-def test_two_rules_of_one_name_are_refused_with_both_places() -> None:
+def test_two_rules_with_one_name_are_refused_with_both_lines() -> None:
     [text] = problems(
         "[[rule]]\nname = 'a'\nwhat = 'drop'\n\n[[rule]]\nname = 'a'\nwhat = 'fail'\n"
     )
@@ -181,7 +181,7 @@ def test_two_rules_of_one_name_are_refused_with_both_places() -> None:
     )
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     found = problems(
         """
         sed = 3
@@ -200,14 +200,14 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     ]
 
 
-def test_what_is_no_toml_is_refused_with_its_line() -> None:
+def test_invalid_toml_is_refused_with_its_line() -> None:
     [text] = problems("[[rule]]\nwhat = drop\n")
 
     assert text.startswith("rules.toml:2: this is not valid TOML: ")
 
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", '"x"', "true", str(2**63)])
-def test_a_seed_that_is_none_is_refused(seed: str) -> None:
+def test_an_invalid_seed_is_refused(seed: str) -> None:
     if seed == str(2**63):
         seed = "0x8000000000000000"
     [text] = problems(f"seed = {seed}\n")
@@ -215,12 +215,12 @@ def test_a_seed_that_is_none_is_refused(seed: str) -> None:
     assert text.startswith("rules.toml:1: ")
 
 
-def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match=r"rules\.toml cannot be read: No such file"):
         files.read(tmp_path / "rules.toml")
 
 
-# --- what cannot be honoured ----------------------------------------------------------------------
+# --- values outside the limits --------------------------------------------------------------------
 
 LONG = "9" * 401
 
@@ -295,9 +295,7 @@ LONG = "9" * 401
         ('what = "drop"\nfirst = 2020-01-01', "rules.toml:3: 'first' is datetime", "whole number"),
     ],
 )
-def test_a_rule_that_cannot_be_honoured_is_refused(
-    rule: str, where_and_what: str, allowed: str
-) -> None:
+def test_a_rule_outside_the_limits_is_refused(rule: str, where_and_what: str, allowed: str) -> None:
     [text] = problems(f"[[rule]]\n{rule}\n")
 
     assert text.startswith(where_and_what)
@@ -323,7 +321,7 @@ def test_a_rule_that_cannot_be_honoured_is_refused(
         ("rule = [{what = 'drop'}, {what = 'dorp'}]", "rules.toml:1: rule 2: 'dorp' is not a kind"),
     ],
 )
-def test_a_file_that_cannot_be_honoured_is_refused(text: str, said: str) -> None:
+def test_a_file_outside_the_limits_is_refused(text: str, said: str) -> None:
     [problem] = problems(text)
 
     assert problem.startswith(said)
@@ -344,21 +342,21 @@ WORDS = ".".join(["word"] * 30)
         f'"x"  # {WORDS}',
     ],
 )
-def test_a_text_may_have_any_number_of_dots(value: str) -> None:
+def test_a_string_may_have_any_number_of_dots(value: str) -> None:
     [rule] = rules(f"[[rule]]\nwhat = 'fail'\ntext = {value}\n")
 
     assert rule.text
 
 
 @pytest.mark.parametrize("before", [f'text = """\n{WORDS}"""', f"# {WORDS} '", "text = 'a\"b'"])
-def test_a_long_key_after_a_text_is_refused(before: str) -> None:
+def test_a_long_key_after_a_string_is_refused(before: str) -> None:
     [problem] = problems(f"[[rule]]\nwhat = 'fail'\n{before}\n'x' . {WORDS} = 1\n")
 
     assert "a key has more than 16 parts" in problem
 
 
 @pytest.mark.parametrize("part", ['"', "'", '\\"', "a.", '"a".', '"""', "'a'.\n", 'x"'])
-def test_a_file_of_half_texts_takes_no_time(part: str) -> None:
+def test_a_file_of_unclosed_strings_is_checked_quickly(part: str) -> None:
     begin = time.monotonic()
     assert problems(part * (10**6 // len(part)))
 
@@ -366,7 +364,7 @@ def test_a_file_of_half_texts_takes_no_time(part: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "[[rule]]\nwhat = 'drop'\n"])
-def test_thousands_of_unknown_keys_take_no_time(header: str) -> None:
+def test_thousands_of_unknown_keys_are_checked_quickly(header: str) -> None:
     found = problems(header + "".join(f"key{number} = 1\n" for number in range(50_000)))
 
     assert len(found) == 20
@@ -399,7 +397,7 @@ def test_a_rule_file_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/"])
-def test_a_device_or_a_folder_is_no_rule_file(path: str) -> None:
+def test_a_device_or_a_folder_is_refused(path: str) -> None:
     with pytest.raises(RuleError, match=r"is not a regular file|Is a directory"):
         files.read(Path(path))
 
@@ -412,7 +410,7 @@ def test_a_rule_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
         files.read(path)
 
 
-def test_a_pattern_of_many_stars_takes_no_time() -> None:
+def test_a_pattern_with_many_stars_is_fast() -> None:
     assert not matches("*a" * 25 + "b", "a" * 80)
     assert matches("*a" * 25 + "*", "a" * 80)
     assert matches("a*b?c", "a--b-c")
@@ -430,7 +428,7 @@ def test_a_pattern_of_many_stars_takes_no_time() -> None:
         ([{3: "drop"}], "each rule must be a dict"),
     ],
 )
-def test_a_rule_of_the_program_that_cannot_be_honoured_is_refused(given: Any, said: str) -> None:
+def test_an_invalid_rule_of_the_program_is_refused(given: Any, said: str) -> None:
     with pytest.raises(RuleError) as caught:
         live.rule_set(given)
 
@@ -438,13 +436,13 @@ def test_a_rule_of_the_program_that_cannot_be_honoured_is_refused(given: Any, sa
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, "7", True])
-def test_a_seed_of_the_program_that_is_none_is_refused(seed: Any) -> None:
+def test_an_invalid_seed_of_the_program_is_refused(seed: Any) -> None:
     with pytest.raises(RuleError, match="the seed is"):
         live.enable(seed=seed)
     wanted.disable()
 
 
-def test_every_kind_is_explained_in_words_of_its_own() -> None:
+def test_every_kind_has_its_own_explanation() -> None:
     needs = {"delay": "seconds = 1", "reply_delay": "seconds = 1", "bandwidth": "rate = 5"}
     needs["pause"] = "seconds = 1"
     said = {
@@ -455,7 +453,7 @@ def test_every_kind_is_explained_in_words_of_its_own() -> None:
     assert "each request is sent 1 s later." in said
 
 
-def test_the_types_of_messages_are_all_requests_that_torch_has() -> None:
+def test_the_message_types_are_all_of_torchs_requests() -> None:
     header = Path(torch.__file__).parent / "include/torch/csrc/distributed/rpc/message.h"
     requests = re.findall(
         r"(\w+)\s*=\s*0x\w+\s*\|\s*MessageTypeFlags::REQUEST_TYPE", header.read_text()
@@ -464,8 +462,11 @@ def test_the_types_of_messages_are_all_requests_that_torch_has() -> None:
     assert {*MESSAGE_TYPES, *WRAPPERS} == set(requests)
 
 
-@pytest.mark.parametrize("page", ["docs/how-to/inject-faults.md", "plugins/faults/README.md"])
-def test_the_rules_in_the_guides_mean_something(page: str) -> None:
+@pytest.mark.parametrize(
+    "page",
+    ["docs/how-to/inject-faults.md", "docs/reference/file-formats.md", "plugins/faults/README.md"],
+)
+def test_the_rules_in_the_guides_are_valid(page: str) -> None:
     text = (Path(__file__).parents[3] / page).read_text()
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""`rpc-backends faults`, and what `rpc-backends doctor` says, as a user sees them."""
+"""The commands `rpc-backends faults` and `rpc-backends doctor`, as a user sees them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def test_check_says_in_words_what_rules_do(rules: Path) -> None:
+def test_check_explains_rules_in_words(rules: Path) -> None:
     done = command("faults", "check", str(rules))
 
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_check_gives_json(rules: Path) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_check_ends_with_1_and_all_that_is_wrong(rules: Path, as_json: bool) -> None:
+def test_check_exits_with_1_and_lists_all_problems(rules: Path, as_json: bool) -> None:
     rules.write_text(RULES.replace("delay", "dealy").replace("every = 3", "every = 0"))
 
     done = command("faults", "check", str(rules), *(["--json"] if as_json else []))
@@ -81,7 +81,7 @@ def test_check_ends_with_1_and_all_that_is_wrong(rules: Path, as_json: bool) -> 
     assert f"{rules}:8: 'every' is 0; it must be a whole number, 1 or more." in said
 
 
-def test_report_writes_a_page_that_needs_nothing_but_itself(url: str, tmp_path: Path) -> None:
+def test_report_writes_a_self_contained_page(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(log)}, seconds=180) as workers:
         workers.run(steps.join, url)
@@ -113,7 +113,7 @@ def test_report_writes_a_page_that_needs_nothing_but_itself(url: str, tmp_path: 
     assert {one["outcome"] for one in story["messages"]} == {"failed", "answer"}
 
 
-def test_report_of_what_is_no_log_is_an_error(tmp_path: Path) -> None:
+def test_report_of_an_invalid_log_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"event": "request"}\n')
 
     done = command("faults", "report", str(tmp_path))
@@ -122,7 +122,7 @@ def test_report_of_what_is_no_log_is_an_error(tmp_path: Path) -> None:
     assert "this is not an event log of fault injection" in " ".join(done.stderr.split())
 
 
-def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(
+def test_doctor_explains_variables_and_checks_rules(
     rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = check()
@@ -138,7 +138,7 @@ def test_doctor_says_what_the_variables_mean_and_what_is_wrong_with_the_rules(
     assert "the rule has no 'what'" in broken.findings[1].text
 
 
-def test_doctor_names_a_variable_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unknown_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOGS", "logs")
     [found] = check().findings
 
@@ -146,7 +146,7 @@ def test_doctor_names_a_variable_that_nothing_reads(monkeypatch: pytest.MonkeyPa
     assert "Did you mean RPC_BACKENDS_FAULTS_LOG?" in found.text
 
 
-def test_doctor_knows_whose_the_variables_are() -> None:
+def test_doctor_tells_our_variables_from_others() -> None:
     environ = {
         "RPC_BACKENDS_FAULTS": "x",
         "RPC_BACKENDS_FAULTS_LOG": "x",
@@ -208,14 +208,14 @@ def test_run_runs_a_program_with_rules_and_again_from_its_log(tmp_path: Path) ->
         (("--rules", "nothing.toml"), "nothing.toml cannot be read"),
     ],
 )
-def test_run_says_what_it_cannot_do(options: tuple[str, ...], said: str) -> None:
+def test_run_rejects_invalid_options(options: tuple[str, ...], said: str) -> None:
     done = command("faults", "run", *options, "true")
 
     assert done.returncode == 1
     assert said in done.stderr
 
 
-def test_run_says_which_program_is_not_there(tmp_path: Path) -> None:
+def test_run_names_a_missing_program(tmp_path: Path) -> None:
     done = command("faults", "run", "--log", str(tmp_path), "no-such-program")
 
     assert done.returncode == 1

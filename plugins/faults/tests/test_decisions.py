@@ -1,4 +1,4 @@
-"""Decisions depend on the seed and the message, not on threads; a replay makes them again."""
+"""Random decisions depend on the seed and the message, not on threads; a replay repeats them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(
     backend: str = "TENSORPIPE",
     **env: str,
 ) -> tuple[Any, Workers]:
-    """Run a step on worker0 of two, and return what it returned, and the workers, which have ended."""
+    """Run a step on worker0 of two; return its result and the output of the workers."""
     run.number += 1  # type: ignore[attr-defined]
     variables = {"RPC_BACKENDS_FAULTS": str(rules)} if rules else {}
     with Workers(2, env={**variables, **env}, seconds=180) as workers:
@@ -66,7 +66,7 @@ run.number = 0  # type: ignore[attr-defined]
 
 
 def call_from_threads(me: WorkerContext, threads: int, load: int) -> dict[str, list[str]]:
-    """Make each call twice, from so many threads, beside so many that keep the processor busy."""
+    """Make each call twice, from several threads, while ``load`` threads keep the processor busy."""
     end = threading.Event()
 
     def spin() -> None:
@@ -104,7 +104,7 @@ def faults_in(log: Path) -> dict[tuple[Any, ...], list[Any]]:
 
 
 @pytest.mark.slow
-def test_the_same_seed_makes_the_same_decisions_whatever_threads_and_load(
+def test_the_same_seed_decides_the_same_with_any_threads_and_load(
     tmp_path: Path, rules: Path
 ) -> None:
     outcomes, logs = [], []
@@ -123,7 +123,7 @@ def test_the_same_seed_makes_the_same_decisions_whatever_threads_and_load(
     assert len(logs[0]) == 2 * CALLS
 
 
-def test_another_seed_makes_others(tmp_path: Path, rules: Path) -> None:
+def test_another_seed_decides_differently(tmp_path: Path, rules: Path) -> None:
     one, _ = run(tmp_path, rules, call_from_threads, 1, 0)
     other, _ = run(tmp_path, rules, call_from_threads, 1, 0, RPC_BACKENDS_FAULTS_SEED="8")
 
@@ -143,7 +143,7 @@ def test_another_rule_changes_no_decision(tmp_path: Path, rules: Path) -> None:
 
 
 def train(me: WorkerContext, begin: int = 0) -> tuple[int, str]:
-    """Make calls until one fails; return which did, and why."""
+    """Make calls until one fails; return its number and its error."""
     for number in range(begin, 1000):
         try:
             rpc.rpc_sync("worker1", acts.do, args=(f"step {number}",))
@@ -167,7 +167,7 @@ def test_a_replay_fails_where_the_recorded_run_failed(tmp_path: Path, backend: s
     rules.write_text(f"seed = 3\n{RARE}")
     recorded, _ = run(tmp_path, rules, train, backend=backend, RPC_BACKENDS_FAULTS_LOG=str(log))
 
-    # Neither the rules nor the seed are there any more.
+    # Rules and seed come from the log only.
     replayed, output = run(
         tmp_path, None, train, backend=backend, RPC_BACKENDS_FAULTS_REPLAY=str(log)
     )
@@ -177,7 +177,7 @@ def test_a_replay_fails_where_the_recorded_run_failed(tmp_path: Path, backend: s
     assert "diverged" not in output
 
 
-def test_a_replay_says_where_the_program_went_another_way(tmp_path: Path) -> None:
+def test_a_replay_reports_where_the_program_diverged(tmp_path: Path) -> None:
     rules, log = tmp_path / "rules.toml", tmp_path / "log"
     rules.write_text(f"seed = 3\n{RARE}")
     (last, _), _ = run(tmp_path, rules, train, RPC_BACKENDS_FAULTS_LOG=str(log))
@@ -207,7 +207,7 @@ def test_a_replay_says_where_the_program_went_another_way(tmp_path: Path) -> Non
     assert said["missing"] == 0
 
 
-def test_a_replay_of_what_is_no_log_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_replay_of_an_invalid_log_is_refused(url: str, tmp_path: Path) -> None:
     (tmp_path / "worker0.jsonl").write_text("{}\n")
     with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
         [error] = workers.errors(steps.join, url)

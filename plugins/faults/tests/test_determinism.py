@@ -1,4 +1,4 @@
-"""What decides whether a call meets a fault: each clause of docs/how-to/inject-faults.md."""
+"""What decides whether a fault applies to a call: each statement of docs/how-to/inject-faults.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TENSORS = 24
 
 
 def call_tensors(me: WorkerContext, threads: int) -> dict[int, list[str]]:
-    """Make a call with each tensor, three times, from so many threads; return what came of each."""
+    """Make a call with each tensor, three times, from several threads; return the outcomes."""
 
     def attempt(number: int) -> tuple[int, list[str]]:
         ends = []
@@ -64,7 +64,7 @@ def call_tensors(me: WorkerContext, threads: int) -> dict[int, list[str]]:
 def ends_with(
     rules: str, threads: int = 4, *, log: Path | None = None, step: Any = call_tensors
 ) -> Any:
-    """Run a program that makes calls, and return what came of each."""
+    """Run a program that makes calls, and return their outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rules.toml"
         file.write_text(rules)
@@ -80,16 +80,16 @@ def ends_with(
 
 @functools.cache
 def usual() -> dict[int, list[str]]:
-    """Return what comes of each call by two rules, from one thread, without a log."""
+    """Return the outcome of each call with two rules, from one thread, without a log."""
     found: dict[int, list[str]] = ends_with(SEED + NAMED + UNNAMED, 1)
     ends = list(itertools.chain.from_iterable(found.values()))
-    assert {"done", "sometimes", "unnamed"} == set(ends)  # there is something to be decided
-    assert len({tuple(end) for end in found.values()}) > 3  # and it goes by the tensor
+    assert {"done", "sometimes", "unnamed"} == set(ends)  # both rules and chance matter
+    assert len({tuple(end) for end in found.values()}) > 3  # and outcomes depend on the tensor
     return found
 
 
 def of(rule: str, ends: dict[int, list[str]]) -> dict[int, list[bool]]:
-    """Return which calls a rule has failed."""
+    """Return which calls a rule failed."""
     return {number: [end == rule for end in found] for number, found in ends.items()}
 
 
@@ -98,7 +98,7 @@ def test_four_threads_fail_the_same_tensors_calls_as_one() -> None:
 
 
 def test_the_log_changes_no_decision(tmp_path: Path) -> None:
-    # The rule comes into force after other calls, which only the log counts.
+    # The rule becomes active after other calls, which only the log counts.
     rules = SEED + NAMED.replace("[[rule]]", '[[rule]]\nmark = "later"')
 
     assert ends_with(rules, 4, log=tmp_path / "log", step=call_later) == ends_with(
@@ -106,13 +106,13 @@ def test_the_log_changes_no_decision(tmp_path: Path) -> None:
     )
 
 
-def test_a_rule_that_is_added_decides_the_same_with_and_without_a_log(tmp_path: Path) -> None:
+def test_an_added_rule_decides_the_same_with_a_log(tmp_path: Path) -> None:
     with_log = ends_with(SEED, 4, log=tmp_path / "log", step=call_before_and_after_a_rule)
 
     assert with_log == ends_with(SEED, 4, step=call_before_and_after_a_rule)
 
 
-def test_an_unrelated_rule_changes_no_decision_of_a_rule_that_is_added() -> None:
+def test_an_unrelated_rule_changes_no_decision_of_an_added_rule() -> None:
     unrelated = '[[rule]]\nname = "unrelated"\nwhat = "delay"\nseconds = 0\n'
 
     assert ends_with(SEED + unrelated, step=call_before_and_after_a_rule) == ends_with(
@@ -128,7 +128,7 @@ def test_an_inserted_rule_changes_no_decision_of_unnamed_rules(place: str) -> No
 
 
 def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
-    # Every second call is failed by the first of the rules; the other decides as if it were alone.
+    # The first rule fails every second call; the other rule decides as if it were alone.
     counting = '[[rule]]\nwhat = "fail"\ntext = "counted"\nfunction = "*.do"\nevery = 3\n'
     earlier = '[[rule]]\nwhat = "fail"\ntext = "earlier"\nfunction = "*.do"\nevery = 2\n'
 
@@ -140,7 +140,7 @@ def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
             assert end == "earlier" or (end == "counted") == counted
 
 
-def test_two_identical_unnamed_rules_decide_apart() -> None:
+def test_identical_unnamed_rules_decide_independently() -> None:
     one = ends_with(SEED + UNNAMED, 1)
     two = ends_with(SEED + UNNAMED + UNNAMED, 1)
 
@@ -149,27 +149,27 @@ def test_two_identical_unnamed_rules_decide_apart() -> None:
     )
 
 
-def test_counts_by_payload_tell_tensors_apart() -> None:
+def test_counts_by_payload_distinguish_tensors() -> None:
     rule = '[[rule]]\nwhat = "fail"\ntext = "x"\nfunction = "*.do"\nfirst = 1\nper = "payload"\n'
 
     assert ends_with(rule, 4) == {n: ["x", "done", "done"] for n in range(TENSORS)}
 
 
-def test_a_link_counts_requests_and_answers_apart() -> None:
+def test_a_link_counts_requests_and_replies_separately() -> None:
     rule = '[[rule]]\nwhat = "partition"\nfunction = "*.do"\nevery = 2\n'
 
-    # The second request is lost; of the answers to the first and the third, the second.
+    # The second request is lost. Of the replies to the first and the third, the second is lost.
     assert ends_with(rule, step=call_one_after_the_other) == ["done", "lost", "lost", "lost"]
 
 
 @pytest.mark.parametrize("kind", ["strided", "sparse", "conjugate"])
-def test_tensors_of_any_layout_are_told_apart(kind: str) -> None:
+def test_tensors_of_any_layout_are_distinguished(kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder, Workers(1, seconds=120) as workers:
         workers.run(acts.join, f"file://{folder}/store", "TENSORPIPE")
         found = workers[0].call(call_kinds, kind)
         workers.run(steps.leave)
 
-    # Each the first of its like, so each fails; the second time none does.
+    # Each message is the first of its payload, so it fails; the second time none does.
     assert found == (["failed"] * 3, ["done"] * 3)
 
 
@@ -185,7 +185,7 @@ def test_the_contents_of_a_tensor_without_memory_are_not_read(kind: str) -> None
 
 
 def call_later(me: WorkerContext, threads: int) -> dict[int, list[str]]:
-    """Make calls, then the same in a mark."""
+    """Make calls, then the same calls inside a mark."""
     import rpc_backends_faults as faults
 
     call_tensors(me, threads)
@@ -194,7 +194,7 @@ def call_later(me: WorkerContext, threads: int) -> dict[int, list[str]]:
 
 
 def call_before_and_after_a_rule(me: WorkerContext, threads: int) -> dict[int, list[str]]:
-    """Make calls, then the same with a rule that was not there before."""
+    """Make calls, then the same calls with an added rule."""
     import rpc_backends_faults as faults
 
     rule = {"what": "fail", "text": "added", "function": "*.acts.do", "probability": 0.5}
@@ -216,7 +216,7 @@ def call_one_after_the_other(me: WorkerContext, threads: int) -> list[str]:
 
 
 def call_kinds(me: WorkerContext, kind: str) -> tuple[list[str], list[str]]:
-    """Call with three different tensors of a kind, twice, by a rule for the first of each payload."""
+    """Call twice with three different tensors of a kind; a rule fails the first call of each payload."""
     import rpc_backends_faults as faults
 
     base = torch.arange(12.0).reshape(3, 4)
@@ -242,7 +242,7 @@ def call_kinds(me: WorkerContext, kind: str) -> tuple[list[str], list[str]]:
 
 
 def call_without_memory(me: WorkerContext, kind: str) -> str:
-    """Call with a tensor that has less memory than elements, by a rule that lets nothing through."""
+    """Call with a tensor that has less memory than elements; a rule fails every call."""
     import rpc_backends_faults as faults
 
     tensor = torch.ones(2**24) if kind != "without" else torch._efficientzerotensor(2**24)

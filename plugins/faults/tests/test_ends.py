@@ -1,4 +1,4 @@
-"""Whatever faults do, calls and programs come to an end."""
+"""Calls and programs end, whatever faults are injected."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ BACKENDS = ["TENSORPIPE", "ZEROMQ"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_held_message_does_not_outlast_the_time_limit_of_shutdown(
-    tmp_path: Path, backend: str
-) -> None:
+def test_a_held_message_does_not_outlast_the_shutdown_timeout(tmp_path: Path, backend: str) -> None:
     with Workers(1, seconds=120) as workers:
         workers.run(acts.join, f"file://{tmp_path}/store", backend)
         seconds, error = workers[0].call(leave_with_a_held_message)
@@ -45,7 +43,7 @@ def test_duplicated_messages_do_not_hang_a_backward_pass(tmp_path: Path, backend
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("what", ["drop", "delay", "reorder", "reply_delay", "nothing"])
-def test_every_call_that_races_the_shutdown_ends(tmp_path: Path, backend: str, what: str) -> None:
+def test_every_call_during_a_shutdown_ends(tmp_path: Path, backend: str, what: str) -> None:
     with Workers(1, seconds=120) as workers:
         workers.run(acts.join, f"file://{tmp_path}/store", backend)
         open_ = workers[0].call(send_while_it_stops, what)
@@ -53,7 +51,7 @@ def test_every_call_that_races_the_shutdown_ends(tmp_path: Path, backend: str, w
     assert open_ == 0
 
 
-def test_a_log_that_is_closed_while_others_write_has_no_failure(tmp_path: Path) -> None:
+def test_a_log_closed_during_writes_has_no_failure(tmp_path: Path) -> None:
     for number in range(20):
         pipeline = _native.FaultPipeline("w")
         pipeline.open_log(str(tmp_path / f"{number}.jsonl"))
@@ -68,7 +66,7 @@ def test_a_log_that_is_closed_while_others_write_has_no_failure(tmp_path: Path) 
 
 
 def write_lines(pipeline: _native.FaultPipeline) -> None:
-    """Write more lines than there is time for until the log is closed."""
+    """Write lines until after the log is closed."""
     for _ in range(2000):
         pipeline.log_line('"event":"mark"')
 
@@ -77,7 +75,7 @@ def write_lines(pipeline: _native.FaultPipeline) -> None:
 
 
 def leave_with_a_held_message(me: WorkerContext) -> tuple[float, str]:
-    """Shut down within 2 s while a call is held; return how long it took, and what came of the call."""
+    """Shut down within 2 s while a call is held; return the duration, and the outcome of the call."""
     import rpc_backends_faults as faults
 
     faults.add(what="delay", seconds=30, function="*.do")
@@ -93,7 +91,7 @@ def leave_with_a_held_message(me: WorkerContext) -> tuple[float, str]:
 
 
 def hop(x: torch.Tensor, path: list[str]) -> torch.Tensor:
-    """Compute something on each worker of a path, one within the other; called by RPC."""
+    """Compute on each worker of a path, in nested calls; called by RPC."""
     y = x * 2
     if path:
         y = rpc.rpc_sync(path[0], hop, args=(y, path[1:]))
@@ -101,7 +99,7 @@ def hop(x: torch.Tensor, path: list[str]) -> torch.Tensor:
 
 
 def differentiate_with_duplicates(me: WorkerContext) -> tuple[list[list[float]], dict[str, int]]:
-    """Run backward passes to and fro between workers, of which each message comes twice."""
+    """Run backward passes across workers while every message is duplicated."""
     import rpc_backends_faults as faults
 
     names = ["worker0", "worker1", "worker2"]
@@ -114,14 +112,14 @@ def differentiate_with_duplicates(me: WorkerContext) -> tuple[list[list[float]],
                 faults.Worker(name).add(name="duplicates", what="duplicate")
             dist_autograd.backward(context, [loss])
             gradients.append(dist_autograd.get_gradients(context)[x].tolist())
-        counts = faults.counts()  # the end of a context is a message, too
+        counts = faults.counts()  # the end of a context also sends a message
         for name in names:
             faults.Worker(name).remove("duplicates")
     return gradients, counts
 
 
 def send_while_it_stops(me: WorkerContext, what: str) -> int:
-    """Send from several threads while the agent is shut down; return how many calls never end."""
+    """Send from several threads while the agent shuts down; return how many calls never end."""
     import threading
 
     import rpc_backends_faults as faults
@@ -135,12 +133,12 @@ def send_while_it_stops(me: WorkerContext, what: str) -> int:
     def send() -> None:
         try:
             while True:
-                # Without a time limit: only the shutdown can end those that are lost or held.
+                # Without a timeout, only the shutdown can end lost or held calls.
                 sent.append(rpc.rpc_async(me.name, acts.do, args=(1,), timeout=0))
                 if len(sent) > 50:
                     enough.set()
         except RuntimeError:
-            return  # RPC is over
+            return  # RPC has stopped
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The worked example: its README shows what its commands print, and all that its fix changes."""
+"""The worked example: its README shows the output of its commands and the whole fix."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FILES = ("*.py", "*.toml", "pytest.ini")
 
 
 def comparable(output: str, sound: str) -> str:
-    """Return what a command prints without what differs between processors, or from run to run.
+    """Return the output of a command without values that differ between processors or runs.
 
     :param sound: the digest of the parameters that are learnt without faults.
     """
 
     def of_training(match: re.Match[str]) -> str:
-        assert 0.9 < float(match[1]) <= 1  # the program does learn, whatever happens to it
+        assert 0.9 < float(match[1]) <= 1  # the program learns despite the faults
         return f"parameters {'sound' if match[2] == sound else 'other'}"
 
     output = re.sub(TRAINING, of_training, output)
@@ -47,7 +47,7 @@ def first_digest(output: str) -> str:
 
 
 @pytest.mark.thorough
-def test_each_command_of_the_readme_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_each_command_prints_what_the_readme_shows(tmp_path: Path) -> None:
     for pattern in FILES:
         for file in FOLDER.glob(pattern):
             shutil.copy(file, tmp_path)
@@ -100,7 +100,7 @@ def test_the_readme_shows_the_break_and_the_fix_on_both_backends() -> None:
     }
 
 
-def test_the_readme_shows_all_that_the_fix_changes() -> None:
+def test_the_readme_shows_the_whole_fix() -> None:
     programs = [(FOLDER / name).read_text().splitlines() for name in ("train.py", "train_fixed.py")]
     lines = list(difflib.unified_diff(*programs, n=1, lineterm=""))[2:]
     [shown] = re.findall(r"```diff\n(.*?)\n```", README, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The fixture that users' tests have: functions on workers that meet faults."""
+"""The fixture for users' tests, which runs functions on workers with faults."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _lock = threading.Lock()
 
 
 def update(by: torch.Tensor) -> float:
-    """Change what this worker holds; called by RPC, and not idempotent."""
+    """Add to this worker's value; called by RPC, and not idempotent."""
     with _lock:
         return float(_total.add_(by))
 
 
 def train(me: WorkerContext, steps: int) -> float:
-    """Have worker0 add up ones, and return what it says in the end."""
+    """Make worker0 add up ones; return the last result."""
     if me.index == 0:
         return 0.0
     return max(rpc.rpc_sync("worker0", update, args=(torch.ones(1),)) for _ in range(steps))
@@ -34,18 +34,18 @@ TWICE = {"name": "twice", "what": "duplicate", "function": "*.update", "every": 
 
 
 @pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ"])
-def test_a_test_sees_what_a_fault_does_to_a_function(rpc_faults: Runner, backend: str) -> None:
+def test_a_test_sees_the_effect_of_a_fault(rpc_faults: Runner, backend: str) -> None:
     sound = rpc_faults(train, 4, backend=backend)
     faulty = rpc_faults(train, 4, rules=[TWICE], backend=backend)
 
     assert [one.result for one in sound] == [0.0, 4.0]
     assert sound[1].faults == []
-    # The second copy of the last call may come after the answer to the first.
+    # The second copy of the last call may arrive after the reply to the first.
     assert faulty[1].result in {5.0, 6.0}
     assert faulty[1].faults == [("twice", "PYTHON_CALL", "worker0")] * 2
 
 
-def test_errors_and_ends_of_processes_are_outcomes(rpc_faults: Runner) -> None:
+def test_errors_and_crashes_are_outcomes(rpc_faults: Runner) -> None:
     failed = rpc_faults(train, 1, rules=[{"what": "fail", "function": "*.update"}])
     crashed = rpc_faults(
         train, 1, rules=[{"what": "crash", "function": "*.update", "exit_code": 3}]
@@ -74,6 +74,6 @@ def test_rules_can_be_a_file_and_a_run_can_be_replayed(rpc_faults: Runner, tmp_p
     assert len(calls[0]) == len(calls[1])
 
 
-def test_rules_that_mean_nothing_are_an_error_before_anything_starts(rpc_faults: Runner) -> None:
+def test_invalid_rules_are_an_error_before_anything_starts(rpc_faults: Runner) -> None:
     with pytest.raises(RuleError, match="Did you mean 'drop'"):
         rpc_faults(train, 1, rules=[{"what": "dorp"}])

@@ -1,4 +1,4 @@
-"""What a test that fails with the fixture `rpc_faults` shows."""
+"""The report of a failed test that uses the fixture `rpc_faults`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Run the tests above; return what pytest shows of each by its name."""
+    """Run the tests above; return pytest's report of each, by name."""
     folder: Path = tmp_path_factory.mktemp("failing")
     (folder / "test_it.py").write_text(TESTS)
     done = subprocess.run(
@@ -82,7 +82,7 @@ def test_an_error_shows_seed_rules_faults_log_and_traceback(shown: dict[str, str
     assert "these are the words of worker1" in found
 
 
-def test_the_end_of_a_process_shows_its_status(shown: dict[str, str]) -> None:
+def test_a_crash_shows_the_exit_status(shown: dict[str, str]) -> None:
     found = shown["crashes"]
 
     assert "worker1: its process ended with status 3 before the function returned" in found
@@ -90,7 +90,7 @@ def test_the_end_of_a_process_shows_its_status(shown: dict[str, str]) -> None:
     assert "these are the words of worker1" in found
 
 
-def test_a_hang_shows_the_same_and_where_it_hangs(shown: dict[str, str]) -> None:
+def test_a_hang_shows_the_faults_and_the_stack(shown: dict[str, str]) -> None:
     found = shown["hangs"]
 
     assert "the run ended early: WorkerError: worker1 was not through with its step" in found

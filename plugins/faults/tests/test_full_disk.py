@@ -17,7 +17,7 @@ from support.workers import WorkerContext, Workers
 
 from . import acts
 
-FULL = "/dev/full"  # a file on a disk without space
+FULL = "/dev/full"  # writing to it fails with "no space left"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def pipeline() -> _native.FaultPipeline:
     return pipeline
 
 
-def test_a_full_disk_is_said_once_and_counted(
+def test_a_full_disk_is_reported_once_and_counted(
     pipeline: _native.FaultPipeline, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_a_log_that_is_cut_off_is_an_error_at_the_end(
     )
 
 
-def test_a_log_without_its_first_line_starts_no_program(pipeline: _native.FaultPipeline) -> None:
+def test_a_log_that_cannot_start_is_an_error(pipeline: _native.FaultPipeline) -> None:
     pipeline.log_line('"event":"start"')
 
     with pytest.raises(RuleError, match="event log /dev/full cannot be written: No space left"):
@@ -60,11 +60,11 @@ def test_a_log_without_its_first_line_starts_no_program(pipeline: _native.FaultP
 
 
 def limit_files(me: WorkerContext, size: int) -> None:
-    """Let no file of this process become larger, as a full disk does; -1 for no limit."""
+    """Limit the size of this process's files, like a full disk; -1 means no limit."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))
 
 
-def test_doctor_says_which_log_was_cut_off(
+def test_doctor_names_a_log_that_is_cut_off(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = tmp_path / "logs"
@@ -73,7 +73,7 @@ def test_doctor_says_which_log_was_cut_off(
         workers[1].call(limit_files, (logs / "worker1.jsonl").stat().st_size + 100)
         for worker in (0, 1):
             workers[worker].call(acts.several, f"worker{1 - worker}", list(range(9)), ())
-        workers[1].call(limit_files, -1)  # the store is a file too
+        workers[1].call(limit_files, -1)  # the store is a file, too
         workers.run(steps.leave)
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOG", str(logs))
 
@@ -83,7 +83,7 @@ def test_doctor_says_which_log_was_cut_off(
     assert "the disk was full" in found.text
 
 
-def test_doctor_says_that_a_killed_worker_left_no_end(
+def test_doctor_reports_the_log_of_a_killed_worker(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = tmp_path / "logs"
@@ -96,7 +96,7 @@ def test_doctor_says_that_a_killed_worker_left_no_end(
     assert "worker0.jsonl is cut off, it stops without an end: its process was killed" in found.text
 
 
-def test_doctor_says_that_logs_are_complete(
+def test_doctor_reports_complete_logs(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = tmp_path / "logs"

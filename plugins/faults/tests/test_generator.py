@@ -1,4 +1,4 @@
-"""What is left to chance is SipHash-2-4 of what the guide says, here computed by somebody else."""
+"""Random decisions are SipHash-2-4 as the guide says, checked with a second implementation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MASK = 2**64 - 1
 
 
 def siphash(key: tuple[int, int], data: bytes) -> int:
-    """Return SipHash-2-4, written after the paper."""
+    """Return SipHash-2-4, implemented from the paper."""
     v = [
         key[0] ^ 0x736F6D6570736575,
         key[1] ^ 0x646F72616E646F6D,
@@ -61,20 +61,20 @@ def text(value: str) -> bytes:
     return number(len(value)) + value.encode()
 
 
-def test_the_hash_of_these_tests_is_the_one_of_the_paper() -> None:
+def test_the_hash_of_these_tests_matches_the_paper() -> None:
     key = int.from_bytes(bytes(range(8)), "little"), int.from_bytes(bytes(range(8, 16)), "little")
 
     assert siphash(key, bytes(range(15))) == 0xA129CA6149BE45E5
 
 
 def call_many(me: WorkerContext, many: int) -> None:
-    """Make calls of which some fail, each of ten several times."""
+    """Make ten different calls several times each, of which some fail."""
     for count in range(many):
         with contextlib.suppress(RuntimeError):
             rpc.rpc_sync("worker1", acts.do, args=(count % 10,))
 
 
-def test_decisions_are_the_hash_of_rule_and_message_by_the_seed(url: str, tmp_path: Path) -> None:
+def test_decisions_are_the_seeded_hash_of_rule_and_message(url: str, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(
         'seed = 12345\n[[rule]]\nname = "some"\nwhat = "fail"\nfunction = "*.acts.do"\n'

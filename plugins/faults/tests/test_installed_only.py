@@ -1,4 +1,4 @@
-"""Where the package is installed and nobody wants faults, it costs a start of RPC next to nothing."""
+"""An installed package that is not used adds almost nothing to the start of RPC."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_start_of_rpc_imports_only_the_hooks() -> None:
 
 
 @pytest.mark.parametrize("name", ["RPC_BACKENDS_FAULTS", "RPC_BACKENDS_FAULTS_SEED"])
-def test_a_variable_that_means_nothing_is_still_an_error(name: str) -> None:
+def test_an_invalid_variable_is_still_an_error(name: str) -> None:
     outcome, modules = _start(**{name: "not there"})
 
     assert outcome.startswith("RefusedError")

@@ -21,7 +21,7 @@ from support.workers import Workers
 
 from . import acts
 
-#: Ours; torch's own, with ours denied; and one of a third party, on a transport in Python.
+#: Our backends; torch's own, with ours denied; and a third-party one with a transport in Python.
 BACKENDS = [
     pytest.param("TENSORPIPE", marks=pytest.mark.slow),
     pytest.param("torch's TENSORPIPE", marks=pytest.mark.slow),
@@ -30,14 +30,14 @@ BACKENDS = [
 ]
 SOCKETS = Path(__file__).parents[3] / "examples" / "sockets_backend" / "sockets_backend.py"
 TIMEOUT = "RPC ran for more than set timeout"
-#: Which calls the rules are for: not those by which a test asks what happened.
+#: The function that the rules match; tests use other functions to look at the results.
 OURS = {"function": "*.acts.do"}
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    """Three workers whose agents are ready for rules."""
+    """Three workers with fault injection enabled."""
     with group_on(request.param, 3) as group:
         yield group
         group.run(steps.leave)
@@ -68,7 +68,7 @@ def group_on(backend: str, size: int) -> Iterator[Workers]:
 
 @pytest.fixture
 def call() -> str:
-    """Give what no other call of this process says."""
+    """Return a text that is unique in this process."""
     return f"call {next(_numbers)}"
 
 
@@ -83,7 +83,7 @@ def test_fail_is_an_error_at_once_and_nothing_runs(workers: Workers, call: str) 
     assert times_done(workers, call) == 0
 
 
-def test_fail_says_what_the_rule_wants_it_to(workers: Workers, call: str) -> None:
+def test_fail_raises_the_text_of_the_rule(workers: Workers, call: str) -> None:
     rule = {"what": "fail", "text": "No route to host.", **OURS}
 
     assert "No route to host." in workers[0].call(acts.attempt, "worker1", call, 0, (rule,))[0]
@@ -100,7 +100,7 @@ def test_drop_is_a_timeout_and_nothing_runs(workers: Workers, call: str) -> None
     assert times_done(workers, call) == 0
 
 
-def test_delay_runs_later_and_the_caller_is_not_slept_on(workers: Workers, call: str) -> None:
+def test_delay_runs_later_and_does_not_block_the_caller(workers: Workers, call: str) -> None:
     slow = workers[0].call(
         start_and_look, "worker1", call, {"what": "delay", "seconds": 0.5, **OURS}
     )
@@ -111,9 +111,7 @@ def test_delay_runs_later_and_the_caller_is_not_slept_on(workers: Workers, call:
     assert times_done(workers, call) == 1
 
 
-def test_a_message_that_is_delayed_beyond_its_timeout_runs_all_the_same(
-    workers: Workers, call: str
-) -> None:
+def test_a_message_delayed_beyond_its_timeout_still_runs(workers: Workers, call: str) -> None:
     rule = {"what": "delay", "seconds": 0.4, **OURS}
     found, _ = workers[0].call(acts.attempt, "worker1", call, 0.2, (rule,))
 
@@ -138,7 +136,7 @@ def test_reply_fail_runs_once_and_is_an_error(workers: Workers, call: str) -> No
     assert times_done(workers, call) == 1
 
 
-def test_reply_delay_runs_at_once_and_is_known_later(workers: Workers, call: str) -> None:
+def test_reply_delay_runs_at_once_and_returns_later(workers: Workers, call: str) -> None:
     rule = {"what": "reply_delay", "seconds": 0.5, **OURS}
     found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
     too_late, _ = workers[0].call(acts.attempt, "worker1", f"{call} too late", 0.2, (rule,))
@@ -149,9 +147,7 @@ def test_reply_delay_runs_at_once_and_is_known_later(workers: Workers, call: str
     assert f"{call} too late" in workers[1].call(acts.wait_for, f"{call} too late")
 
 
-def test_duplicate_runs_as_often_as_the_rule_says_and_answers_once(
-    workers: Workers, call: str
-) -> None:
+def test_duplicate_runs_several_times_and_returns_once(workers: Workers, call: str) -> None:
     found, _ = workers[0].call(
         acts.attempt, "worker1", call, 0, ({"what": "duplicate", "copies": 3, **OURS},)
     )
@@ -160,7 +156,7 @@ def test_duplicate_runs_as_often_as_the_rule_says_and_answers_once(
     assert workers[1].call(acts.wait_for, call, 3).count(call) == 3
 
 
-def test_reorder_lets_others_pass_first(workers: Workers, call: str) -> None:
+def test_reorder_lets_later_requests_overtake(workers: Workers, call: str) -> None:
     order = workers[0].call(
         reorder, "worker1", call, {"what": "reorder", "others": 3, "within": 60, "first": 1, **OURS}
     )
@@ -175,18 +171,18 @@ def test_reorder_inverts_each_pair_of_messages(workers: Workers, call: str) -> N
     assert order == [f"{call} first", *inverted_pairs(call)]
 
 
-def test_reorder_inverts_where_it_is_for_every_message(workers: Workers, call: str) -> None:
+def test_reorder_of_every_message_inverts_pairs(workers: Workers, call: str) -> None:
     rule = {"what": "reorder", "within": 60, **OURS}
 
     assert workers[0].call(call_in_pairs, "worker1", call, rule) == inverted_pairs(call)
 
 
 def inverted_pairs(call: str) -> list[str]:
-    """Return calls as `call_in_pairs` makes them, the second of each two first."""
+    """Return the calls of `call_in_pairs` with each pair inverted."""
     return [f"{call} {number}" for pair in range(20) for number in (2 * pair + 1, 2 * pair)]
 
 
-def test_reorder_does_not_wait_for_others_that_never_come(workers: Workers, call: str) -> None:
+def test_reorder_does_not_wait_for_ever(workers: Workers, call: str) -> None:
     rule = {"what": "reorder", "others": 5, "within": 0.2, **OURS}
     found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
 
@@ -194,7 +190,7 @@ def test_reorder_does_not_wait_for_others_that_never_come(workers: Workers, call
     assert seconds >= 0.2
 
 
-def test_partition_cuts_off_both_ways_and_nobody_else(workers: Workers, call: str) -> None:
+def test_partition_cuts_both_directions_of_one_link_only(workers: Workers, call: str) -> None:
     rule = {"what": "partition", "sender": "worker0", "receiver": "worker1", "name": "cut"}
     for index in (0, 1):
         workers[index].call(acts.add, {**rule, **OURS})
@@ -212,12 +208,10 @@ def test_partition_cuts_off_both_ways_and_nobody_else(workers: Workers, call: st
     assert f"{call} back" not in workers[0].call(acts.seen)
 
 
-def test_a_partition_of_one_way_loses_the_answers_to_what_comes_the_other_way(
-    workers: Workers, call: str
-) -> None:
+def test_a_one_way_partition_loses_replies_in_that_direction(workers: Workers, call: str) -> None:
     rule = {"what": "partition", "sender": "worker0", "receiver": "worker1", "one_way": True}
 
-    # worker1's requests get through to worker0, and worker0's answers do not come back.
+    # worker1's requests reach worker0, but worker0's replies do not come back.
     found, _ = workers[1].call(acts.attempt, "worker0", call, 0.3, ({**rule, **OURS},))
 
     assert TIMEOUT in found
@@ -228,12 +222,12 @@ def test_bandwidth_makes_messages_wait_for_those_before_them(workers: Workers, c
     rule = {"what": "bandwidth", "rate": 1000, "sender": "worker0", "one_way": True, **OURS}
     found = workers[0].call(several_at_once, "worker1", [f"{call} {'x' * 300}"] * 3, rule)
 
-    # Three messages of 300 bytes and what is around them, at 1000 bytes a second.
+    # Three messages of 300 bytes plus overhead, at 1000 bytes per second.
     assert found["seconds"] >= 0.9
     assert times_done(workers, f"{call} {'x' * 300}") == 3
 
 
-def test_a_paused_worker_sends_nothing_until_the_pause_is_over(workers: Workers, call: str) -> None:
+def test_a_paused_worker_sends_after_the_pause(workers: Workers, call: str) -> None:
     rule = {"what": "pause", "worker": "worker0", "seconds": 0.5, **OURS}
     found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
 
@@ -242,7 +236,7 @@ def test_a_paused_worker_sends_nothing_until_the_pause_is_over(workers: Workers,
     assert times_done(workers, call) == 1
 
 
-def test_a_pause_may_last_from_no_time_on(workers: Workers, call: str) -> None:
+def test_a_pause_may_be_very_short(workers: Workers, call: str) -> None:
     rule = {"what": "pause", "worker": "worker0", "seconds": {"uniform": [0, 0.5]}, **OURS}
     seconds = [
         workers[0].call(acts.attempt, "worker1", f"{call} {i}", 30, (rule,))[1] for i in range(5)
@@ -251,9 +245,7 @@ def test_a_pause_may_last_from_no_time_on(workers: Workers, call: str) -> None:
     assert 0.1 < sum(seconds) < 5
 
 
-def test_a_paused_worker_does_not_answer_until_the_pause_is_over(
-    workers: Workers, call: str
-) -> None:
+def test_a_paused_worker_replies_after_the_pause(workers: Workers, call: str) -> None:
     rule = {"what": "pause", "worker": "worker1", "seconds": 0.5, **OURS}
     found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
     too_late, _ = workers[0].call(acts.attempt, "worker1", f"{call} too late", 0.2, (rule,))
@@ -283,7 +275,7 @@ def test_crash_ends_the_process_and_the_others_get_errors(
 
 
 def start_and_look(me: Any, to: str, call: str, rule: dict[str, Any]) -> dict[str, Any]:
-    """Make a call that a rule holds, and another that it does not."""
+    """Make a call that a rule holds, and one that it does not hold."""
     import time
 
     from torch.distributed import rpc
@@ -302,7 +294,7 @@ def start_and_look(me: Any, to: str, call: str, rule: dict[str, Any]) -> dict[st
 
 
 def reorder(me: Any, to: str, call: str, rule: dict[str, Any]) -> list[str]:
-    """Make four calls, of which the first is held; return the order in which they ran."""
+    """Make four calls, the first of which is held; return the order in which they ran."""
     from torch.distributed import rpc
 
     import rpc_backends_faults as faults
@@ -318,7 +310,7 @@ def reorder(me: Any, to: str, call: str, rule: dict[str, Any]) -> list[str]:
 def call_in_pairs(
     me: Any, to: str, call: str, rule: dict[str, Any], before: tuple[str, ...] = ()
 ) -> list[str]:
-    """Make calls one by one, then others two by two; return the order in which they ran."""
+    """Make calls one by one, then in pairs; return the order in which they ran."""
     from torch.distributed import rpc
 
     import rpc_backends_faults as faults
@@ -352,7 +344,7 @@ def several_at_once(me: Any, to: str, calls: list[str], rule: dict[str, Any]) ->
 
 
 def call_what_crashes(me: Any, to: str, rule: dict[str, Any]) -> str:
-    """Have another worker make a call that a rule there makes it crash by."""
+    """Let another worker make a call on which a rule crashes it."""
     from torch.distributed import rpc
 
     from rpc_backends_faults import Worker
@@ -366,7 +358,7 @@ def call_what_crashes(me: Any, to: str, rule: dict[str, Any]) -> str:
 
 
 def crash_by(to: str) -> None:
-    """Make a call that a rule is for; called by RPC."""
+    """Make a call that a rule matches; called by RPC."""
     from torch.distributed import rpc
 
     rpc.rpc_sync(to, acts.do, args=("crashing",))

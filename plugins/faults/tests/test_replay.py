@@ -1,4 +1,4 @@
-"""Replays: the faults of a recorded run again, and what is said where the program goes another way."""
+"""Replays: they repeat the faults of a recorded run, and report where the program diverges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rules(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Any]:
-    """Run a step on a worker, with the endings of these variables' names."""
+    """Run a step on a worker; the keywords are the endings of environment variables."""
     number = 0
 
     def run(step: Any, *args: Any, **env: Any) -> Any:
@@ -48,14 +48,14 @@ def run(tmp_path: Path) -> Callable[..., Any]:
 
 
 def refusal(tmp_path: Path, **env: Any) -> str:
-    """Start a worker with the endings of these variables' names, and return why it is refused."""
+    """Return the error of a start; the keywords are the endings of environment variables."""
     variables = {f"RPC_BACKENDS_FAULTS{name}": str(value) for name, value in env.items()}
     with Workers(1, env=variables, seconds=60) as workers:
         [error] = workers.errors(steps.join, f"file://{tmp_path}/refused", backend="TENSORPIPE")
     return error.text
 
 
-def test_a_rule_that_changed_and_kept_its_name_acts_as_it_did_then(
+def test_a_rule_that_changed_is_replayed_as_recorded(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
     recorded, _ = run(change_a_rule, LOG=tmp_path / "log")
@@ -66,7 +66,7 @@ def test_a_rule_that_changed_and_kept_its_name_acts_as_it_did_then(
     assert "replay" not in output
 
 
-def test_a_folder_that_two_runs_have_used_is_refused(
+def test_a_folder_with_two_runs_is_refused(
     run: Callable[..., Any], rules: Path, tmp_path: Path
 ) -> None:
     run(call, 1, RULES=rules, LOG=tmp_path / "log")
@@ -78,12 +78,12 @@ def test_a_folder_that_two_runs_have_used_is_refused(
         "logs of several processes of RPC worker 'worker0' (worker0.jsonl, worker0.2.jsonl)" in text
     )
     assert "Replay a folder with one run, or a single log" in text
-    # One of them can be named.
+    # A single log can be replayed.
     _, output = run(call, 2, REPLAY=tmp_path / "log" / "worker0.2.jsonl")
     assert "diverged" not in output
 
 
-def test_rules_beside_a_replay_are_refused_unless_the_log_has_them(
+def test_rules_that_the_log_does_not_have_are_refused(
     run: Callable[..., Any], rules: Path, tmp_path: Path
 ) -> None:
     recorded, _ = run(call, 4, RULES=rules, LOG=tmp_path / "log")
@@ -95,7 +95,7 @@ def test_rules_beside_a_replay_are_refused_unless_the_log_has_them(
     assert "A replay takes its rules from the log" in text
 
 
-def test_a_seed_beside_a_replay_is_refused_unless_it_is_the_logs(
+def test_a_seed_that_differs_from_the_log_is_refused(
     run: Callable[..., Any], rules: Path, tmp_path: Path
 ) -> None:
     run(call, 1, RULES=rules, LOG=tmp_path / "log")
@@ -106,7 +106,7 @@ def test_a_seed_beside_a_replay_is_refused_unless_it_is_the_logs(
     assert "RPC_BACKENDS_FAULTS_SEED=3" in text
 
 
-def test_a_rule_that_is_added_and_not_in_the_log_is_warned_of(
+def test_an_added_rule_that_was_not_recorded_is_a_warning(
     run: Callable[..., Any], rules: Path, tmp_path: Path
 ) -> None:
     run(call, 1, RULES=rules, LOG=tmp_path / "log")
@@ -118,7 +118,7 @@ def test_a_rule_that_is_added_and_not_in_the_log_is_warned_of(
     )
 
 
-def test_divergence_is_said_at_once_and_in_the_metrics(
+def test_divergence_is_reported_at_once_and_in_the_metrics(
     run: Callable[..., Any], rules: Path, tmp_path: Path
 ) -> None:
     run(call, 4, RULES=rules, LOG=tmp_path / "log")
@@ -128,7 +128,7 @@ def test_divergence_is_said_at_once_and_in_the_metrics(
         workers[0].call(call, 2)
         workers[0].call(say, "something else")
 
-        # The program goes on, and may do so for ever.
+        # The report must not wait for the end of the program.
         output = workers[0].output
         metrics = workers[0].call(acts.metrics)
         workers.run(steps.leave)
@@ -140,7 +140,7 @@ def test_divergence_is_said_at_once_and_in_the_metrics(
     assert metrics["faults.replay_left"] == "2"
 
 
-def test_a_replay_that_stands_still_says_what_it_waits_for(
+def test_a_stalled_replay_names_the_overdue_message(
     run: Callable[..., Any], rules: Path, tmp_path: Path
 ) -> None:
     run(call, 4, RULES=rules, LOG=tmp_path / "log")
@@ -163,7 +163,7 @@ def test_a_replay_that_stands_still_says_what_it_waits_for(
 
 
 def say(me: WorkerContext, what: Any) -> str:
-    """Call, and return what came of it."""
+    """Call, and return the outcome."""
     try:
         rpc.rpc_sync(me.name, acts.do, args=(what,))
     except RuntimeError as error:
@@ -172,12 +172,12 @@ def say(me: WorkerContext, what: Any) -> str:
 
 
 def call(me: WorkerContext, calls: int) -> list[str]:
-    """Make calls, and return what came of each."""
+    """Make calls, and return their outcomes."""
     return [say(me, number) for number in range(calls)]
 
 
 def change_a_rule(me: WorkerContext) -> list[str]:
-    """Call with a rule, with another of its name, and with the first again."""
+    """Call with a rule, with another rule of the same name, and with the first again."""
     import rpc_backends_faults as faults
 
     found = []
@@ -188,7 +188,7 @@ def change_a_rule(me: WorkerContext) -> list[str]:
 
 
 def add_a_rule(me: WorkerContext) -> str:
-    """Call with a rule that no run has had before."""
+    """Call with a rule that no earlier run has had."""
     import rpc_backends_faults as faults
 
     with faults.rule(name="late", what="fail", function="*.do"):
@@ -196,5 +196,5 @@ def add_a_rule(me: WorkerContext) -> str:
 
 
 def be_impatient(me: WorkerContext) -> None:
-    """Have replays complain soon."""
+    """Make replays report overdue messages soon."""
     replay.PATIENCE = 0.4

@@ -1,4 +1,4 @@
-"""The page of event logs: what it has of them, and what it says is missing."""
+"""The report page: what it shows of event logs, and what it reports as missing."""
 
 from __future__ import annotations
 
@@ -93,6 +93,12 @@ def test_a_log_has_seed_backend_torch_and_process(folder: Path) -> None:
             "within = 3.0",
         ),
         (
+            {"what": "drop", "after": 1, "first": 1, "per": "pair"},
+            "each request is not sent, so its caller times out: after the first per receiver, once "
+            "only.",
+            "after = 1",
+        ),
+        (
             {"what": "crash", "exit_code": 3, "sender": "ps", "end": 9},
             "each request from ps is not sent: its sender's process ends, with exit status 3: "
             "until 9 s after init_rpc.",
@@ -101,7 +107,7 @@ def test_a_log_has_seed_backend_torch_and_process(folder: Path) -> None:
     ],
     ids=lambda value: value["what"] if isinstance(value, dict) else "",
 )
-def test_a_rule_has_all_its_terms_and_words(
+def test_a_rule_shows_its_settings_and_explanation(
     folder: Path, given: dict[str, Any], words: str, terms: str
 ) -> None:
     Log(folder, live.make(**given)).end()
@@ -113,7 +119,7 @@ def test_a_rule_has_all_its_terms_and_words(
         assert re.search(rf"^{key} = ", rule["terms"], re.MULTILINE)
 
 
-def test_a_rule_that_changes_its_terms_is_two_rules(folder: Path) -> None:
+def test_a_rule_with_changed_settings_is_two_rules(folder: Path) -> None:
     one, other = live.make(**TWICE), live.make(**{**TWICE, "every": 3})
     log = Log(folder, one)
     log.message(1, "duplicate", rule="twice")
@@ -127,9 +133,7 @@ def test_a_rule_that_changes_its_terms_is_two_rules(folder: Path) -> None:
     assert [(one["looked_at"], one["acted"]) for one in rules] == [(5, 1), (9, 2)]
 
 
-def test_rules_of_a_run_have_how_often_they_were_looked_at_and_acted(
-    url: str, folder: Path
-) -> None:
+def test_rules_show_how_often_they_matched_and_fired(url: str, folder: Path) -> None:
     kept = {"name": "kept", "what": "fail", "function": "*.acts.do", "every": 2}
     gone = {"name": "gone", "what": "duplicate", "function": "*.acts.also_do"}
     with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(folder)}) as workers:
@@ -144,7 +148,7 @@ def test_rules_of_a_run_have_how_often_they_were_looked_at_and_acted(
     assert not any(rule["uncounted"] for rule in story(folder)["rules"])
 
 
-def test_a_log_without_an_end_is_said_to_be_cut_off(folder: Path) -> None:
+def test_a_log_without_an_end_is_reported_as_cut_off(folder: Path) -> None:
     rule = live.make(**TWICE)
     whole, cut, torn = (Log(folder, rule, worker=name) for name in ("w0", "w1", "w2"))
     for log in (whole, cut, torn):
@@ -164,7 +168,7 @@ def test_a_log_without_an_end_is_said_to_be_cut_off(folder: Path) -> None:
     assert [found.data["rules"][0][key] for key in ("looked_at", "uncounted")] == [4, 2]
 
 
-def test_a_log_that_a_crash_has_ended_names_the_rule(folder: Path) -> None:
+def test_a_log_that_a_crash_ended_names_the_rule(folder: Path) -> None:
     log = Log(folder, live.make(what="crash", name="boom"))
     log.message(1, "crash", rule="boom")
     log.write()
@@ -173,7 +177,7 @@ def test_a_log_that_a_crash_has_ended_names_the_rule(folder: Path) -> None:
     assert story(folder)["logs"][0]["ending"] == report_page.cut_off(log.path) == wanted
 
 
-def test_a_log_of_an_earlier_version_does_not_say_what_was_looked_at(folder: Path) -> None:
+def test_a_log_of_an_earlier_version_has_no_match_counts(folder: Path) -> None:
     log = Log(folder, live.make(**TWICE))
     log.add("end of log", 1, counts={"twice": 0})
     log.write()
@@ -182,7 +186,7 @@ def test_a_log_of_an_earlier_version_does_not_say_what_was_looked_at(folder: Pat
     assert not story(folder)["logs"][0]["cut_off"]
 
 
-def test_a_line_that_lacks_something_is_an_error_with_its_place(folder: Path) -> None:
+def test_an_incomplete_line_is_an_error_with_its_number(folder: Path) -> None:
     log = Log(folder)
     log.add("request", 1, id=1, type="PYTHON_CALL")
     log.write()
@@ -191,7 +195,7 @@ def test_a_line_that_lacks_something_is_an_error_with_its_place(folder: Path) ->
         story(folder)
 
 
-def test_every_kind_has_a_colour_in_light_and_dark_and_letters_of_its_own() -> None:
+def test_every_kind_has_two_colours_and_its_own_letters() -> None:
     page = resources.files("rpc_backends_faults").joinpath("report.html").read_text()
     letters = dict(re.findall(r"(\w+): \"([A-Z]{2})\"", page))
 
@@ -202,7 +206,7 @@ def test_every_kind_has_a_colour_in_light_and_dark_and_letters_of_its_own() -> N
         assert len(colours) == 2, kind
 
 
-# --- as a browser draws it --------------------------------------------------------------------------
+# --- in a browser ---------------------------------------------------------------------------------
 
 
 def drawn(folder: Path) -> str:
@@ -220,7 +224,7 @@ def drawn(folder: Path) -> str:
     return done.stdout.partition("<script>")[0]
 
 
-def test_ten_thousand_messages_are_all_counted_in_the_chart(folder: Path) -> None:
+def test_the_chart_counts_ten_thousand_messages(folder: Path) -> None:
     log = Log(folder, live.make(what="duplicate", name="r"))
     for number in range(10_000):
         log.message(number / 100, *(["duplicate"] if number % 100 == 0 else []))
@@ -235,7 +239,7 @@ def test_ten_thousand_messages_are_all_counted_in_the_chart(folder: Path) -> Non
     assert "(1 to 200 of 10,000)" in page
 
 
-def test_few_messages_are_drawn_each_with_its_faults(folder: Path) -> None:
+def test_few_messages_are_drawn_one_by_one(folder: Path) -> None:
     kinds = list(KINDS)
     log = Log(folder, *(live.make(what="fail", name=name) for name in ("r", "s")))
     for number, what in enumerate(kinds):
@@ -251,5 +255,5 @@ def test_few_messages_are_drawn_each_with_its_faults(folder: Path) -> None:
     for what in kinds:
         assert f'<span class="badge" style="background:var(--{what})" title="{what}">' in legend
         assert f"{what} (1)" in legend
-    # A duplicate has its own colour, and not that of a delay.
+    # A duplicate has its own colour.
     assert 'stroke="var(--duplicate)"' in page

@@ -1,4 +1,4 @@
-"""Rules of a running program: where they come from, how they change, and what is said of them."""
+"""Rules of a running program: where they come from, how they change, and how they are reported."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def rules(tmp_path: Path) -> Path:
 
 
 def agent_class(me: WorkerContext) -> str:
-    """Return what stands in front."""
+    """Return the class of the installed agent."""
     return type(rpc.api._get_current_rpc_agent()).__name__
 
 
 def imported(me: WorkerContext) -> list[str]:
-    """Return what was imported of us."""
+    """Return the imported modules of this package."""
     import sys
 
     return sorted(name for name in sys.modules if name.startswith("rpc_backends_faults"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_without_rules_nothing_stands_before_the_agent(url: str, backend: str) -> None:
+def test_without_rules_the_agent_is_not_wrapped(url: str, backend: str) -> None:
     with Workers(1) as workers:
         workers.run(steps.join, url, backend=backend)
 
@@ -60,7 +60,7 @@ def test_without_rules_nothing_stands_before_the_agent(url: str, backend: str) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_program_that_nobody_edits_meets_the_faults_of_a_file(
+def test_an_unmodified_program_gets_the_faults_of_a_file(
     url: str, rules: Path, backend: str
 ) -> None:
     with Workers(2, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
@@ -74,7 +74,7 @@ def test_a_program_that_nobody_edits_meets_the_faults_of_a_file(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_groups_work_behind_it_as_they_do_without(url: str, backend: str) -> None:
+def test_static_groups_work_with_fault_injection(url: str, backend: str) -> None:
     with Workers(3) as workers:
         workers.run(acts.join, url, backend)
         names = [f"worker{rank}" for rank in range(3)]
@@ -88,7 +88,7 @@ def test_groups_work_behind_it_as_they_do_without(url: str, backend: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_dynamic_groups_work_behind_it_as_they_do_without(url: str, backend: str) -> None:
+def test_dynamic_groups_work_with_fault_injection(url: str, backend: str) -> None:
     with Workers(3) as workers:
         for worker in workers:
             worker.call(acts.join, url, backend, world_size=None)
@@ -104,7 +104,7 @@ def test_dynamic_groups_work_behind_it_as_they_do_without(url: str, backend: str
         assert [worker.end() for worker in workers] == [0, 0, 0]
 
 
-def test_torchs_own_dynamic_groups_work_behind_it(url: str) -> None:
+def test_torchs_own_dynamic_groups_work_with_fault_injection(url: str) -> None:
     env = {"RPC_BACKENDS_FAULTS": "on", "RPC_BACKENDS_DENY": ""}
     with Workers(2, env=env) as workers:
         for worker in workers:
@@ -117,7 +117,7 @@ def test_torchs_own_dynamic_groups_work_behind_it(url: str) -> None:
 
 
 def join_torchs_own(me: WorkerContext, url: str) -> None:
-    """Join a dynamic group with torch's handlers, and not the plugin's."""
+    """Join a dynamic group with torch's handlers instead of the plugin's."""
     from torch.distributed.rpc import backend_registry
 
     rpc.backend_registry.register_backend(
@@ -134,7 +134,7 @@ def join_torchs_own(me: WorkerContext, url: str) -> None:
 # --- live -----------------------------------------------------------------------------------------
 
 
-def test_a_rule_acts_for_as_long_as_its_block_runs(url: str) -> None:
+def test_a_rule_applies_while_its_block_runs(url: str) -> None:
     with Workers(2) as workers:
         workers.run(acts.join, url, "TENSORPIPE")
 
@@ -143,7 +143,7 @@ def test_a_rule_acts_for_as_long_as_its_block_runs(url: str) -> None:
 
 
 def in_and_out(me: WorkerContext) -> list[str]:
-    """Call before a rule, under it and after it."""
+    """Call before, inside and after the block of a rule."""
     found = []
 
     def attempt() -> None:
@@ -160,7 +160,7 @@ def in_and_out(me: WorkerContext) -> list[str]:
     return found
 
 
-def test_a_rule_can_be_given_to_another_worker_by_its_name(url: str) -> None:
+def test_a_rule_can_be_added_on_another_worker(url: str) -> None:
     with Workers(3) as workers:
         workers.run(acts.join, url, "TENSORPIPE")
 
@@ -169,7 +169,7 @@ def test_a_rule_can_be_given_to_another_worker_by_its_name(url: str) -> None:
 
 
 def rule_another(me: WorkerContext) -> list[Any]:
-    """Have worker1 fail when it calls worker2."""
+    """Make worker1's calls to worker2 fail."""
     there = faults.Worker("worker1")
     with there.rule(what="fail", name="there", function="*.acts.do"):
         found: list[Any] = [rpc.rpc_sync("worker1", call_on, args=("worker2",)), there.counts()]
@@ -186,7 +186,7 @@ def call_on(to: str) -> str:
     return "done"
 
 
-def test_a_rule_without_an_agent_that_takes_it_says_what_to_do(url: str) -> None:
+def test_a_rule_without_fault_injection_is_an_error_with_a_remedy(url: str) -> None:
     with Workers(1) as workers:
         workers.run(steps.join, url)
         [error] = workers.errors(acts.add, {"what": "drop"})
@@ -196,7 +196,7 @@ def test_a_rule_without_an_agent_that_takes_it_says_what_to_do(url: str) -> None
     assert "rpc_backends_faults.enable() before init_rpc" in error.text
 
 
-def test_a_rule_that_means_nothing_is_refused_where_it_is_given(url: str) -> None:
+def test_an_invalid_rule_is_refused_where_it_is_added(url: str) -> None:
     with Workers(1) as workers:
         workers.run(acts.join, url, "TENSORPIPE")
         [error] = workers.errors(acts.add, {"what": "dorp"})
@@ -205,7 +205,7 @@ def test_a_rule_that_means_nothing_is_refused_where_it_is_given(url: str) -> Non
     assert "'dorp' is not a kind of fault. Did you mean 'drop'?" in error.text
 
 
-def test_a_rule_that_another_worker_refuses_is_said_as_it_said_it(url: str) -> None:
+def test_another_workers_refusal_of_a_rule_is_raised_here(url: str) -> None:
     with Workers(2) as workers:
         workers.run(acts.join, url, "TENSORPIPE")
         error = workers[0].call(refused_by, "worker1")
@@ -215,7 +215,7 @@ def test_a_rule_that_another_worker_refuses_is_said_as_it_said_it(url: str) -> N
 
 
 def refused_by(me: WorkerContext, to: str) -> str:
-    """Give another worker a rule that means nothing."""
+    """Add an invalid rule on another worker."""
     try:
         faults.Worker(to).add(what="dorp")
     except ValueError as error:
@@ -223,7 +223,7 @@ def refused_by(me: WorkerContext, to: str) -> str:
     return "taken"
 
 
-def test_a_file_that_changes_is_taken_over_and_one_that_is_broken_is_not(
+def test_a_changed_file_is_loaded_unless_it_is_invalid(
     url: str, rules: Path, tmp_path: Path
 ) -> None:
     env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(tmp_path / "log")}
@@ -247,14 +247,14 @@ def test_a_file_that_changes_is_taken_over_and_one_that_is_broken_is_not(
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file as editors do: a new one in the place of the old."""
+    """Write a file as editors do: a new file replaces the old one."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
 
 
 def wait_for_event(me: WorkerContext, log: str, event: str, times: int = 1) -> None:
-    """Wait until there is such an event in a log."""
+    """Wait until a log has an event."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         if Path(log).read_text().count(f'"event":"{event}"') >= times:
@@ -263,12 +263,10 @@ def wait_for_event(me: WorkerContext, log: str, event: str, times: int = 1) -> N
     raise AssertionError(Path(log).read_text())
 
 
-# --- said -----------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
-def test_a_rule_for_a_worker_that_does_not_exist_is_refused_at_the_start(
-    url: str, rules: Path
-) -> None:
+def test_a_rule_for_an_unknown_worker_fails_the_start(url: str, rules: Path) -> None:
     rules.write_text(FAIL + 'receiver = "wroker1"\n')
     with Workers(2, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
         errors = workers.errors(steps.join, url)
@@ -279,7 +277,7 @@ def test_a_rule_for_a_worker_that_does_not_exist_is_refused_at_the_start(
         assert "Did you mean 'worker1'?" in error.text
 
 
-def test_a_file_that_means_nothing_is_refused_at_the_start(url: str, rules: Path) -> None:
+def test_an_invalid_file_fails_the_start(url: str, rules: Path) -> None:
     rules.write_text(FAIL + "probability = 2\n")
     with Workers(1, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
         [error] = workers.errors(steps.join, url)
@@ -296,7 +294,7 @@ def test_a_file_that_means_nothing_is_refused_at_the_start(url: str, rules: Path
         (None, "is not a regular file"),
     ],
 )
-def test_a_file_that_cannot_be_honoured_starts_no_program(
+def test_a_file_outside_the_limits_fails_the_start(
     url: str, tmp_path: Path, text: str | None, said: str
 ) -> None:
     path = tmp_path / "rules.toml"
@@ -318,7 +316,7 @@ def test_a_file_that_cannot_be_honoured_starts_no_program(
         ("RPC_BACKENDS_FAULTS_LOGS", "logs", "Did you mean RPC_BACKENDS_FAULTS_LOG?"),
     ],
 )
-def test_a_variable_that_cannot_be_honoured_starts_no_program(
+def test_an_invalid_variable_fails_the_start(
     url: str, variable: str, value: str, said: str
 ) -> None:
     with Workers(1, env={variable: value}) as workers:
@@ -328,7 +326,7 @@ def test_a_variable_that_cannot_be_honoured_starts_no_program(
     assert said in error.text
 
 
-def test_a_recording_without_a_seed_starts_no_program(url: str, tmp_path: Path) -> None:
+def test_a_recording_without_a_seed_fails_the_start(url: str, tmp_path: Path) -> None:
     (tmp_path / "worker0.jsonl").write_text('{"event": "start", "rules": []}\n{"event": "x"}\n')
     with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
         [error] = workers.errors(steps.join, url)
@@ -337,7 +335,7 @@ def test_a_recording_without_a_seed_starts_no_program(url: str, tmp_path: Path) 
     assert "worker0.jsonl:1: 'seed' is missing" in error.text
 
 
-def test_a_log_that_is_cut_off_is_counted_and_harms_no_call(url: str, tmp_path: Path) -> None:
+def test_a_log_that_is_cut_off_affects_no_call(url: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     env = {"RPC_BACKENDS_FAULTS": "on", "RPC_BACKENDS_FAULTS_LOG": str(log)}
     with Workers(2, env=env) as workers:
@@ -364,9 +362,7 @@ def call_with_small_files(me: WorkerContext, log: str) -> list[Any]:
     return [answers, int(acts.metrics(me)["faults.log_failures"]) >= 3]
 
 
-def test_rules_that_never_fired_are_named_at_the_end_where_they_could_have(
-    url: str, rules: Path
-) -> None:
+def test_rules_that_never_fired_are_named_at_the_end(url: str, rules: Path) -> None:
     rules.write_text(
         FAIL
         + """
@@ -402,9 +398,7 @@ def call_also(me: WorkerContext, to: str) -> None:
     rpc.rpc_sync(to, acts.also_do, args=(1,))
 
 
-def test_the_log_has_each_message_and_each_fault_up_to_a_crash(
-    url: str, rules: Path, tmp_path: Path
-) -> None:
+def test_the_log_is_complete_up_to_a_crash(url: str, rules: Path, tmp_path: Path) -> None:
     rules.write_text(FAIL.replace('"fail"', '"crash"') + "after = 2\n")
     log = tmp_path / "log"
     env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(log)}
@@ -435,7 +429,7 @@ def call_several(me: WorkerContext, to: str, many: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_held_goes_out_before_a_worker_leaves(url: str, backend: str) -> None:
+def test_held_messages_are_sent_before_a_worker_leaves(url: str, backend: str) -> None:
     with Workers(2) as workers:
         workers.run(acts.join, url, backend)
         workers[0].call(start_and_forget, {"what": "delay", "seconds": 1, "function": "*.acts.do"})
@@ -445,13 +439,13 @@ def test_what_is_held_goes_out_before_a_worker_leaves(url: str, backend: str) ->
 
 
 def start_and_forget(me: WorkerContext, rule: dict[str, Any]) -> None:
-    """Begin a call and do not wait for it."""
+    """Start a call and do not wait for it."""
     faults.add(**rule)
     rpc.rpc_async("worker1", acts.do, args=("forgotten",))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_call_that_is_lost_for_ever_fails_when_its_worker_ends(url: str, backend: str) -> None:
+def test_a_lost_call_fails_when_its_worker_shuts_down(url: str, backend: str) -> None:
     with Workers(2) as workers:
         workers.run(acts.join, url, backend)
         error = workers[0].call(lose_and_leave)
@@ -461,7 +455,7 @@ def test_a_call_that_is_lost_for_ever_fails_when_its_worker_ends(url: str, backe
 
 
 def lose_and_leave(me: WorkerContext) -> str:
-    """Lose a call that has no timeout, and leave."""
+    """Make a call without a timeout that a rule drops, and leave."""
     faults.add(what="drop", function="*.acts.do")
     lost = rpc.rpc_async("worker1", acts.do, args=("lost",), timeout=0)
     rpc.shutdown(graceful=False)
@@ -472,7 +466,7 @@ def lose_and_leave(me: WorkerContext) -> str:
     return "an answer"
 
 
-def test_no_thread_and_no_file_is_left_after_the_end(url: str, rules: Path, tmp_path: Path) -> None:
+def test_no_thread_and_no_open_file_is_left(url: str, rules: Path, tmp_path: Path) -> None:
     env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(tmp_path / "log")}
     with Workers(1, env=env) as workers:
         workers.run(steps.join, url)
@@ -484,13 +478,13 @@ def test_no_thread_and_no_file_is_left_after_the_end(url: str, rules: Path, tmp_
 
 
 def hold_some(me: WorkerContext) -> None:
-    """Have the threads of the agent started."""
+    """Hold some calls, so that the agent starts its threads."""
     with faults.rule(what="delay", seconds=0.01, function="torch.ops.aten.add"):
         rpc.rpc_sync(me.name, torch.add, args=(torch.ones(1), 1))
 
 
 def look_around(me: WorkerContext, log: str) -> dict[str, Any]:
-    """Return the threads of Python, and whether the log is open."""
+    """Return the Python threads, and whether the log is open."""
     files = [
         str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
     ]
@@ -503,7 +497,7 @@ def look_around(me: WorkerContext, log: str) -> dict[str, Any]:
 # --- FAULTY_TENSORPIPE ----------------------------------------------------------------------------
 
 
-def test_the_options_of_faulty_tensorpipe_carry_rules_beside_its_own(url: str, rules: Path) -> None:
+def test_the_options_of_faulty_tensorpipe_accept_rules(url: str, rules: Path) -> None:
     with Workers(2) as workers:
         workers.run(
             steps.join,
@@ -518,7 +512,7 @@ def test_the_options_of_faulty_tensorpipe_carry_rules_beside_its_own(url: str, r
         workers.run(steps.leave)
 
 
-def test_the_options_of_faulty_tensorpipe_without_rules_put_nothing_in_front(url: str) -> None:
+def test_faulty_tensorpipe_without_rules_is_not_wrapped(url: str) -> None:
     with Workers(1) as workers:
         workers.run(steps.join, url, backend="FAULTY_TENSORPIPE")
 
@@ -526,7 +520,7 @@ def test_the_options_of_faulty_tensorpipe_without_rules_put_nothing_in_front(url
         workers.run(steps.leave)
 
 
-def test_rules_in_options_that_mean_nothing_are_refused(url: str) -> None:
+def test_invalid_rules_in_options_are_refused(url: str) -> None:
     with Workers(1) as workers:
         [error] = workers.errors(
             steps.join, url, backend="FAULTY_TENSORPIPE", rules=[{"what": "dorp"}]

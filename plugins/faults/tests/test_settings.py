@@ -1,4 +1,4 @@
-"""Environment variables and recordings that cannot be honoured."""
+"""Environment variables and recordings that are not valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpc_backends_faults.errors import RuleError
 
 
 @pytest.mark.parametrize("value", ["1", "true", "yes", "ON", "0", "off", "no", "False"])
-def test_a_switch_is_no_rule_file(value: str) -> None:
+def test_a_switch_is_not_a_rule_file(value: str) -> None:
     with pytest.raises(RuleError) as caught:
         settings.read({"RPC_BACKENDS_FAULTS": value})
 
@@ -23,7 +23,7 @@ def test_a_switch_is_no_rule_file(value: str) -> None:
     )
 
 
-def test_a_file_whose_name_looks_like_a_switch_is_given_by_its_path() -> None:
+def test_a_path_may_look_like_a_switch() -> None:
     assert settings.read({"RPC_BACKENDS_FAULTS": "./1"}).rules == Path("1")
 
 
@@ -38,7 +38,7 @@ def test_a_file_whose_name_looks_like_a_switch_is_given_by_its_path() -> None:
         ),
     ],
 )
-def test_an_unknown_variable_is_refused_with_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_variable_is_refused_with_a_suggestion(name: str, hint: str) -> None:
     with pytest.raises(RuleError) as caught:
         settings.read({name: "logs"})
 
@@ -46,12 +46,12 @@ def test_an_unknown_variable_is_refused_with_the_nearest(name: str, hint: str) -
     assert hint in str(caught.value)
 
 
-def test_an_unknown_variable_that_is_empty_counts_as_not_set() -> None:
+def test_an_empty_unknown_variable_is_ignored() -> None:
     assert not settings.read({"RPC_BACKENDS_FAULTS_LOGS": ""}).on
 
 
 @pytest.mark.parametrize("seed", ["x", "-1", "9" * 5000, str(2**63)])
-def test_a_seed_that_is_none_is_refused_with_the_variable(seed: str) -> None:
+def test_an_invalid_seed_is_refused_with_the_variable(seed: str) -> None:
     with pytest.raises(RuleError, match=r"RPC_BACKENDS_FAULTS_SEED=.* is not a valid seed"):
         settings.read({"RPC_BACKENDS_FAULTS_SEED": seed})
 
@@ -78,13 +78,13 @@ REQUEST: dict[str, Any] = {
 
 
 def write_log(path: Path, *events: Any) -> Path:
-    """Write a log that a complete line ends."""
+    """Write a log whose last line is complete."""
     lines = [json.dumps(event) if isinstance(event, dict) else event for event in events]
     path.write_text("\n".join([*lines, '{"event": "end of log"}']) + "\n")
     return path
 
 
-def test_a_sound_recording_is_read(tmp_path: Path) -> None:
+def test_a_valid_recording_is_read(tmp_path: Path) -> None:
     found = replay.read(write_log(tmp_path / "log.jsonl", START, REQUEST))
 
     assert found.seed == 1
@@ -135,9 +135,7 @@ def without(event: dict[str, Any], key: str) -> dict[str, Any]:
         ([f'{{"event": {"9" * 5000}}}'], "log.jsonl:1: this is not a line of an event log"),
     ],
 )
-def test_a_recording_that_cannot_be_honoured_is_refused(
-    tmp_path: Path, events: list[Any], said: str
-) -> None:
+def test_an_invalid_recording_is_refused(tmp_path: Path, events: list[Any], said: str) -> None:
     with pytest.raises(RuleError) as caught:
         replay.read(write_log(tmp_path / "log.jsonl", *events))
 

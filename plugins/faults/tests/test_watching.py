@@ -1,4 +1,4 @@
-"""A rule file that changes, breaks and goes while the program runs."""
+"""A rule file that changes, becomes invalid or disappears while the program runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def watch(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> Callable[[Callable[[RuleSet], None]], None]:
-    """Begin to watch."""
+    """Start to watch."""
     monkeypatch.setattr(watching, "INTERVAL", 0.01)
     caplog.set_level(logging.INFO, "rpc_backends.faults")
 
@@ -74,7 +74,7 @@ def wait_for(found: Callable[[], bool]) -> None:
         "fifo",
     ],
 )
-def test_a_broken_change_is_logged_and_its_correction_is_read(
+def test_an_invalid_change_is_logged_and_its_correction_loaded(
     path: Path,
     engine: Engine,
     watch: Callable[[], None],
@@ -95,7 +95,7 @@ def test_a_broken_change_is_logged_and_its_correction_is_read(
     wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
 
 
-def test_a_failure_of_the_watcher_itself_does_not_end_it(
+def test_a_failure_of_the_watcher_does_not_stop_it(
     path: Path,
     engine: Engine,
     watch: Callable[[Callable[[RuleSet], None]], None],
@@ -142,7 +142,7 @@ def test_a_file_that_becomes_readable_is_read_again(
     wait_for(lambda: "loaded changed fault rules" in caplog.text)
 
 
-def test_a_change_before_the_watch_begins_is_read(
+def test_a_change_before_the_watch_starts_is_read(
     path: Path, engine: Engine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(watching, "INTERVAL", 0.01)
@@ -154,7 +154,7 @@ def test_a_change_before_the_watch_begins_is_read(
     wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
 
 
-def test_what_is_wanted_has_the_files_state_from_before_it_was_read(
+def test_the_state_of_the_file_is_taken_before_reading(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = regular_files.state(path)
@@ -173,14 +173,14 @@ def test_what_is_wanted_has_the_files_state_from_before_it_was_read(
     assert found.seen == before != regular_files.state(path)
 
 
-def test_a_changed_seed_is_taken(path: Path, engine: Engine, watch: Callable[[], None]) -> None:
+def test_a_changed_seed_applies(path: Path, engine: Engine, watch: Callable[[], None]) -> None:
     watch()
     replace(path, f"seed = 5\n{OLD}")
 
     wait_for(lambda: engine.seed == 5)
 
 
-def test_a_changed_seed_does_not_go_before_the_variables(
+def test_a_changed_seed_does_not_override_the_variable(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(path))
@@ -194,7 +194,7 @@ def test_a_changed_seed_does_not_go_before_the_variables(
     assert (found.seed_with(0), found.seed_with(5)) == (9, 9)
 
 
-def test_a_program_that_goes_to_another_folder_is_still_served(
+def test_a_program_may_change_its_working_directory(
     path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     engine: Engine,

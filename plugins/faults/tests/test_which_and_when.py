@@ -1,4 +1,4 @@
-"""Which messages a rule is for, and when."""
+"""Which messages a rule matches, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILED = "RPCErr:2:Send attempt"
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    """Three workers whose agents are ready for rules."""
+    """Three workers with fault injection enabled."""
     with tempfile.TemporaryDirectory() as folder, Workers(3, seconds=300) as group:
         group.run(acts.join, f"file://{folder}/store", "TENSORPIPE")
         group.run(gather)  # imports this module everywhere, with its compiled function
@@ -35,7 +35,7 @@ def workers() -> Iterator[Workers]:
 
 
 class Holder:
-    """Has a method that is called by RPC."""
+    """A class with a method that RPC calls."""
 
     def method(self) -> str:
         return "method"
@@ -47,7 +47,7 @@ class Holder:
 
 @torch.jit.script
 def scripted(x: torch.Tensor) -> torch.Tensor:
-    """Compiled."""
+    """Return ``x + 1``, as a TorchScript function."""
     return x + 1
 
 
@@ -79,13 +79,13 @@ def remote_scripted(to: str) -> Any:
     return created(rpc.remote(to, scripted, args=(torch.ones(2),)))
 
 
-#: Torch marks the first RRef of a process that could not be created, whichever it is that could not
-#: be (the handlers of ``RRef::handleError`` are static, and have its address). So it has to live on.
+#: When an RRef cannot be created, torch always marks the first such RRef of the process (the handlers in
+#: ``RRef::handleError`` are static and keep its address). So that RRef must stay alive.
 _REFERENCES: list[Any] = []
 
 
 def created(held: Any) -> Any:
-    """Return the value of an RRef; its error, at once, if it could not be created."""
+    """Return the value of an RRef; raise its error at once if it could not be created."""
     _REFERENCES.append(held)
     held._get_future().wait()
     return held.to_here()
@@ -115,7 +115,7 @@ def backward(to: str) -> Any:
 def outcome(
     me: WorkerContext, act: Callable[[str], Any], rule: dict[str, Any], to: str = "worker1"
 ) -> str:
-    """Do something while a rule acts; say whether that failed by it."""
+    """Do something while a rule is active; return whether the rule made it fail."""
     with faults.rule(**rule):
         try:
             act(to)
@@ -133,7 +133,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("kind", ACTS)
-def test_a_rule_goes_by_type_and_function(workers: Workers, kind: str) -> None:
+def test_a_rule_matches_type_and_function(workers: Workers, kind: str) -> None:
     act, function = ACTS[kind]
 
     def tried(**which: Any) -> str:
@@ -149,7 +149,7 @@ def test_a_rule_goes_by_type_and_function(workers: Workers, kind: str) -> None:
 
 
 @pytest.mark.parametrize("act", [call_scripted, remote_scripted])
-def test_torchscript_functions_go_by_their_qualified_names(workers: Workers, act: Any) -> None:
+def test_torchscript_functions_match_by_qualified_name(workers: Workers, act: Any) -> None:
     rule = {"what": "fail", "function": "__torch__.*.scripted"}
 
     assert workers[0].call(outcome, act, rule) == "failed"
@@ -158,7 +158,7 @@ def test_torchscript_functions_go_by_their_qualified_names(workers: Workers, act
     )
 
 
-def test_static_methods_go_by_their_qualified_names(workers: Workers) -> None:
+def test_static_methods_match_by_qualified_name(workers: Workers) -> None:
     rule = {"what": "fail", "function": "*.test_which_and_when.Holder.static"}
 
     assert workers[0].call(outcome, call_static, rule) == "failed"
@@ -173,7 +173,7 @@ def test_static_methods_go_by_their_qualified_names(workers: Workers) -> None:
         (backward, "BACKWARD_AUTOGRAD_REQ", None),
     ],
 )
-def test_what_is_wrapped_for_autograd_and_profiling_goes_by_what_is_inside(
+def test_wrapped_messages_match_by_the_message_inside(
     workers: Workers, act: Any, kind: str, function: str | None
 ) -> None:
     rule = {"what": "fail", "message": kind, **({"function": function} if function else {})}
@@ -182,7 +182,7 @@ def test_what_is_wrapped_for_autograd_and_profiling_goes_by_what_is_inside(
     assert workers[0].call(outcome, act, {"what": "fail", "message": "RREF_*"}) == "done"
 
 
-def test_a_rule_goes_by_sender_and_receiver(workers: Workers) -> None:
+def test_a_rule_matches_sender_and_receiver(workers: Workers) -> None:
     def tried(index: int, to: str, **which: Any) -> str:
         said: str = workers[index].call(outcome, call_python, {"what": "fail", **which}, to)
         return said
@@ -196,7 +196,7 @@ def test_a_rule_goes_by_sender_and_receiver(workers: Workers) -> None:
 
 
 @pytest.mark.slow
-def test_the_calls_by_which_groups_start_and_stop_are_left_alone_unless_a_rule_wants_them(
+def test_housekeeping_calls_match_only_on_request(
     workers: Workers,
 ) -> None:
     workers.run(acts.add, {"what": "fail", "name": "all", "message": "PYTHON_CALL"})
@@ -213,7 +213,7 @@ def test_the_calls_by_which_groups_start_and_stop_are_left_alone_unless_a_rule_w
 
 
 def gather(me: WorkerContext) -> Any:
-    """Do what torch does at shutdown."""
+    """Make the calls that torch makes at shutdown."""
     return rpc.api._all_gather(me.index, timeout=5)
 
 
@@ -228,29 +228,29 @@ def failed(workers: Workers, whats: list[Any], **rule: Any) -> list[bool]:
     return [text.startswith("RPCErr:2:Send attempt") for text in said]
 
 
-def test_after_lets_some_pass_first(workers: Workers) -> None:
+def test_after_skips_the_first_messages(workers: Workers) -> None:
     assert failed(workers, [1, 2, 3, 4], after=2) == [False, False, True, True]
 
 
-def test_every_takes_one_of_so_many(workers: Workers) -> None:
+def test_every_selects_every_nth_message(workers: Workers) -> None:
     assert failed(workers, [1, 2, 3, 4, 5, 6], every=3) == [False, False, True] * 2
 
 
-def test_first_takes_the_first_of_those(workers: Workers) -> None:
+def test_first_limits_the_number_of_messages(workers: Workers) -> None:
     expected = [False, False, True, False, True, False, False]
     assert failed(workers, [1, 2, 3, 4, 5, 6, 7], after=1, every=2, first=2) == expected
 
 
-def test_a_budget_is_spent_once(workers: Workers) -> None:
+def test_a_budget_limits_the_number_of_faults(workers: Workers) -> None:
     assert failed(workers, list("abcdefgh"), every=2, budget=2) == [False, True] * 2 + [False] * 4
 
 
-def test_counts_can_be_for_each_payload(workers: Workers) -> None:
+def test_counts_can_be_per_payload(workers: Workers) -> None:
     expected = [True, True, False, True, False, True, False]
     assert failed(workers, ["a", "b", "a", "c", "b", "d", "d"], first=1, per="payload") == expected
 
 
-def test_counts_can_be_for_each_receiver(workers: Workers) -> None:
+def test_counts_can_be_per_receiver(workers: Workers) -> None:
     rule = {**OURS, "first": 1, "per": "pair"}
 
     assert workers[0].call(to_all, rule) == ["failed", "failed", "done", "done"]
@@ -270,28 +270,28 @@ def to_all(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_a_probability_is_about_kept(workers: Workers) -> None:
+def test_a_probability_is_kept_approximately(workers: Workers) -> None:
     count = sum(failed(workers, list(range(400)), probability=0.25))
 
     assert 60 < count < 140  # six standard deviations around 100
 
 
-def test_a_rule_can_act_from_a_time_on_and_until_a_time(workers: Workers) -> None:
-    # The group has been up for less than an hour, and more than no time.
+def test_a_rule_can_have_a_time_window(workers: Workers) -> None:
+    # The group has existed for more than zero seconds and less than an hour.
     assert failed(workers, [1], start=3600) == [False]
     assert failed(workers, [1], end=3600) == [True]
     assert failed(workers, [1], end=1e-9) == [False]
     assert failed(workers, [1], start=1e-9, end=3600) == [True]
 
 
-def test_a_rule_can_act_while_the_program_is_in_a_mark(workers: Workers) -> None:
+def test_a_rule_can_apply_only_inside_a_mark(workers: Workers) -> None:
     rule = {**OURS, "mark": "step-4?"}
 
     assert workers[0].call(through_marks, rule) == ["done", "failed", "failed", "failed", "done"]
 
 
 def through_marks(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
-    """Call outside of marks, in others, in one that fits, in one within it, and outside again."""
+    """Call outside marks, in other marks, in a matching mark, in a nested one, and outside again."""
     found = []
 
     def attempt() -> None:
@@ -312,12 +312,12 @@ def through_marks(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_messages_that_are_held_do_not_hold_up_each_other(workers: Workers) -> None:
+def test_held_messages_do_not_delay_each_other(workers: Workers) -> None:
     assert workers[0].call(start_many, 20) < 1.0 * 20
 
 
 def start_many(me: WorkerContext, many: int) -> float:
-    """Start calls that are held for a second each; return how long it took until all were known."""
+    """Start calls that are held for a second each; return how long all of them took together."""
     with faults.rule(what="delay", seconds=1.0, function="*.acts.do"):
         begin = time.monotonic()
         for held in [rpc.rpc_async("worker1", acts.do, args=(n,)) for n in range(many)]:

@@ -1,4 +1,4 @@
-"""Where the workers of these tests meet."""
+"""Fixtures: the store where the workers of these tests meet."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Meet over a file."""
+    """Return the URL of a file store."""
     return f"file://{tmp_path}/store"

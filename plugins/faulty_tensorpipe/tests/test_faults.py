@@ -1,4 +1,4 @@
-"""What FAULTY_TENSORPIPE fails and delays: as torch's own does."""
+"""FAULTY_TENSORPIPE fails and delays the same messages as torch's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answer(value: int) -> int:
 
 
 def attempt(me: WorkerContext, *values: int) -> list[str]:
-    """Call `answer` on the other worker with each value; return what became of each call."""
+    """Call `answer` on the other worker with each value; return the outcome of each call."""
     outcomes = []
     for value in values:
         try:
@@ -38,7 +38,7 @@ def attempt(me: WorkerContext, *values: int) -> list[str]:
 
 
 def text_of(error: RuntimeError | UnicodeDecodeError) -> str:
-    """Return the text of an error into which torch has put a pickled call, which need not be UTF-8."""
+    """Return the text of an error; torch adds a pickled call to it, which may not be valid UTF-8."""
     if isinstance(error, UnicodeDecodeError):
         return error.object.decode(errors="replace")
     return str(error)
@@ -59,7 +59,7 @@ def test_without_faults_every_worker_calls_every_other(url: str, size: int) -> N
         assert [worker.end() for worker in workers] == [0] * size
 
 
-def test_each_distinct_call_fails_so_often_and_then_goes_through(url: str) -> None:
+def test_each_distinct_call_fails_the_given_times_then_succeeds(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join, url, messages_to_fail=["PYTHON_CALL"], num_fail_sends=2)
 
@@ -69,7 +69,7 @@ def test_each_distinct_call_fails_so_often_and_then_goes_through(url: str) -> No
         workers.run(steps.leave, False)
 
 
-def test_a_failed_send_is_an_error_on_the_future_and_nothing_is_sent(url: str) -> None:
+def test_a_failed_send_fails_the_future_and_sends_nothing(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join, url, messages_to_fail=["PYTHON_CALL"], num_fail_sends=1)
 
@@ -105,7 +105,7 @@ def test_no_sends_fail_when_the_count_is_zero(url: str) -> None:
         workers.run(steps.leave, False)
 
 
-def test_a_delay_is_slept_on_the_calling_thread(url: str) -> None:
+def test_a_delay_sleeps_on_the_calling_thread(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join, url, messages_to_delay={"PYTHON_CALL": 0.4})
 
@@ -126,7 +126,7 @@ def time_async_calls(me: WorkerContext, count: int) -> tuple[float, float]:
 
 
 def time_builtin(me: WorkerContext) -> float:
-    """Make a call of another type (SCRIPT_CALL): the quickest of several, as the machine is busy."""
+    """Time a call of another type (SCRIPT_CALL): the fastest of several, because the machine is busy."""
     times = []
     for _ in range(5):
         begin = time.monotonic()
@@ -135,7 +135,7 @@ def time_builtin(me: WorkerContext) -> float:
     return min(times)
 
 
-def test_a_call_within_an_autograd_context_is_of_another_type(url: str) -> None:
+def test_a_call_in_an_autograd_context_has_another_type(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join, url, messages_to_fail=["PYTHON_CALL"], num_fail_sends=1)
 
@@ -155,7 +155,7 @@ def call_in_context(me: WorkerContext) -> float:
 
 
 @pytest.mark.parametrize("again", [{0: 0, 1: 1}, {0: 1, 1: 0}], ids=["same ranks", "other ranks"])
-def test_faults_are_those_of_each_group(url: str, again: dict[int, int]) -> None:
+def test_each_group_has_its_own_faults(url: str, again: dict[int, int]) -> None:
     with Workers(2) as workers:
         workers.run(join, url, messages_to_fail=["PYTHON_CALL"], num_fail_sends=1)
         assert workers[0].call(attempt, 1) == ["failed"]

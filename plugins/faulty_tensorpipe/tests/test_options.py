@@ -1,4 +1,4 @@
-"""The options of FAULTY_TENSORPIPE: a default for each, and errors that say what to write instead."""
+"""The options of FAULTY_TENSORPIPE: their defaults, and errors that name the valid values."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def test_every_known_message_type_can_be_failed_and_delayed(url: str) -> None:
     [{"messages_to_fail": ["PYTHON_CAL"]}, {"messages_to_delay": {"PYTHON_CAL": 1.0}}],
     ids=["fail", "delay"],
 )
-def test_an_unknown_message_type_is_an_error_with_the_nearest_and_the_list(
+def test_an_unknown_message_type_is_an_error_with_suggestions(
     options: dict[str, Any],
 ) -> None:
-    """Torch says no more than "No mapping to rpc::MessageType exists"."""
+    """Torch's error is only "No mapping to rpc::MessageType exists"."""
     with Workers(1) as workers:
         (failure,) = workers.errors(construct, **options)
 
@@ -96,7 +96,7 @@ def test_an_unknown_message_type_is_an_error_with_the_nearest_and_the_list(
 
 
 @pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf"), "soon"])
-def test_a_delay_that_is_no_number_of_seconds_is_an_error(seconds: Any) -> None:
+def test_a_delay_that_is_not_seconds_is_an_error(seconds: Any) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(construct, messages_to_delay={"PYTHON_CALL": seconds})
 
@@ -107,7 +107,7 @@ def test_a_delay_that_is_no_number_of_seconds_is_an_error(seconds: Any) -> None:
 @pytest.mark.parametrize(
     ("count", "kind"), [(-1, "ValueError"), (1.5, "TypeError"), ("2", "TypeError")]
 )
-def test_a_count_that_is_negative_or_no_int_is_an_error(count: Any, kind: str) -> None:
+def test_a_count_that_is_negative_or_not_an_int_is_an_error(count: Any, kind: str) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(construct, num_fail_sends=count)
 
@@ -115,7 +115,7 @@ def test_a_count_that_is_negative_or_no_int_is_an_error(count: Any, kind: str) -
         assert f"num_fail_sends is {count!r}" in failure.text
 
 
-def test_one_string_in_place_of_a_list_is_an_error() -> None:
+def test_a_string_instead_of_a_list_is_an_error() -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(construct, messages_to_fail="PYTHON_CALL")
 

@@ -1,4 +1,4 @@
-"""Where the workers of these tests meet."""
+"""Fixtures: the store where the workers of these tests meet."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from support.steps import Meeting, meeting
 
 @pytest.fixture(params=["file", "tcp"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]:
-    """Meet over a file, and over TCP with rank 0 as host."""
+    """Return a meeting place over a file, and one over TCP with rank 0 as host."""
     with meeting(request.param, tmp_path) as place:
         yield place
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Meet over a file, for tests in which it does not matter."""
+    """Return the URL of a file store, for tests where the kind of store does not matter."""
     return f"file://{tmp_path}/store"

@@ -1,4 +1,4 @@
-"""Broadcasts of a change, and which of them a member believes."""
+"""Broadcasts of membership updates, and which of them a member accepts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc_backend_tensorpipe import broadcast
+from rpc_backend_tensorpipe import broadcast, liveness
 from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
 
+ID = 3
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 TEXT = b'{"version": 7}'
+QUESTION = broadcast.question(ID, KEY)
 
 
 class Member:
-    """A listener, and what came to it."""
+    """A listener, and the broadcasts that it accepted."""
 
     def __init__(self, key: bytes = KEY, host: str = "127.0.0.1") -> None:
         self.key = key
@@ -31,7 +33,7 @@ class Member:
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            broadcast.receive(connection, self.key, self.taken.append)
+            broadcast.receive(connection, self.key, ID, self.taken.append)
         finally:
             self.read.release()
 
@@ -45,7 +47,7 @@ def member() -> Iterator[Member]:
 
 @contextlib.contextmanager
 def somebody(address: tuple[str, int], *sent: bytes) -> Iterator[socket.socket]:
-    """Connect to a member, and send something."""
+    """Connect to a member and send some bytes."""
     with socket.create_connection(address, 10) as connection:
         for piece in sent:
             connection.sendall(piece)
@@ -53,15 +55,15 @@ def somebody(address: tuple[str, int], *sent: bytes) -> Iterator[socket.socket]:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Say no more; return whether the other side hangs up: with a reset, if it left a part unread."""
+    """Stop sending; return whether the other side closes the connection (a reset if data was unread)."""
     try:
         connection.shutdown(socket.SHUT_WR)
         return connection.recv(1) == b""
-    except OSError as error:  # a reset, seen by either; no timeout
+    except OSError as error:  # a reset, noticed by either call; not a timeout
         return error.errno in (errno.ECONNRESET, errno.ENOTCONN)
 
 
-def test_all_are_told_at_once_and_each_answers_for_itself(member: Member) -> None:
+def test_each_address_gets_the_broadcast_and_its_own_result(member: Member) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gone = listener.getsockname()
     other = Member()
@@ -74,23 +76,23 @@ def test_all_are_told_at_once_and_each_answers_for_itself(member: Member) -> Non
     assert member.taken == other.taken == [TEXT]
 
 
-def test_a_list_that_does_not_fit_in_the_sockets_buffers_arrives_whole(member: Member) -> None:
+def test_a_list_larger_than_the_socket_buffers_arrives_whole(member: Member) -> None:
     text = bytes(range(256)) * (1 << 14)
 
     assert broadcast.send_to_all([member.address], broadcast.sealed(text, KEY), 30) == [True]
     assert member.taken == [text]
 
 
-def test_nobody_to_tell_is_told_at_once() -> None:
+def test_a_broadcast_to_no_address_returns_at_once() -> None:
     assert broadcast.send_to_all([], broadcast.sealed(TEXT, KEY), 0) == []
 
 
-def test_who_does_not_have_the_key_of_the_group_is_not_believed(member: Member) -> None:
+def test_a_message_with_another_key_is_rejected(member: Member) -> None:
     assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, OTHER_KEY), 10) == [False]
     assert member.taken == []
 
 
-def test_who_changes_one_bit_on_the_way_is_not_believed(member: Member) -> None:
+def test_a_message_with_a_changed_bit_is_rejected(member: Member) -> None:
     message = bytearray(broadcast.sealed(TEXT, KEY))
     message[-1] ^= 1
 
@@ -107,7 +109,7 @@ def test_who_changes_one_bit_on_the_way_is_not_believed(member: Member) -> None:
         pytest.param(struct.pack("!I", 0xFFFFFFFF) + b"x" * 64, id="a length of 4 GiB"),
     ],
 )
-def test_what_is_no_message_costs_its_connection_and_no_other(member: Member, sent: bytes) -> None:
+def test_an_invalid_message_closes_only_its_connection(member: Member, sent: bytes) -> None:
     with somebody(member.address, sent) as connection:
         assert hung_up(connection)
 
@@ -115,7 +117,7 @@ def test_what_is_no_message_costs_its_connection_and_no_other(member: Member, se
     assert member.taken == [TEXT]
 
 
-def test_who_is_slow_keeps_nobody_else_waiting(member: Member) -> None:
+def test_a_slow_sender_does_not_block_others(member: Member) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(somebody(member.address, b"\0"))
@@ -123,20 +125,33 @@ def test_who_is_slow_keeps_nobody_else_waiting(member: Member) -> None:
         assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, KEY), 3) == [True]
 
 
-def test_looking_whether_a_member_lives_is_no_message(member: Member) -> None:
-    assert is_alive(member.address)
+def test_a_liveness_check_is_not_a_broadcast(member: Member) -> None:
+    assert is_alive(member.address, QUESTION)
     assert member.read.acquire(timeout=10)
     assert member.taken == []
+
+
+def test_a_member_that_does_not_respond_may_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as suspended:
+        assert is_alive(suspended.getsockname(), QUESTION)
+
+
+@pytest.mark.parametrize(
+    "asked", [broadcast.question(ID + 1, KEY), broadcast.question(ID, OTHER_KEY)]
+)
+def test_a_member_whose_port_was_reused_is_gone(member: Member, asked: bytes) -> None:
+    assert not is_alive(member.address, asked)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
     before = set(threading.enumerate())
     one = Member(host=host)
-    with somebody(one.address, b"\0"):  # it is being read
+    with somebody(one.address, b"\0"):  # the listener is reading it
         one.listener.close()
         deadline = time.monotonic() + 10
         while set(threading.enumerate()) - before and time.monotonic() < deadline:
             time.sleep(0.01)
     assert not set(threading.enumerate()) - before
-    assert not is_alive(one.address)
+    assert not is_alive(one.address, QUESTION)

@@ -1,6 +1,6 @@
-"""Device maps that do not fit: the same error for everybody who depends on them, and nobody waits.
+"""Inconsistent device maps: all affected workers get the same error, and no worker waits.
 
-The devices named here exist on no machine, so these tests need none.
+The devices named here exist on no machine, so these tests need no accelerator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from support.workers import Workers
 
 pytestmark = pytest.mark.slow
 
-# What one worker says wrongly, and what all must read.
+# The wrong options of one worker, and the error that all must get.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "source device": (
         {"device_maps": {"worker0": {"cuda:100": "cuda:100"}}},
@@ -55,7 +55,7 @@ def test_every_worker_of_a_static_group_gets_the_same_error_at_once(
         assert workers.run(steps.is_running) == [False] * 3
 
 
-def test_the_same_processes_can_form_a_static_group_after_that(where: Meeting) -> None:
+def test_the_same_processes_can_form_a_group_afterwards(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         workers.errors(steps.join, where.url, only={1: {"devices": ["cuda:100"]}})
 
@@ -68,10 +68,10 @@ def test_the_same_processes_can_form_a_static_group_after_that(where: Meeting) -
         workers.run(steps.leave)
 
 
-# In a dynamic group a map to a worker that has yet to come is no error.
+# In a dynamic group, a map to a worker that has not joined yet is not an error.
 @pytest.mark.parametrize("wrong", [wrong for wrong in WRONG if wrong != "target worker"])
 def test_only_the_joiner_of_a_dynamic_group_gets_the_error(wrong: str, where: Meeting) -> None:
-    """With stock torch the joiner hangs, and so does everybody who comes after it."""
+    """With stock torch the joiner hangs, and so do all later joiners."""
     options, text = WRONG[wrong]
     with Workers(3, env=where.env) as workers:
         workers[0].call(steps.join_dynamic, where.url)
@@ -84,7 +84,7 @@ def test_only_the_joiner_of_a_dynamic_group_gets_the_error(wrong: str, where: Me
         assert not workers[1].call(steps.is_running)
         assert workers[0].call(steps.members) == {"worker0": 0}
 
-        # The group goes on: another worker joins, and so does this one with its error mended.
+        # The group still works: another worker joins, and so does this one with correct options.
         workers[2].call(steps.join_dynamic, where.url)
         workers[1].call(steps.join_dynamic, where.url)
 
@@ -93,8 +93,8 @@ def test_only_the_joiner_of_a_dynamic_group_gets_the_error(wrong: str, where: Me
         workers.run(steps.leave)
 
 
-def test_a_map_that_does_not_fit_who_joins_later_fails_the_later_one(where: Meeting) -> None:
-    """Whether the map fits shows when its target comes, and who is there has done nothing wrong."""
+def test_a_map_that_a_later_joiner_contradicts_fails_the_joiner(where: Meeting) -> None:
+    """The map can only be checked when its target joins; the existing member is not at fault."""
     with Workers(2, env=where.env) as workers:
         workers[0].call(steps.join_dynamic, where.url, device_maps={"worker1": {"cpu": "cuda:100"}})
 

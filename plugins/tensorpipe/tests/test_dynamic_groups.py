@@ -1,4 +1,4 @@
-"""Dynamic groups: workers join, leave and come back while the others work."""
+"""Dynamic groups: workers join, leave and rejoin while the others work."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from support.workers import Done, Failure, WorkerContext, Workers
 
 
 def everybody(*names: str) -> dict[str, str]:
-    """Return what `steps.call_all` does when all of ``names`` answer under their own name."""
+    """Return the result of `steps.call_all` if each of ``names`` returns its own name."""
     return {name: name for name in sorted(names)}
 
 
 def assert_all_call_all(workers: Workers, *names: str, on: list[int] | None = None) -> None:
-    """Check that the members are ``names``, that each calls all, and that a gather spans them."""
+    """Check that the members are ``names``, that each calls all, and that a gather includes all."""
     results = workers.run(steps.call_all, on=on)
     assert results == [everybody(*names)] * len(names)
     gathered = workers.run(steps.gather, "here", on=on)
@@ -49,7 +49,7 @@ def test_six_workers_join_at_once(where: Meeting) -> None:
         workers.run(steps.leave)
 
 
-def test_several_workers_leave_at_once_and_the_others_go_on(where: Meeting) -> None:
+def test_others_go_on_when_several_workers_leave_at_once(where: Meeting) -> None:
     with Workers(5, env=where.env) as workers:
         workers.run(join_dynamic, where.url)
 
@@ -79,8 +79,8 @@ def test_workers_leave_while_others_join(where: Meeting) -> None:
     ids=["same rank and name", "another rank", "another name", "another rank and name"],
 )
 @pytest.mark.parametrize("process", ["same process", "new process"])
-def test_a_worker_that_left_comes_back(where: Meeting, process: str, again: dict[str, Any]) -> None:
-    """With stock torch it meets dead pipes ("eof"), or is not found."""
+def test_a_worker_that_left_rejoins(where: Meeting, process: str, again: dict[str, Any]) -> None:
+    """With stock torch its calls fail on dead pipes ("eof"), or it is not found."""
     name = again.get("name", "worker1")
     rank = again.get("rank", 1)
     with Workers(3, env=where.env) as workers:
@@ -118,8 +118,8 @@ def test_rrefs_and_autograd_work_with_a_worker_that_was_replaced(url: str) -> No
         workers.run(steps.leave, on=[0, 2])
 
 
-def test_what_a_program_knows_of_a_worker_can_be_handed_on(url: str) -> None:
-    """A ``WorkerInfo`` is good to call in another process too, also of a worker that came back."""
+def test_a_worker_info_is_valid_in_another_process(url: str) -> None:
+    """This includes the ``WorkerInfo`` of a worker that has rejoined."""
     with Workers(3) as workers:
         workers.run(join_dynamic, url)
         workers[1].call(steps.leave)
@@ -138,7 +138,7 @@ def pass_on(to: rpc.WorkerInfo) -> str:
     return str(rpc.rpc_sync(to, steps.who))
 
 
-def test_a_worker_that_leaves_finishes_what_it_serves(url: str) -> None:
+def test_a_leaving_worker_finishes_the_requests_it_serves(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join_dynamic, url)
         calling = workers[0].start(call_and_tell, "worker1")
@@ -170,7 +170,7 @@ def serve_slowly(caller: str) -> str:
     return "served"
 
 
-def test_a_worker_that_leaves_gets_the_answers_it_waits_for(url: str) -> None:
+def test_a_leaving_worker_gets_its_pending_responses(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join_dynamic, url)
 
@@ -191,7 +191,7 @@ def answer_slowly() -> str:
     return "served"
 
 
-def test_a_worker_leaves_and_comes_back_many_times(where: Meeting) -> None:
+def test_a_worker_leaves_and_rejoins_many_times(where: Meeting) -> None:
     with Workers(2, env=where.env) as workers:
         workers[0].call(join_dynamic, where.url)
         for _ in range(5):
@@ -201,8 +201,8 @@ def test_a_worker_leaves_and_comes_back_many_times(where: Meeting) -> None:
         workers[0].call(steps.leave)
 
 
-def test_the_first_worker_may_leave_and_come_back(where: Meeting) -> None:
-    """It is the one that hosts a TCP store."""
+def test_the_first_worker_may_leave_and_rejoin(where: Meeting) -> None:
+    """The first worker hosts the TCP store."""
     with Workers(3, env=where.env) as workers:
         workers.run(join_dynamic, where.url, on=[0, 1])
         workers[0].call(steps.leave)
@@ -215,7 +215,7 @@ def test_the_first_worker_may_leave_and_come_back(where: Meeting) -> None:
         workers.run(steps.leave)
 
 
-def test_the_first_worker_may_come_back_under_another_rank(where: Meeting) -> None:
+def test_the_first_worker_may_rejoin_with_another_rank(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         workers.run(join_dynamic, where.url, on=[0, 1])
         workers[0].call(steps.leave)
@@ -228,7 +228,7 @@ def test_the_first_worker_may_come_back_under_another_rank(where: Meeting) -> No
         workers.run(steps.leave)
 
 
-def test_when_all_have_left_a_new_group_can_begin(where: Meeting) -> None:
+def test_a_new_group_can_form_after_all_have_left(where: Meeting) -> None:
     with Workers(2, env=where.env) as workers:
         for _ in range(3):
             workers.run(join_dynamic, where.url)
@@ -236,8 +236,8 @@ def test_when_all_have_left_a_new_group_can_begin(where: Meeting) -> None:
             workers.run(steps.leave)
 
 
-def test_a_killed_member_is_taken_off_the_list_by_the_next_to_join(url: str) -> None:
-    """With stock torch it stays, and whoever joins is refused by its address."""
+def test_the_next_joiner_removes_a_killed_member(url: str) -> None:
+    """With stock torch the killed member stays, and joiners fail when they connect to its address."""
     with Workers(4) as workers:
         workers.run(join_dynamic, url, on=[0, 1, 2])
         workers[1].kill()
@@ -251,7 +251,7 @@ def test_a_killed_member_is_taken_off_the_list_by_the_next_to_join(url: str) -> 
         workers.run(steps.leave)
 
 
-def test_a_group_whose_members_were_all_killed_can_be_started_again(tmp_path: Path) -> None:
+def test_a_group_can_restart_after_all_members_were_killed(tmp_path: Path) -> None:
     with steps.meeting("agent", tmp_path) as where, Workers(3, env=where.env) as workers:
         workers.run(join_dynamic, where.url)
         for worker in workers:
@@ -265,7 +265,7 @@ def test_a_group_whose_members_were_all_killed_can_be_started_again(tmp_path: Pa
         workers.run(steps.leave)
 
 
-def test_a_killed_member_is_replaced_under_its_name_and_rank(url: str) -> None:
+def test_a_killed_member_can_be_replaced_with_its_name_and_rank(url: str) -> None:
     with Workers(3) as workers:
         workers.run(join_dynamic, url)
         workers[1].kill()
@@ -278,7 +278,7 @@ def test_a_killed_member_is_replaced_under_its_name_and_rank(url: str) -> None:
         workers.run(steps.leave)
 
 
-def test_leaving_does_not_wait_for_a_member_that_was_killed(url: str) -> None:
+def test_leaving_does_not_wait_for_a_killed_member(url: str) -> None:
     with Workers(3) as workers:
         workers.run(join_dynamic, url)
         workers[1].kill()
@@ -296,7 +296,7 @@ def test_leaving_does_not_wait_for_a_member_that_was_killed(url: str) -> None:
     [({"name": "worker0"}, "name worker0 is not unique"), ({"rank": 0}, "rank 0 is not unique")],
     ids=["name", "rank"],
 )
-def test_a_joiner_whose_name_or_rank_is_taken_is_refused_and_the_group_is_as_before(
+def test_a_joiner_with_a_taken_name_or_rank_is_refused(
     url: str, taken: dict[str, Any], text: str
 ) -> None:
     with Workers(3) as workers:
@@ -309,13 +309,13 @@ def test_a_joiner_whose_name_or_rank_is_taken_is_refused_and_the_group_is_as_bef
         assert failure.seconds < AT_ONCE
         assert not workers[2].call(steps.is_running)
         assert_all_call_all(workers, "worker0", "worker1", on=[0, 1])
-        # Nothing that others wait for was kept, and the same process may try again.
+        # The failed join blocks no other worker, and the same process may try again.
         workers[2].call(join_dynamic, url)
         assert_all_call_all(workers, "worker0", "worker1", "worker2")
         workers.run(steps.leave)
 
 
-def test_of_several_that_join_at_once_under_one_name_one_is_let_in(url: str) -> None:
+def test_only_one_of_several_joiners_with_one_name_succeeds(url: str) -> None:
     with Workers(4) as workers:
         workers[0].call(join_dynamic, url)
 
@@ -333,7 +333,7 @@ def test_of_several_that_join_at_once_under_one_name_one_is_let_in(url: str) -> 
 
 
 @pytest.mark.slow
-def test_workers_that_come_and_go_all_the_time_end_up_as_one_group(where: Meeting) -> None:
+def test_workers_that_keep_joining_and_leaving_end_as_one_group(where: Meeting) -> None:
     with Workers(5, env=where.env, seconds=120) as workers:
         workers[0].call(join_dynamic, where.url)
 
@@ -351,7 +351,7 @@ def come_and_go(me: WorkerContext, url: str, times: int) -> None:
             rpc.shutdown()
 
 
-def test_members_go_on_and_leave_when_the_host_of_the_store_was_killed(tmp_path: Path) -> None:
+def test_members_go_on_and_leave_after_the_store_host_is_killed(tmp_path: Path) -> None:
     with steps.meeting("tcp", tmp_path) as where, Workers(3, env=where.env) as workers:
         workers.run(join_dynamic, where.url)
         workers[0].kill()
@@ -364,8 +364,8 @@ def test_members_go_on_and_leave_when_the_host_of_the_store_was_killed(tmp_path:
         assert workers.run(steps.is_running) == [False, False]
 
 
-def test_a_worker_that_is_killed_while_it_joins_stops_nobody(url: str) -> None:
-    """With stock torch it keeps the token, and everybody after it waits for the store's timeout."""
+def test_a_worker_killed_while_joining_blocks_no_other(url: str) -> None:
+    """With stock torch it keeps the token, and all later joiners wait for the store's timeout."""
     with Workers(3) as workers:
         workers[0].call(join_dynamic, url)
         joining = workers[1].start(join_and_stop_before_telling, url)
@@ -391,7 +391,7 @@ def join_and_stop_before_telling(me: WorkerContext, url: str) -> None:
     join_dynamic(me, url)
 
 
-def test_a_worker_that_fails_while_it_joins_is_no_member_afterwards(url: str) -> None:
+def test_a_worker_that_fails_while_joining_is_not_a_member(url: str) -> None:
     with Workers(3) as workers:
         workers[0].call(join_dynamic, url)
 
@@ -442,7 +442,7 @@ def test_a_timeout_of_zero_means_never(url: str) -> None:
         workers.run(steps.leave)
 
 
-def test_a_worker_that_has_left_is_a_runtime_error_and_no_wait(url: str) -> None:
+def test_a_call_to_a_worker_that_left_fails_at_once(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join_dynamic, url)
         workers[1].call(steps.leave)
@@ -483,7 +483,7 @@ def keep_rref(me: WorkerContext, to: str) -> None:
     me.memory["rref"].to_here()
 
 
-def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:
+def test_a_shutdown_that_is_not_graceful_does_not_wait(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join_dynamic, url)
 
@@ -491,6 +491,22 @@ def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:
         workers[1].call(steps.leave, False)
 
         assert [worker.end() for worker in workers] == [0, 0]
+
+
+def listed(me: WorkerContext) -> list[str]:
+    """Return the names on the list in the store."""
+    return sorted(rpc.api._get_current_rpc_agent().membership.remove([]).peers)
+
+
+def test_a_shutdown_that_is_not_graceful_leaves_the_list(url: str) -> None:
+    """If it stayed on the list, another process could get the port of its address."""
+    with Workers(2) as workers:
+        workers.run(join_dynamic, url)
+        assert workers[0].call(listed) == ["worker0", "worker1"]
+
+        workers[1].call(steps.leave, False)
+
+        assert workers[0].call(listed) == ["worker0"]
 
 
 @pytest.mark.parametrize("first", ["static", "dynamic"])

@@ -1,4 +1,4 @@
-"""Every option of TENSORPIPE arrives at its agent; none is lost or ignored."""
+"""Every option of TENSORPIPE reaches the agent; none is lost or ignored."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_transports_arrive(url: str) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, url, _transports=None, only={0: {"_transports": ["uv"]}})
 
-        # Shared memory is a transport: who does not use it has none.
+        # Shared memory is a transport, so a worker without it opens no shared memory.
         assert [any("tensorpipe_shm" in file for file in one.files) for one in opened(workers)] == [
             False,
             True,
@@ -67,7 +67,7 @@ def opened(workers: Workers) -> list[resource_leaks.Open]:
 
 
 @pytest.mark.parametrize("option", ["_transports", "_channels"])
-def test_transports_and_channels_that_tensorpipe_lacks_are_refused(url: str, option: str) -> None:
+def test_unknown_transports_and_channels_are_refused(url: str, option: str) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(steps.join, url, **{option: ["pigeon"]})
 
@@ -88,7 +88,7 @@ def test_device_maps_arrive(url: str) -> None:
 
 
 def test_devices_arrive(url: str) -> None:
-    # There is no such device on any machine, so it is the error that shows that it arrived.
+    # No machine has this device, so the error shows that the option arrived.
     with Workers(1) as workers:
         (failure,) = workers.errors(steps.join, url, devices=["cuda:100"])
 
@@ -112,7 +112,7 @@ def test_a_negative_timeout_is_an_error(url: str) -> None:
         assert "must be non-negative" in failure.text
 
 
-def test_options_of_torchs_class_are_used_as_they_are(url: str) -> None:
+def test_options_of_torchs_class_are_used_unchanged(url: str) -> None:
     with Workers(2) as workers:
         workers.run(join_with_torchs_options, url)
 

@@ -1,4 +1,4 @@
-"""Static groups: every worker there from the start, and stopping together."""
+"""Static groups: all workers start and stop together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import WorkerContext, Workers
 
-# All that torch documents for a name, at the length it allows.
+# All characters that torch documents for a name, at the longest length that it allows.
 LONGEST_NAME = (string.ascii_letters + string.digits + "_:-" * 30)[:127]
 
 
@@ -34,8 +34,8 @@ def test_every_worker_calls_every_other(where: Meeting, size: int) -> None:
         assert [worker.end() for worker in workers] == [0] * size
 
 
-def test_calls_may_be_made_at_once_when_init_returns(where: Meeting) -> None:
-    """Whoever is through first must find the others ready to serve, and to gather."""
+def test_calls_work_as_soon_as_init_returns(where: Meeting) -> None:
+    """The first worker whose init returns finds the others ready for calls and gathers."""
     with Workers(4, env=where.env) as workers:
         everybody = [f"worker{rank}" for rank in range(4)]
         for _ in range(3):
@@ -61,8 +61,8 @@ def test_rrefs_and_distributed_autograd_work(url: str) -> None:
         workers.run(steps.leave)
 
 
-def test_starting_warns_of_nothing_and_makes_no_gloo_process_group(url: str) -> None:
-    """Stock torch makes one, in the way that it calls deprecated (pytorch issue 149393)."""
+def test_a_start_warns_of_nothing_and_makes_no_gloo_group(url: str) -> None:
+    """Stock torch makes one with a call that it deprecates itself (pytorch issue 149393)."""
     with Workers(2) as workers:
         workers.run(start_strictly, url)
         workers.run(steps.leave)
@@ -80,7 +80,7 @@ def start_strictly(me: WorkerContext, url: str) -> None:
         steps.join(me, url)
 
 
-def test_names_may_have_every_character_and_the_length_that_torch_documents(url: str) -> None:
+def test_names_may_use_all_documented_characters_and_lengths(url: str) -> None:
     names = ["a-b:c_D9", LONGEST_NAME]
     with Workers(2) as workers:
         workers.run(steps.join, url, only={i: {"name": name} for i, name in enumerate(names)})
@@ -91,7 +91,7 @@ def test_names_may_have_every_character_and_the_length_that_torch_documents(url:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "ä", LONGEST_NAME + "x"])
-def test_other_names_are_refused_before_anybody_waits(url: str, name: str) -> None:
+def test_other_names_are_refused_at_once(url: str, name: str) -> None:
     with Workers(2) as workers:
         failure = workers[0].start(steps.join, url, name=name).error()
 
@@ -100,7 +100,7 @@ def test_other_names_are_refused_before_anybody_waits(url: str, name: str) -> No
 
 
 def test_a_timeout_of_zero_means_that_calls_never_time_out(where: Meeting) -> None:
-    """Stock torch hands the 0 to the store as well, and fails at once."""
+    """Stock torch also passes the 0 to the store, and fails at once."""
     with Workers(2, env=where.env) as workers:
         workers.run(steps.join, where.url, rpc_timeout=0)
 
@@ -132,7 +132,7 @@ def release(me: WorkerContext) -> bool:
     return arrived
 
 
-def test_workers_are_known_by_name_by_rank_and_as_oneself(url: str) -> None:
+def test_worker_infos_by_name_by_rank_and_of_oneself(url: str) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, url)
 
@@ -152,7 +152,7 @@ def known_workers(me: WorkerContext) -> list[tuple[str, int]]:
 
 
 def test_rank_and_world_size_may_be_any_integer(url: str) -> None:
-    """Torch takes every ``numbers.Integral``; programs read them from arrays."""
+    """Torch accepts every ``numbers.Integral``; programs read these values from arrays."""
     with Workers(2) as workers:
         workers.run(join_with_numpy, url)
 
@@ -194,7 +194,7 @@ def test_shutdown_takes_graceful_and_timeout_by_position(url: str) -> None:
         assert workers.run(steps.is_running) == [False, False]
 
 
-def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:
+def test_a_shutdown_that_is_not_graceful_does_not_wait(url: str) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, url)
 
@@ -207,7 +207,7 @@ def test_shutdown_that_is_not_graceful_waits_for_nobody(url: str) -> None:
         assert [worker.end() for worker in workers] == [0, 0]
 
 
-def test_shutdown_of_what_was_not_started_is_torchs_error() -> None:
+def test_shutdown_without_a_start_is_torchs_error() -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(steps.leave)
 
@@ -224,7 +224,7 @@ def test_a_program_may_end_without_a_shutdown(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_graceful_shutdown_gives_up_on_a_killed_worker_after_its_timeout(url: str) -> None:
+def test_a_graceful_shutdown_times_out_on_a_killed_worker(url: str) -> None:
     with Workers(3) as workers:
         workers.run(steps.join, url)
         workers[1].kill()
@@ -233,7 +233,7 @@ def test_a_graceful_shutdown_gives_up_on_a_killed_worker_after_its_timeout(url: 
 
         assert max(failure.seconds for failure in failures) < AT_ONCE
         assert workers.run(steps.is_running) == [False, False]
-        # The other two may go on in a group of their own.
+        # The other two can form a new group.
         workers.run(steps.join, url, world_size=2, only={2: {"rank": 1}})
         assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker2": "worker2"}] * 2
         workers.run(steps.leave)
@@ -254,7 +254,7 @@ def test_a_graceful_shutdown_waits_for_all_workers_and_their_work(url: str) -> N
 
 def begin_call(me: WorkerContext, to: str) -> None:
     me.memory["call"] = rpc.rpc_async(to, wait_for_release)
-    # Python results cannot be unpickled after a shutdown, so it is fetched as it comes.
+    # Results cannot be unpickled after a shutdown, so this fetches the result when it arrives.
     me.memory["result"] = me.memory["call"].then(lambda done: done.value())
 
 
@@ -278,7 +278,7 @@ def test_tensors_and_scripts_and_errors_travel(url: str) -> None:
 
 @pytest.mark.thorough
 def test_64_workers_of_one_host_start_and_stop(url: str) -> None:
-    """More than can connect to one of them at the same time, so nobody has to at the start or the end."""
+    """They would be too many to connect to one worker at the same time, so no start or stop does that."""
     with Workers(64, seconds=300) as workers:
         workers.run(steps.join, url)
         workers.run(steps.leave)

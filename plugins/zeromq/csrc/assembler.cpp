@@ -65,7 +65,7 @@ std::vector<Frame> read_rest(Frame first, Socket& socket) {
       break;
     }
     more = frame.more();
-    if (frames.size() <= 2 * kMostParts) {
+    if (frames.size() <= 2 * kMaxParts) {
       frames.push_back(std::move(frame));
     }
   }
@@ -181,7 +181,7 @@ Assembler::Outcome Assembler::take_piece(std::vector<Frame> frames) {
 // Throws if the message cannot be what its head says. Afterwards all sizes fit.
 void Assembler::check(Frame& head, std::vector<Frame>& frames) const {
   const size_t count = header_of(head).count;
-  if (count > kMostParts || begin_of_parts(count) > head.size()) {
+  if (count > kMaxParts || begin_of_parts(count) > head.size()) {
     throw Malformed("a message has more parts than it can have");
   }
   size_t end = begin_of_parts(count);

@@ -29,16 +29,16 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> release_;
 };
 
-class PythonsTransport final : public ZeroMQTransport,
-                               public std::enable_shared_from_this<PythonsTransport> {
+class PythonTransport final : public ZeroMQTransport,
+                               public std::enable_shared_from_this<PythonTransport> {
  public:
-  PythonsTransport(const Settings& settings, Asker::OnUnknownKey on_unknown_key, Asker::OnRefused on_refused)
+  PythonTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
       : ZeroMQTransport(settings, std::move(on_unknown_key), std::move(on_refused)) {
     std::lock_guard<std::mutex> lock(mutex());
     all().insert(this);
   }
 
-  ~PythonsTransport() override {
+  ~PythonTransport() override {
     {
       std::lock_guard<std::mutex> lock(mutex());
       all().erase(this);
@@ -55,7 +55,7 @@ class PythonsTransport final : public ZeroMQTransport,
   static void close_all() {
     for (;;) {
       // Kept until it is closed: its callbacks may be the last that keep it.
-      std::shared_ptr<PythonsTransport> next;
+      std::shared_ptr<PythonTransport> next;
       {
         std::lock_guard<std::mutex> lock(mutex());
         if (all().empty()) {
@@ -75,8 +75,8 @@ class PythonsTransport final : public ZeroMQTransport,
     static std::mutex mutex;
     return mutex;
   }
-  static std::set<PythonsTransport*>& all() {
-    static std::set<PythonsTransport*> all;
+  static std::set<PythonTransport*>& all() {
+    static std::set<PythonTransport*> all;
     return all;
   }
 };
@@ -93,7 +93,7 @@ std::shared_ptr<py::object> shared(const py::object& function) {
           }};
 }
 
-Asker::OnUnknownKey unknown_key_callback(const py::object& function) {
+CallbackThread::OnUnknownKey unknown_key_callback(const py::object& function) {
   if (function.is_none()) {
     return {};
   }
@@ -110,7 +110,7 @@ Asker::OnUnknownKey unknown_key_callback(const py::object& function) {
   };
 }
 
-Asker::OnRefused refused_callback(const py::object& function) {
+CallbackThread::OnRefused refused_callback(const py::object& function) {
   if (function.is_none()) {
     return {};
   }
@@ -156,7 +156,7 @@ py::tuple make_keys() {
   return py::make_tuple(py::bytes(public_key, kKeySize), py::bytes(secret_key, kKeySize));
 }
 
-std::shared_ptr<PythonsTransport> make(const std::optional<py::bytes>& public_key,
+std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key,
                                        const std::optional<py::bytes>& secret_key, uint64_t max_message,
                                        double heartbeat, double heartbeat_timeout, double handshake_timeout,
                                        int io_threads, bool wants_proofs, const py::object& on_unknown_key,
@@ -176,7 +176,7 @@ std::shared_ptr<PythonsTransport> make(const std::optional<py::bytes>& public_ke
   settings.handshake_timeout = handshake_timeout;
   settings.io_threads = io_threads;
   settings.wants_proofs = wants_proofs;
-  return std::make_shared<PythonsTransport>(settings, unknown_key_callback(on_unknown_key),
+  return std::make_shared<PythonTransport>(settings, unknown_key_callback(on_unknown_key),
                                             refused_callback(on_refused));
 }
 
@@ -204,7 +204,7 @@ class Held {
   Py_buffer buffer_{};
 };
 
-void send_buffers(PythonsTransport& transport, int peer, const py::iterable& buffers, bool reply) {
+void send_buffers(PythonTransport& transport, int peer, const py::iterable& buffers, bool reply) {
   Parts parts;
   for (const py::handle buffer : buffers) {
     auto held = std::make_shared<Held>(buffer);
@@ -215,7 +215,7 @@ void send_buffers(PythonsTransport& transport, int peer, const py::iterable& buf
 }
 
 // Waits in slices, so that Ctrl-C is heard.
-Inbox::Outcome receive_with_signals(PythonsTransport& transport, Event& event, Clock::time_point deadline) {
+Inbox::Outcome receive_with_signals(PythonTransport& transport, Event& event, Clock::time_point deadline) {
   constexpr std::chrono::milliseconds slice{100};
   for (;;) {
     const auto now = Clock::now();
@@ -233,7 +233,7 @@ Inbox::Outcome receive_with_signals(PythonsTransport& transport, Event& event, C
   }
 }
 
-py::object receive_tuple(PythonsTransport& transport, std::optional<double> timeout) {
+py::object receive_tuple(PythonTransport& transport, std::optional<double> timeout) {
   Event event;
   const auto deadline = timeout ? Clock::now() + std::chrono::milliseconds(milliseconds(*timeout))
                                 : Clock::time_point::max();
@@ -248,14 +248,14 @@ py::object receive_tuple(PythonsTransport& transport, std::optional<double> time
   return py::make_tuple(kinds[static_cast<int>(event.kind)], event.peer, parts, event.reason);
 }
 
-py::capsule capsule_of(const std::shared_ptr<PythonsTransport>& transport) {
+py::capsule capsule_of(const std::shared_ptr<PythonTransport>& transport) {
   auto* const held = new std::shared_ptr<Transport>(transport);
   return py::capsule(held, kTransportCapsule, [](PyObject* capsule) {
     delete static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(capsule, kTransportCapsule));
   });
 }
 
-void learn(PythonsTransport& transport, int peer, const std::string& endpoint,
+void learn(PythonTransport& transport, int peer, const std::string& endpoint,
            const std::optional<py::bytes>& public_key, const std::optional<std::array<py::bytes, 4>>& proofs,
            std::optional<uint64_t> max_message) {
   Credentials credentials;
@@ -294,21 +294,21 @@ PYBIND11_MODULE(_native, module) {
     return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
                            {static_cast<py::ssize_t>(part.size)}, {1}, true);
   });
-  py::class_<PythonsTransport, std::shared_ptr<PythonsTransport>>(module, "Transport")
+  py::class_<PythonTransport, std::shared_ptr<PythonTransport>>(module, "Transport")
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
            py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
            py::arg("io_threads") = 1, py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
-      .def("bind", &PythonsTransport::bind, py::arg("endpoints"), release())
-      .def("start", &PythonsTransport::start, py::arg("self_id"), release())
+      .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
+      .def("start", &PythonTransport::start, py::arg("self_id"), release())
       .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
            py::arg("max_message") = py::none())
-      .def("forget", &PythonsTransport::forget, py::arg("peer"), release())
-      .def("reject", &PythonsTransport::reject, py::arg("peer"), py::arg("reason"), release())
+      .def("forget", &PythonTransport::forget, py::arg("peer"), release())
+      .def("reject", &PythonTransport::reject, py::arg("peer"), py::arg("reason"), release())
       .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"))
       .def("receive", &receive_tuple, py::arg("timeout") = py::none())
-      .def("close", &PythonsTransport::close, py::arg("linger"), release())
-      .def("metrics", &PythonsTransport::metrics)
+      .def("close", &PythonTransport::close, py::arg("linger"), release())
+      .def("metrics", &PythonTransport::metrics)
       .def("__rpc_transport__", &capsule_of);
   module.def("make_keys", &make_keys);
-  py::module_::import("atexit").attr("register")(py::cpp_function(&PythonsTransport::close_all, release()));
+  py::module_::import("atexit").attr("register")(py::cpp_function(&PythonTransport::close_all, release()));
 }

@@ -16,7 +16,7 @@ namespace rpc_backends::zeromq {
 
 class Connection {
  public:
-  // What a connection is told to tell; on the keeper's thread.
+  // What a connection is told to tell; on the event_loop's thread.
   struct Listener {
     virtual ~Listener() = default;
     virtual void on_up(const std::shared_ptr<Connection>& connection) = 0;
@@ -49,7 +49,7 @@ class Connection {
   const int peer_;
   const Endpoint endpoint_;
 
-  // Of the keeper's thread.
+  // Of the event_loop's thread.
   Clock::time_point up_since_;
   bool ended_ = false;
 };

@@ -90,14 +90,14 @@ void Endpoint::parse_ipc(const std::string& rest) {
   std::memcpy(&address_, &address, size_);
 }
 
-std::shared_ptr<Fd> Endpoint::try_it(int& error) const {
-  const int trial = ::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (trial == -1) {
+std::shared_ptr<Fd> Endpoint::probe(int& error) const {
+  const int probe = ::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (probe == -1) {
     error = errno;
     return nullptr;
   }
-  const auto fd = std::make_shared<Fd>(trial);
-  error = ::connect(trial, reinterpret_cast<const sockaddr*>(&address_), size_) == 0 ? 0 : errno;
+  const auto fd = std::make_shared<Fd>(probe);
+  error = ::connect(probe, reinterpret_cast<const sockaddr*>(&address_), size_) == 0 ? 0 : errno;
   return error == EINPROGRESS ? fd : nullptr;
 }
 

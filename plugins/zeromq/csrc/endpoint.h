@@ -27,7 +27,7 @@ class Endpoint {
 
   // Tries to connect, without waiting. Sets `error` to 0 if somebody listens there, to EINPROGRESS if that is not
   // known yet, and else to what the system says. EINPROGRESS: returns the socket, which is writable when it is known.
-  std::shared_ptr<Fd> try_it(int& error) const;
+  std::shared_ptr<Fd> probe(int& error) const;
 
   friend bool operator==(const Endpoint& a, const Endpoint& b) { return a.text_ == b.text_; }
 

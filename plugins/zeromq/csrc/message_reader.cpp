@@ -18,7 +18,7 @@ namespace {
 // Smaller parts of a message share one piece of memory.
 constexpr size_t kShared = 4096;
 // Places that one read fills; more parts than that are read by several.
-constexpr size_t kMostPlaces = 16;
+constexpr size_t kMaxPlaces = 16;
 
 }  // namespace
 
@@ -45,8 +45,8 @@ MessageReader::Outcome MessageReader::next(int fd) {
 
 // Returns kMessage if something was read.
 MessageReader::Outcome MessageReader::read(int fd) {
-  iovec places[kMostPlaces + 1];
-  size_t count = stage_ == Stage::kParts ? list_places(places, kMostPlaces) : 0;
+  iovec places[kMaxPlaces + 1];
+  size_t count = stage_ == Stage::kParts ? list_places(places, kMaxPlaces) : 0;
   // What parse() could not use yet goes in front.
   std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
   end_ -= begin_;
@@ -158,7 +158,7 @@ MessageReader::Outcome MessageReader::begin() {
 }
 
 MessageReader::Outcome MessageReader::begin_message(size_t count) {
-  if (count > kMostParts) {
+  if (count > kMaxParts) {
     return malformed("a message has more parts than it can have");
   }
   sizes_.assign(count, 0);

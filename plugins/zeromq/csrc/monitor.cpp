@@ -18,7 +18,7 @@ Monitor::Monitor(Context& context, Socket& socket, const std::string& name, int 
   listener_.receive(nothing);
 }
 
-bool Monitor::next(Occurrence& occurrence) {
+bool Monitor::next(SocketEvent& socket_event) {
   Frame what, where;
   if (!listener_.receive(what)) {
     return false;
@@ -32,18 +32,18 @@ bool Monitor::next(Occurrence& occurrence) {
     std::memcpy(&event, what.data(), sizeof event);
     std::memcpy(&value, what.data() + sizeof event, sizeof value);
   }
-  occurrence = {event, value, std::string(where.data(), where.size())};
+  socket_event = {event, value, std::string(where.data(), where.size())};
   return true;
 }
 
-std::string failure_text(const Monitor::Occurrence& occurrence) {
-  if (occurrence.event == monitor_event::kHandshakeFailedAuth) {
+std::string failure_text(const Monitor::SocketEvent& socket_event) {
+  if (socket_event.event == monitor_event::kHandshakeFailedAuth) {
     return "the key of who connected is not one that is known";
   }
-  if (occurrence.event == monitor_event::kHandshakeFailed) {
+  if (socket_event.event == monitor_event::kHandshakeFailed) {
     return "the connection ended during it";
   }
-  switch (occurrence.value) {
+  switch (socket_event.value) {
     case protocol_error::kCryptographic:
       return "the two sides have not the keys that they expect of each other";
     case protocol_error::kMechanismMismatch:
@@ -52,7 +52,7 @@ std::string failure_text(const Monitor::Occurrence& occurrence) {
       break;
   }
   char text[48];
-  std::snprintf(text, sizeof text, "protocol error 0x%08x", static_cast<unsigned>(occurrence.value));
+  std::snprintf(text, sizeof text, "protocol error 0x%08x", static_cast<unsigned>(socket_event.value));
   return text;
 }
 

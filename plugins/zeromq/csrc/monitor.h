@@ -17,20 +17,20 @@ class Monitor {
   int fd() { return listener_.fd(); }
 
   // One of monitor_event, with the number that comes with it.
-  struct Occurrence {
+  struct SocketEvent {
     int event = 0;
     int value = 0;
     std::string endpoint;
   };
 
   // Takes the next that has happened; false if there is none.
-  bool next(Occurrence& occurrence);
+  bool next(SocketEvent& socket_event);
 
  private:
   Socket listener_;
 };
 
 // Why a handshake failed, for kHandshakeFailed, kHandshakeFailedProtocol and kHandshakeFailedAuth.
-std::string failure_text(const Monitor::Occurrence& occurrence);
+std::string failure_text(const Monitor::SocketEvent& socket_event);
 
 }  // namespace rpc_backends::zeromq

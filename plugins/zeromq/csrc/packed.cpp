@@ -11,15 +11,15 @@ namespace rpc_backends::zeromq {
 using namespace wire;
 
 Packed::Packed(Parts parts, uint64_t max_message, size_t largest_frame) : largest_frame_(largest_frame) {
-  if (parts.size() > kMostParts) {
+  if (parts.size() > kMaxParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
-                         std::to_string(kMostParts) + " is the most");
+                         std::to_string(kMaxParts) + " is the most");
   }
   uint64_t bytes = 0;
   size_t inside = begin_of_parts(parts.size());
   for (const Part& part : parts) {
     bytes += part.size;
-    inside += part.size <= kMostInHead ? aligned(part.size) : 0;
+    inside += part.size <= kMaxInHead ? aligned(part.size) : 0;
   }
   if (bytes > max_message) {
     throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
@@ -62,7 +62,7 @@ char* Packed::write_header(Frame& head, uint8_t kind, size_t count, size_t head_
 
 // Puts a part at `next` or aside, and says so in its field.
 void Packed::place(Part part, uint64_t& field, char*& next) {
-  if (part.size <= kMostInHead) {
+  if (part.size <= kMaxInHead) {
     if (part.size > 0) {
       std::memcpy(next, part.data, part.size);
       // Nobody is told what was in this memory before.
@@ -71,7 +71,7 @@ void Packed::place(Part part, uint64_t& field, char*& next) {
     next += aligned(part.size);
     return;
   }
-  const bool whole = part.size <= kMostInMessage;
+  const bool whole = part.size <= kMaxInMessage;
   field |= static_cast<uint64_t>(whole ? Place::kFrame : Place::kPieces) << kPlaceShift;
   (whole ? frames_ : in_pieces_).push_back(std::move(part));
 }
@@ -121,14 +121,14 @@ bool Packed::send_frames(Socket& socket, const Part& part, size_t offset, size_t
 }
 
 bool Packed::send_pieces(Socket& socket, const std::string& route, const Part& part) {
-  for (size_t offset = 0; offset < part.size; offset += kMostInMessage) {
+  for (size_t offset = 0; offset < part.size; offset += kMaxInMessage) {
     if (!route.empty()) {
       Frame to(route.data(), route.size());
       if (!socket.send(to, true)) {
         return false;
       }
     }
-    if (!send_frames(socket, part, offset, std::min(kMostInMessage, part.size - offset), false)) {
+    if (!send_frames(socket, part, offset, std::min(kMaxInMessage, part.size - offset), false)) {
       return false;
     }
   }

@@ -12,8 +12,8 @@ using Milliseconds = std::chrono::milliseconds;
 // Between two trials to reach a lost peer: twice as long each time.
 constexpr Milliseconds kFirstPause{50};
 constexpr Milliseconds kLongestPause{5000};
-// A link that stood for this long was no failure.
-constexpr Milliseconds kStood{5000};
+// A connection that was_stable for this long was no failure.
+constexpr Milliseconds kStable{5000};
 
 std::string called(int peer) {
   return "worker " + std::to_string(peer);
@@ -50,7 +50,7 @@ void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credent
     known.endpoint = endpoint;
     known.credentials = credentials;
     if (!same) {
-      old = std::move(known.link);
+      old = std::move(known.connection);
       loss = old && !known.lost ? lose(known, "its address has changed") : 0;
     }
   }
@@ -58,34 +58,34 @@ void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credent
     old->close(0);
   }
   if (loss != 0) {
-    tell_loss(peer, loss);
+    report_loss(peer, loss);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(peer);
-  if (found != peers_.end() && found->second.lost && !found->second.link) {
+  if (found != peers_.end() && found->second.lost && !found->second.connection) {
     found->second.failures = 0;
-    plan_trial(peer, found->second, kFirstPause);
+    schedule_reconnect(peer, found->second, kFirstPause);
   }
 }
 
 void Peers::forget(int peer) {
-  std::shared_ptr<Connection> link;
+  std::shared_ptr<Connection> connection;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = peers_.find(peer);
     if (found == peers_.end()) {
       return;
     }
-    link = std::move(found->second.link);
+    connection = std::move(found->second.connection);
     peers_.erase(found);
   }
-  if (link) {
-    link->close(0);
+  if (connection) {
+    connection->close(0);
   }
 }
 
 void Peers::send(int peer, Parts parts) {
-  std::shared_ptr<Connection> link;
+  std::shared_ptr<Connection> connection;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = peers_.find(peer);
@@ -97,36 +97,36 @@ void Peers::send(int peer, Parts parts) {
     if (known.lost) {
       throw TransportError(called(peer) + " is lost: " + known.reason);
     }
-    if (!known.link) {
-      known.link = open_link(peer, known);
+    if (!known.connection) {
+      known.connection = open_connection(peer, known);
     }
-    link = known.link;
+    connection = known.connection;
   }
-  if (!link->send(std::move(parts))) {
-    throw TransportError(called(peer) + " is lost: " + why_lost(peer, *link));
+  if (!connection->send(std::move(parts))) {
+    throw TransportError(called(peer) + " is lost: " + loss_reason(peer, *connection));
   }
 }
 
-std::string Peers::why_lost(int peer, const Connection& link) const {
+std::string Peers::loss_reason(int peer, const Connection& connection) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(peer);
   const bool known = found != peers_.end() && found->second.lost;
-  return known ? found->second.reason : "the connection to " + link.endpoint().text() + " has ended";
+  return known ? found->second.reason : "the connection to " + connection.endpoint().text() + " has ended";
 }
 
-void Peers::end_link(int peer, const std::string& reason) {
+void Peers::end_connection(int peer, const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(peer);
-  if (found != peers_.end() && found->second.link) {
-    found->second.link->end(reason);
+  if (found != peers_.end() && found->second.connection) {
+    found->second.connection->end(reason);
   }
 }
 
 void Peers::hint(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(peer);
-  if (found != peers_.end() && found->second.lost && !found->second.link) {
-    plan_trial(peer, found->second, kFirstPause);
+  if (found != peers_.end() && found->second.lost && !found->second.connection) {
+    schedule_reconnect(peer, found->second, kFirstPause);
   }
 }
 
@@ -141,37 +141,37 @@ void Peers::close(double linger) {
   const auto deadline = Clock::now() + Milliseconds(milliseconds(linger));
   for (const bool is_unix : {false, true}) {
     for (auto& [id, peer] : peers) {
-      if (peer.link && peer.endpoint.is_unix() == is_unix) {
+      if (peer.connection && peer.endpoint.is_unix() == is_unix) {
         const std::chrono::duration<double> left = deadline - Clock::now();
-        // Nothing can be on a link that is a trial.
-        peer.link->close(peer.lost ? 0 : is_unix ? std::max(0.0, left.count()) : linger);
+        // Nothing can be on a connection that is a attempt.
+        peer.connection->close(peer.lost ? 0 : is_unix ? std::max(0.0, left.count()) : linger);
       }
     }
   }
 }
 
-// --- links ------------------------------------------------------------------------------------------
+// --- connections ------------------------------------------------------------------------------------------
 
-std::shared_ptr<Connection> Peers::open_link(int id, const Peer& peer) {
+std::shared_ptr<Connection> Peers::open_connection(int id, const Peer& peer) {
   Connection::Listener& listener = *this;
   if (peer.endpoint.is_unix()) {
-    auto link = std::make_shared<UnixLink>(unix_services_, listener, id, peer.endpoint);
-    link->open(peer.credentials, Route::make(self_));
-    return link;
+    auto connection = std::make_shared<UnixConnection>(unix_services_, listener, id, peer.endpoint);
+    connection->open(peer.credentials, Route::make(self_));
+    return connection;
   }
-  auto link = std::make_shared<Link>(services_, listener, id, peer.endpoint);
-  link->open(peer.credentials.public_key, Route::make(self_));
-  return link;
+  auto connection = std::make_shared<TcpConnection>(services_, listener, id, peer.endpoint);
+  connection->open(peer.credentials.public_key, Route::make(self_));
+  return connection;
 }
 
-Peers::Peer* Peers::owner_of(const std::shared_ptr<Connection>& link) {
-  const auto found = peers_.find(link->peer());
-  return found != peers_.end() && found->second.link == link ? &found->second : nullptr;
+Peers::Peer* Peers::owner_of(const std::shared_ptr<Connection>& connection) {
+  const auto found = peers_.find(connection->peer());
+  return found != peers_.end() && found->second.connection == connection ? &found->second : nullptr;
 }
 
-void Peers::on_up(const std::shared_ptr<Connection>& link) {
+void Peers::on_up(const std::shared_ptr<Connection>& connection) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Peer* const peer = owner_of(link);
+  Peer* const peer = owner_of(connection);
   if (peer == nullptr || !peer->lost) {
     return;
   }
@@ -179,26 +179,26 @@ void Peers::on_up(const std::shared_ptr<Connection>& link) {
   ++services_.counters.found;
   Event event;
   event.kind = Event::Kind::kFound;
-  event.peer = link->peer();
+  event.peer = connection->peer();
   services_.inbox.push(std::move(event));
 }
 
-void Peers::on_end(const std::shared_ptr<Connection>& link, const std::string& reason) {
+void Peers::on_end(const std::shared_ptr<Connection>& connection, const std::string& reason) {
   uint64_t loss = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (Peer* const peer = owner_of(link)) {
-      peer->link = nullptr;
+    if (Peer* const peer = owner_of(connection)) {
+      peer->connection = nullptr;
       loss = peer->lost ? 0 : lose(*peer, reason);
-      const bool stood = link->up_since() != Clock::time_point() && Clock::now() - link->up_since() > kStood;
-      peer->failures = stood ? 0 : peer->failures;
-      plan_trial(link->peer(), *peer, pause(peer->failures++));
+      const bool was_stable = connection->up_since() != Clock::time_point() && Clock::now() - connection->up_since() > kStable;
+      peer->failures = was_stable ? 0 : peer->failures;
+      schedule_reconnect(connection->peer(), *peer, pause(peer->failures++));
     }
   }
   // What had arrived goes before the loss: events have an order, and the agent keeps to it.
-  link->close(0);
+  connection->close(0);
   if (loss != 0) {
-    tell_loss(link->peer(), loss);
+    report_loss(connection->peer(), loss);
   }
 }
 
@@ -210,7 +210,7 @@ uint64_t Peers::lose(Peer& peer, const std::string& reason) {
   return peer.loss;
 }
 
-void Peers::tell_loss(int id, uint64_t loss) {
+void Peers::report_loss(int id, uint64_t loss) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(id);
   // Nobody waits for a peer that has been forgotten, and one that is learned again is another.
@@ -223,23 +223,23 @@ void Peers::tell_loss(int id, uint64_t loss) {
   }
 }
 
-void Peers::plan_trial(int id, Peer& peer, Clock::duration wait) {
-  const uint64_t trial = next_number_++;
-  peer.trial = trial;
-  services_.keeper.at(Clock::now() + wait, [this, id, trial] { try_again(id, trial); });
+void Peers::schedule_reconnect(int id, Peer& peer, Clock::duration wait) {
+  const uint64_t attempt = next_number_++;
+  peer.attempt = attempt;
+  services_.event_loop.at(Clock::now() + wait, [this, id, attempt] { reconnect(id, attempt); });
 }
 
-void Peers::try_again(int id, uint64_t trial) {
+void Peers::reconnect(int id, uint64_t attempt) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(id);
-  if (closed_ || found == peers_.end() || found->second.trial != trial || found->second.link) {
+  if (closed_ || found == peers_.end() || found->second.attempt != attempt || found->second.connection) {
     return;
   }
   Peer& peer = found->second;
   try {
-    peer.link = open_link(id, peer);
+    peer.connection = open_connection(id, peer);
   } catch (const TransportError&) {  // no room for a socket now
-    plan_trial(id, peer, pause(peer.failures++));
+    schedule_reconnect(id, peer, pause(peer.failures++));
   }
 }
 

@@ -1,5 +1,5 @@
-// The peers that this worker calls: where each listens, the link to it, and what becomes of it when that
-// ends. A link is made at the first message. When it ends the peer is lost, and links to it are tried in
+// The peers that this worker calls: where each listens, the connection to it, and what becomes of it when that
+// ends. A connection is made at the first message. When it ends the peer is lost, and connections to it are tried in
 // the background until one stands.
 #pragma once
 
@@ -10,14 +10,14 @@
 #include <unordered_map>
 #include <vector>
 
-#include "link.h"
-#include "unix_link.h"
+#include "tcp_connection.h"
+#include "unix_connection.h"
 
 namespace rpc_backends::zeromq {
 
 class Peers : private Connection::Listener {
  public:
-  Peers(const Link::Services& services, const UnixStream::Services& unix_services)
+  Peers(const TcpConnection::Services& services, const UnixStream::Services& unix_services)
       : services_(services), unix_services_(unix_services) {}
 
   // From now on this worker is known to its peers as `self`.
@@ -31,39 +31,39 @@ class Peers : private Connection::Listener {
   // Throws TransportError.
   void send(int peer, Parts parts);
 
-  // Ends the link to a peer for what came by it.
-  void end_link(int peer, const std::string& reason);
+  // Ends the connection to a peer for what came by it.
+  void end_connection(int peer, const std::string& reason);
 
   // There is word of a peer: if it is lost, now is the time to try.
   void hint(int peer);
 
-  // Closes all links; what was sent has `linger` seconds to leave.
+  // Closes all connections; what was sent has `linger` seconds to leave.
   void close(double linger);
 
  private:
   struct Peer {
     Endpoint endpoint;
     Credentials credentials;
-    std::shared_ptr<Connection> link;
+    std::shared_ptr<Connection> connection;
     bool lost = false;
     std::string reason;
     int failures = 0;    // in a row
     uint64_t loss = 0;   // the last one, as numbered
-    uint64_t trial = 0;  // the next one; any other that was planned is void
+    uint64_t attempt = 0;  // the next one; any other that was planned is void
   };
 
-  void on_up(const std::shared_ptr<Connection>& link) override;
-  void on_end(const std::shared_ptr<Connection>& link, const std::string& reason) override;
-  std::string why_lost(int peer, const Connection& link) const;
-  Peer* owner_of(const std::shared_ptr<Connection>& link);
-  std::shared_ptr<Connection> open_link(int id, const Peer& peer);
-  void plan_trial(int id, Peer& peer, Clock::duration wait);
-  void try_again(int id, uint64_t trial);
+  void on_up(const std::shared_ptr<Connection>& connection) override;
+  void on_end(const std::shared_ptr<Connection>& connection, const std::string& reason) override;
+  std::string loss_reason(int peer, const Connection& connection) const;
+  Peer* owner_of(const std::shared_ptr<Connection>& connection);
+  std::shared_ptr<Connection> open_connection(int id, const Peer& peer);
+  void schedule_reconnect(int id, Peer& peer, Clock::duration wait);
+  void reconnect(int id, uint64_t attempt);
   uint64_t lose(Peer& peer, const std::string& reason);
-  void tell_loss(int id, uint64_t loss);
+  void report_loss(int id, uint64_t loss);
   Clock::duration pause(int failures);
 
-  const Link::Services services_;
+  const TcpConnection::Services services_;
   const UnixStream::Services unix_services_;
   mutable std::mutex mutex_;
   int self_ = -1;

@@ -37,7 +37,7 @@ struct Releaser::State {
     return true;
   }
 
-  void live() {
+  void loop() {
     std::unique_lock<std::mutex> lock(mutex);
     std::vector<std::shared_ptr<void>> batch;
     for (;;) {
@@ -73,13 +73,13 @@ struct Releaser::Owner {
 };
 
 Releaser::Releaser() : state_(std::make_shared<State>()) {
-  thread_ = start_thread("rpc-zmq-release", [state = state_] { state->live(); });
+  thread_ = start_thread("rpc-zmq-release", [state = state_] { state->loop(); });
 }
 
 void Releaser::hold(Parts& parts) const noexcept {
   try {
     for (Part& part : parts) {
-      if (part.owner && part.size > wire::kMostInHead) {
+      if (part.owner && part.size > wire::kMaxInHead) {
         part.owner = std::make_shared<Owner>(state_, std::move(part.owner));
       }
     }

@@ -52,7 +52,7 @@ struct Counters {
   std::atomic<uint64_t> lost{0}, found{0};
   std::atomic<uint64_t> refused{0};     // who connected, and was not let in
   std::atomic<uint64_t> handshakes{0};  // that failed for other reasons
-  std::atomic<uint64_t> crowded{0};     // connections ended before they were authenticated, for want of room
+  std::atomic<uint64_t> evicted{0};     // connections ended before they were authenticated, for want of room
   std::atomic<uint64_t> rejected{0};    // connections that were ended for what came by them
   std::atomic<uint64_t> dropped{0};     // messages that came by those
 };

@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "door.h"
+#include "tcp_listener.h"
 
 namespace rpc_backends::zeromq {
 
@@ -20,9 +20,9 @@ namespace {
 // Connections that wait to be accepted: all workers of a group may connect in one moment.
 constexpr int kBacklog = 1024;
 // Who has connected and not said who it is; only processes of this user can.
-constexpr size_t kMostStrangers = 256;
+constexpr size_t kMaxPending = 256;
 // Connections of one peer at a time: the one it has, and those that it has left and that have messages.
-constexpr size_t kMostCallers = 4;
+constexpr size_t kMaxCallers = 4;
 // How long nobody is let in where the process has too many files open.
 constexpr std::chrono::milliseconds kPause{100};
 
@@ -55,7 +55,7 @@ void UnixListener::bind(const std::string& path) {
   path_ = path;
   device_ = found.st_dev;
   number_ = found.st_ino;
-  services_.keeper.post([weak = weak_from_this()] {
+  services_.event_loop.post([weak = weak_from_this()] {
     if (const auto listener = weak.lock()) {
       listener->watch();
     }
@@ -112,7 +112,7 @@ void UnixListener::close(double linger) {
   }
   remove_file();
   if (watch_ != 0) {
-    services_.keeper.unwatch(watch_, socket_->get());
+    services_.event_loop.unwatch(watch_, socket_->get());
     watch_ = 0;
   }
   const auto deadline = Clock::now() + std::chrono::milliseconds(milliseconds(linger));
@@ -133,10 +133,10 @@ void UnixListener::remove_file() {
   path_.clear();
 }
 
-// --- on the keeper's thread -------------------------------------------------------------------------
+// --- on the event_loop's thread -------------------------------------------------------------------------
 
 void UnixListener::watch() {
-  watch_ = services_.keeper.watch(socket_->get(), [weak = weak_from_this()] {
+  watch_ = services_.event_loop.watch(socket_->get(), [weak = weak_from_this()] {
     if (const auto listener = weak.lock()) {
       listener->accept_all();
     }
@@ -151,8 +151,8 @@ void UnixListener::accept_all() {
     }
     if (fd == -1 && errno != EAGAIN) {
       // Too many files are open. Who waits stays in the queue, and to look at once would be to look for ever.
-      services_.keeper.unwatch(watch_, socket_->get());
-      services_.keeper.at(Clock::now() + kPause, [weak = weak_from_this()] {
+      services_.event_loop.unwatch(watch_, socket_->get());
+      services_.event_loop.at(Clock::now() + kPause, [weak = weak_from_this()] {
         if (const auto listener = weak.lock()) {
           listener->watch();
         }
@@ -165,18 +165,18 @@ void UnixListener::accept_all() {
     const std::string other = other_user(fd);
     if (!other.empty()) {
       ++services_.counters.refused;
-      asker_.tell("who connected to the Unix socket of this worker is " + other);
+      callback_thread_.report("who connected to the Unix socket of this worker is " + other);
       continue;
     }
-    if (strangers_.size() >= kMostStrangers) {
+    if (pending_.size() >= kMaxPending) {
       ++services_.counters.handshakes;
-      drop(strangers_.begin()->first);
+      drop(pending_.begin()->first);
     }
     const uint64_t id = next_id_++;
-    Stranger& stranger = strangers_[id];
-    stranger.fd = std::move(socket);
-    stranger.since = Clock::now();
-    stranger.watch = services_.keeper.watch(fd, [weak = weak_from_this(), id] {
+    Pending& pending = pending_[id];
+    pending.fd = std::move(socket);
+    pending.since = Clock::now();
+    pending.watch = services_.event_loop.watch(fd, [weak = weak_from_this(), id] {
       if (const auto listener = weak.lock()) {
         listener->on_greeting(id);
       }
@@ -190,13 +190,13 @@ void UnixListener::accept_all() {
 // Drops those that have had their time.
 void UnixListener::expire() {
   const auto longest = std::chrono::milliseconds(milliseconds(services_.settings.handshake_timeout));
-  while (!strangers_.empty() && Clock::now() - strangers_.begin()->second.since >= longest) {
+  while (!pending_.empty() && Clock::now() - pending_.begin()->second.since >= longest) {
     ++services_.counters.handshakes;
-    drop(strangers_.begin()->first);
+    drop(pending_.begin()->first);
   }
-  expiring_ = !strangers_.empty();
+  expiring_ = !pending_.empty();
   if (expiring_) {
-    services_.keeper.at(strangers_.begin()->second.since + longest, [weak = weak_from_this()] {
+    services_.event_loop.at(pending_.begin()->second.since + longest, [weak = weak_from_this()] {
       if (const auto listener = weak.lock()) {
         listener->expire();
       }
@@ -205,10 +205,10 @@ void UnixListener::expire() {
 }
 
 void UnixListener::on_greeting(uint64_t id) {
-  Stranger& stranger = strangers_.at(id);
+  Pending& pending = pending_.at(id);
   Greeting greeting{};
   char buffer[sizeof greeting];
-  const ssize_t got = ::recv(stranger.fd->get(), buffer, sizeof greeting - stranger.greeting.size(), 0);
+  const ssize_t got = ::recv(pending.fd->get(), buffer, sizeof greeting - pending.greeting.size(), 0);
   if (got == -1 && (errno == EAGAIN || errno == EINTR)) {
     return;
   }
@@ -217,20 +217,20 @@ void UnixListener::on_greeting(uint64_t id) {
     drop(id);
     return;
   }
-  stranger.greeting.append(buffer, static_cast<size_t>(got));
-  const size_t form = std::min(stranger.greeting.size(), sizeof kUnixForm);
-  if (std::memcmp(stranger.greeting.data(), kUnixForm, form) != 0) {
+  pending.greeting.append(buffer, static_cast<size_t>(got));
+  const size_t form = std::min(pending.greeting.size(), sizeof kUnixForm);
+  if (std::memcmp(pending.greeting.data(), kUnixForm, form) != 0) {
     refuse(id, "what has connected is no worker of this version");
-  } else if (stranger.greeting.size() == sizeof greeting) {
-    std::memcpy(&greeting, stranger.greeting.data(), sizeof greeting);
+  } else if (pending.greeting.size() == sizeof greeting) {
+    std::memcpy(&greeting, pending.greeting.data(), sizeof greeting);
     identify(id, greeting);
   }
 }
 
 void UnixListener::identify(uint64_t id, const Greeting& greeting) {
-  Stranger& stranger = strangers_.at(id);
-  services_.keeper.unwatch(stranger.watch, stranger.fd->get());
-  stranger.watch = 0;
+  Pending& pending = pending_.at(id);
+  services_.event_loop.unwatch(pending.watch, pending.fd->get());
+  pending.watch = 0;
   if (greeting.worker < 0) {
     refuse(id, "what has connected is no worker of this version");
     return;
@@ -244,15 +244,15 @@ void UnixListener::identify(uint64_t id, const Greeting& greeting) {
     admit(id, greeting, *worker);
     return;
   }
-  if (!asker_.can_ask()) {
+  if (!callback_thread_.can_look_up()) {
     refuse(id, kUnknown);
     return;
   }
   // It has come sooner than word of it.
-  const bool asked = asker_.ask(proof, [this, weak = weak_from_this(), id, greeting](std::optional<int> worker) {
-    services_.keeper.post([this, weak, id, greeting, worker] {
+  const bool asked = callback_thread_.look_up(proof, [this, weak = weak_from_this(), id, greeting](std::optional<int> worker) {
+    services_.event_loop.post([this, weak, id, greeting, worker] {
       const auto self = weak.lock();
-      if (!self || strangers_.count(id) == 0) {
+      if (!self || pending_.count(id) == 0) {
         return;
       }
       if (worker) {
@@ -280,15 +280,15 @@ void UnixListener::admit(uint64_t id, const Greeting& greeting, int worker) {
     const auto found = answers_.find(worker);
     proof = found == answers_.end() ? "" : found->second;
   }
-  Stranger& stranger = strangers_.at(id);
+  Pending& pending = pending_.at(id);
   const Answer answer = answer_with("", proof);
-  if (::send(stranger.fd->get(), &answer, sizeof answer, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof answer)) {
+  if (::send(pending.fd->get(), &answer, sizeof answer, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof answer)) {
     ++services_.counters.handshakes;
     drop(id);
     return;
   }
-  enter(std::move(stranger.fd), greeting);
-  strangers_.erase(id);
+  enter(std::move(pending.fd), greeting);
+  pending_.erase(id);
   on_arrival_(worker);
   if (!ticking_) {
     ticking_ = true;
@@ -302,7 +302,7 @@ void UnixListener::enter(std::unique_ptr<Fd> fd, const Greeting& greeting) {
   auto stream = std::make_shared<UnixStream>(
       services_, worker, std::move(fd), [this, weak = weak_from_this(), worker, time](const std::string& reason) {
         if (const auto self = weak.lock()) {
-          services_.keeper.post([this, weak, worker, time, reason] {
+          services_.event_loop.post([this, weak, worker, time, reason] {
             if (const auto listening = weak.lock()) {
               on_end(worker, time, reason);
             }
@@ -315,7 +315,7 @@ void UnixListener::enter(std::unique_ptr<Fd> fd, const Greeting& greeting) {
       return;
     }
     std::vector<Caller>& of_peer = callers_[worker];
-    if (of_peer.size() >= kMostCallers) {
+    if (of_peer.size() >= kMaxCallers) {
       of_peer.front().stream->close(Clock::now());
       of_peer.erase(of_peer.begin());
     }
@@ -328,20 +328,20 @@ void UnixListener::enter(std::unique_ptr<Fd> fd, const Greeting& greeting) {
 
 void UnixListener::refuse(uint64_t id, const std::string& why) {
   ++services_.counters.refused;
-  asker_.tell("a process of this host: " + why);
+  callback_thread_.report("a process of this host: " + why);
   const Answer answer = answer_with(why, "");
   const std::string text = std::string(reinterpret_cast<const char*>(&answer), sizeof answer) + why;
   // It fits, and who does not read it does without.
-  [[maybe_unused]] const ssize_t sent = ::send(strangers_.at(id).fd->get(), text.data(), text.size(), MSG_NOSIGNAL);
+  [[maybe_unused]] const ssize_t sent = ::send(pending_.at(id).fd->get(), text.data(), text.size(), MSG_NOSIGNAL);
   drop(id);
 }
 
 void UnixListener::drop(uint64_t id) {
-  const auto stranger = strangers_.find(id);
-  if (stranger->second.watch != 0) {
-    services_.keeper.unwatch(stranger->second.watch, stranger->second.fd->get());
+  const auto pending = pending_.find(id);
+  if (pending->second.watch != 0) {
+    services_.event_loop.unwatch(pending->second.watch, pending->second.fd->get());
   }
-  strangers_.erase(stranger);
+  pending_.erase(pending);
 }
 
 void UnixListener::on_end(int worker, uint64_t time, const std::string& reason) {
@@ -361,7 +361,7 @@ void UnixListener::on_end(int worker, uint64_t time, const std::string& reason) 
     }
   }
   if (!reason.empty()) {
-    asker_.tell("worker " + std::to_string(worker) + ": " + reason);
+    callback_thread_.report("worker " + std::to_string(worker) + ": " + reason);
   }
   ended->close(Clock::now());
 }
@@ -380,12 +380,12 @@ void UnixListener::tick() {
   }
   const auto longest = std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout));
   for (const Caller& caller : callers) {
-    if (caller.stream->ask_for_life() >= longest) {
+    if (caller.stream->check_liveness() >= longest) {
       on_end(caller.worker, caller.time, "no heartbeat");
     }
   }
   const auto pause = std::chrono::milliseconds(milliseconds(services_.settings.heartbeat / 2));
-  services_.keeper.at(Clock::now() + pause, [weak = weak_from_this()] {
+  services_.event_loop.at(Clock::now() + pause, [weak = weak_from_this()] {
     if (const auto listener = weak.lock()) {
       listener->tick();
     }

@@ -12,9 +12,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "asker.h"
+#include "callback_thread.h"
 #include "directory.h"
-#include "unix_link.h"
+#include "unix_connection.h"
 #include "unix_stream.h"
 
 namespace rpc_backends::zeromq {
@@ -22,9 +22,9 @@ namespace rpc_backends::zeromq {
 class UnixListener : public std::enable_shared_from_this<UnixListener> {
  public:
   // `directory`: whose proof is whose. `on_arrival`: called when a peer has connected.
-  UnixListener(const UnixStream::Services& services, Asker& asker, Directory& directory,
+  UnixListener(const UnixStream::Services& services, CallbackThread& callback_thread, Directory& directory,
                std::function<void(int peer)> on_arrival)
-      : services_(services), asker_(asker), directory_(directory), on_arrival_(std::move(on_arrival)) {}
+      : services_(services), callback_thread_(callback_thread), directory_(directory), on_arrival_(std::move(on_arrival)) {}
   ~UnixListener();
 
   // Begins to listen. Throws BindError.
@@ -36,14 +36,14 @@ class UnixListener : public std::enable_shared_from_this<UnixListener> {
   // Returns false, and leaves `parts`, if there is no connection from `peer`.
   bool reply(int peer, Parts& parts);
 
-  // As those of Door.
+  // As those of TcpListener.
   void forget(int peer);
   void reject(int peer, const std::string& reason);
   void close(double linger);
 
  private:
   // Somebody who has connected, and not said who it is.
-  struct Stranger {
+  struct Pending {
     std::unique_ptr<Fd> fd;
     Clock::time_point since;
     uint64_t watch = 0;
@@ -71,7 +71,7 @@ class UnixListener : public std::enable_shared_from_this<UnixListener> {
   void remove_file();
 
   const UnixStream::Services services_;
-  Asker& asker_;
+  CallbackThread& callback_thread_;
   Directory& directory_;
   const std::function<void(int)> on_arrival_;
 
@@ -81,9 +81,9 @@ class UnixListener : public std::enable_shared_from_this<UnixListener> {
   ino_t number_ = 0;
   bool ticking_ = false;
 
-  // Of the keeper's thread.
+  // Of the event_loop's thread.
   uint64_t watch_ = 0;
-  std::map<uint64_t, Stranger> strangers_;  // the oldest first
+  std::map<uint64_t, Pending> pending_;  // the oldest first
   uint64_t next_id_ = 1;
   bool expiring_ = false;
 

@@ -25,7 +25,7 @@ constexpr size_t kBatchBytes = 1 << 22;
 // Bytes that the socket takes before the other side reads: a message of 1 MiB leaves without another thread.
 constexpr int kInSocket = 1 << 20;
 // Parts that one call writes.
-constexpr size_t kMostPlaces = 64;
+constexpr size_t kMaxPlaces = 64;
 
 std::vector<char> head_of(Kind kind, size_t count, size_t more) {
   Header header;
@@ -49,7 +49,7 @@ UnixStream::UnixStream(const Services& services, int peer, std::unique_ptr<Fd> f
       fd_(std::move(fd)),
       on_end_(std::move(on_end)),
       reader_(services.settings.max_message),
-      last_life_(Clock::now()) {
+      last_activity_(Clock::now()) {
   // Where the system allows less, it takes what it allows.
   ::setsockopt(fd_->get(), SOL_SOCKET, SO_SNDBUF, &kInSocket, sizeof kInSocket);
 }
@@ -59,7 +59,7 @@ UnixStream::~UnixStream() {
 }
 
 void UnixStream::start() {
-  last_life_ = Clock::now();
+  last_activity_ = Clock::now();
   {
     std::lock_guard<std::mutex> lock(writing_);
     if (closed_) {
@@ -83,9 +83,9 @@ bool UnixStream::send(Parts parts) {
 }
 
 UnixStream::Outgoing UnixStream::pack(Parts parts) const {
-  if (parts.size() > kMostParts) {
+  if (parts.size() > kMaxParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
-                         std::to_string(kMostParts) + " is the most");
+                         std::to_string(kMaxParts) + " is the most");
   }
   Outgoing message{head_of(Kind::kMessage, parts.size(), parts.size() * sizeof(uint64_t)), std::move(parts)};
   char* field = message.head.data() + sizeof(Header);
@@ -172,7 +172,7 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
       queue_.pop_front();
     } else {
       if (std::make_pair(first.at, first.offset) != before) {
-        last_life_ = Clock::now();  // the other side has read
+        last_activity_ = Clock::now();  // the other side has read
       }
       if (!again_) {
         break;
@@ -192,9 +192,9 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
 
 UnixStream::Written UnixStream::write(Outgoing& message) {
   for (;;) {
-    iovec places[kMostPlaces];
+    iovec places[kMaxPlaces];
     size_t count = 0, offset = message.offset;
-    for (size_t at = message.at; at <= message.parts.size() && count < kMostPlaces; ++at, offset = 0) {
+    for (size_t at = message.at; at <= message.parts.size() && count < kMaxPlaces; ++at, offset = 0) {
       const char* const data =
           at == 0 ? message.head.data() : static_cast<const char*>(message.parts[at - 1].data);
       const size_t size = at == 0 ? message.head.size() : message.parts[at - 1].size;
@@ -241,9 +241,9 @@ void UnixStream::ignore() {
   ignoring_ = true;
 }
 
-Clock::duration UnixStream::ask_for_life() {
+Clock::duration UnixStream::check_liveness() {
   const auto now = Clock::now();
-  const auto silence = now - last_life_.load();
+  const auto silence = now - last_activity_.load();
   if (silence >= duration_of(services_.settings.heartbeat) / 2 &&
       now - last_ping_.load() >= duration_of(services_.settings.heartbeat) / 2) {
     // Behind a message that does not leave it would not leave either.
@@ -277,7 +277,7 @@ void UnixStream::pump() {
 
 // Returns false if nothing comes after it.
 bool UnixStream::handle(MessageReader::Outcome outcome) {
-  last_life_ = Clock::now();
+  last_activity_ = Clock::now();
   switch (outcome) {
     case MessageReader::Outcome::kMessage: {
       if (ignoring_) {
@@ -299,22 +299,22 @@ bool UnixStream::handle(MessageReader::Outcome outcome) {
     case MessageReader::Outcome::kBlocked:
       return true;
     case MessageReader::Outcome::kRefusal:
-      tell_end("the peer takes nothing more by this connection: " + reader_.text());
+      report_end("the peer takes nothing more by this connection: " + reader_.text());
       break;
     case MessageReader::Outcome::kMalformed:
       ++services_.counters.rejected;
       refuse(reader_.text());
-      tell_end("the peer has sent what is no message: " + reader_.text());
+      report_end("the peer has sent what is no message: " + reader_.text());
       break;
     case MessageReader::Outcome::kEnd:
-      tell_end("");
+      report_end("");
       break;
   }
   read_to_end_ = true;
   return false;
 }
 
-void UnixStream::tell_end(const std::string& reason) {
+void UnixStream::report_end(const std::string& reason) {
   std::call_once(told_, [&] { on_end_(reason); });
 }
 

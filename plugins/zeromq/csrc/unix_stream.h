@@ -13,7 +13,7 @@
 
 #include "fd.h"
 #include "inbox.h"
-#include "keeper.h"
+#include "event_loop.h"
 #include "message_reader.h"
 #include "releaser.h"
 #include "settings.h"
@@ -25,8 +25,8 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   struct Services {
     const Settings& settings;
     Inbox& inbox;
-    Keeper& keeper;
-    Keeper& writer;  // goes on where a socket took no more
+    EventLoop& event_loop;
+    EventLoop& writer;  // goes on where a socket took no more
     const Releaser& releaser;
     Counters& counters;
   };
@@ -49,7 +49,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   void ignore();
 
   // Asks for a sign of life if there was none for settings.heartbeat, and returns for how long there was none.
-  Clock::duration ask_for_life();
+  Clock::duration check_liveness();
 
   // Reads what has arrived, and closes. What was sent has until `deadline` to leave.
   void close(Clock::time_point deadline);
@@ -77,7 +77,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   void write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent);
   Written write(Outgoing& message);
   bool handle(MessageReader::Outcome outcome);
-  void tell_end(const std::string& reason);
+  void report_end(const std::string& reason);
 
   const Services services_;
   const int peer_;
@@ -100,7 +100,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   bool closed_ = false;
   uint64_t watch_ = 0;
 
-  std::atomic<Clock::time_point> last_life_;
+  std::atomic<Clock::time_point> last_activity_;
   std::atomic<Clock::time_point> last_ping_{Clock::time_point()};
 };
 

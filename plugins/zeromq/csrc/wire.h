@@ -12,7 +12,7 @@
 //
 // No frame is larger than kLargestFrame; what is longer goes in several. libzmq allocates a frame when its size is announced, also for
 // a connection that has not been authenticated, and its limit is one for the life of a connection. So
-// the limit is what a stranger can make a worker hold.
+// the limit is what a pending can make a worker hold.
 #pragma once
 
 #include <bit>
@@ -48,20 +48,20 @@ enum class Place : uint8_t { kHead = 0, kFrame = 1, kPieces = 2 };
 inline constexpr int kPlaceShift = 62;
 inline constexpr uint64_t kSizeMask = (uint64_t{1} << kPlaceShift) - 1;
 
-inline constexpr size_t kMostParts = 65536;
+inline constexpr size_t kMaxParts = 65536;
 
 // Bytes of a part. Measured: a copy of as many costs less than a frame.
-inline constexpr size_t kMostInHead = 4096;
+inline constexpr size_t kMaxInHead = 4096;
 
 // Bytes of a part or a piece. Measured: as many arrive sooner in one ZeroMQ message than in several, and stay in
 // the cache between the two copies.
-inline constexpr size_t kMostInMessage = size_t{1} << 20;
+inline constexpr size_t kMaxInMessage = size_t{1} << 20;
 
 // Bytes; measured, see bench/run.py: encryption takes longer than the copy that many frames need.
 inline constexpr size_t kLargestFrame = size_t{128} << 10;
 
 // The same without encryption, which keeps nobody out anyway.
-inline constexpr size_t kLargestPlainFrame = kMostInMessage;
+inline constexpr size_t kLargestPlainFrame = kMaxInMessage;
 
 // For ZMQ_MAXMSGSIZE, which counts what CURVE adds to a frame: 33 bytes.
 constexpr int64_t on_wire(size_t largest_frame) {

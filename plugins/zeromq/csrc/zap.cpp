@@ -29,9 +29,9 @@ std::string shown(const std::string& address) {
 
 }  // namespace
 
-Zap::Zap(Context& context, Keeper& keeper, Asker& asker, Directory& directory, Counters& counters, bool encrypts)
-    : keeper_(keeper),
-      asker_(asker),
+Zap::Zap(Context& context, EventLoop& event_loop, CallbackThread& callback_thread, Directory& directory, Counters& counters, bool encrypts)
+    : event_loop_(event_loop),
+      callback_thread_(callback_thread),
       directory_(directory),
       counters_(counters),
       encrypts_(encrypts),
@@ -39,7 +39,7 @@ Zap::Zap(Context& context, Keeper& keeper, Asker& asker, Directory& directory, C
   if (!socket_.bind("inproc://zeromq.zap.01")) {
     throw TransportError("ZeroMQ cannot check who connects: " + text_of(errno));
   }
-  keeper_.watch(socket_.fd(), [this] { answer_all(); });
+  event_loop_.watch(socket_.fd(), [this] { answer_all(); });
 }
 
 void Zap::answer_all() {
@@ -77,12 +77,12 @@ void Zap::decide(const Request& request) {
     admit(request, std::to_string(*worker));
     return;
   }
-  if (!asker_.can_ask() || request.key.empty()) {
+  if (!callback_thread_.can_look_up() || request.key.empty()) {
     refuse(request, "it belongs to no worker that is known here");
     return;
   }
-  const bool asked = asker_.ask(request.key, [this, request](std::optional<int> worker) {
-    keeper_.post([this, request, worker] {
+  const bool asked = callback_thread_.look_up(request.key, [this, request](std::optional<int> worker) {
+    event_loop_.post([this, request, worker] {
       if (worker) {
         directory_.learn(*worker, request.key);
         admit(request, std::to_string(*worker));
@@ -104,7 +104,7 @@ void Zap::admit(const Request& request, const std::string& user) {
 
 void Zap::refuse(const Request& request, const std::string& why) {
   ++counters_.refused;
-  asker_.tell(shown(request.address) + ": its public key is " + request.key + ", and " + why);
+  callback_thread_.report(shown(request.address) + ": its public key is " + request.key + ", and " + why);
   reply(request, "400", "unknown key", "");
 }
 

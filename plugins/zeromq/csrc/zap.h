@@ -3,15 +3,15 @@
 
 #include <string>
 
-#include "asker.h"
+#include "callback_thread.h"
 #include "directory.h"
-#include "keeper.h"
+#include "event_loop.h"
 #include "settings.h"
 #include "socket.h"
 
 namespace rpc_backends::zeromq {
 
-// Answers on the keeper's thread. A key that the directory does not have is a question to the asker, and
+// Answers on the event_loop's thread. A key that the directory does not have is a question to the callback_thread, and
 // others are answered meanwhile.
 class Zap {
  public:
@@ -19,9 +19,9 @@ class Zap {
   static constexpr const char* kDomain = "rpc";
 
   // Throws TransportError. Nobody may connect to a socket of `context` before this is there.
-  Zap(Context& context, Keeper& keeper, Asker& asker, Directory& directory, Counters& counters, bool encrypts);
+  Zap(Context& context, EventLoop& event_loop, CallbackThread& callback_thread, Directory& directory, Counters& counters, bool encrypts);
 
-  // The keeper must be stopped.
+  // The event_loop must be stopped.
   ~Zap() = default;
 
  private:
@@ -34,8 +34,8 @@ class Zap {
   void refuse(const Request& request, const std::string& why);
   void reply(const Request& request, const std::string& status, const std::string& text, const std::string& user);
 
-  Keeper& keeper_;
-  Asker& asker_;
+  EventLoop& event_loop_;
+  CallbackThread& callback_thread_;
   Directory& directory_;
   Counters& counters_;
   const bool encrypts_;

@@ -51,38 +51,38 @@ const Settings& checked(const Settings& settings) {
 }  // namespace
 
 // In the order in which it is made; what is later uses what is earlier.
-struct ZeroMQTransport::Works {
-  Works(std::shared_ptr<const Settings> with, std::shared_ptr<Counters> counts,
-        Asker::OnUnknownKey on_unknown_key, Asker::OnRefused on_refused)
+struct ZeroMQTransport::Impl {
+  Impl(std::shared_ptr<const Settings> with, std::shared_ptr<Counters> counts,
+        CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
       : settings(std::move(with)),
         counters(std::move(counts)),
-        asker(std::move(on_unknown_key), std::move(on_refused)),
+        callback_thread(std::move(on_unknown_key), std::move(on_refused)),
         context(settings->io_threads),
-        zap(context, keeper, asker, directory, *counters, settings->encrypts()),
-        unix_services{*settings, inbox, keeper, writer, releaser, *counters},
-        peers(Link::Services{*settings, context, inbox, keeper, releaser, *counters}, unix_services),
-        unix_listener(std::make_shared<UnixListener>(unix_services, asker, proofs, arrival())),
-        door(std::make_shared<Door>(Door::Services{*settings, context, inbox, keeper, *counters, asker, directory},
+        zap(context, event_loop, callback_thread, directory, *counters, settings->encrypts()),
+        unix_services{*settings, inbox, event_loop, writer, releaser, *counters},
+        peers(TcpConnection::Services{*settings, context, inbox, event_loop, releaser, *counters}, unix_services),
+        unix_listener(std::make_shared<UnixListener>(unix_services, callback_thread, proofs, arrival())),
+        tcp_listener(std::make_shared<TcpListener>(TcpListener::Services{*settings, context, inbox, event_loop, *counters, callback_thread, directory},
                                     arrival())) {
     try {
-      door->open();
+      tcp_listener->open();
     } catch (...) {
-      keeper.stop();  // it may be using what goes now
+      event_loop.stop();  // it may be using what goes now
       writer.stop();
       throw;
     }
   }
 
   std::function<void(int)> arrival() {
-    return [this](int peer) { keeper.post([this, peer] { peers.hint(peer); }); };
+    return [this](int peer) { event_loop.post([this, peer] { peers.hint(peer); }); };
   }
 
   // The context goes last of what is ZeroMQ's, and waits for what is to leave.
   void close(double linger) {
-    keeper.stop();
+    event_loop.stop();
     writer.stop();
-    asker.stop();
-    door->close(linger);
+    callback_thread.stop();
+    tcp_listener->close(linger);
     peers.close(linger);
     unix_listener->close(linger);
   }
@@ -92,23 +92,23 @@ struct ZeroMQTransport::Works {
   Inbox inbox;
   Directory directory;  // of public keys
   Directory proofs;     // for the Unix socket
-  Keeper keeper;
-  Keeper writer{"rpc-zmq-writer"};
-  Asker asker;
+  EventLoop event_loop;
+  EventLoop writer{"rpc-zmq-writer"};
+  CallbackThread callback_thread;
   Releaser releaser;  // after all that lets go of messages
   Context context;
   Zap zap;
   UnixStream::Services unix_services;
   Peers peers;
   std::shared_ptr<UnixListener> unix_listener;
-  std::shared_ptr<Door> door;
+  std::shared_ptr<TcpListener> tcp_listener;
 };
 
-ZeroMQTransport::ZeroMQTransport(const Settings& settings, Asker::OnUnknownKey on_unknown_key,
-                                 Asker::OnRefused on_refused)
+ZeroMQTransport::ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key,
+                                 CallbackThread::OnRefused on_refused)
     : settings_(std::make_shared<Settings>(checked(settings))),
       forks_(count_forks()),
-      works_(std::make_unique<Works>(settings_, counters_, std::move(on_unknown_key), std::move(on_refused))) {}
+      impl_(std::make_unique<Impl>(settings_, counters_, std::move(on_unknown_key), std::move(on_refused))) {}
 
 ZeroMQTransport::~ZeroMQTransport() {
   close(0);
@@ -134,10 +134,10 @@ std::vector<std::string> ZeroMQTransport::bind(const std::vector<std::string>& e
   for (const std::string& endpoint : endpoints) {
     constexpr std::string_view ipc = "ipc://";
     if (endpoint.compare(0, ipc.size(), ipc) == 0) {
-      works_->unix_listener->bind(endpoint.substr(ipc.size()));
+      impl_->unix_listener->bind(endpoint.substr(ipc.size()));
       bound.push_back(endpoint);
     } else {
-      bound.push_back(works_->door->bind(endpoint));
+      bound.push_back(impl_->tcp_listener->bind(endpoint));
     }
   }
   if (address_.empty() && !bound.empty()) {
@@ -149,7 +149,7 @@ std::vector<std::string> ZeroMQTransport::bind(const std::vector<std::string>& e
 void ZeroMQTransport::start(int self) {
   const Gate::Pass pass(gate_);
   check();
-  works_->peers.start(self);
+  impl_->peers.start(self);
 }
 
 std::string ZeroMQTransport::listen(int self, const std::string& /*name*/) {
@@ -185,11 +185,11 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
                                    is_proof(credentials.our_answer) && is_proof(credentials.their_answer))) {
     throw TransportError("the proofs of " + who + " are none: each is " + std::to_string(kProofSize) + " bytes");
   }
-  works_->directory.learn(peer, public_key);
-  works_->directory.limit(peer, credentials.max_message);
-  works_->proofs.learn(peer, credentials.their_greeting);
-  works_->unix_listener->learn(peer, credentials.our_answer);
-  works_->peers.learn(peer, checked_endpoint, credentials);
+  impl_->directory.learn(peer, public_key);
+  impl_->directory.limit(peer, credentials.max_message);
+  impl_->proofs.learn(peer, credentials.their_greeting);
+  impl_->unix_listener->learn(peer, credentials.our_answer);
+  impl_->peers.learn(peer, checked_endpoint, credentials);
 }
 
 void ZeroMQTransport::forget(int peer) {
@@ -197,11 +197,11 @@ void ZeroMQTransport::forget(int peer) {
   if (!pass || is_forked()) {
     return;
   }
-  works_->directory.forget(peer);
-  works_->proofs.forget(peer);
-  works_->peers.forget(peer);
-  works_->door->forget(peer);
-  works_->unix_listener->forget(peer);
+  impl_->directory.forget(peer);
+  impl_->proofs.forget(peer);
+  impl_->peers.forget(peer);
+  impl_->tcp_listener->forget(peer);
+  impl_->unix_listener->forget(peer);
 }
 
 void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
@@ -211,16 +211,16 @@ void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
   for (const Part& part : parts) {
     bytes += part.size;
   }
-  if (const uint64_t most = works_->directory.max_message(peer); bytes > most) {
+  if (const uint64_t most = impl_->directory.max_message(peer); bytes > most) {
     throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " + std::to_string(most) +
                          " that worker " + std::to_string(peer) + " takes (its max_message_bytes)");
   }
   if (!reply) {
-    works_->peers.send(peer, std::move(parts));
-  } else if (!works_->unix_listener->reply(peer, parts)) {
-    works_->releaser.hold(parts);
+    impl_->peers.send(peer, std::move(parts));
+  } else if (!impl_->unix_listener->reply(peer, parts)) {
+    impl_->releaser.hold(parts);
     Packed message(std::move(parts), settings_->max_message, settings_->largest_frame());
-    works_->door->reply(peer, message);
+    impl_->tcp_listener->reply(peer, message);
   }
   ++counters_->messages_sent;
 }
@@ -234,7 +234,7 @@ Inbox::Outcome ZeroMQTransport::receive_until(Event& event, Clock::time_point de
   if (!pass || is_forked()) {
     return Inbox::Outcome::kClosed;
   }
-  return works_->inbox.receive(event, deadline);
+  return impl_->inbox.receive(event, deadline);
 }
 
 void ZeroMQTransport::reject(int peer, const std::string& reason) {
@@ -242,26 +242,26 @@ void ZeroMQTransport::reject(int peer, const std::string& reason) {
   if (!pass || is_forked()) {
     return;
   }
-  works_->peers.end_link(peer, "rejected: " + reason);
-  works_->door->reject(peer, reason);
-  works_->unix_listener->reject(peer, reason);
+  impl_->peers.end_connection(peer, "rejected: " + reason);
+  impl_->tcp_listener->reject(peer, reason);
+  impl_->unix_listener->reject(peer, reason);
 }
 
 void ZeroMQTransport::close(double linger) {
   if (is_forked()) {
-    works_.release();  // its threads and locks are the parent's
+    impl_.release();  // its threads and locks are the parent's
     return;
   }
-  std::unique_ptr<Works> closed;  // let go of without the lock: what the callbacks keep may close this too
+  std::unique_ptr<Impl> closed;  // let go of without the lock: what the callbacks keep may close this too
   std::lock_guard<std::mutex> lock(close_mutex_);
-  if (!works_) {
+  if (!impl_) {
     return;
   }
   gate_.close();
-  works_->inbox.close();
+  impl_->inbox.close();
   gate_.wait_until_empty();
-  works_->close(linger);
-  closed = std::move(works_);
+  impl_->close(linger);
+  closed = std::move(impl_);
 }
 
 std::map<std::string, std::string> ZeroMQTransport::metrics() const {
@@ -275,7 +275,7 @@ std::map<std::string, std::string> ZeroMQTransport::metrics() const {
       {"zeromq.peers_found", text(counters_->found)},
       {"zeromq.refused", text(counters_->refused)},
       {"zeromq.failed_handshakes", text(counters_->handshakes)},
-      {"zeromq.crowded_out", text(counters_->crowded)},
+      {"zeromq.crowded_out", text(counters_->evicted)},
       {"zeromq.rejected", text(counters_->rejected)},
       {"zeromq.dropped_messages", text(counters_->dropped)},
   };

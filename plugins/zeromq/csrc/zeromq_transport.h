@@ -1,11 +1,11 @@
 // The transport over ZeroMQ: its parts, put together. See each for what it does and why.
 //
-//   send(reply=false)  Peers ─▶ Link ══════▶ peer's Door        a connection of ours: requests, their answers
-//   send(reply=true)   Door  ══════════════▶ peer's Link        a connection of the peer's: its requests
-//   receive()          Inbox ◀─ Link, Door                      read by the threads that wait
-//   on one host        UnixLink for Link, UnixListener for Door: no ZeroMQ, UnixStream at both ends
-//   Keeper             one thread: monitors of connections, who may connect (Zap), trials to reach lost peers
-//   Asker              one thread: the owner's callbacks
+//   send(reply=false)  Peers ─▶ TcpConnection ══════▶ peer's TcpListener        a connection of ours: requests, their answers
+//   send(reply=true)   TcpListener  ══════════════▶ peer's TcpConnection        a connection of the peer's: its requests
+//   receive()          Inbox ◀─ TcpConnection, TcpListener                      read by the threads that wait
+//   on one host        UnixConnection for TcpConnection, UnixListener for TcpListener: no ZeroMQ, UnixStream at both ends
+//   EventLoop             one thread: monitors of connections, who may connect (Zap), trials to reach lost peers
+//   CallbackThread              one thread: the owner's callbacks
 //   Releaser           one thread: lets go of memory that was sent
 //
 // Who waits for an answer has made the connection by which it comes, and sees it end.
@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "door.h"
+#include "tcp_listener.h"
 #include "gate.h"
 #include "peers.h"
 #include "unix_listener.h"
@@ -29,7 +29,7 @@ namespace rpc_backends::zeromq {
 class ZeroMQTransport : public Transport {
  public:
   // load_library() goes before. Throws TransportError.
-  ZeroMQTransport(const Settings& settings, Asker::OnUnknownKey on_unknown_key, Asker::OnRefused on_refused);
+  ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused);
   ~ZeroMQTransport() override;
 
   // Returns the endpoints with the ports that the system has chosen. Throws BindError.
@@ -50,7 +50,7 @@ class ZeroMQTransport : public Transport {
   std::map<std::string, std::string> metrics() const override;
 
  private:
-  struct Works;
+  struct Impl;
 
   void check() const;
   bool is_forked() const;
@@ -60,7 +60,7 @@ class ZeroMQTransport : public Transport {
   const unsigned forks_;
   Gate gate_;
   std::mutex close_mutex_;
-  std::unique_ptr<Works> works_;  // until it is closed
+  std::unique_ptr<Impl> impl_;  // until it is closed
   std::string address_;
 };
 

@@ -282,7 +282,11 @@ def test_records_that_are_none_keep_nobody_from_joining(
         workers[2].call(join, url, dynamic=True, secret=text, unix_sockets=False)
         for worker in (workers[0], workers[1], workers[2]):
             assert worker.call(names) == ["worker0", "worker1", "worker2"]
-            said(worker, "is no record of a worker", "Somebody else writes to the store")
+            said(
+                worker,
+                "in the member list, which is not valid",
+                "Another program writes to the store",
+            )
         workers[0].call(exercise, "worker2")
         workers[2].call(steps.leave)
         assert_all_is_well(workers, tmp_path)

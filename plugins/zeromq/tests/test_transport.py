@@ -18,11 +18,12 @@ import pytest
 import torch.distributed as dist
 
 from rpc_backend_zeromq import secret
+from rpc_backend_zeromq import transport as transport_module
 from rpc_backend_zeromq._native import TransportError
 from rpc_backend_zeromq.errors import AddressError, ExposureError, PublicationError, SecretError
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
-from rpc_backends_core.spi import Group, Member, SettingError, join_group
+from rpc_backends_core.spi import Group, Member, SettingError, StoreError, join_group
 
 pytestmark = pytest.mark.slow
 
@@ -403,6 +404,22 @@ def test_a_transport_that_is_closed_is_dropped_by_all(place: Place) -> None:
     gc.collect()
 
     assert gone() is None
+
+
+def test_a_store_that_hangs_ends_the_start_of_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging:
+        def compare_set(self, *_: Any) -> bytes:
+            threading.Event().wait()
+            return b""
+
+    monkeypatch.setattr(transport_module, "JOIN_PATIENCE", 0.3)
+    group = Group(Hanging(), "w0", 0, None, (), 10.0, 0)
+    transport = ZeroMQTransport(ZeroMQRpcBackendOptions(init_method="file:///x"), group)
+    try:
+        with pytest.raises(StoreError, match=r"has not answered for 0\.3 s"):
+            transport.listen(0, "w0")
+    finally:
+        transport.close(0)
 
 
 @pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "os.kill(os.getpid(), 2)"])

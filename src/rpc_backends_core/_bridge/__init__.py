@@ -1,1 +1,1 @@
-"""Starting and stopping RPC: what our functions in the place of torch's do when they are called."""
+"""Starting and stopping RPC: the implementation of the functions that replace torch's."""

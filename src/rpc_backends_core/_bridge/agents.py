@@ -1,4 +1,4 @@
-"""What every agent needs: its group, and ranks beside worker ids."""
+"""What every agent needs: its group, and a mapping between ranks and worker ids."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def group_for(
     backend: str,
     group: Group | None = None,
 ) -> Group:
-    """Return ``group``, which ``init_rpc`` has formed, or join one on the caller's store.
+    """Return ``group`` if ``init_rpc`` formed one, else join a group on the caller's store.
 
-    An init handler calls it with what it got. ``group`` is None where a program calls
+    An init handler passes on the arguments it received. ``group`` is None if a program calls
     ``init_backend`` itself.
 
-    :param options: the backend's; their ``rpc_timeout`` limits each exchange in the group.
-    :param backend: its name; all workers of a static group must use the same.
-    :raises GroupError: the group cannot be formed; each of its workers gets the same text.
+    :param options: the backend's options; their ``rpc_timeout`` limits each exchange in the group.
+    :param backend: the backend's name; all workers of a static group must use the same one.
+    :raises GroupError: the group cannot be formed; all its workers raise the same message.
     """
     if group is not None:
         return group
@@ -43,9 +43,9 @@ def group_for(
 
 
 class RankedWorkerInfo(WorkerInfo):
-    """A worker whose rank is not the id that the agent in C++ knows it by.
+    """A worker whose rank differs from its worker id in the C++ agent.
 
-    Python sees the rank as ``id``; C++, given this object, sees the worker id.
+    Python code reads the rank from ``id``; C++ code reads the worker id.
     """
 
     def __init__(self, name: str, worker_id: int, rank: int) -> None:
@@ -61,35 +61,35 @@ class RankedWorkerInfo(WorkerInfo):
         return f"WorkerInfo(id={self.rank}, name={self.name})"
 
     def __reduce__(self) -> Any:
-        # In another process it is torch's own, by worker id: good to call, whoever receives it.
+        # Unpickles as a plain WorkerInfo with the worker id, which every process can call.
         return (WorkerInfo, (self.name, super().id))
 
 
 def worker_info(name: str, worker_id: int, rank: int) -> WorkerInfo:
-    """Return what a program is to see of a worker."""
+    """Return the ``WorkerInfo`` of a worker, as programs see it."""
     if worker_id == rank:
         return WorkerInfo(name, worker_id)
     return RankedWorkerInfo(name, worker_id, rank)
 
 
 class RankMappingMixin:
-    """Mixed in before an agent: answers by rank where the agent in C++ goes by worker id.
+    """Mixin, placed before an agent class: looks workers up by rank instead of by worker id.
 
-    The agent calls :meth:`set_workers` when its group is known, and whenever it changes.
+    The agent calls :meth:`set_workers` when its group is known and whenever the group changes.
     """
 
     def set_workers(self, workers: list[WorkerInfo], me: WorkerInfo) -> None:
-        """Set the workers of the group, this one among them."""
+        """Set the workers of the group, including this one."""
         self._by_name = {worker.name: worker for worker in workers}
         self._by_rank = {worker.id: worker for worker in workers}
         self._me = me
 
     def knows(self, who: str | int) -> bool:
-        """Tell whether there is a worker of that name or rank."""
+        """Return whether the group has a worker of that name or rank."""
         return who in (self._by_rank if isinstance(who, int) else self._by_name)
 
     def get_worker_info(self, who: str | int | None = None) -> WorkerInfo:
-        """Return a worker by name or rank, or this one.
+        """Return a worker by name or rank; without an argument, this worker.
 
         :raises RuntimeError: there is no such worker.
         """

@@ -1,4 +1,4 @@
-"""Installing an agent: torch calls this for the agent of every backend, before it is current."""
+"""Installing an agent: torch calls this for every backend's agent before making it current."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rpc_backends_core._process_state import STATE
 
 
 def set_and_start_agent(agent: Any) -> None:
-    """Install an agent, after the hooks have seen it."""
+    """Pass an agent through the hooks, then install and start it."""
     chosen = agent_to_install(agent)
     if STATE.session is not None:
-        # C++ keeps the agents alive but not their Python side, and so not their Python methods.
+        # C++ keeps only the C++ part of an agent alive; its Python methods need this reference.
         STATE.session.agents.extend([agent, chosen])
     torch_internals.original_api("_set_and_start_rpc_agent")(chosen)
 
 
 def agent_to_install(agent: Any) -> Any:
-    """Show the agent that is about to be installed to the hooks; return the one to install."""
+    """Pass an agent through the hooks; return the agent to install."""
     resolved = STATE.starting.get()
     hooks = resolved.hooks if resolved else _hooks.loaded_hooks(default_registry())
     return hooks.rpc_backends_agent(

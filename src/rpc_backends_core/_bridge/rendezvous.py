@@ -1,4 +1,4 @@
-"""Where the workers of a group meet: torch's rendezvous, with an end to each wait."""
+"""Torch's rendezvous, with a time limit on each wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rpc_backends_core._errors import GroupTimeoutError
 from rpc_backends_core._settings import JOIN_TIMEOUT
 from rpc_backends_core._time_limit import HOST_MAY_HANG, JOIN_PATIENCE, LateError, within
 
-#: Seconds between two looks whether the host listens.
+#: Seconds between two attempts to connect to the host.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 #: Seconds that one attempt to connect has at least.
 _SHORTEST_ATTEMPT = 1.0
@@ -26,10 +26,10 @@ _MORE_THAN_TORCHS = 3.0
 
 
 class Meeting(NamedTuple):
-    """What a rendezvous has given.
+    """The result of a rendezvous.
 
     :ivar store: the raw store that all workers share.
-    :ivar iterator: torch's rendezvous, which keeps the store alive.
+    :ivar iterator: torch's rendezvous iterator, which keeps the store alive.
     """
 
     store: Any
@@ -40,11 +40,11 @@ class Meeting(NamedTuple):
 def meet(
     init_method: str, name: str, rank: int, world_size: int | None, limit: float | None
 ) -> Meeting:
-    """Meet the other workers.
+    """Run the rendezvous with the other workers.
 
     :param init_method: the URL of the rendezvous.
-    :param name: this worker's name, for messages.
-    :param limit: seconds to wait for the others; None waits as torch does.
+    :param name: this worker's name, for error messages.
+    :param limit: seconds to wait for the others; None for torch's default.
     :raises GroupTimeoutError: nothing listened there in that time, or it did not answer for a minute (or
         for ``limit``, where that is less).
     """
@@ -52,12 +52,12 @@ def meet(
     if rank == -1 and scheme == "env" and "RANK" in os.environ:
         rank = int(os.environ["RANK"])
     if limit is None or scheme not in ("env", "tcp"):
-        # torch's own schemes take a timeout; one that a program has registered may not
+        # torch's own schemes take a timeout; a scheme that the program registered may not
         iterator = torch_internals.rendezvous(init_method, rank, world_size)
         store, found, _ = next(iterator)
     else:
-        # A TCP store that knows the size of the group waits for that many clients, by count alone; the
-        # group's own formation knows who is missing.
+        # Without a world size: a TCP store given one waits for that many clients and cannot say which
+        # are missing. Forming the group (see `_group`) can.
         url = init_method if rank == -1 else _tcp(init_method)
         store, found, iterator = _connect(url, name, rank, limit)
     return Meeting(store, rank if world_size is None else found, iterator)
@@ -100,9 +100,9 @@ def _open(url: str, rank: int, seconds: float) -> tuple[Any, int, Any]:
 
 
 def _tcp(init_method: str) -> str:
-    """Return the ``tcp://`` address that an ``env://`` one stands for, which needs no world size.
+    """Return the ``tcp://`` URL equivalent to an ``env://`` one; it needs no world size.
 
-    Where the environment lacks the address, torch's own handler is left to say so.
+    If the environment has no address, the URL is returned as it is, and torch reports the error.
     """
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not init_method.startswith("env:") or not host or not port or not port.isdigit():
@@ -112,9 +112,9 @@ def _tcp(init_method: str) -> str:
 
 
 def _wait_for_host(url: str, limit: float) -> None:
-    """Wait until something listens at a ``tcp://`` address, or for ``limit`` seconds at most.
+    """Wait until something listens at a ``tcp://`` address, for at most ``limit`` seconds.
 
-    Torch's own client, if the host does not listen when it first tries, sleeps for up to a second.
+    Torch's own client sleeps for up to a second if its first attempt to connect fails.
     """
     address = urlsplit(url)
     if address.scheme != "tcp" or not address.hostname or not address.port:
@@ -128,6 +128,6 @@ def _wait_for_host(url: str, limit: float) -> None:
             time.sleep(pause)
             pause = min(1.5 * pause, _LONGEST_PAUSE)
         except OSError:
-            return  # a name that does not resolve, say: torch's client words it
+            return  # for example a name that does not resolve: torch's client reports it
         else:
             return

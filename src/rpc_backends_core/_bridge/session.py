@@ -1,4 +1,4 @@
-"""What one ``init_rpc`` holds until its agent is gone: the store, the group, the agents."""
+"""What one ``init_rpc`` holds until its agent is destroyed: the store, the group, the agents."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from rpc_backends_core._group import Group
     from rpc_backends_core._record import ResolvedBackend
 
-#: What a store and an exchange get where the program says "never": torch's own "never", 24 days.
+#: The timeout of stores and exchanges if the program asks for none: torch's maximum, 24 days.
 NEVER = timedelta(milliseconds=2**31 - 1)
-#: Seconds that the host of the store waits for the others to leave it; they are at most an agent's
-#: shutdown behind.
+#: Seconds that the host of the store waits for the other workers to disconnect. They need no longer
+#: than their agents take to shut down.
 _HOST_GRACE_PERIOD = 5.0
-#: Seconds between two attempts to meet while the last host closes its store.
+#: Seconds between two rendezvous attempts while the previous host closes its store.
 _HOST_PAUSE = 0.05
 
 
 class Session:
-    """One worker's membership in one group, from the rendezvous to the end of the agent.
+    """One worker's membership in one group, from the rendezvous until its agent is destroyed.
 
     :param join_timeout: seconds to wait for the group to be complete.
-    :param store: given if the caller brings the store; it is then the caller's to close.
-    :ivar group: the group, for a backend of an installed package; None for all others, which meet as
-        torch does: their workers need not all have this package.
+    :param store: the caller's store, if it provides one; the caller then closes it.
+    :ivar group: the group, for a backend of an installed package. None for other backends: their
+        workers meet as in plain torch, so not all of them need this package.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Session:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked off the worker's, which goes on and has the session."""
+        """Whether this process is a fork; the session belongs to the parent process."""
         return os.getpid() != self._process
 
     def start(self) -> None:
-        """Meet the others, and start the agent. If it fails, nothing of this session is left."""
+        """Meet the other workers and start the agent. A failed start is undone completely."""
         STATE.session = self
         try:
             store = self._store if self._store is not None else self._open_store()
@@ -80,14 +80,14 @@ class Session:
             raise
 
     def close(self, *, together: bool) -> None:
-        """Leave the group and let go of the store; called when the agent is gone.
+        """Leave the group and release the store; called when the agent has been destroyed.
 
-        :param together: the other workers of a static group are leaving too.
+        :param together: whether the other workers of a static group are leaving too.
         """
         group, self.group = self.group, None
         if group is not None:
             group.end()
-            # If a store goes while others still use it, they fail.
+            # Closing a store that other workers still use makes them fail.
             grace_period = _HOST_GRACE_PERIOD if together else 0.0
             if self._hosts_store() and not group.wait_until_ended(grace_period):
                 STATE.kept_stores.append((self.init_method, self._store, self._rendezvous))
@@ -95,10 +95,10 @@ class Session:
                 _release_kept_stores()
         self._let_go()
 
-    # --- the way in ---------------------------------------------------------------------------------
+    # --- starting ---------------------------------------------------------------------------------
 
     def _arguments(self, store: Any) -> dict[str, Any]:
-        """Return what the backend's init handler is called with."""
+        """Return the arguments for the backend's init handler."""
         arguments = {
             "store": store,
             "name": self.name,
@@ -111,10 +111,10 @@ class Session:
         return arguments
 
     def _open_store(self) -> Any:
-        """Meet the other workers and return the store for the backend."""
+        """Run the rendezvous and return the store for the backend."""
         if self.rank != 0:
-            # A store that this process hosted for an earlier group would keep its port from the
-            # process that hosts one now. A dynamic group that we come back to still uses it.
+            # Free the ports of stores this process hosted for earlier groups: another process may
+            # need one now. A dynamic group that we rejoin still uses its store.
             _release_kept_stores(all_but=self.init_method if self.world_size is None else None)
         if self.resolved.record.source == "plugin":
             store = self._form_group()
@@ -141,8 +141,8 @@ class Session:
                     join_timeout=self._join_timeout,
                 )
             except dist.DistNetworkError:
-                # The process that hosted the store of the last group is closing it: its port is not
-                # free yet, or we were connected to it in its last moment.
+                # The host of the previous group's store is still closing it: its port is not free
+                # yet, or we connected to it just before it closed.
                 if time.monotonic() > end:
                     raise
                 self._let_go()
@@ -153,19 +153,19 @@ class Session:
             return self.group.store
 
     def _meet(self, limit: float | None) -> Any:
-        """Rendezvous, and return the raw store."""
+        """Run the rendezvous and return the raw store."""
         meeting = meet(self.init_method, self.name, self.rank, self.world_size, limit)
         self.rank = meeting.rank
         if self.rank == 0:
-            _release_kept_stores()  # torch gives one port one server, and we have it now
+            _release_kept_stores()  # torch shares one server per port; we now hold it
         meeting.store.set_timeout(timedelta(seconds=self.timeout) if self.timeout else NEVER)
         self._store, self._rendezvous = meeting.store, meeting.iterator
         return meeting.store
 
-    # --- the way out --------------------------------------------------------------------------------
+    # --- stopping --------------------------------------------------------------------------------
 
     def _abandon(self, error: BaseException) -> None:
-        """Undo a start that failed: stop the agent, close the store, tell those who wait for us."""
+        """Undo a failed start: stop the agent, close the store, tell the workers that wait for us."""
         if torch_internals.has_current_agent():
             torch_internals.stop_failed_agent()
         group, self.group = self.group, None
@@ -180,14 +180,14 @@ class Session:
                     )
             group.end()
             if self._hosts_store():
-                group.wait_until_ended(_HOST_GRACE_PERIOD)  # the others have yet to read why
+                group.wait_until_ended(_HOST_GRACE_PERIOD)  # they still read the reason
         self._let_go()
-        # Frames of the traceback would keep stores and agents, and so sockets and threads, alive for as
-        # long as the program keeps the exception.
+        # The traceback's frames would keep stores and agents (sockets and threads) alive for as long
+        # as the program keeps the exception.
         traceback.clear_frames(error.__traceback__)
 
     def _hosts_store(self) -> bool:
-        """Return whether other workers are connected to a store in this process."""
+        """Return whether this process hosts a store that other workers connect to."""
         elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return self.rank == 0 and not elsewhere and not self.init_method.startswith("file:")
 
@@ -197,7 +197,7 @@ class Session:
 
 
 def _keep_in_child() -> None:
-    """Have a forked child keep the store: a FileStore that goes counts as a worker that has ended."""
+    """Keep the store open in a forked child: closing a FileStore counts as a worker's end."""
     if STATE.session is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(STATE.session))
 
@@ -218,11 +218,11 @@ def start_session(
 
 
 def current_session() -> Session | None:
-    """Return the session that starts or runs in this process, None where RPC is not initialised."""
+    """Return the session that is starting or running; None if RPC is not initialised."""
     session: Session | None = STATE.session
     return session
 
 
 def _release_kept_stores(all_but: str | None = None) -> None:
-    """Let go of stores that were kept for others."""
+    """Release stores that were kept open for other workers."""
     STATE.kept_stores[:] = [kept for kept in STATE.kept_stores if kept[0] == all_but]

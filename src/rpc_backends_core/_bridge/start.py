@@ -21,13 +21,13 @@ _MAX_RANK = 32767
 def init_rpc(
     name: str, backend: Any, rank: int, world_size: int | None, rpc_backend_options: Any
 ) -> None:
-    """Start RPC; see :func:`~rpc_backends_core._patches.init_rpc`. If it fails, nothing of it is left."""
+    """Start RPC; see :func:`~rpc_backends_core._patches.init_rpc`. A failed start is undone."""
     torch_internals.log_api_usage()
     if rpc_backend_options is not None and not isinstance(
         rpc_backend_options, rpc.RpcBackendOptions
     ):
         if backend is not None:
-            _resolve.name_of(backend)  # the first of two wrong arguments is named, as torch does
+            _resolve.name_of(backend)  # if both are wrong, torch's error names this one
         raise TypeError(
             "Argument rpc_backend_options must be an instance of RpcBackendOptions; got "
             f"{type(rpc_backend_options).__name__}."
@@ -44,9 +44,9 @@ def init_rpc_backend(
     world_size: int | None,
     rpc_backend_options: Any,
 ) -> None:
-    """Start a backend on the caller's store; torch's function of this name."""
+    """Start a backend on the caller's store; replaces torch's function of this name."""
     if not isinstance(store, dist.Store):
-        # torch raises RuntimeError here and below; programs may look for it
+        # torch raises RuntimeError here and below; programs may catch it
         raise RuntimeError(  # noqa: TRY004
             f"Argument {store} must be of type {dist.Store} but got {type(store)}"
         )
@@ -74,7 +74,7 @@ def _check_options(options: Any) -> None:
 
 
 def _check_type(argument: Any, wanted: Any) -> None:
-    """Refuse an argument of a wrong type, with torch's text."""
+    """Reject an argument of a wrong type, with torch's message."""
     if not isinstance(argument, wanted):
         raise RuntimeError(  # noqa: TRY004
             f"Argument {argument} must be of type {wanted} but got type {type(argument)}"
@@ -87,8 +87,8 @@ def _check_arguments(resolved: ResolvedBackend, name: Any, rank: Any, world_size
     _check_type(world_size, (numbers.Integral, type(None)))
     _check_options(resolved.options)
     if rank > _MAX_RANK:
-        raise ValueError(f"rank is {rank}; torch carries ranks up to {_MAX_RANK}.")
-    rpc.WorkerInfo(name, max(rank, 0))  # refuses a name that torch cannot carry
+        raise ValueError(f"rank is {rank}; torch supports ranks up to {_MAX_RANK}.")
+    rpc.WorkerInfo(name, max(rank, 0))  # raises if torch cannot represent the name
     if resolved.options.rpc_timeout < 0:
         raise ValueError(
             f"rpc_timeout is {resolved.options.rpc_timeout} s for {resolved.name}; it must be 0 (never) "

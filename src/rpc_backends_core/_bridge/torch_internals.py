@@ -1,6 +1,7 @@
-"""Torch's private names that this project uses: each listed with its use, and a function for each use.
+"""Torch's private names that this project uses: a list with the purpose of each, and accessors.
 
-No other module, of the core or of a package, touches a private name of torch; `patches` replaces some.
+No other module, of the core or of a package, uses a private name of torch. (`_patches` replaces
+some.)
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ from rpc_backends_core._process_state import STATE
 
 
 class PrivateName(NamedTuple):
-    """A name of torch that is not part of its documented interface."""
+    """A name in torch outside its documented interface."""
 
     path: str
     use: str
     without: str
 
 
-#: Seen in torch 2.13.0; `rpc-backends doctor` says which are missing in the torch it finds.
+#: Verified with torch 2.13.0; `rpc-backends doctor` reports names missing from the installed torch.
 SEEN_IN = "2.13.0"
 NAMES = (
     PrivateName(
         "torch.distributed.rpc.backend_registry",
         "where torch keeps BackendType and the registry's functions",
-        "the bridge cannot be installed; RPC stays as torch ships it",
+        "the bridge cannot be installed; torch's RPC is unchanged",
     ),
     PrivateName(
         "torch.distributed.rpc.api._set_and_start_rpc_agent",
-        "every agent passes here before it is current: the agent hook",
-        "hooks on the agent are not called",
+        "called for every agent before it becomes current; runs the agent hook",
+        "agent hooks do not run",
     ),
     PrivateName(
         "torch.distributed.rpc.api._reset_current_rpc_agent",
-        "every agent passes here when it ceases: stores are closed, leaving is announced",
+        "called when an agent stops being current; closes stores and announces the departure",
         "the store of a group stays open until the process ends",
     ),
     PrivateName(
         "torch.distributed.rpc.api._delete_all_user_and_unforked_owner_rrefs",
-        "given a short time in a later group of a process, where torch cannot delete RRefs",
-        "shutdown of a later group takes 100 s if RRefs were used in it",
+        "limited to a short time in a later group of a process, where torch cannot delete RRefs",
+        "shutdown of a later group takes 100 s if it used RRefs",
     ),
     PrivateName(
         "torch.distributed.rpc.api._wait_all_workers",
-        "where a static group meets before it stops; a large one does through its store",
-        "all call the first worker at shutdown, which TensorPipe does not survive in large groups",
+        "barrier of a static group before it stops; replaced by a store barrier in large groups",
+        "all workers call the first one at shutdown, which crashes TensorPipe in large groups",
     ),
     PrivateName(
         "torch.distributed.rpc.api._init_rpc_states",
@@ -71,32 +72,32 @@ NAMES = (
     ),
     PrivateName(
         "torch.distributed.rpc.api._finalize_shutdown",
-        "what torch does last in a shutdown",
+        "the last step of torch's shutdown",
         "leaving a dynamic group fails",
     ),
     PrivateName(
         "torch.distributed.rpc.api._ALL_WORKER_NAMES",
-        "whom _all_gather and the barrier at shutdown wait for; kept right in dynamic groups",
+        "the workers that _all_gather and the shutdown barrier wait for; updated in dynamic groups",
         "_all_gather sees only the caller in a dynamic group",
     ),
     PrivateName(
         "torch.distributed.rpc.api._all_gather_sequence_id",
-        "numbers gathers per set of names; restarted when the members of a dynamic group change",
-        "a gather after a member came back hangs",
+        "counts gathers per set of names; reset when the members of a dynamic group change",
+        "a gather hangs after a member rejoins",
     ),
     PrivateName(
         "torch.distributed.rpc.api._all_gather_dict_lock",
         "guards the two names above",
-        "a gather in a dynamic group that changes meanwhile may hang",
+        "a gather may hang if a dynamic group changes meanwhile",
     ),
     PrivateName(
         "torch.distributed.rpc.api._cleanup_python_rpc_handler",
-        "lets go of Python functions after a start that failed",
-        "a failed init_rpc leaves them until the process ends",
+        "releases Python functions after a failed start",
+        "a failed init_rpc keeps them until the process ends",
     ),
     PrivateName(
         "torch.distributed.rpc._rref_context_get_debug_info",
-        "whether the owners of this worker's RRefs have confirmed all of them",
+        "whether the owners have confirmed all RRefs of this worker",
         "leaving a dynamic group of TENSORPIPE fails",
     ),
     PrivateName(
@@ -106,7 +107,7 @@ NAMES = (
     ),
     PrivateName(
         "torch.distributed.rpc._init_counter",
-        "numbers the groups of backends that do not form groups by the store",
+        "numbers the groups of backends that do not form groups on the store",
         "init_rpc fails for torch's own and old-style backends",
     ),
     PrivateName(
@@ -126,8 +127,8 @@ NAMES = (
     ),
     PrivateName(
         "torch.distributed.autograd._get_max_id",
-        "tells the worker id that torch has fixed for this process",
-        "init_rpc after shutdown under another rank fails",
+        "returns the worker id that torch fixed for this process",
+        "init_rpc with another rank after shutdown fails",
     ),
 )
 
@@ -142,7 +143,7 @@ def missing() -> list[PrivateName]:
             import_module(parent)
         except ImportError:
             return False
-        # by the table of modules: torch.distributed.rendezvous is a function too
+        # via sys.modules: torch.distributed.rendezvous is also the name of a function
         return hasattr(sys.modules[parent], name)
 
     return [name for name in NAMES if not there(name.path)]
@@ -162,12 +163,12 @@ def has_current_agent() -> bool:
 
 
 def current_agent() -> Any:
-    """Return the agent that is current; there must be one."""
+    """Return the current agent; there must be one."""
     return rpc.api._get_current_rpc_agent()
 
 
 def original(module: str, name: str) -> Any:
-    """Return what torch's ``module`` had under ``name`` before the bridge replaced it."""
+    """Return torch's own ``name`` of ``module``, even if the bridge replaced it."""
     for where, what, value in STATE.patches:
         if where.__name__ == module and what == name:
             return value
@@ -175,15 +176,15 @@ def original(module: str, name: str) -> Any:
 
 
 def original_api(name: str) -> Any:
-    """Return what ``torch.distributed.rpc.api`` had under ``name`` before the bridge replaced it."""
+    """Return torch's own ``name`` of ``torch.distributed.rpc.api``, even if the bridge replaced it."""
     return original("torch.distributed.rpc.api", name)
 
 
 def stop_failed_agent() -> None:
-    """Stop the current agent after a start that failed.
+    """Stop the current agent after a failed start.
 
-    Not by torch's shutdown, which would make RRefContext. That keeps the agent that it first sees, and
-    RRefs would not work in any later group of this process.
+    Torch's shutdown is not used: it would create RRefContext, which keeps the first agent it sees,
+    and RRefs would then fail in every later group of this process.
     """
     current_agent().shutdown()
     rpc.api._cleanup_python_rpc_handler()
@@ -191,37 +192,37 @@ def stop_failed_agent() -> None:
 
 
 def finalize_shutdown() -> None:
-    """Do what torch does last in a shutdown."""
+    """Run the last step of torch's shutdown."""
     rpc.api._finalize_shutdown()
 
 
 def delete_rrefs(timeout: timedelta) -> None:
     """Delete this worker's RRefs.
 
-    :raises RuntimeError: their owners have not confirmed it in time.
+    :raises RuntimeError: the owners did not confirm the deletion in time.
     """
     rpc.api._delete_all_user_and_unforked_owner_rrefs(timeout)
 
 
 def has_unconfirmed_rrefs() -> bool:
-    """Return whether RRefs of this worker wait for their owners' confirmation."""
+    """Return whether any RRef of this worker still awaits its owner's confirmation."""
     return bool(rpc._rref_context_get_debug_info()["num_pending_users"] != "0")
 
 
 def set_worker_names(names: Iterable[str]) -> None:
-    """Make ``_all_gather`` span these workers, and number gathers alike on all of them."""
+    """Make ``_all_gather`` use these workers, and restart its count so that all of them agree."""
     with rpc.api._all_gather_dict_lock:
         rpc.api._ALL_WORKER_NAMES = set(names)
         rpc.api._all_gather_sequence_id.clear()
 
 
 def set_profiler_rank(rank: int) -> None:
-    """Set the rank that profiles show."""
+    """Set the rank shown in profiles."""
     rpc._set_profiler_node_id(rank)
 
 
 def log_api_usage() -> None:
-    """Count a start as torch's ``init_rpc`` does."""
+    """Log the API use, as torch's ``init_rpc`` does."""
     torch._C._log_api_usage_once("torch.distributed.init_rpc")
 
 
@@ -229,7 +230,7 @@ def log_api_usage() -> None:
 
 
 def rendezvous(init_method: str, rank: int, world_size: int | None, **extra: Any) -> Any:
-    """Return torch's rendezvous; its public function cannot say that a group is dynamic."""
+    """Return torch's rendezvous iterator; torch's public function does not support dynamic groups."""
     if world_size is not None:
         return dist.rendezvous(init_method, rank=rank, world_size=world_size, **extra)
     # by the table of modules: torch.distributed.rendezvous is a function too
@@ -238,8 +239,8 @@ def rendezvous(init_method: str, rank: int, world_size: int | None, **extra: Any
 
 
 def numbered_store(store: Any, rendezvous_iterator: Any, rank: int) -> Any:
-    """Return the store of a group as torch makes it: numbered by a counter of this process."""
-    # The store must outlive this call for workers that are not through yet.
+    """Return a group's store as torch makes it: with a prefix from a counter of this process."""
+    # The store must outlive this call: other workers may still be using it.
     rpc.rendezvous_iterator = rendezvous_iterator
     with rpc._init_counter_lock:
         store = dist.PrefixStore(f"rpc_prefix_{rpc._init_counter}", store)
@@ -249,14 +250,14 @@ def numbered_store(store: Any, rendezvous_iterator: Any, rank: int) -> Any:
 
 
 def init_autograd(worker_id: int) -> None:
-    """Start the distributed autograd container; a second call must give the same id."""
+    """Start the distributed autograd container; later calls must pass the same id."""
     dist_autograd._init(worker_id)
 
 
 def fixed_worker_id() -> int | None:
-    """Return the worker id that torch has fixed for this process, None in a fresh process.
+    """Return the worker id that torch has fixed for this process; None in a fresh process.
 
-    The autograd container takes the first id it is given and refuses any other ("Container is already
+    The autograd container keeps the first id it receives and rejects any other ("Container is already
     initialized with worker_id").
     """
     try:

@@ -1,9 +1,9 @@
-"""Workers that find each other on a store and become a group.
+"""How workers find each other on a store and form a group.
 
-Torch numbers the groups of a store by a counter in each process, so processes with different histories
-never meet. Here the store itself counts: a static group takes the store's open *generation* and closes
-it when its last member has arrived; a dynamic group keeps its generation open. Backends get a store that
-is theirs alone, and :class:`Group` to exchange what their members must know of each other.
+Torch numbers the groups of a store with a counter in each process, so processes with different
+histories never meet. Here the counter is in the store. A static group uses the store's open
+*generation* and closes it when its last member has arrived; a dynamic group keeps its generation
+open. Backends receive a store of their own and a :class:`Group`, with which members exchange data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making a group of those who arrived: who is who, and why some are no group. Pure functions."""
+"""Making a group of the workers that arrived, or the reason why they cannot form one. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from rpc_backends_core._group.contents import MAX_ID, is_id
 
-#: What each worker says of itself when it arrives.
+#: The fields that each worker writes when it arrives, with their types.
 _ARRIVAL = {"name": str, "rank": int, "backend": str, "nonce": str}
 
 
 def arrival_of(rank: int, found: Any) -> dict[str, Any]:
-    """Return what the worker of ``rank`` has said of itself.
+    """Return the arrival record of the worker of ``rank``.
 
-    :raises ValueError: that is not what a worker says.
+    :raises ValueError: it is not a valid arrival record.
     """
     for name, wanted in _ARRIVAL.items():
         if type(found[name]) is not wanted:
@@ -21,26 +21,26 @@ def arrival_of(rank: int, found: Any) -> dict[str, Any]:
     if found["rank"] != rank:
         raise ValueError(f"its rank is {found['rank']}")
     if found["fixed_id"] is not None and not is_id(found["fixed_id"]):
-        raise ValueError(f"its 'fixed_id' is no number from 0 to {MAX_ID}")
+        raise ValueError(f"its 'fixed_id' is not a number from 0 to {MAX_ID}")
     return dict(found)
 
 
 def members_of(world_size: int, found: Any) -> tuple[list[str], list[tuple[str, int, int, int]]]:
-    """Return the nonces and the members in what :func:`compose` made.
+    """Return the nonces and members from a result of :func:`compose`.
 
-    :raises ValueError: that is not what it makes of so many workers.
+    :raises ValueError: it is not a valid result for ``world_size`` workers.
     """
     nonces, members = found["nonces"], [tuple(member) for member in found["members"]]
     if [len(nonces), len(members)] != [world_size] * 2:
-        raise ValueError(f"it is of {len(members)} workers")
+        raise ValueError(f"it has {len(members)} workers")
     for expected, (name, rank, *ids) in enumerate(members):
         if type(name) is not str or rank != expected or len(ids) != 2 or not all(map(is_id, ids)):
-            raise ValueError(f"its member {expected} is none")
+            raise ValueError(f"its member {expected} is invalid")
     return [str(nonce) for nonce in nonces], members
 
 
 def compose(arrivals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Make the group of all who arrived, or say why it is none. All workers read the same answer."""
+    """Return the group of all arrivals, or an error. All workers read the same answer."""
     ranks_by_name: dict[str, list[int]] = {}
     for arrival in arrivals:
         ranks_by_name.setdefault(arrival["name"], []).append(arrival["rank"])
@@ -64,7 +64,7 @@ def compose(arrivals: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def worker_ids(fixed: list[int | None]) -> list[int]:
-    """Give each rank a worker id below the group's size: the one it has had, the rank, or a free one."""
+    """Give each rank a worker id below the world size: its previous id, its rank, or a free id."""
     size = len(fixed)
     ids: list[int | None] = [None] * size
     free = set(range(size))
@@ -76,7 +76,7 @@ def worker_ids(fixed: list[int | None]) -> list[int]:
 
 
 def autograd_ids(fixed: list[int | None], ids_of_workers: list[int]) -> list[int]:
-    """Give each rank an id for its autograd container: the fixed one, the worker id, or a free one."""
+    """Give each rank an autograd container id: its fixed id, its worker id, or a free id."""
     taken = {one for one in fixed if one is not None}
     ids: list[int] = []
     spare = MAX_ID

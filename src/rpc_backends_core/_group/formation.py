@@ -1,8 +1,9 @@
-"""How a worker joins the group that is forming on a store, and how the last one completes it.
+"""How a worker joins the group forming on a store, and how the last worker completes it.
 
-Keys, below the generation ``g`` that the store's ``generation`` counter names: ``kind`` (``static/W`` or
-``dynamic``), ``slot/RANK`` (who arrived), ``arrived`` (how many), ``group`` (the members, or why there is
-no group), ``closed``, ``left``, ``ended``; for a dynamic group ``present``.
+The store's counter ``generation`` names the current generation ``g``. Keys below ``g``: ``kind``
+(``static/W`` or ``dynamic``), ``slot/RANK`` (the worker that arrived), ``arrived`` (their number),
+``group`` (the members, or the reason for failure), ``closed``, ``left``, ``ended``; in a dynamic
+group also ``present``.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from rpc_backends_core._time_limit import JOIN_PATIENCE
 _READING_PATIENCE = 5.0
 _READING_PAUSE = 0.01
 _KIND = re.compile(rb"dynamic|static/[1-9][0-9]{0,8}")
-#: Torch's words: programs and its own suites look for them.
+#: Torch's own wording: programs and torch's test suites match it.
 _MIXED = (
     "RPC group mixes statically and dynamically initialized members which is not supported. "
-    "This worker ({name!r}, rank {rank}) wants a {wanted} group, and the store has a {found} one. "
-    "Give all workers a world_size, or none of them."
+    "This worker ({name!r}, rank {rank}) asks for a {wanted} group, but the group on the store is "
+    "{found}. Pass world_size to all workers or to none."
 )
 
 
@@ -52,17 +53,17 @@ def join_group(
 ) -> Group:
     """Join the group that is forming (static) or open (dynamic) on ``store``.
 
-    :param store: shared by the workers, for any number of groups one after the other.
-    :param world_size: how many workers; None or 0 for a dynamic group.
-    :param backend: its name; all workers of a static group must use the same.
-    :param timeout: seconds the members wait for each other once the group is complete.
+    :param store: shared by the workers; it serves any number of groups, one after the other.
+    :param world_size: the number of workers; None or 0 for a dynamic group.
+    :param backend: the backend's name; all workers of a static group must use the same one.
+    :param timeout: seconds that members wait for each other once the group is complete.
     :param fixed_id: the worker id that torch has fixed for this process in an earlier group.
-    :param join_timeout: seconds to wait for the group to be complete; default
-        ``RPC_BACKENDS_JOIN_TIMEOUT`` or half an hour.
-    :raises GroupError: the group cannot be formed; each of its workers gets the same text.
-    :raises GroupTimeoutError: it was not complete in time.
-    :raises StoreError: the store has not answered a request for a minute, or for ``join_timeout`` where
-        that is less.
+    :param join_timeout: seconds to wait until the group is complete; by default
+        ``RPC_BACKENDS_JOIN_TIMEOUT``, or half an hour.
+    :raises GroupError: the group cannot be formed; all its workers raise the same message.
+    :raises GroupTimeoutError: the group was not complete in time.
+    :raises StoreError: the store did not answer a request for a minute, or for ``join_timeout`` if that
+        is less.
     """
     from torch.distributed import PrefixStore
 
@@ -130,22 +131,22 @@ class _Arrival:
             )
 
     def _take_slot(self, g: int, world_size: int) -> bool:
-        """Stand in for our rank in generation ``g``; complete the group if we are the last."""
+        """Register this worker's rank in generation ``g``; complete the group if it is the last."""
         mine = json.dumps(self._who)
         slot = f"{g}/slot/{self._rank}"
         if self._store.compare_set(slot, "", mine) == mine.encode():
             if added(self._store, f"{g}/arrived", 1) == world_size:
                 self._complete(g, world_size)
         elif added(self._store, "generation", 0) != g:
-            return False  # that group is complete; ours is the next
+            return False  # that group is complete; join the next one
         else:
-            # Our rank has arrived before: an attempt that was killed, whose place we take. (If it
-            # lives, it finds itself left out and waits for the next group.)
+            # This rank has arrived before, probably in a process that was killed: take its place. (If
+            # that process still lives, it sees that it was replaced and waits for the next group.)
             self._store.set(slot, mine)
         return True
 
     def _complete(self, g: int, world_size: int) -> None:
-        """Make the group, if all are there; if two workers do, the first answer stands."""
+        """Form the group if all workers have arrived; if two workers do so, the first result counts."""
         slots = [f"{g}/slot/{rank}" for rank in range(world_size)]
         if self._store.check(slots):
             try:
@@ -163,7 +164,7 @@ class _Arrival:
     def _wait_for_group(
         self, g: int, world_size: int, limit: float
     ) -> tuple[tuple[Member, ...], str] | None:
-        """Return the members and the group's token, or None if the group was completed without us."""
+        """Return the members and the group's token, or None if the group formed without this worker."""
         key = f"{g}/group"
         reader = f"RPC worker {self._name!r} (rank {self._rank})"
         try:
@@ -173,7 +174,7 @@ class _Arrival:
                 limit,
                 lambda: self._missing(g, world_size),
                 reader=reader,
-                # A worker that was killed as it arrived may not have been counted.
+                # A worker killed while arriving may not have been counted.
                 meanwhile=lambda: self._complete(g, world_size),
             )
         except BaseException as error:
@@ -206,19 +207,19 @@ class _Arrival:
             settle(self._store, f"{g}/group", {"error": reason, "kind": kind})
             self._close(g)
         except RuntimeError:
-            logger.debug("the store is gone: nobody is left to tell that %s", reason)
+            logger.debug("the store is gone, so no other worker can be told: %s", reason)
 
     def _let_others_read(self, g: int) -> None:
-        """Wait, as rank 0, until all who arrived have read why there is no group.
+        """On rank 0, wait until all arrived workers have read why the group failed.
 
-        Rank 0 hosts a TCP store, and it is about to raise and let go of it.
+        Rank 0 hosts the TCP store and is about to raise, which closes the store.
         """
         try:
             read = added(self._store, f"{g}/read", 1)
         except RuntimeError:
             if self._rank == 0:
                 raise
-            return  # counted as the last, so the host went, before it could answer; or it had gone before
+            return  # the host closed the store after our count, or before it
         end = time.monotonic() + _READING_PATIENCE
         while self._rank == 0 and read < added(self._store, f"{g}/arrived", 0):
             if time.monotonic() > end:
@@ -251,7 +252,7 @@ class _Arrival:
         )
 
     def _claim_autograd_id(self, g: int) -> int:
-        """Return an id that no other container of this dynamic group has, the rank if it is free."""
+        """Return a container id that is unused in this dynamic group; the rank if it is free."""
         if self._fixed_id is not None:
             if not self._claim(g, self._fixed_id):
                 _warn_of_shared_id(self._name, self._fixed_id)
@@ -262,11 +263,11 @@ class _Arrival:
         for _ in range(MAX_ID + 1):
             taken = added(self._store, key, 1)
             if not 1 <= taken <= MAX_ID + 1:
-                raise unsuitable(key, f"the number {taken}, or there is no id left")
+                raise unsuitable(key, f"the number {taken}, which would mean that no id is left")
             free: int = MAX_ID + 1 - taken
             if self._claim(g, free):
                 return free
-        raise unsuitable(key, "a number that others change")
+        raise unsuitable(key, "a number that something else changes")
 
     def _claim(self, g: int, autograd_id: int) -> bool:
         process = _process_nonce()
@@ -276,9 +277,9 @@ class _Arrival:
     # --- both --------------------------------------------------------------------------------------
 
     def _take_kind(self, g: int, wanted: str) -> bool:
-        """Make generation ``g`` one of our kind; False if it was closed in the meantime.
+        """Make generation ``g`` a group of the wanted kind; False if it has been closed meanwhile.
 
-        :raises GroupError: it is of another kind, or of another size.
+        :raises GroupError: the generation has another kind or another size.
         """
         found = _kind(f"{g}/kind", self._store.compare_set(f"{g}/kind", "", wanted))
         if found == wanted:
@@ -286,16 +287,18 @@ class _Arrival:
         if added(self._store, "generation", 0) != g:
             return False
         if found == "dynamic" and added(self._store, f"{g}/present", 0) <= 0:
-            self._close(g)  # everybody has left that dynamic group
+            self._close(g)  # all members have left that dynamic group
             return False
         if "dynamic" in (found, wanted):
             self._refuse_mixing(wanted, found)
         reason = (
-            f"workers disagree on the size of the group: {self._name!r} (rank {self._rank}) says "
-            f"{wanted.partition('/')[2]}, and a worker before it said {found.partition('/')[2]}. "
-            "Give every worker the same world_size."
+            f"workers disagree on world_size: {self._name!r} (rank {self._rank}) has "
+            f"{wanted.partition('/')[2]}, but an earlier worker has {found.partition('/')[2]}. "
+            "Pass the same world_size to every worker."
         )
-        added(self._store, f"{g}/arrived", 1)  # one more to read why; that group is over
+        added(
+            self._store, f"{g}/arrived", 1
+        )  # one more worker has read the reason; that group failed
         self._give_up(g, reason, GroupError.__name__)
         self._let_others_read(g)
         raise GroupError(reason)
@@ -307,9 +310,9 @@ class _Arrival:
         )
 
     def _over(self, g: int) -> bool:
-        """Return whether the group of generation ``g`` is over: failed, or left by all."""
+        """Return whether the group of generation ``g`` is over: it failed, or all members left."""
         if not self._store.check([f"{g}/kind"]):
-            raise unsuitable("generation", f"the number {g + 1}, and there is no group {g}")
+            raise unsuitable("generation", f"the number {g + 1}, but there is no group {g}")
         kind = _kind(f"{g}/kind", self._store.get(f"{g}/kind"))
         if kind == "dynamic" or not self._store.check([f"{g}/group"]):
             return True
@@ -318,12 +321,12 @@ class _Arrival:
             read_answer(f"{g}/group", self._store.get(f"{g}/group"), size)
         except StoreError:
             raise
-        except Exception:  # why there was no group
+        except Exception:  # the group failed
             return True
         return bool(added(self._store, f"{g}/left", 0) >= size)
 
     def _close(self, g: int) -> None:
-        """Make the next arrivals a new group, once, whoever comes first."""
+        """Open the next generation for new arrivals; only the first call has an effect."""
         if added(self._store, f"{g}/closed", 1) == 1:
             added(self._store, "generation", 1)
 
@@ -335,21 +338,21 @@ class _Arrival:
 
 def _kind(key: str, found: bytes) -> str:
     if not _KIND.fullmatch(found):
-        raise unsuitable(key, f"{shown(found)}, no kind of a group")
+        raise unsuitable(key, f"{shown(found)}, not a kind of group")
     return found.decode()
 
 
 def _warn_of_shared_id(name: str, autograd_id: int) -> None:
     logger.warning(
-        "RPC worker %r and another member both were worker %d in an earlier group, and torch keeps that "
-        "id for the life of a process: do not use distributed autograd in this group.",
+        "RPC worker %r and another member were both worker %d in earlier groups, and torch keeps "
+        "that id for the life of a process. Do not use distributed autograd in this group.",
         name,
         autograd_id,
     )
 
 
 def _process_nonce() -> str:
-    """Return a text that no other process has, a forked one neither."""
+    """Return a string unique to this process, different even in a forked child."""
     if STATE.nonce[0] != os.getpid():
         STATE.nonce = (os.getpid(), uuid.uuid4().hex)
     return STATE.nonce[1]

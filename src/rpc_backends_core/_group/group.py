@@ -1,4 +1,4 @@
-"""A group of workers on a store: who its members are, and exchanging data among them."""
+"""A group of workers on a store: its members, and the exchange of data between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
 from rpc_backends_core._group.waiting import STORE_PATIENCE, StoreAccess, wait_for
 
-#: Seconds that nobody waits, and a store's timeout can hold: 24 days.
+#: The longest timeout that a store accepts, in seconds (24 days); stands for no limit.
 _FOR_EVER = (2**31 - 1) / 1000
 
 
@@ -20,8 +20,9 @@ _FOR_EVER = (2**31 - 1) / 1000
 class Member:
     """One worker of a static group.
 
-    :ivar worker_id: the id an agent should use; the rank, but for a process that had another id in an
-        earlier group: torch's ``RRefContext`` keeps that one for the life of the process.
+    :ivar worker_id: the id an agent should use. It is the rank, except in a process that had another
+        id in an earlier group: torch's ``RRefContext`` keeps the first id for the life of the
+        process.
     :ivar autograd_id: the id of its distributed autograd container, unique in the group.
     """
 
@@ -35,15 +36,15 @@ class Member:
 class Group:
     """The group that this process is joining or is in.
 
-    :ivar store: a store that this group alone uses.
+    :ivar store: a store that only this group uses.
     :ivar name: this worker's name.
     :ivar rank: this worker's rank.
     :ivar world_size: None for a dynamic group.
     :ivar members: all workers, by rank; empty for a dynamic group.
-    :ivar timeout: seconds that an exchange waits for the others.
-    :ivar token: what no other group has: made of a fresh value of each member, this one's among them, so
-        that nothing which was written for another group passes for this one's. None for a dynamic group.
-    :ivar access: requests to the store that hold nobody up.
+    :ivar timeout: seconds that an exchange waits for the other workers.
+    :ivar token: a string unique to this group, derived from a fresh value of each member, so that
+        data written for another group cannot be mistaken for this group's. None for a dynamic group.
+    :ivar access: store requests with a time limit.
     """
 
     store: Any
@@ -67,24 +68,24 @@ class Group:
         return self.members[self.rank]
 
     def exchange(self, payload: Any, timeout: float = 0) -> list[Any]:
-        """Give ``payload`` (JSON) to all members of a static group and return theirs, by rank.
+        """Send ``payload`` (JSON) to all members of a static group and return theirs, by rank.
 
-        Every member calls it equally often, in the same order; it is a barrier too. Each does a number
-        of requests to the store that does not grow with the group, but for the last to arrive.
+        All members must call it the same number of times, in the same order; it is also a barrier.
+        Each member makes a constant number of store requests, except the last to arrive.
 
         :param payload: at most 1 MiB as JSON.
         :param timeout: seconds to wait for the others; 0 for the group's own timeout.
-        :raises GroupError: a member called :meth:`fail`; its reason.
-        :raises GroupTimeoutError: a member did not come; the text names it.
-        :raises StoreError: the store is lost, does not answer, or holds what no member wrote.
+        :raises GroupError: a member called :meth:`fail`; the message is its reason.
+        :raises GroupTimeoutError: a member did not arrive; the message names it.
+        :raises StoreError: the store is lost, does not answer, or holds data that no member wrote.
         :raises ValueError: ``payload`` is too large.
         """
         assert self.world_size is not None, "a dynamic group has no fixed members to exchange with"
         text = json.dumps(payload)
         if len(text) > MOST_BYTES:
             raise ValueError(
-                f"{self._reader} exchanges {len(text)} bytes; at most {MOST_BYTES} are exchanged. "
-                "Send what is large by RPC."
+                f"{self._reader} wants to exchange {len(text)} bytes; the limit is {MOST_BYTES}. "
+                "Send large data by RPC."
             )
         self._stage += 1
         prefix = f"exchange/{self._stage}"
@@ -96,7 +97,7 @@ class Group:
         answer = read_answer(result, value, self.world_size)
         payloads = checked(result, answer.get("payloads"), lambda found: [*found])
         if len(payloads) != self.world_size:
-            raise unsuitable(result, f"what {len(payloads)} workers exchange")
+            raise unsuitable(result, f"the exchanged data of {len(payloads)} workers")
         return payloads
 
     def _exchange(self, prefix: str, result: str, text: str, limit: float) -> bytes:
@@ -122,11 +123,11 @@ class Group:
         return value
 
     def meet(self, timeout: float = 0) -> None:
-        """Wait until all members of a static group have come here, in the same call of this; silently.
+        """Wait until all members of a static group have made this call; writes nothing to the log.
 
-        :param timeout: seconds to wait; 0 means for ever.
-        :raises GroupTimeoutError: that took longer.
-        :raises StoreError: the store is lost, does not answer, or holds what no member wrote.
+        :param timeout: seconds to wait; 0 for no limit.
+        :raises GroupTimeoutError: not all members arrived in time.
+        :raises StoreError: the store is lost, does not answer, or holds data that no member wrote.
         """
         assert self.world_size is not None, "a dynamic group has no fixed members to meet"
         self._meetings += 1
@@ -144,34 +145,34 @@ class Group:
         if not self.access.ask(meet, limit + STORE_PATIENCE):
             came = self.access.ask(lambda store: added(store, f"{prefix}/arrived", 0))
             raise GroupTimeoutError(
-                f"{self._reader} waited {timeout:g} s for the other workers, and "
-                f"{came} of {self.world_size} came. All workers of a "
+                f"{self._reader} waited {timeout:g} s for the other workers; "
+                f"{came} of {self.world_size} arrived. All workers of a "
                 "static group must call shutdown(); shutdown(graceful=False) does not wait for them."
             )
 
     def fail(self, reason: str, kind: str = "GroupError") -> None:
-        """Tell all members that wait for this one, now or in their next step, that it cannot go on.
+        """Make the current and next exchange of all other members fail with ``reason``.
 
-        :param reason: what every worker is to read.
-        :param kind: the name of the exception they are to raise; see :func:`group_error`.
+        :param reason: the message that every worker raises.
+        :param kind: the name of the exception type they raise; see :func:`group_error`.
         :raises StoreError: the store is lost, or does not answer.
         """
         if self.world_size is not None:
             self.access.ask(lambda _: self._tell_failure(reason, kind), STORE_PATIENCE)
 
     def _tell_failure(self, reason: str, kind: str) -> None:
-        # The others can be in the stage that this worker is in, or in the one after it.
+        # Other workers can be in the same stage as this one, or in the next.
         for stage in (self._stage, self._stage + 1):
             if stage:
                 answer = {"error": reason, "kind": kind}
                 settle(self.store, f"exchange/{stage}/all", answer)
 
     def end(self) -> None:
-        """Say that this worker has left and uses the store no more. Never raises: it may be gone."""
+        """Record that this worker no longer uses the store. Never raises, as the store may be gone."""
         if self._ended:
             return
         self._ended = True
-        # The store's host may have gone before us, and then nobody is left to tell.
+        # If the store's host has already gone, no worker is left to inform.
         with contextlib.suppress(StoreError):
             self.access.ask(self._say_end)
 
@@ -182,7 +183,7 @@ class Group:
             store.set("ended", "1")
 
     def wait_until_ended(self, seconds: float) -> bool:
-        """Wait until every member of a static group has left; the host of the store does."""
+        """Wait until every member of a static group has left; the store's host calls this."""
         if self.world_size is None:
             return self.is_over()
         try:
@@ -195,7 +196,7 @@ class Group:
         return done is not None
 
     def is_over(self) -> bool:
-        """Return whether all members of a dynamic group have left; True too if the store is gone."""
+        """Return whether all members of a dynamic group have left, or the store is gone."""
         try:
             return self.access.ask(lambda store: bool(store.add("present", 0) <= 0))
         except StoreError:
@@ -217,7 +218,7 @@ class Group:
 
 
 def get_all(store: Any, keys: list[str]) -> list[bytes]:
-    """Return the values of ``keys``, in one request where the store can."""
+    """Return the values of ``keys``, in a single request if the store supports it."""
     if store.has_extended_api():
         values: list[bytes] = store.multi_get(keys)
         return values
@@ -225,15 +226,15 @@ def get_all(store: Any, keys: list[str]) -> list[bytes]:
 
 
 def settle(store: Any, key: str, answer: Any) -> None:
-    """Write ``answer`` (JSON) under ``key`` unless there is one."""
+    """Write ``answer`` (JSON) under ``key`` unless the key already has a value."""
     store.compare_set(key, "", json.dumps(answer))
 
 
 def read_answer(key: str, text: bytes, workers: int) -> dict[str, Any]:
-    """Return the answer, made of what so many workers have given, that :func:`settle` has written.
+    """Return the answer that :func:`settle` wrote, for a group of ``workers``.
 
-    :raises GroupError: it is the reason why there is none.
-    :raises StoreError: it is no answer.
+    :raises GroupError: the answer is an error.
+    :raises StoreError: the value is not a valid answer.
     """
     answer: dict[str, Any] = parsed(key, text, lambda found: {**found}, MOST_BYTES * (workers + 1))
     if "error" in answer:
@@ -242,7 +243,7 @@ def read_answer(key: str, text: bytes, workers: int) -> dict[str, Any]:
 
 
 def group_error(answer: dict[str, Any]) -> Exception:
-    """Return the error that ``answer`` tells of, under the type that its sender wanted."""
+    """Return the error in ``answer``, as the exception type that its sender chose."""
     kinds: dict[str, type[Exception]] = {
         "GroupTimeoutError": GroupTimeoutError,
         "ValueError": ValueError,

@@ -1,4 +1,4 @@
-"""Waiting for a store: interruptible, with progress in the log, never for ever by accident."""
+"""Waiting for a store: interruptible, logged, and with a time limit."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ T = TypeVar("T")
 
 logger = logging.getLogger("rpc_backends")
 
-#: A wait inside the store cannot be interrupted by Ctrl-C, so it is cut into slices of this length.
+#: Ctrl-C cannot interrupt a wait inside the store, so each wait is split into slices of this many
+#: seconds.
 _SLICE = 1.0
-#: After this many seconds, and after each doubling of it, the log says what is being waited for.
+#: After this many seconds, and after each doubling of it, the wait is logged.
 _FIRST_NEWS = 10.0
-#: Seconds that a request may take where a worker can go on without the answer.
+#: Seconds that a request may take if the worker can continue without its answer.
 STORE_PATIENCE = 5.0
 
 
 class StoreAccess:
-    """Requests to a store that have a time limit, and fail with one type of error.
+    """Store requests that have a time limit and always fail with :class:`StoreError`.
 
-    A store whose host is gone raises. One whose host is suspended says nothing, and a request that is
-    inside it cannot be given up. So each request has a thread of its own, which is left alone if it takes
-    too long; as long as it hangs, all further requests fail at once.
+    If the store's host is gone, a request raises. If the host is suspended, the request hangs and
+    cannot be cancelled. So each request runs in a thread of its own, which is abandoned if it takes
+    too long; while that thread hangs, further requests fail at once.
     """
 
     def __init__(self, store: Any) -> None:
@@ -37,10 +38,11 @@ class StoreAccess:
         self._late: threading.Thread | None = None
 
     def ask(self, request: Callable[[Any], T], seconds: float = STORE_PATIENCE) -> T:
-        """Return what ``request`` returns, which is called with the store.
+        """Call ``request`` with the store and return its result.
 
-        :param seconds: how long it may take.
-        :raises StoreError: it took longer, or failed; errors of this package pass as they are.
+        :param seconds: the time limit.
+        :raises StoreError: the request failed or took too long. Errors of this package pass through
+            unchanged.
         """
         try:
             return self.ask_plainly(request, seconds)
@@ -53,9 +55,9 @@ class StoreAccess:
             ) from error
 
     def ask_plainly(self, request: Callable[[Any], T], seconds: float) -> T:
-        """Do the same; what ``request`` raises passes as it is.
+        """Do the same, but raise what ``request`` raises unchanged.
 
-        :raises StoreError: it took longer, or an earlier request still does.
+        :raises StoreError: the request took longer, or an earlier one still hangs.
         """
         if self._late is not None and self._late.is_alive():
             raise StoreError(
@@ -73,9 +75,9 @@ class StoreAccess:
 
 
 class BoundedStore:
-    """A store like the one it is made of, each of whose requests has a time limit.
+    """A store whose requests have a time limit.
 
-    :param seconds: how long a request may take, beside what it is told to wait.
+    :param seconds: how long a request may take, beyond the time that it is told to wait.
     """
 
     def __init__(self, store: Any, seconds: float) -> None:
@@ -107,7 +109,7 @@ class BoundedStore:
         self._ask(lambda store: store.wait(keys, timeout), timeout.total_seconds())
 
     def _ask(self, request: Callable[[Any], T], more: float = 0) -> T:
-        # Types of errors pass: who joins a group begins anew after some of them.
+        # Errors keep their types: a worker that joins a group tries again after some of them.
         return self._access.ask_plainly(request, self._seconds + more)
 
 
@@ -129,13 +131,12 @@ def wait_for(
     meanwhile: Callable[[], None] | None = None,
     first_news: float | None = None,
 ) -> bytes | None:
-    """Return the value of ``key`` once it is there; None when ``timeout`` seconds have passed.
+    """Wait for ``key`` and return its value; None after ``timeout`` seconds.
 
-    :param what: says what is being waited for, for the log; called only if it takes long.
-    :param reader: who waits, for the log.
-    :param first_news: seconds after which the log says so for the first time (10); infinite where it is
-        usual to wait.
-    :param meanwhile: called after a second or two of waiting, and after each doubling of that.
+    :param what: returns what the caller waits for, for the log; called only if the wait is long.
+    :param reader: the name of the waiting worker, for the log.
+    :param first_news: seconds until the first log line (10); infinite if long waits are normal.
+    :param meanwhile: called after one or two seconds, and again each time the wait has doubled.
     """
     start = time.monotonic()
     news, look = _FIRST_NEWS if first_news is None else first_news, _SLICE
@@ -162,7 +163,8 @@ def _wait(store: Any, key: str, seconds: float) -> bool:
     except StoreError:
         raise  # it does not answer
     except RuntimeError:
-        # A store says "timed out" and "connection lost" by the same type; the time tells them apart.
+        # Stores raise the same type for a timeout and a lost connection; the elapsed time tells
+        # which.
         if time.monotonic() - before < 0.5 * seconds and not store.check([key]):
             raise
         return False

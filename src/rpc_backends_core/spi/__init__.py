@@ -1,11 +1,11 @@
-"""What packages may import from the core: backends, hook packages, and agents for them.
+"""The public interface of the core for packages with backends, hooks or agents.
 
-Everything else of the core has a name with a leading underscore and may change in any release. This
-package keeps its names for as long as the first number of :data:`SPI_VERSION` stays the same. A backend
-declares the version it was written for (``Backend(spi_version=(1, 0), ...)``), and a hook package by an
-attribute ``spi_version`` of what its entry point names. Names are imported when they are first used.
+The names here stay the same as long as the major number of :data:`SPI_VERSION` does. All other
+modules of the core have a leading underscore and may change in any release. A backend declares the
+version it was written for with ``Backend(spi_version=(1, 0), ...)``, a hook package with an attribute
+``spi_version`` of the object that its entry point names. Names are imported on first use.
 
-:mod:`.inspection` is for tools that look into the registry; `rpc-backends doctor` is one.
+:mod:`.inspection` is for tools that inspect the registry, such as `rpc-backends doctor`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For tools that look into the registry of a process: what is there, whether it works, what is set."""
+"""For tools that inspect a process's registry: backends, hooks, settings and their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agents in C++."""
+"""The C++ agents."""
 
 from collections.abc import Callable, Iterable
 

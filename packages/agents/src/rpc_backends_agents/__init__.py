@@ -1,4 +1,4 @@
-"""RPC agents that backends are built on: bring a :class:`Transport`, and have a backend."""
+"""RPC agents to build backends on: a backend only has to provide a :class:`Transport`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MODULES = {
 
 
 def include_dir() -> str:
-    """Return the folder with ``rpc_backends_agents/transport.h`` and ``interceptor.h``, for C++."""
+    """Return the C++ include folder, with ``rpc_backends_agents/transport.h`` and ``interceptor.h``."""
     return str(Path(__file__).parent / "include")
 
 
 def __getattr__(name: str) -> Any:
-    """Import on demand: not every use of this package needs the extension."""
+    """Import on first use: not every use of this package needs the extension."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

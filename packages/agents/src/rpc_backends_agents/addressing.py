@@ -1,4 +1,4 @@
-"""Who says where a worker listens: a transport in Python or C++ by itself, or the Python around one."""
+"""How an agent listens and learns addresses: through its transport, or through Python code around it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rpc_backends_agents import _C
 
 @runtime_checkable
 class HasCapsule(Protocol):
-    """What has a transport in C++, and nothing else to say."""
+    """An object that provides a C++ transport and nothing else."""
 
     def __rpc_transport__(self) -> object:
         """Return a capsule with a ``std::shared_ptr<rpc_backends::Transport>*``."""
@@ -18,45 +18,45 @@ class HasCapsule(Protocol):
 
 @runtime_checkable
 class Native(HasCapsule, Protocol):
-    """What has a transport in C++ and does in Python what is not on the way of a message."""
+    """A C++ transport with Python code for everything that does not move messages."""
 
     def listen(self, worker_id: int, name: str, /) -> str:
-        """Begin to listen, and return the address for the others."""
+        """Start to listen; return the address for the peers."""
 
     def learn(self, worker_id: int, name: str, address: str, rank: int, /) -> None:
-        """Take note of a peer; raise if its address is not to be believed."""
+        """Store a peer's address; raise an exception if the address is not valid."""
 
     def metrics(self) -> dict[str, str]:
-        """Return what is worth knowing about it, for the debug information."""
+        """Return values for the agent's debug information."""
 
     def close(self, linger: float, /) -> None:
-        """Stop; the agent has closed the transport in C++ before."""
+        """Stop; the agent has already closed the C++ transport."""
 
 
 @runtime_checkable
 class Guarded(Native, Protocol):
-    """A transport that lets in none but those whose address it has learned."""
+    """A transport that rejects workers whose address it has not learned."""
 
-    #: Called with a key that is not known; has the transport learn of those who are new.
+    #: Called with the key of an unknown worker; makes the transport learn new members.
     on_unknown_key: Callable[[bytes], object] | None
 
 
 class Addressing:
-    """Listening and learning for an agent whose transport does both by itself."""
+    """Listens and learns addresses through the agent's transport."""
 
     def __init__(self, agent: _C.TransportAgent) -> None:
         self._agent = agent
 
-    def listen(self, worker_id: int) -> str:  # the agent has told it
-        """Begin to listen, and return this worker's address."""
+    def listen(self, worker_id: int) -> str:  # the agent passes the id to its transport
+        """Start to listen; return this worker's address."""
         return self._agent.listen()
 
     def learn(self, worker_id: int, name: str, rank: int, address: str) -> None:
-        """Take note of a peer."""
+        """Store a peer's address."""
         self._agent.learn(worker_id, name, address)
 
     def refresh_before_refusing(self, refresh: Callable[[], None]) -> None:
-        """Look at the members once more before somebody who is not known is refused, if anybody is."""
+        """Call ``refresh`` before an unknown worker is rejected, if the transport rejects any."""
 
 
 class _InPython(Addressing):
@@ -77,7 +77,7 @@ class _InPython(Addressing):
 
 
 def addressing(transport: object, agent: _C.TransportAgent, name: str) -> Addressing:
-    """Return what listens and learns for ``agent``, which is worker ``name``'s."""
+    """Return the addressing of ``agent``, the agent of worker ``name``."""
     if isinstance(transport, Native):
         return _InPython(agent, transport, name)
     return Addressing(agent)

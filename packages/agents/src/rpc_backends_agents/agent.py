@@ -1,4 +1,4 @@
-"""The transport agent as Python sees it, in a static and in a dynamic group."""
+"""The Python classes of the transport agent, for static and dynamic groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rpc_backends.agents")
 
-#: Seconds that RRefs have to be deleted everywhere, and requests to be served, before a member leaves.
+#: How long a leaving member waits for the deletion of RRefs, and for the requests that it serves.
 _RREF_PATIENCE = timedelta(seconds=5)
 _SERVING_PATIENCE = 5.0
 #: Seconds that an exchange has at least; 0 would mean the group's own timeout.
@@ -27,12 +27,12 @@ _SHORTEST_EXCHANGE = 0.1
 
 
 class _Agent(_C.TransportAgent):
-    """What both have: the transport as Python sees it."""
+    """The common base class; knows the Python object of the transport."""
 
     transport: Any
 
     def get_debug_info(self) -> dict[str, str]:
-        """Return the metrics, and what the transport has to say that is no number."""
+        """Return the metrics, and the transport's values that are not numbers."""
         found: dict[str, str] = super().get_debug_info()
         if isinstance(self.transport, Native):
             more = self.transport.metrics()
@@ -47,18 +47,19 @@ class _Agent(_C.TransportAgent):
 
 
 class StaticGroupAgent(_Agent):
-    """The agent in a group whose workers all start and stop together."""
+    """The agent of a static group, whose workers start and stop together."""
 
     group: Group
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Wait until all workers have come here and nothing is under way anywhere.
+        """Wait until all workers have called ``join`` and the group has no active calls.
 
-        Two rounds in which nobody has anything under way, and between which nobody has sent or received
-        anything, show that nothing was on its way between them (Mattern's four counters).
+        The workers exchange their call counts in rounds. The group is idle after two rounds in which all
+        calls were answered and the counts were equal: then no message was on its way in between
+        (Mattern's four counters).
 
-        :param timeout: seconds to wait; 0 for the group's own timeout.
-        :raises GroupTimeoutError: that took too long.
+        :param timeout: seconds to wait; 0 means the group's own timeout.
+        :raises GroupTimeoutError: the timeout has passed.
         """
         limit = timeout or self.group.timeout
         end = time.monotonic() + limit
@@ -77,7 +78,7 @@ class StaticGroupAgent(_Agent):
             left = max(end - time.monotonic(), _SHORTEST_EXCHANGE)
             now = self.group.exchange(mine, timeout=round(left, 1))
             if not all(_is_traffic(one) for one in now):
-                raise stored.unsuitable("exchange/...", f"{stored.shown(now)}, no counts of calls")
+                raise stored.unsuitable("exchange/...", f"{stored.shown(now)}, not call counts")
             over = all(
                 sent == answered and received == served for sent, answered, received, served in now
             )
@@ -91,20 +92,20 @@ def _is_traffic(found: Any) -> bool:
 
 
 class RankedStaticAgent(RankMappingMixin, StaticGroupAgent):
-    """The same, where a process keeps the worker id of an earlier group."""
+    """The agent of a static group where a process keeps its worker id from an earlier group."""
 
 
 class DynamicGroupAgent(RankMappingMixin, _Agent):
-    """The agent in a group that workers join and leave.
+    """The agent of a dynamic group.
 
-    Nobody is told of a change: the list of members is in the store, and is looked at when somebody asks
-    for a worker that is not known, for all workers, or when a connection is lost.
+    Changes of the membership are not broadcast. The agent reads the member list from the store when the
+    program asks for an unknown worker or for all workers, and when a connection is lost.
     """
 
     roster: Roster
 
     def refresh(self) -> None:
-        """Look at the list of members."""
+        """Read the member list."""
         self.roster.refresh()
 
     def get_worker_info(self, who: str | int | None = None) -> WorkerInfo:
@@ -117,25 +118,27 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
             if self.roster.trouble and not self.knows(who):
                 raise RuntimeError(
                     f"Unknown destination worker {who}: could not find destination among the known "
-                    f"members, and the list of members cannot be read: {self.roster.trouble}"
+                    f"members, and the member list cannot be read: {self.roster.trouble}"
                 )
         return super().get_worker_info(who)
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Return all members of the group as it is now."""
+        """Return the current members of the group."""
         self.refresh()
         return super().get_worker_infos()
 
     def leave_group(self, timeout: float = 0) -> None:
-        """Finish what is under way, and take this worker off the list of members.
+        """Leave the group: delete RRefs, remove this worker from the member list, finish active calls.
 
-        :param timeout: seconds that this worker's own calls have to end; 0 for the agent's own timeout.
+        :param timeout: seconds to wait for active calls; 0 means a few seconds.
         """
         try:
             torch_internals.delete_rrefs(_RREF_PATIENCE)
         except RuntimeError as error:
             logger.warning(
-                "RPC worker %r leaves with RRefs not deleted: %s", self.roster.name, error
+                "RPC worker %r is leaving, but not all of its RRefs were deleted: %s",
+                self.roster.name,
+                error,
             )
         self.roster.leave()
         super().join(True, timeout or _SERVING_PATIENCE)

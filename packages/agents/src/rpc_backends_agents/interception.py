@@ -1,4 +1,4 @@
-"""Interceptors in front of an agent; ``rpc_backends_agents/interceptor.h`` is their interface."""
+"""Puts interceptors in front of an agent; ``rpc_backends_agents/interceptor.h`` is their interface."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from torch.distributed.rpc import WorkerInfo
 
 
-#: Seconds that the inner agent has to end, however long interceptors have held on.
+#: The least seconds that the inner agent gets to join, however long the interceptors took.
 _LEAST = 1.0
 
 
 class Interceptor(Protocol):
-    """What an extension module hands over."""
+    """An interceptor from a C++ extension module."""
 
     def __rpc_interceptor__(self) -> object:
         """Return a capsule named ``kInterceptorCapsule`` with a ``std::shared_ptr<Interceptor>*``."""
@@ -32,21 +32,21 @@ def intercept(
     order: int = 0,
     at_shutdown: Callable[[], None] | None = None,
 ) -> InterceptingAgent:
-    """Put an interceptor in front of an agent that has not been started.
+    """Put an interceptor in front of an agent that has not started yet.
 
-    Call it in the hook ``rpc_backends_agent``, and return what it returns.
+    Call this in the hook ``rpc_backends_agent``, and return its result from the hook.
 
-    :param name: what errors and metrics call it; what it attaches to a request arrives at the interceptor
-        of this name.
-    :param order: its place. The lowest is nearest to the program, the highest to the network; where two
-        have the same, names decide.
-    :param at_shutdown: called when the agent has been shut down.
-    :returns: the agent to install: ``agent`` itself if there are interceptors in front of it already.
-    :raises ValueError: another interceptor in front of this agent has the name.
+    :param name: the interceptor's name in errors and metrics. Context that it attaches to a request
+        arrives at the peer's interceptor with the same name.
+    :param order: its position. The lowest is nearest to the program, the highest nearest to the network.
+        Interceptors with the same order are sorted by name.
+    :param at_shutdown: called after the agent has shut down.
+    :returns: the agent to install: ``agent`` itself if it already has interceptors in front of it.
+    :raises ValueError: another interceptor in front of this agent has this name.
     :raises TypeError: the interceptor was built for another version of the interface.
-    :raises RuntimeError: the agent has been started.
+    :raises RuntimeError: the agent has already started.
     """
-    # By type(): in front of an agent, __class__ is that agent's.
+    # type() is needed because __class__ of an InterceptingAgent returns the inner agent's class.
     front = agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
     front.add_interceptor(interceptor, name, order)
     if at_shutdown is not None:
@@ -55,10 +55,10 @@ def intercept(
 
 
 class InterceptingAgent(_C.InterceptingAgent):
-    """Stands in front of ``inner``, and passes on what it does not know itself.
+    """An agent in front of ``inner``; attributes that it does not have come from ``inner``.
 
-    Torch asks with ``isinstance`` whether an agent is TensorPipe's, and then for more than every agent
-    has (dynamic groups). So this one says that its class is that of ``inner``.
+    Torch uses ``isinstance`` to find out whether an agent is TensorPipe's, and then uses attributes that
+    other agents do not have (for dynamic groups). So this agent's ``__class__`` is that of ``inner``.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -67,29 +67,29 @@ class InterceptingAgent(_C.InterceptingAgent):
         self.closing: list[Callable[[], None]] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"inner", "closing"}:  # before they are set
+        if name in {"inner", "closing"}:  # not set yet
             raise AttributeError(name)
         found = getattr(self.inner, name)
         return self._leaving(found) if name == "leave_group" else found
 
-    @property  # type: ignore[misc]  # in object it can be set
+    @property  # type: ignore[misc]  # object's attribute is writable
     def __class__(self) -> Any:
         return type(self.inner)
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Wait until interceptors hold nothing, and join.
+        """Wait until interceptors hold no messages; then join with the inner agent.
 
-        :param timeout: seconds for both; 0 for no limit here, and the inner agent's own there. What is
-            held when they are over fails at :meth:`shutdown`.
+        :param timeout: seconds for both. 0 means no limit for the interceptors, and the inner agent's own
+            timeout for its join. Messages that are still held afterwards fail in :meth:`shutdown`.
         """
         self.inner.join(shutdown, self._settled(timeout))
 
     def sync(self) -> None:
-        """Do what the inner agent does."""
+        """Call ``sync`` of the inner agent."""
         self.inner.sync()
 
     def shutdown(self) -> None:
-        """Stop; what interceptors still hold fails."""
+        """Stop the agent; messages that interceptors still hold fail."""
         with contextlib.ExitStack() as last:
             while self.closing:
                 last.callback(self.closing.pop())
@@ -107,17 +107,17 @@ class InterceptingAgent(_C.InterceptingAgent):
         return found
 
     def get_metrics(self) -> dict[str, str]:
-        """Return the inner agent's numbers, and those of the interceptors."""
+        """Return the metrics of the inner agent and of the interceptors."""
         found: dict[str, str] = self.inner.get_metrics()
         return found | _C.InterceptingAgent.get_metrics(self)
 
     def get_debug_info(self) -> dict[str, str]:
-        """Return the inner agent's texts and numbers, and the numbers of the interceptors."""
+        """Return the debug information of the inner agent and the metrics of the interceptors."""
         found: dict[str, str] = self.inner.get_debug_info()
         return found | _C.InterceptingAgent.get_metrics(self)
 
     def _settled(self, timeout: float) -> float:
-        """Wait until interceptors hold nothing; return the seconds that are left of ``timeout``."""
+        """Wait until interceptors hold no messages; return the seconds left of ``timeout``."""
         begin = time.monotonic()
         self.settle(timeout)
         return max(timeout - (time.monotonic() - begin), _LEAST) if timeout else timeout

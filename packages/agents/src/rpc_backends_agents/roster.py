@@ -1,12 +1,13 @@
-"""The members of a dynamic group, as a log in the store that is only added to.
+"""The members of a dynamic group, kept as an append-only log in the store.
 
-A worker that joins, whoever else does at the time, makes a number of requests that does not grow with the
-group. Keys, in the group's store: ``records`` (how many there are), ``record/N``, and for each name, rank
-and worker id that is somebody's ``name/...``, ``rank/...``, ``id/...`` with the number of that member's
-first record.
+A join makes a constant number of store requests: it does not grow with the group or with the number of
+workers that join at the same time. Keys in the group's store: ``records`` (the number of records),
+``record/N``, and for each name, rank and worker id in use ``name/...``, ``rank/...`` and ``id/...``. The
+value is the number of that member's first record.
 
-Whoever reaches the store can write there too. What is read has a bound and a form, and what has another
-one is told in the log and left out; a list that cannot be read at all harms nobody who is a member.
+Any process that reaches the store can write to it. So every record is limited in size and checked;
+a record that is not valid is logged and skipped. If the list cannot be read at all, existing members
+are unaffected.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ logger = logging.getLogger("rpc_backends.agents")
 
 T = TypeVar("T")
 
-#: Worker ids are 16 bits, signed, in torch.
+#: In torch, a worker id is a signed 16-bit integer.
 _MAX_ID = 32767
-#: What a record of each kind has.
+#: The fields of each kind of record.
 _FIELDS: dict[str, dict[str, type]] = {
     "peer": {"name": str, "rank": int, "id": int, "address": str},
     "in": {"number": int},
     "out": {"number": int},
 }
-#: Records of a group in all its life: each worker joins and leaves once, and no id is given twice.
+#: The most records of a group in its lifetime: each worker joins and leaves once, and no id is reused.
 _MOST_RECORDS = 4 * (_MAX_ID + 1)
-#: Bytes of the longest record that is looked at: many times what any worker writes.
+#: Bytes of the longest record that is parsed, many times more than any worker writes.
 _LARGEST_RECORD = 1 << 16
-#: Records that are asked for in one request.
+#: Records that are read in one request.
 _CHUNK = 256
-#: Records that are counted and not there, and are looked for again; the oldest are given up.
+#: Records that are counted but not written yet, and are read again later. The oldest are given up.
 _MOST_MISSING = 512
-#: What is too much for this share of the time for a request is read at the next look.
+#: Reading stops after this share of a request's time limit; the next read continues.
 _READING_SHARE = 0.4
-#: Lines in the log about records that are none, at one look.
+#: The most log lines about invalid records in one read.
 _MOST_LINES = 8
-#: Times that others may be quicker to take a name.
+#: How many times other workers may win the race for a name.
 _MOST_TRIES = 1000
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A worker that is, or wants to be, a member.
+    """A worker that is a member, or wants to become one.
 
-    :ivar number: the number of the record that says so; no other worker of the group has it.
-    :ivar address: by which a transport reaches it; it is not kept.
+    :ivar number: the number of the worker's first record, which is unique in the group.
+    :ivar address: the address for the transport; it is not kept after the transport has learned it.
     """
 
     number: int
@@ -68,17 +69,18 @@ class Peer:
 
 
 class Roster:
-    """The list of members, as this worker knows it and adds to it.
+    """Reads the member list, and adds this worker's own records to it.
 
-    :param store: the group's own.
+    :param store: the group's store.
     :param name: this worker's name.
-    :param on_peer: called with each worker that wants to join: its messages may come before it is a
-        member. One for which it returns False or raises is kept out; what it raises is logged.
+    :param on_peer: called with each worker that wants to join; messages from that worker may arrive
+        before it is a member. If this returns False or raises, the worker is kept out; an exception is
+        logged.
     :param on_join: called with each new member.
-    :param on_leave: called with each member that is none any more.
-    :param access: how the store is asked, where others ask it too.
-    :param timeout: seconds that a request may take while this worker joins.
-    :ivar trouble: why the list could not be read when it was last looked at; empty if it could.
+    :param on_leave: called with each member that has left.
+    :param access: shared access to the store, if other code uses the store, too.
+    :param timeout: seconds that a store request may take while this worker joins.
+    :ivar trouble: why the last read of the list failed; empty if it succeeded.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Roster:
         self._changing = threading.RLock()
         self._applying = False
         self._looks = 0
-        self._last_look = 0  # the last that went well
+        self._last_look = 0  # the last successful one
         self._read = 0
         self._missing: set[int] = set()
         self._peers: dict[int, Peer] = {}
@@ -111,27 +113,27 @@ class Roster:
         self._me: Peer | None = None
 
     def take_id(self, wanted: int) -> int:
-        """Return a worker id that nobody has had in this group: ``wanted`` if it is free.
+        """Reserve a worker id that was never used in this group, ``wanted`` if it is free.
 
-        :raises StoreError: there is none, or the store cannot be used.
+        :raises StoreError: no id is free, or the store cannot be used.
         """
         if self._claim_new(f"id/{wanted}"):
             return wanted
         for _ in range(_MAX_ID + 1):
             taken = self._add("spare_ids", 1)
             if not 1 <= taken <= _MAX_ID + 1:
-                why = f"the number {taken}; a group gives {_MAX_ID + 1} ids in all its life"
+                why = f"the number {taken}, more than the {_MAX_ID + 1} ids of a group"
                 raise stored.unsuitable("spare_ids", why)
             spare = _MAX_ID + 1 - taken
             if self._claim_new(f"id/{spare}"):
                 return spare
-        raise stored.unsuitable("spare_ids", "a number that others change")
+        raise stored.unsuitable("spare_ids", "a number that other processes change")
 
     def _claim_new(self, key: str) -> bool:
         return self._add(key, 1) == 1
 
     def announce(self, name: str, rank: int, worker_id: int, address: str) -> Peer:
-        """Say that this worker wants to join, so that the members let its messages in.
+        """Announce that this worker wants to join, so that the members accept its messages.
 
         :raises StoreError: the store cannot be used.
         """
@@ -144,9 +146,10 @@ class Roster:
     def join(self, is_alive: Callable[[Peer], bool]) -> None:
         """Become a member.
 
-        :param is_alive: whether a member is there; asked of one that has this worker's name or rank.
-        :raises RuntimeError: the name or the rank is another member's.
-        :raises StoreError: the store cannot be used, or holds what no worker wrote.
+        :param is_alive: returns whether a member is alive; called for a member that has this worker's
+            name or rank.
+        :raises RuntimeError: another member that is alive has the name or the rank.
+        :raises StoreError: the store cannot be used, or contains data that no worker wrote.
         """
         assert self._me is not None
         self._look(self._patience)
@@ -156,7 +159,7 @@ class Roster:
         self._look(self._patience)
 
     def leave(self) -> None:
-        """Be a member no more; where the store is lost, the others see the connections end."""
+        """Leave the group. If the store is lost, the others only see their connections end."""
         if self._me is None:
             return
         try:
@@ -164,37 +167,37 @@ class Roster:
         except StoreError as error:
             if not self.trouble:
                 logger.warning(
-                    "RPC worker %r leaves, and the list of members does not say so: %s",
+                    "RPC worker %r is leaving, but could not remove itself from the member list: %s",
                     self.name,
                     error,
                 )
 
     def refresh(self) -> None:
-        """Read what is new in the log. It never raises: a list that cannot be read is told in the log."""
+        """Read the new records. Never raises: a failure to read is logged."""
         try:
             self._look(STORE_PATIENCE)
         except StoreError as error:
             told, self.trouble = self.trouble, str(error)
             if not told:
                 logger.warning(
-                    "RPC worker %r: the list of the group's members cannot be read: %s Workers that join "
-                    "or leave from now on are not seen; calls among the members go on.",
+                    "RPC worker %r cannot read the member list of its group: %s It does not see workers "
+                    "that join or leave from now on; calls between known members are unaffected.",
                     self.name,
                     error,
                 )
 
     def _look(self, seconds: float) -> None:
-        """Read what is new, or wait for another thread that begins to after this call.
+        """Read the new records, or wait for another thread that started to read them after this call.
 
-        :raises StoreError: it cannot be read.
+        :raises StoreError: they cannot be read.
         """
         if self._me is None:
             return
         before = self._looks
         if not self._changing.acquire(timeout=2 * seconds):
-            raise StoreError("another thread of this worker has not finished reading it.")
+            raise StoreError("another thread of this worker is still reading it.")
         try:
-            # What a change of the members has called looks at them: it sees what is known so far.
+            # If a callback below calls refresh(), it gets the members that are known so far.
             if self._applying or self._last_look > before:
                 return
             self._looks += 1
@@ -204,9 +207,7 @@ class Roster:
             self._last_look = self._looks
             if self.trouble:
                 self.trouble = ""
-                logger.warning(
-                    "RPC worker %r: the list of the group's members is read again.", self.name
-                )
+                logger.warning("RPC worker %r can read the member list again.", self.name)
             self._applying = True
             try:
                 self._apply_all(found)
@@ -216,10 +217,10 @@ class Roster:
             self._changing.release()
 
     def _fetch(self, store: Any, seconds: float) -> tuple[dict[int, bytes], set[int], int]:
-        """Return the records that are new, the numbers of those that are missing, and how far it came."""
+        """Return the new records, the numbers of missing ones, and the number of the last one read."""
         end = time.monotonic() + seconds
-        # Not by add(): a TCP store ends the connection of who adds to what is no number. This worker has
-        # written a record, so the count is there.
+        # add() would be unsafe: a TCP store closes the connection if the value is no number. get() does
+        # not have to wait, because this worker has written a record.
         there = stored.number("records", get_all(store, ["records"])[0], _MOST_RECORDS)
         found: dict[int, bytes] = {}
         missing, read = set(self._missing), self._read
@@ -227,7 +228,7 @@ class Roster:
         while chunk := list(itertools.islice(numbers, _CHUNK)):
             keys = {number: f"record/{number}" for number in chunk}
             if len(chunk) == 1 or not store.check(list(keys.values())):
-                # A worker that has taken a number and is about to write, or died before it could.
+                # A worker has taken a number, but has not written the record yet, or died before that.
                 keys = {number: key for number, key in keys.items() if store.check([key])}
             if keys:
                 found.update(zip(keys, get_all(store, list(keys.values())), strict=True))
@@ -244,22 +245,22 @@ class Roster:
             try:
                 self._apply(number, _parse(text))
             except Exception as error:
-                # One that raised here would take those after it along.
+                # An invalid record must not stop the records after it.
                 wrong.append((number, error))
         for number, why in wrong[:_MOST_LINES]:
             if isinstance(why, _NotLetInError):
                 logger.warning("RPC worker %r is not let in: %s", why.name, why)
                 continue
             logger.warning(
-                "RPC worker %r: record %d in the list of members is no record of a worker: %s. "
-                "Somebody else writes to the store of this group.",
+                "RPC worker %r ignores record %d in the member list, which is not valid: %s. Another "
+                "program writes to the store of this group.",
                 self.name,
                 number,
                 why,
             )
         if len(wrong) > _MOST_LINES:
             logger.warning(
-                "RPC worker %r: and %d records more that are left out.",
+                "RPC worker %r ignores %d more records that are not valid.",
                 self.name,
                 len(wrong) - _MOST_LINES,
             )
@@ -282,7 +283,7 @@ class Roster:
             self._on_leave(peer_or_none)
 
     def _enter(self, peer: Peer) -> None:
-        """Take note of a worker that wants to join, if it may."""
+        """Add a worker that wants to join, unless it is kept out."""
         if self._me is None or peer.number != self._me.number:
             if peer.worker_id in self._ids:
                 raise ValueError(f"its 'id' is {peer.worker_id}, which another worker has had")
@@ -301,7 +302,7 @@ class Roster:
         def append(store: Any) -> int:
             number = stored.added(store, "records", 1)
             if not 1 <= number <= _MOST_RECORDS:
-                why = f"the number {number}, where 1 to {_MOST_RECORDS} are possible"
+                why = f"the number {number}, which is not from 1 to {_MOST_RECORDS}"
                 raise stored.unsuitable("records", why)
             store.set(f"record/{number}", json.dumps(record))
             return number
@@ -309,7 +310,7 @@ class Roster:
         return self._access.ask(append, seconds)
 
     def _claim(self, what: str, value: str, is_alive: Callable[[Peer], bool]) -> None:
-        """Take a name or a rank, from a member that has left or is gone where it is not free."""
+        """Claim a name or a rank; if it is taken, take it over from a member that has left or died."""
         assert self._me is not None
         key, mine = f"{what}/{value}", str(self._me.number)
         before = ""
@@ -325,8 +326,8 @@ class Roster:
             self._look(self._patience)
             other = self._peers.get(holder)
             if other is None or other.number not in self._joined:
-                # It has left, or never became a member: was refused, or died as it joined. (One that
-                # is joining at this moment finds its claim taken, and is refused.)
+                # The holder has left or never became a member: it was refused, or died while it joined.
+                # (If it is joining right now, it finds its claim taken and is refused.)
                 continue
             if is_alive(other):
                 raise RuntimeError(
@@ -334,11 +335,11 @@ class Roster:
                     f"{other.rank}) has it. Let that worker leave first, or choose another."
                 )
             self._append({"kind": "out", "number": other.number}, self._patience)
-        raise stored.unsuitable(key, "another worker each time that it is asked")
+        raise stored.unsuitable(key, "a different worker each time it is read")
 
 
 class _NotLetInError(Exception):
-    """A worker is kept out, for the reason that the text is."""
+    """A worker is kept out; the text is the reason."""
 
     def __init__(self, name: str, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -346,20 +347,20 @@ class _NotLetInError(Exception):
 
 
 def _parse(text: bytes) -> dict[str, Any]:
-    """Return a record of the list; others than the workers may be able to write to the store.
+    """Parse and check a record of the list; processes outside the group may have written it.
 
-    :raises ValueError: it is none.
+    :raises ValueError: the record is not valid.
     """
     if len(text) > _LARGEST_RECORD:
-        raise ValueError(f"it has {len(text)} bytes, and at most {_LARGEST_RECORD} are read")
+        raise ValueError(f"it has {len(text)} bytes; at most {_LARGEST_RECORD} are read")
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON ({type(error).__name__})") from error
+        raise ValueError(f"it is not valid JSON ({type(error).__name__})") from error
     kind = record.get("kind") if isinstance(record, dict) else None
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
-        raise ValueError("it is of no kind that is known here")
+        raise ValueError("its kind is unknown")
     for name, wanted in fields.items():
         value = record.get(name)
         if type(value) is not wanted:
@@ -370,5 +371,5 @@ def _parse(text: bytes) -> dict[str, Any]:
         try:
             WorkerInfo(record["name"], record["id"])
         except (RuntimeError, ValueError) as error:
-            raise ValueError("its 'name' is none that torch allows") from error
+            raise ValueError("torch does not allow its 'name'") from error
     return dict(record)

@@ -1,4 +1,4 @@
-"""Starting a transport agent in the group that the workers form on a store."""
+"""Starts a transport agent in a group that the workers form on a store."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rpc_backends_core.spi import JOIN_PATIENCE, Group, stored, torch_internals,
 
 logger = logging.getLogger("rpc_backends.agents")
 
-#: Seconds in which a member that lives answers.
+#: Seconds within which a live member responds.
 _ALIVE_PATIENCE = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an agent can be told, whatever its transport.
+    """Settings of an agent that do not depend on its transport.
 
-    :ivar num_worker_threads: how many requests run at once.
-    :ivar rpc_timeout: seconds that a call may take; 0 means any.
-    :ivar max_message_bytes: a larger message is an error of its call, where it is sent and where it
-        arrives, unless the transport refuses it before and ends the connection (ZEROMQ does).
-    :ivar max_unanswered_bytes: what may be on its way to one worker, unanswered, before calls to it
-        wait; and what may wait here, of one worker, before its requests are refused. Each counts 1 KiB
-        beside its message.
+    :ivar num_worker_threads: how many requests run at the same time.
+    :ivar rpc_timeout: default timeout of calls in seconds; 0 means no timeout.
+    :ivar max_message_bytes: a call with a larger message fails, at the sender and at the receiver, unless
+        the transport rejects the message earlier and closes the connection (ZEROMQ does).
+    :ivar max_unanswered_bytes: a limit on requests, in bytes. A call waits while its receiver has more
+        than this unanswered. A request is refused while more than this from its sender waits here. Each
+        request counts 1 KiB more than its message.
     """
 
     num_worker_threads: int = 16
@@ -41,13 +41,14 @@ class Settings:
 
 
 def start_agent(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
-    """Start the agent of one worker, current and running, on ``transport``.
+    """Start this worker's agent on ``transport``.
 
     :param transport: a :class:`~rpc_backends_agents.Transport`, or a
-        :class:`~rpc_backends_agents.addressing.Native`, which has one in C++.
-    :param group: of :func:`rpc_backends_core.spi.group_for`.
-    :raises GroupError: another worker failed; all raise its reason.
-    :raises RuntimeError: the name or rank is another's (dynamic groups).
+        :class:`~rpc_backends_agents.addressing.Native` for a transport in C++.
+    :param group: the group, from :func:`rpc_backends_core.spi.group_for`.
+    :returns: the agent, running and set as torch's current agent.
+    :raises GroupError: another worker failed; all workers raise its reason.
+    :raises RuntimeError: another member of a dynamic group has the name or rank.
     """
     _C.send_warnings_to(logger.warning)
     if group.world_size is None:
@@ -151,13 +152,13 @@ def _make(kind: Any, name: str, worker_id: int, transport: Any, settings: Settin
 def _give_up(agent: Any) -> None:
     """Shut down an agent whose start has failed."""
     if isinstance(agent.transport, Native):
-        # First: the one in C++ waits for what it has asked this one, which may wait for peers.
+        # Closed first: the C++ transport may be waiting for this Python object, which may wait for peers.
         agent.transport.close(0)
     agent.shutdown()
 
 
 def _is_alive(agent: Any, peer: Peer) -> bool:
-    """Return whether a member answers; one that says nothing in time may be."""
+    """Return whether a member responds; if it times out, assume that it is alive."""
     agent.add_member(peer.name, peer.worker_id)
     try:
         rpc.rpc_sync(

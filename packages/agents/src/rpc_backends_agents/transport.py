@@ -1,6 +1,6 @@
-"""What moves messages between the workers of a group: the interface for transports written in Python.
+"""The interface of transports in Python; a transport moves messages between the workers of a group.
 
-``include/rpc_backends_agents/transport.h`` is the same in C++.
+``include/rpc_backends_agents/transport.h`` is the same interface in C++.
 """
 
 from __future__ import annotations
@@ -13,75 +13,77 @@ from typing_extensions import Buffer
 
 
 class Inbox(Protocol):
-    """Where a transport puts what has happened on its connections; from any thread."""
+    """Receives the events of a transport's connections; its methods may be called on any thread."""
 
     def deliver(self, peer: int, parts: Iterable[Buffer]) -> None:
-        """Hand over a message from ``peer``: its parts, as they were sent.
+        """Deliver a message from ``peer``: its parts, exactly as they were sent.
 
-        The parts become the memory of tensors, without a copy where they begin at a multiple of 16
-        bytes; nobody may write to them afterwards.
+        The parts become the memory of tensors, without a copy if they start at a multiple of 16 bytes.
+        The transport must not write to them afterwards.
         """
 
     def lost(self, peer: int, reason: str) -> None:
-        """Say that the connection to ``peer`` is gone, and with it any message that was on its way.
+        """Report that the connection to ``peer`` is lost, with all messages on their way.
 
-        All calls that wait for ``peer`` fail with ``reason``, and later ones do until :meth:`found`.
+        All calls that wait for ``peer`` fail with ``reason``. New calls to it fail at once, until
+        :meth:`found`.
         """
 
     def found(self, peer: int) -> None:
-        """Say that there is a connection to a lost peer again."""
+        """Report that a lost peer is connected again."""
 
 
 class Transport(ABC):
-    """Moves messages of several parts between workers, which it knows by their worker ids.
+    """Moves messages between workers; a message has several parts, and a worker is known by its id.
 
-    :class:`~rpc_backends_agents.TransportAgent` calls it in this order: :meth:`listen`; :meth:`learn` for
-    each peer; :meth:`send`; :meth:`forget` for a peer that has left; :meth:`close`.
+    :class:`~rpc_backends_agents.TransportAgent` calls the methods in this order: :meth:`listen`;
+    :meth:`learn` for each peer; :meth:`send`; :meth:`forget` for a peer that has left; :meth:`close`.
     """
 
     @abstractmethod
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
-        """Begin to listen, and return the address by which peers :meth:`learn` of this worker.
+        """Start to listen; return the address that peers pass to :meth:`learn` to reach this worker.
 
-        :param inbox: where to put what arrives; it takes messages before anybody asks for them.
+        :param inbox: receives messages and events, from now on.
         """
 
     @abstractmethod
     def learn(self, peer: int, name: str, address: str) -> None:
-        """Take note of a peer. Nothing needs to be connected until the first message.
+        """Store a peer's address. The transport need not connect before the first message.
 
-        :raises Exception: the address cannot be believed; the start of this worker fails with it.
+        :raises Exception: the address is not valid; the start of this worker fails with this error.
         """
 
     @abstractmethod
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
-        """Send a message: one at a time to each peer, on a thread of that peer.
+        """Send a message. Each peer has its own thread, which sends one message at a time.
 
-        Messages to one peer arrive once each and in order, or the peer is reported as lost. A call that
-        does not return holds up what goes to that peer, until :meth:`close` ends it.
+        Each message must arrive exactly once and in order, or the peer must be reported as lost. A call
+        that does not return blocks later messages to that peer, until :meth:`close` ends the call.
 
-        :param parts: valid for as long as there is a reference to them.
-        :param reply: it answers a message from ``peer``, and goes back on the connection by which that
-            came, where a transport has more than one.
-        :raises Exception: it cannot be sent. The calls that wait for ``peer`` fail with its text; an
-            answer is replaced by that error, and if this cannot be sent either, :meth:`reject` is called.
+        :param parts: valid as long as a reference to them exists.
+        :param reply: the message answers a message from ``peer``. A transport with several connections to
+            ``peer`` must send it on the connection on which that message arrived.
+        :raises Exception: the message cannot be sent. If it is a request, the calls that wait for
+            ``peer`` fail with the text of the exception. If it is a reply, the agent
+            sends the error instead; if that fails, too, it calls :meth:`reject`.
         """
 
     @abstractmethod
     def forget(self, peer: int) -> None:
-        """Drop the connections with a peer that has left; one that is not known does no harm."""
+        """Drop the connections to a peer that has left the group; an unknown peer is ignored."""
 
     @abstractmethod
     def close(self, linger: float) -> None:
-        """Stop listening and end all connections; a second call does nothing.
+        """Stop listening and close all connections; a second call does nothing.
 
-        :param linger: seconds that what was sent has to leave.
+        :param linger: seconds to wait until messages that are already queued have left.
         """
 
-    def reject(self, peer: int, reason: str) -> None:  # for those who log it
-        """End the connections with a peer that has sent what is no message, or cannot be answered."""
+    def reject(self, peer: int, reason: str) -> None:  # a subclass may log the reason
+        """Close the connections to a peer that sent an invalid message or cannot be answered."""
         self.forget(peer)
 
     def metrics(self) -> dict[str, str]:
-        """Return what is worth knowing about it; the agent's metrics show it as ``transport.KEY``."""
+        """Return metrics of the transport; the agent's metrics contain them as ``transport.KEY``."""
         return {}

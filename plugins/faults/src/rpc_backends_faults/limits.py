@@ -1,4 +1,4 @@
-"""Limits on the values in rules and recordings; docs/how-to/inject-faults.md lists them."""
+"""Limits on the values in rules and recordings; docs/reference/file-formats.md lists them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def _when(rule: Rule) -> str:
     parts = []
     counted = {"all": "", "pair": " per receiver", "payload": " per payload"}[rule.per]
     if rule.after:
-        parts.append(f"after the first {rule.after}{counted}")
+        first = "first" if rule.after == 1 else f"first {rule.after}"
+        parts.append(f"after the {first}{counted}")
         counted = ""
     if rule.every > 1:
         parts.append(f"every {_ordinal(rule.every)} time{counted}")

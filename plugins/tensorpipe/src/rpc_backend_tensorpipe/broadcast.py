@@ -20,13 +20,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rpc_backend_tensorpipe.liveness import ACKNOWLEDGED
+
 Address = tuple[str, int]
 
 _LENGTH = struct.Struct("!I")
 _SEAL_BYTES = 32
+#: The start of a liveness question; a list starts with "{".
+_QUESTION = b"alive "
 #: Bytes of the longest list that is accepted; a group that uses every worker id needs less.
 _LARGEST = 16 << 20
-_TAKEN = b"\x01"
 #: Seconds in which a sender has to send its whole message after it has connected.
 _READING_SECONDS = 5.0
 
@@ -34,6 +37,11 @@ _READING_SECONDS = 5.0
 def sealed(text: bytes, key: bytes) -> bytes:
     """Return the message that carries ``text``: its length, its HMAC under ``key``, the text."""
     return _LENGTH.pack(len(text)) + hmac.digest(key, text, "sha256") + text
+
+
+def question(worker_id: int, key: bytes) -> bytes:
+    """Return a liveness question: only the member with this id acknowledges it."""
+    return sealed(b"%s%d" % (_QUESTION, worker_id), key)
 
 
 def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) -> list[bool]:
@@ -66,9 +74,14 @@ def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) ->
     return taken
 
 
-def receive(connection: socket.socket, key: bytes, take_in: Callable[[bytes], None]) -> None:
+def receive(
+    connection: socket.socket, key: bytes, worker_id: int, take_in: Callable[[bytes], None]
+) -> None:
     """Read a broadcast from a connection; if its HMAC is valid, pass the text on and acknowledge it.
 
+    A :func:`question` is acknowledged only if it asks for this member.
+
+    :param worker_id: the id of this member.
     :param take_in: called with the text of a valid broadcast.
     """
     end = time.monotonic() + _READING_SECONDS
@@ -83,8 +96,11 @@ def receive(connection: socket.socket, key: bytes, take_in: Callable[[bytes], No
         head[_LENGTH.size :], hmac.digest(key, text, "sha256")
     ):
         return
-    take_in(text)
-    connection.sendall(_TAKEN)
+    if not text.startswith(_QUESTION):
+        take_in(text)
+    elif text != b"%s%d" % (_QUESTION, worker_id):
+        return
+    connection.sendall(ACKNOWLEDGED)
 
 
 @dataclass
@@ -108,7 +124,7 @@ class _Delivery:
             if self.rest:
                 self.rest = self.rest[self.connection.send(self.rest) :]
                 return None
-            return self.connection.recv(1) == _TAKEN
+            return self.connection.recv(1) == ACKNOWLEDGED
         except BlockingIOError:
             return None
         except OSError:  # nothing listens there, or the connection was closed

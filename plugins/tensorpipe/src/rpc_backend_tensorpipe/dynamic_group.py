@@ -8,6 +8,7 @@ a token that others wait for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -23,7 +24,7 @@ from rpc_backend_tensorpipe import broadcast, devices
 from rpc_backend_tensorpipe.agent_store import AgentStore
 from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backend_tensorpipe.liveness import LivenessListener, is_alive
+from rpc_backend_tensorpipe.liveness import LivenessListener
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import (
     JOIN_PATIENCE,
@@ -59,6 +60,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     membership: Membership
     me: Peer
     listener: LivenessListener | None = None
+    is_listed = False
 
     def begin(self, engine: AgentStore, membership: Membership, me: Peer) -> None:
         """Set the agent's state; call this before the agent starts."""
@@ -79,17 +81,17 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             devices.initialise(used)
             for peer in old.values():
                 if new.get(peer.name) != peer and peer.name != self.me.name:
-                    self._tell_engine(peer, used, reverse, joins=False)
+                    self._update_engine(peer, used, reverse, joins=False)
             for peer in new.values():
                 if old.get(peer.name) != peer:
                     self.engine.add_address(peer.name, peer.address)
                     known = {name: map_ for name, map_ in reverse.items() if name == peer.name}
-                    self._tell_engine(peer, used, known, joins=True)
+                    self._update_engine(peer, used, known, joins=True)
             self._state = state
             self.set_workers([peer.info() for peer in new.values()], self.me.info())
             torch_internals.set_worker_names({self.me.name, *new})
 
-    def tell(self, state: State, *, timeout: float) -> list[Peer]:
+    def notify(self, state: State, *, timeout: float) -> list[Peer]:
         """Broadcast ``state`` to all its other members; return the members that did not acknowledge it.
 
         :param timeout: seconds for the whole broadcast; 0 means no limit.
@@ -103,7 +105,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     def listen(self, connection: socket.socket) -> None:
         """Apply a broadcast that another member sends to this worker's listener."""
         try:
-            broadcast.receive(connection, self.membership.key, self._learn)
+            broadcast.receive(connection, self.membership.key, self.me.worker_id, self._learn)
         except Exception:
             logger.exception("RPC worker %r could not apply a membership update", self.me.name)
 
@@ -114,6 +116,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         """
         limit = timeout or rpc.get_rpc_timeout()
         deleted = self._delete_rrefs()
+        self.is_listed = False
         try:
             left = self.membership.remove([self.me])
         except StoreError as error:
@@ -127,13 +130,22 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             others = [peer for peer in self._state.peers.values() if peer.name != self.me.name]
             left = self._state.with_peers(others)
         else:
-            _warn_of(self.tell(left, timeout=limit), self.me)
+            _warn_of(self.notify(left, timeout=limit), self.me)
         self._finish_serving(_SERVING_PATIENCE)
         if deleted or self._finish_calling(left, limit):
             self.join(shutdown=True)
 
     def shutdown(self) -> None:
-        """Stop the agent."""
+        """Stop the agent, and remove this worker from the list if it has not left the group.
+
+        If it stayed on the list, other workers would send liveness questions to its port, which another
+        process may have by then. TensorPipe even ends its process when it receives an invalid greeting.
+        """
+        if self.is_listed:
+            self.is_listed = False
+            # If the store is lost, the others only see their connections end.
+            with contextlib.suppress(StoreError):
+                self.membership.remove([self.me])
         if self.listener is not None:
             self.listener.close()
         TensorPipeAgent.shutdown(self)
@@ -169,7 +181,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
                 return False
             if now >= look:
                 look = now + _LOOKING_SECONDS
-                if not any(is_alive(peer.listener) for peer in others.peers.values()):
+                if not any(map(self.membership.is_alive, others.peers.values())):
                     # No response can arrive any more, and broken pipes fail their calls soon.
                     end, look = now + _ERRORS_SECONDS, end
             time.sleep(0.02)
@@ -189,7 +201,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             had_to_wait = True
             time.sleep(0.002)
 
-    def _tell_engine(self, peer: Peer, used: Any, reverse: Any, *, joins: bool) -> None:
+    def _update_engine(self, peer: Peer, used: Any, reverse: Any, *, joins: bool) -> None:
         TensorPipeAgent._update_group_membership(self, peer.engine_info(), used, reverse, joins)
 
 
@@ -214,6 +226,7 @@ def start(group: Group, options: Any) -> Any:
         agent.listener = LivenessListener(engine.own_address, agent.listen)
         agent.me = me = me.at(engine.own_address, agent.listener.address)
         state = membership.add(me)
+        agent.is_listed = True
         _introduce(agent, state, options)
     except BaseException:
         _withdraw(agent, membership, me)
@@ -223,14 +236,14 @@ def start(group: Group, options: Any) -> Any:
 
 def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
     """Tell every member about this new worker, and remove members that are gone from the list."""
-    silent = agent.tell(state, timeout=options.rpc_timeout)
-    gone = [peer for peer in silent if not is_alive(peer.listener)]
+    silent = agent.notify(state, timeout=options.rpc_timeout)
+    gone = [peer for peer in silent if not agent.membership.is_alive(peer)]
     _warn_of([peer for peer in silent if peer not in gone], agent.me)
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
         logger.warning("removing RPC workers that are gone from the member list: %s", names)
         state = agent.membership.remove(gone)
-        _warn_of(agent.tell(state, timeout=options.rpc_timeout), agent.me)
+        _warn_of(agent.notify(state, timeout=options.rpc_timeout), agent.me)
 
 
 def _warn_of(silent: Sequence[Peer], me: Peer) -> None:
@@ -242,10 +255,11 @@ def _warn_of(silent: Sequence[Peer], me: Peer) -> None:
 
 def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     """Undo a failed join: remove this worker from the list, tell the members, stop the agent."""
+    agent.is_listed = False
     try:
         state = membership.remove([me])
         if torch_internals.has_current_agent():
-            _warn_of(agent.tell(state, timeout=_UNDOING_PATIENCE), me)
+            _warn_of(agent.notify(state, timeout=_UNDOING_PATIENCE), me)
     except RuntimeError as error:
         logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
     finally:

@@ -2,8 +2,9 @@
 
 Probing TensorPipe's own port would break it: its listener stops accepting once a connection ends
 without a greeting (torch 2.13). So each member has a separate listening socket. The kernel accepts
-connections to it while the process lives and refuses them afterwards. Members also receive
-membership updates on this socket (:mod:`.broadcast`).
+connections to it while the process lives and refuses them afterwards, until another process gets the
+port. So the check also asks for the id of the member. Members receive membership updates on the same
+socket (:mod:`.broadcast`).
 """
 
 from __future__ import annotations
@@ -17,18 +18,26 @@ import time
 from collections.abc import Callable
 
 _TCP_ADDRESS = re.compile(r"uv://\[?(?P<host>[^\]]+?)\]?:\d+$")
+#: The response to an accepted message.
+ACKNOWLEDGED = b"\x01"
 #: Connections that the kernel queues until the member accepts them.
 _BACKLOG = 128
 #: Connections that are read at the same time.
 _READERS = 16
-#: Seconds within which a live process accepts a connection.
+#: Seconds within which a live process accepts a connection, and then responds.
 _PATIENCE = 2.0
 #: Errors of accept() that pass: the connection is already dead, or a resource is exhausted for now.
 _PASSING = {errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 #: Seconds to wait before accepting again after such an error.
 _PAUSE = 0.05
-#: Errors of connect() that mean the process is gone rather than slow.
-_GONE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
+#: Errors that mean the process is gone rather than slow.
+_GONE = {
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EPIPE,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+}
 
 
 class LivenessListener:
@@ -103,10 +112,16 @@ class LivenessListener:
             self._readers.release()
 
 
-def is_alive(address: tuple[str, int]) -> bool:
-    """Return False if the process that listened at ``address`` is certainly gone, True otherwise."""
+def is_alive(address: tuple[str, int], question: bytes) -> bool:
+    """Return False if the member that listened at ``address`` is certainly gone, True otherwise.
+
+    :param question: the message that only this member acknowledges (:func:`.broadcast.question`). A
+        suspended member does not respond. If the connection ends without a response, another process has
+        the port.
+    """
     try:
-        socket.create_connection(address, _PATIENCE).close()
+        with socket.create_connection(address, _PATIENCE) as connection:
+            connection.sendall(question)
+            return connection.recv(1) == ACKNOWLEDGED
     except OSError as error:
         return error.errno not in _GONE
-    return True

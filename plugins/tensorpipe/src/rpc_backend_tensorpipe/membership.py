@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.rpc import WorkerInfo
 
-from rpc_backend_tensorpipe import devices
+from rpc_backend_tensorpipe import broadcast, devices
 from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import is_alive
@@ -140,7 +140,7 @@ class Membership:
 
         def change(state: State) -> State:
             nonlocal chosen
-            others = _others(state, name, rank)
+            others = self._others(state, name, rank)
             devices.check([mine, *(peer.devices for peer in others)], complete=False)
             candidates = (rank if wanted is None else wanted, rank)
             spare = range(_MAX_WORKER_ID, -1, -1)
@@ -169,7 +169,7 @@ class Membership:
         """
 
         def change(state: State) -> State:
-            others = _others(state, me.name, me.rank)
+            others = self._others(state, me.name, me.rank)
             devices.check([me.devices, *(peer.devices for peer in others)], complete=False)
             return state.with_peers([*others, me])
 
@@ -206,6 +206,27 @@ class Membership:
                 return after
             text = now
 
+    def is_alive(self, peer: Peer) -> bool:
+        """Return False if a member is certainly gone, True otherwise; see :mod:`.liveness`."""
+        return is_alive(peer.listener, broadcast.question(peer.worker_id, self.key))
+
+    def _others(self, state: State, name: str, rank: int) -> list[Peer]:
+        """Return the members that have neither this name nor this rank.
+
+        :raises RuntimeError: a member that is alive has the name or the rank.
+        """
+        others = []
+        for peer in state.peers.values():
+            if name != peer.name and rank != peer.rank:
+                others.append(peer)
+            elif self.is_alive(peer):
+                what = f"name {name}" if name == peer.name else f"rank {rank}"
+                raise RuntimeError(
+                    f"RPC worker {what} is not unique: the member {peer.name!r} (rank {peer.rank}, "
+                    f"{peer.address}) has it. Let that worker leave first, or choose another."
+                )
+        return others
+
     def _replace(self, before: str, after: str, seconds: float) -> bytes:
         return self._access.ask(
             lambda store: bytes(store.compare_set(_KEY, before, after)), seconds
@@ -217,24 +238,6 @@ def _list(value: Any) -> tuple[str, State]:
     if len(bytes.fromhex(value["key"])) != _KEY_BYTES:
         raise ValueError(f"its key does not have {_KEY_BYTES} bytes")
     return value["key"], State.from_json(value)
-
-
-def _others(state: State, name: str, rank: int) -> list[Peer]:
-    """Return the members that have neither this name nor this rank.
-
-    :raises RuntimeError: a member that is alive has the name or the rank.
-    """
-    others = []
-    for peer in state.peers.values():
-        if name != peer.name and rank != peer.rank:
-            others.append(peer)
-        elif is_alive(peer.listener):
-            what = f"name {name}" if name == peer.name else f"rank {rank}"
-            raise RuntimeError(
-                f"RPC worker {what} is not unique: the member {peer.name!r} (rank {peer.rank}, "
-                f"{peer.address}) has it. Let that worker leave first, or choose another."
-            )
-    return others
 
 
 def _nonce() -> str:

@@ -10,7 +10,7 @@ logger = logging.getLogger("rpc_backends.zeromq")
 
 #: For each other worker: the connection to it, three of libzmq's for that, and its connection to us.
 PER_PEER = 5
-#: What a worker leaves to the program when others connect; Newcomers::kSpare in csrc.
+#: What a worker leaves to the program when others connect; PendingConnections::kSpare in csrc.
 SPARE = 32
 
 

@@ -21,7 +21,7 @@ from rpc_backend_zeromq import (
 )
 from rpc_backend_zeromq._native import Transport
 from rpc_backend_zeromq.addresses import Place
-from rpc_backend_zeromq.doorkeeper import Doorkeeper, LookForNew
+from rpc_backend_zeromq.admission_control import AdmissionControl, LookForNew
 from rpc_backend_zeromq.endpoints import Surroundings
 from rpc_backend_zeromq.errors import AddressError, PublicationError, SecretError
 from rpc_backend_zeromq.host import this_host
@@ -29,7 +29,7 @@ from rpc_backend_zeromq.publication import Publication, UnixSocket, printable
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
-from rpc_backends_core.spi import SettingError
+from rpc_backends_core.spi import JOIN_PATIENCE, SettingError
 
 if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
@@ -65,7 +65,9 @@ class ZeroMQTransport:
         self._folder: SocketFolder | None = None
         self._mine: Publication | None = None
         self._scopes: tuple[str, ...] = ()
-        self._doorkeeper = Doorkeeper(max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT)
+        self._admission_control = AdmissionControl(
+            max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
+        )
         public, private = (
             identity.session_keys() if self._settings.policy.encryption else (None, None)
         )
@@ -79,8 +81,8 @@ class ZeroMQTransport:
             heartbeat_timeout=options.heartbeat_timeout,
             handshake_timeout=HANDSHAKE_TIMEOUT,
             wants_proofs=True,
-            on_unknown_key=self._doorkeeper.whose,
-            on_refused=self._doorkeeper.refused,
+            on_unknown_key=self._admission_control.whose,
+            on_refused=self._admission_control.refused,
         )
 
     @property
@@ -90,26 +92,31 @@ class ZeroMQTransport:
         A dynamic group sets it: it looks for workers that have joined, and has :meth:`learn` called for
         them; whoever is not among them is refused. It is called on a thread of the transport.
         """
-        return self._doorkeeper.look
+        return self._admission_control.look
 
     @on_unknown_key.setter
     def on_unknown_key(self, look: LookForNew | None) -> None:
-        self._doorkeeper.look = look
+        self._admission_control.look = look
 
     def listen(self, self_id: int, name: str) -> str:
         """Begin to listen, and return the text by which peers :meth:`learn` of this worker.
 
         :raises AddressError: there is no address to listen on.
         :raises ExposureError: others could reach it, and nothing keeps them out.
+        :raises StoreError: the store is lost, or does not answer (dynamic groups).
         """
         assert self._mine is None, "it listens already"
-        self._doorkeeper.refused.owner = name
+        self._admission_control.refused.owner = name
         descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
         token = self._group.token
         if token is None:
             # Members come one after the other: they agree on what the first of them has written.
-            nonce = self._group.store.compare_set(_NONCE, "", secrets.token_hex(16))
+            fresh = secrets.token_hex(16)
+            nonce = self._group.access.ask(
+                lambda store: bytes(store.compare_set(_NONCE, "", fresh)),
+                min(self._group.timeout, JOIN_PATIENCE),
+            )
             token = hashlib.sha256(nonce).hexdigest()
         atexit.register(self._remove_folder)
         try:
@@ -147,7 +154,7 @@ class ZeroMQTransport:
             self._learn(peer, name, address, rank)
         except BaseException:
             # In a group whose size is known it is the end of the start.
-            self._doorkeeper.stop_waiting()
+            self._admission_control.stop_waiting()
             raise
 
     def _learn(self, peer: int, name: str, address: str, rank: int | None) -> None:
@@ -171,7 +178,7 @@ class ZeroMQTransport:
         key = None if publication.public_key is None else publication.public_key.encode("ascii")
         if key is not None and key == self._public_key:
             raise PublicationError(f"worker {name!r} has the key of worker {mine.name!r}.")
-        other = None if key is None else self._doorkeeper.owner(key)
+        other = None if key is None else self._admission_control.owner(key)
         if other not in (None, peer):
             # Its messages would pass for the other's.
             raise PublicationError(
@@ -181,11 +188,11 @@ class ZeroMQTransport:
         proofs = identity.unix_proofs(mine, publication, policy.secret)
         self._native.learn(peer, endpoint, key, proofs, publication.max_message_bytes)
         # Who connects to the Unix socket shows a proof, and by TCP a key.
-        self._doorkeeper.learn(peer, *filter(None, (key, proofs[1])))
+        self._admission_control.learn(peer, *filter(None, (key, proofs[1])))
 
     def forget(self, peer: int) -> None:
         """Drop a peer that has left, and refuse its key from now on."""
-        self._doorkeeper.forget(peer)
+        self._admission_control.forget(peer)
         self._native.forget(peer)
 
     def close(self, linger: float) -> None:
@@ -193,8 +200,8 @@ class ZeroMQTransport:
 
         :param linger: seconds for what was sent to leave.
         """
-        self._doorkeeper.look = None  # it may hold what holds this transport
-        self._doorkeeper.stop_waiting()
+        self._admission_control.look = None  # it may hold what holds this transport
+        self._admission_control.stop_waiting()
         try:
             self._native.close(linger)
         finally:

@@ -461,4 +461,4 @@ def test_peers_on_a_dead_host_keep_nobody_waiting(make: MakeWorker) -> None:
         events = [zero.next() for _ in range(count + 1)]
         took = time.monotonic() - begin
         assert sorted(event[0] for event in events) == ["lost"] * count + ["message"]
-        assert took < 1, "each waits for the others"
+        assert took < 2, "each waits for the others"  # 3 s, one after the other

@@ -1,5 +1,5 @@
-// What the headers of torch's RPC need of torch/types.h. Torch's own also reads every operator, which takes the
-// compiler twice the time and memory. This folder comes first in the search path; see setup.py.
+// The part of torch/types.h that torch's RPC headers need. Torch's own header also includes every operator, which
+// doubles the compiler's time and memory. This folder comes first in the search path; see setup.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,1 +1,1 @@
-"""Transports that come with the agents: an example in Python, and one for tests."""
+"""Transports in this package: an example in Python."""

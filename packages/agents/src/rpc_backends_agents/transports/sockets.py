@@ -1,4 +1,4 @@
-"""Plain TCP: a whole transport to learn from. It trusts everybody who can connect, as TensorPipe does."""
+"""An example transport over plain TCP. Like TensorPipe, it accepts anybody who can connect."""
 
 import json
 import socket
@@ -9,11 +9,11 @@ from threading import Thread
 
 from rpc_backends_agents.transport import Inbox, Transport
 
-GREETING_SECONDS = 2.0  # in which who connects has to say which worker it is
+GREETING_SECONDS = 2.0  # time limit for a new connection to send its worker id
 
 
 class SocketTransport(Transport):
-    """Each worker connects to those that it calls, and answers on the connections that others made."""
+    """A worker connects to the peers that it calls, and replies on the connections of its callers."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, 0))
@@ -32,7 +32,7 @@ class SocketTransport(Transport):
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
         if (peer, reply) not in self._links:
             if reply:
-                raise ConnectionError("the worker that waits for this answer is gone")
+                raise ConnectionError("the worker that waits for this reply is gone")
             connection = socket.create_connection(self._addresses[peer])
             connection.sendall(self._me)
             self._link(connection, peer, peer_calls=False)
@@ -42,17 +42,17 @@ class SocketTransport(Transport):
 
     def forget(self, peer: int) -> None:
         for key in ((peer, False), (peer, True)):
-            with suppress(KeyError, OSError):  # there is none, or it has ended just now
+            with suppress(KeyError, OSError):  # no connection, or it has just ended
                 self._links[key][0].shutdown(socket.SHUT_RDWR)
 
     def close(self, linger: float) -> None:
-        with suppress(OSError, RuntimeError):  # it is closed, or has never listened
+        with suppress(OSError, RuntimeError):  # closed, or never listened
             self._listener.shutdown(socket.SHUT_RDWR)
             self._acceptor.join()
         self._listener.close()
         for connection, reader in list(self._links.values()):
-            with suppress(OSError):  # it has ended just now
-                connection.shutdown(socket.SHUT_WR)  # what was sent arrives; the peer closes then
+            with suppress(OSError):  # it has just ended
+                connection.shutdown(socket.SHUT_WR)  # sent messages arrive; then the peer closes
             reader.join(linger)
 
     def _accept(self) -> None:
@@ -63,7 +63,7 @@ class SocketTransport(Transport):
                 try:
                     self._link(connection, int.from_bytes(receive(connection, 4), "little"), True)
                 except (OSError, RuntimeError):
-                    connection.close()  # no worker, or there is no thread for it
+                    connection.close()  # not a worker, or no thread available
 
     def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
         connection.settimeout(None)
@@ -78,16 +78,16 @@ class SocketTransport(Transport):
                 (count,) = struct.unpack("<I", receive(connection, 4))
                 sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
                 self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
-        except Exception as error:  # the connection's end, or no memory for what came
+        except Exception as error:  # the connection ended, or a message was too large for memory
             self._links.pop((peer, peer_calls), None)
             connection.close()
             if not peer_calls:
                 self._inbox.lost(peer, str(error) or type(error).__name__)
-                self._inbox.found(peer)  # the next call may try again
+                self._inbox.found(peer)  # the next call connects again
 
 
 def receive(connection: socket.socket, size: int) -> bytearray:
-    """Return the next ``size`` bytes; room is made as they come, since anything may be announced."""
+    """Return the next ``size`` bytes. Allocates as they arrive: ``size`` is not to be trusted."""
     data = bytearray()
     while len(data) < size and (piece := connection.recv(min(size - len(data), 1 << 20))):
         data += piece

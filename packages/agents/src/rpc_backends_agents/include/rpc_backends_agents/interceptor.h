@@ -1,15 +1,15 @@
-// The seam in front of every agent, for fault injection, tracing and policies.
+// Interceptors: code in front of any agent, for fault injection, tracing and policies.
 //
-// An interceptor is shown each request on its way: those that this worker sends, and those that arrive if the
-// agent is a TransportAgent. It decides each request once, at once or later: it passes it on, repeats it, answers
-// it, drops it or fails it. If it asks to, it is also shown the answer, and told when the call is over.
+// An interceptor sees every request that this worker sends. If the agent is a TransportAgent, it also sees every
+// request that arrives. It decides each request exactly once, immediately or later: it passes the request on, repeats
+// it, answers it, drops it or fails it. It can also observe a call, to see its answer and its end.
 //
-// Several interceptors stand in a row, ordered by a number: the lowest is nearest to the program. A request that
-// is sent passes them from the lowest to the highest, one that arrives from the highest to the lowest; answers go
-// the other way. docs/how-to/write-an-interceptor.md is the tutorial.
+// An agent may have several interceptors, ordered by a number; the lowest is nearest to the program. Outgoing requests
+// pass them from the lowest to the highest, incoming requests from the highest to the lowest. Answers go the opposite
+// way. docs/how-to/write-an-interceptor.md is the tutorial.
 //
-// This header needs C++17 and nothing of torch. All methods are called on many threads at once, unless it says
-// otherwise, on threads that hold locks of torch's: they must neither wait nor take the GIL.
+// This header needs C++17 and nothing of torch. Unless noted otherwise, all methods are called on many threads at the
+// same time. These threads may hold torch's locks, so the methods must neither block nor take the GIL.
 #pragma once
 
 #include <chrono>
@@ -25,19 +25,20 @@
 
 namespace rpc_backends {
 
-// An extension module hands its interceptor to rpc_backends_agents.intercept() as an object with a method
-// __rpc_interceptor__(), which returns a capsule of this name that holds a std::shared_ptr<Interceptor>*. The
-// number goes up with every change of this header that old code would not survive.
+// An extension module passes its interceptor to rpc_backends_agents.intercept() as an object with a method
+// __rpc_interceptor__(). The method returns a capsule with this name that holds a std::shared_ptr<Interceptor>*. The
+// number in the name increases with every incompatible change of this header.
 inline constexpr const char* kInterceptorCapsule = "rpc_backends.Interceptor.1";
 
-// What one interceptor may attach to a request, and all of them together, with their names and two bytes each.
+// Limits on the context that interceptors attach to a request: the bytes of one interceptor; the bytes of all together,
+// including their names and two more bytes each; and the length of a name.
 inline constexpr size_t kMaxContextBytes = 255;
 inline constexpr size_t kMaxAllContextBytes = 1024;
 inline constexpr size_t kMaxInterceptorName = 63;
 
 enum class Direction { kOutgoing, kIncoming };
 
-// Torch's numbers of requests and answers (torch::distributed::rpc::MessageType).
+// Torch's numbers for request types (torch::distributed::rpc::MessageType).
 enum RequestType : int32_t {
   kScriptCall = 0x100,
   kPythonCall = 0x102,
@@ -55,7 +56,7 @@ enum RequestType : int32_t {
   kRRefBackwardRequest = 0x117,
 };
 
-// Torch's name of a type of request.
+// Torch's name for a request type.
 inline const char* type_name(int32_t type) {
   switch (type) {
     case kScriptCall:
@@ -91,48 +92,49 @@ inline const char* type_name(int32_t type) {
   }
 }
 
-// Whether requests of a type call a function.
+// Whether requests of this type call a function.
 inline bool calls_function(int32_t type) {
   return type == kPythonCall || type == kPythonRemoteCall || type == kScriptCall || type == kScriptRemoteCall;
 }
 
-// Torch's kinds of errors, which rpc.api._get_error_type or a program may look for.
+// Torch's kinds of errors, which rpc.api._get_error_type and programs can distinguish.
 enum class ErrorKind { kOther = 0, kTimeout = 1, kIntentional = 2 };
 
-// What a request is, read from its bytes; nothing is unpickled. What costs time to read is read when it is asked
-// for, which is possible until the request is passed on; std::logic_error afterwards.
+// The properties of a request, read from its bytes without unpickling. Properties that are slow to read are read on
+// first use. Once the request is passed on, reading one throws std::logic_error.
 class RequestHead {
  public:
   virtual ~RequestHead() = default;
 
   virtual Direction direction() const = 0;
-  // Its type, and the types that torch has wrapped around it (autograd, profiling), the outermost first.
+  // The type of the request, and the types of torch's wrappers around it (autograd, profiling), outermost first.
   virtual int32_t type() const = 0;
   virtual const std::vector<int32_t>& wrappers() const = 0;
-  // The other worker. The name is empty if that of a sender is not known.
+  // The other worker. The name is empty if the sender's name is unknown.
   virtual int peer_id() const = 0;
   virtual const std::string& peer() const = 0;
   // This worker.
   virtual const std::string& worker() const = 0;
-  // What the call may take; 0 is for ever, and what is said of requests that arrive.
+  // The timeout of the call. 0 means no timeout; incoming requests always have 0.
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual uint64_t payload_bytes() const = 0;
   virtual size_t tensors() const = 0;
 
-  // Read when asked for:
+  // Read on first use:
 
-  // MODULE.QUALNAME of a Python function, torch.ops.aten.NAME of a builtin operator, the name of a TorchScript
-  // function. Empty if there is none, or none that can be read: a policy must refuse those that calls_function().
+  // MODULE.QUALNAME of a Python function, torch.ops.aten.NAME of a builtin operator, or the name of a TorchScript
+  // function. Empty if there is no function or it cannot be read. So a policy must refuse requests with an empty name
+  // whose type calls_function().
   virtual const std::string& function() const = 0;
   virtual uint64_t tensor_bytes() const = 0;
-  // Two requests that ask for the same have the same digest; 0 for those without function, arguments and tensors.
-  // Reads every byte of tensors on the CPU, so that of large ones it takes time.
+  // A digest of function, arguments and tensors, which is equal for equal requests; 0 if there are none. Reads every
+  // byte of CPU tensors, which takes time for large ones.
   virtual uint64_t digest() const = 0;
-  // The digest of every byte of the payload, and of the tensors as digest() reads them.
+  // A digest of every byte of the payload, and of the tensors as in digest().
   virtual uint64_t full_digest() const = 0;
 };
 
-// An answer on its way back. An interceptor decides it once, as it does a request.
+// An answer on its way back. An interceptor decides it exactly once, like a request.
 class Answer {
  public:
   virtual ~Answer() = default;
@@ -140,81 +142,81 @@ class Answer {
   virtual bool is_error() const = 0;
   // The text of the error.
   virtual std::string error() const = 0;
-  // Torch's number of its type, its payload, and the bytes of payload and tensors; none of these of an error.
+  // Torch's number for its type; its payload; the size of payload and tensors. Zero or empty for an error.
   virtual int32_t type() const = 0;
   virtual std::string_view payload() const = 0;
   virtual uint64_t bytes() const = 0;
 
   virtual void pass() = 0;
-  // Keeps it from the caller, whose time runs out.
+  // Drops the answer, so the caller times out.
   virtual void drop() = 0;
-  // Puts an error in its place.
+  // Replaces the answer with an error.
   virtual void fail(const std::string& text, ErrorKind kind = ErrorKind::kOther) = 0;
 };
 
 using AnswerPtr = std::shared_ptr<Answer>;
 
-// How a call is over: what the program gets, or whoever has sent the request.
+// How a call has ended, as the caller sees it.
 struct End {
   enum class Kind {
     kAnswer,
     kError,
-    kTimeout,   // the time ran out while it was held or dropped here
-    kShutdown,  // the agent was shut down while it was held or dropped here
-    kDropped,   // a request that arrived is not answered
+    kTimeout,   // the call timed out while an interceptor held it or after one dropped it
+    kShutdown,  // the agent was shut down while an interceptor held it or after one dropped it
+    kDropped,   // an incoming request was dropped, so it is not answered
   };
 
   Kind kind = Kind::kAnswer;
-  std::string text;  // the error's
+  std::string text;  // the text of the error
 };
 
-// What observes one call.
+// Observes one call.
 class Observer {
  public:
   virtual ~Observer() = default;
 
-  // The answer, or an error, is on its way back. Of a request that was repeated there may be several.
+  // The answer, or an error, is on its way back. A repeated request may have several answers.
   virtual void on_answer(AnswerPtr answer) { answer->pass(); }
-  // The call is over; called once, before the program sees it.
+  // The call has ended; called once, before the program gets the result.
   virtual void on_end(const End& /*end*/) {}
 };
 
-// A request on its way. An interceptor decides it once, by one of pass() to fail(), in on_request() or later, on
-// any thread: until then it holds it. A second decision is a std::logic_error. If all let go of a request that is
-// not decided, it fails. When the time of a call has run out, its request can still be passed on, and arrives late;
-// all else does nothing then.
+// A request on its way. An interceptor decides it exactly once by calling one of pass(), repeat(), answer(), drop() and
+// fail(), in on_request() or later, on any thread. Until then the interceptor holds the request. A second decision
+// throws std::logic_error. If the last reference to an undecided request goes away, the request fails. After the call
+// has timed out, pass() and repeat() still send the request, which then arrives late; other decisions do nothing.
 class Request {
  public:
   virtual ~Request() = default;
 
   virtual const RequestHead& head() const = 0;
 
-  // Has an observer see the answer and the end; before the decision, and once. It must not keep the request, and is
-  // told nothing if the call is over already.
+  // Sets the observer that sees the answer and the end of the call. Call this at most once, before the decision. The
+  // observer must not keep a reference to the request. It is not called if the call has already ended.
   virtual void observe(std::shared_ptr<Observer> observer) = 0;
 
-  // Whether what is attached here arrives at the peer: between TransportAgents, but not over TensorPipe.
+  // Whether attached context arrives at the peer: it does between TransportAgents, but not over TensorPipe.
   virtual bool carries_context() const = 0;
-  // Sends a few bytes along, to the interceptor of the same name at the peer; before the decision. Throws
-  // std::length_error if they are too many, std::logic_error if the request arrived. Does nothing if the agent
-  // does not carry them.
+  // Attaches a few bytes for the interceptor with the same name at the peer; call this before the decision. Throws
+  // std::length_error if there are too many bytes, and std::logic_error for an incoming request. Does nothing if the
+  // agent does not carry context.
   virtual void attach(std::string_view context) = 0;
-  // What the interceptor of the same name has attached to a request that arrived; empty if nothing.
+  // For an incoming request: the bytes that the interceptor with the same name has attached; empty if there are none.
   virtual std::string_view context() const = 0;
 
   virtual void pass() = 0;
-  // Passes it on so many times, at least once; the first answer counts.
+  // Passes the request on `times` times, at least once; the first answer counts.
   virtual void repeat(uint64_t times) = 0;
-  // Answers it here, without tensors; the type is one of torch's responses.
+  // Answers the request here, without tensors; `type` is one of torch's response types.
   virtual void answer(int32_t type, std::string_view payload) = 0;
-  // Loses it. The caller's time runs out, if it has a limit.
+  // Drops the request. The caller times out, if it has a timeout.
   virtual void drop() = 0;
   virtual void fail(const std::string& text, ErrorKind kind = ErrorKind::kOther) = 0;
 };
 
 using RequestPtr = std::shared_ptr<Request>;
 
-// Does things later and elsewhere, on threads of the agent, until the agent stops.
+// Runs jobs later or on other threads of the agent, until the agent stops.
 class Scheduler {
  public:
   using Clock = std::chrono::steady_clock;
@@ -223,14 +225,14 @@ class Scheduler {
 
   virtual ~Scheduler() = default;
 
-  // Does `job` in `seconds`.
+  // Runs `job` after `seconds`. The key is for cancel().
   virtual Key after(double seconds, Job job) = 0;
   virtual void cancel(const Key& key) = 0;
-  // Does `job` now, on another thread.
+  // Runs `job` now, on another thread.
   virtual void post(Job job) = 0;
 };
 
-// What an interceptor is told of the agent that it stands in front of.
+// Information about the agent that an interceptor is in front of.
 struct AgentInfo {
   std::string worker;
   bool carries_context = false;
@@ -244,18 +246,18 @@ class Interceptor {
   Interceptor& operator=(const Interceptor&) = delete;
   virtual ~Interceptor() = default;
 
-  // The agent is about to start; called once, before anything else.
+  // The agent is about to start; called once, before all other methods.
   virtual void on_start(const AgentInfo& /*agent*/) {}
-  // Whether the next request of this direction is to be shown. Asked before each, so it must be cheap.
+  // Whether on_request() should get the next request in this direction. Called for every request, so it must be cheap.
   virtual bool wants(Direction /*direction*/) const noexcept { return true; }
-  // An exception fails the request, if that is not decided.
+  // Gets a request to decide. An exception fails the request, unless it is already decided.
   virtual void on_request(RequestPtr request) = 0;
-  // The worker is about to leave its group: from here on it must hold nothing new, and soon let go of what it
-  // holds, which is waited for.
+  // The worker is about to leave its group. From now on the interceptor must not hold new requests or answers, and it
+  // must soon decide those that it holds: the worker waits for that.
   virtual void on_settle() {}
-  // The agent has stopped; calls that are held or dropped here are failed next.
+  // The agent has stopped; calls that are still held or were dropped fail after this.
   virtual void on_stop() {}
-  // What is added to the agent's metrics, after the interceptor's name and a dot.
+  // Values for the agent's metrics; each key gets the interceptor's name and a dot in front.
   virtual std::map<std::string, std::string> metrics() const { return {}; }
 };
 

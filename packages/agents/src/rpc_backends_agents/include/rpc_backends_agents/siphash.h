@@ -1,5 +1,5 @@
-// SipHash-2-4, a keyed hash of 64 bits (Aumasson and Bernstein, 2012). As a generator it has no state: a number
-// is the hash of what it is for, so nobody's order of asking changes it.
+// SipHash-2-4, a keyed 64-bit hash (Aumasson and Bernstein, 2012). It also serves as a stateless random generator: a
+// number is the hash of its purpose, so the order in which numbers are drawn does not matter.
 #pragma once
 
 #include <bit>
@@ -46,7 +46,7 @@ class SipHash {
     }
   }
 
-  // A text with its length, so that texts that follow each other cannot be taken for others.
+  // Adds a text with its length, so that different sequences of texts have different hashes.
   void add(std::string_view text) {
     add_number(text.size());
     add(text.data(), text.size());

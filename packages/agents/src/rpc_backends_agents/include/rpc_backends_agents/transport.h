@@ -1,10 +1,10 @@
-// What moves messages between the workers of a group, as TransportAgent uses it.
+// The interface of transports: a transport moves messages between the workers of a group for a TransportAgent.
 //
-// A transport knows peers by their worker id and messages as a list of parts. It knows nothing of torch:
-// this header needs C++17 and nothing else. rpc_backends_agents.Transport is the same in Python.
+// A transport knows peers by their worker ids, and a message as a list of parts. It does not depend on torch: this
+// header needs only C++17. rpc_backends_agents.Transport is the same interface in Python.
 //
-// The agent calls it in this order: listen; learn, for each peer whose address is known, then or later;
-// send and receive, from many threads at once; forget, for a peer that has left; close.
+// The agent calls the methods in this order: listen; learn, for each peer as soon as its address is known; send and
+// receive, from many threads at the same time; forget, for a peer that has left; close.
 #pragma once
 
 #include <condition_variable>
@@ -21,12 +21,12 @@
 
 namespace rpc_backends {
 
-// An extension module hands its transport to the agent as a capsule of this name that holds a
-// std::shared_ptr<Transport>*; see take_transport() in the guide. The number goes up with every change
-// of this header that old code would not survive.
+// An extension module passes its transport to the agent as an object with a method __rpc_transport__(). The method
+// returns a capsule with this name that holds a std::shared_ptr<Transport>*. The number in the name increases with
+// every incompatible change of this header.
 inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.2";
 
-// The transport cannot do what was asked; the text is for the user.
+// The transport cannot do what was asked; the user sees the text.
 class TransportError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -41,18 +41,18 @@ struct Part {
 
 using Parts = std::vector<Part>;
 
-// Something that has happened on a connection.
+// An event on a connection.
 struct Event {
   enum class Kind {
     // `parts` have arrived from `peer`.
     kMessage,
-    // The connection to `peer` is gone, and with it any message that was on its way: each call that
-    // waits for an answer from `peer` fails with `reason`, and later ones do at once, until...
+    // The connection to `peer` is lost, with all messages on their way. Each call that waits for an answer from `peer`
+    // fails with `reason`. New calls to it fail at once, until kFound.
     kLost,
-    // ...there is a connection to `peer` again.
+    // `peer` is connected again.
     kFound,
-    // `parts`, which were given to send() as a reply to `peer`, cannot be sent, for `reason`. For a transport whose
-    // send() returns before it knows.
+    // The reply `parts` to `peer`, passed to send() earlier, cannot be sent because of `reason`. For transports whose
+    // send() returns before that is known.
     kUnsent,
   };
 
@@ -60,9 +60,9 @@ struct Event {
   int peer = -1;
   Parts parts;
   std::string reason;
-  // The place of this event among all of the transport: 1, 2, 3..., none left out, as receive() gives them out.
-  // Several threads handle events, and a loss must not fail a call whose answer came before it: the agent waits,
-  // up to a second, until all earlier events are noted. 0: the agent takes the event for the last so far.
+  // The number of this event among all events of the transport: 1, 2, 3... in the order in which receive() returns
+  // them, without gaps. Several threads handle events, and a loss must not fail a call whose answer came earlier. So the
+  // agent waits, up to a second, until all earlier events are noted. 0 means: later than all events so far.
   uint64_t order = 0;
 };
 
@@ -73,41 +73,39 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  // Begins to listen as worker `self`, and returns the address by which peers learn() of it: any text.
+  // Starts to listen as worker `self`; returns the address that peers pass to learn() to reach it, in any format.
   virtual std::string listen(int self, const std::string& name) = 0;
 
-  // Takes note of a peer; throws TransportError if its address cannot be believed. Nothing needs to be
-  // connected until the first message.
+  // Stores a peer's address; throws TransportError if the address is not valid. The transport need not connect before
+  // the first message.
   virtual void learn(int peer, const std::string& name, const std::string& address) = 0;
 
-  // Drops the connections with a peer that has left. A peer that is not known does no harm.
+  // Drops the connections to a peer that has left; an unknown peer is ignored.
   virtual void forget(int peer) = 0;
 
-  // Takes a message to be sent, and returns without waiting for the peer. Messages to one peer arrive
-  // once each and in order, or the peer is reported as lost. Throws TransportError if the peer is not
-  // known or is lost.
+  // Queues a message and returns without waiting for the peer. Each message must arrive exactly once and in order, or
+  // the peer must be reported as lost. Throws TransportError if the peer is unknown or lost.
   //
-  // `reply`: it answers a message from `peer`, and goes back by the connection on which that came, so
-  // that who waits for it sees the connection end if it cannot arrive.
+  // `reply`: the message answers a message from `peer`. It must use the connection on which that message arrived: if
+  // the reply cannot arrive, the waiting caller then sees its connection end.
   virtual void send(int peer, Parts parts, bool reply) = 0;
 
-  // Waits for the next event and moves it into `event`; returns false once the transport is closed. Many
-  // threads are in here at once, and each has one event. Events of one peer need not be given out in
-  // order.
+  // Waits for the next event and moves it into `event`; returns false once the transport is closed. Called by many
+  // threads at the same time; each event goes to one of them. Events of one peer may be returned in any order.
   virtual bool receive(Event& event) = 0;
 
-  // Ends the connections with a peer that has sent what is no message, or cannot be answered.
+  // Closes the connections to a peer that sent an invalid message or cannot be answered.
   virtual void reject(int peer, const std::string& reason) = 0;
 
-  // Stops listening, gives what was sent `linger` seconds to leave, ends all connections, and has
-  // receive() return false everywhere. A second call does nothing.
+  // Stops listening, waits up to `linger` seconds until queued messages have left, closes all connections, and makes
+  // every receive() return false. A second call does nothing.
   virtual void close(double linger) = 0;
 
-  // What is worth knowing about it, for the agent's metrics.
+  // Values for the agent's metrics.
   virtual std::map<std::string, std::string> metrics() const { return {}; }
 };
 
-// receive() for a transport that has threads of its own.
+// A queue that implements receive() for a transport with its own threads.
 class EventQueue {
  public:
   void push(Event event) {

@@ -1,5 +1,5 @@
-// The functions of this header that are used here. Torch's own also reads the profiler and the pickler, which take
-// the compiler 500 MB and 6 seconds.
+// The functions of torch's header that are used here. Torch's own header also includes the profiler and the pickler,
+// which cost the compiler 500 MB and 6 seconds.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>

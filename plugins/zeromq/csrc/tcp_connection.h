@@ -5,7 +5,7 @@
 #include <string>
 
 #include "connection.h"
-#include "keeper.h"
+#include "event_loop.h"
 #include "monitor.h"
 #include "releaser.h"
 #include "route.h"
@@ -13,19 +13,19 @@
 
 namespace rpc_backends::zeromq {
 
-class Link : public SocketSource, public Connection {
+class TcpConnection : public SocketSource, public Connection {
  public:
   struct Services {
     const Settings& settings;
     Context& context;
     Inbox& inbox;
-    Keeper& keeper;
+    EventLoop& event_loop;
     const Releaser& releaser;
     Counters& counters;
   };
 
-  Link(const Services& services, Listener& listener, int peer, const Endpoint& endpoint);
-  ~Link() override;
+  TcpConnection(const Services& services, Listener& listener, int peer, const Endpoint& endpoint);
+  ~TcpConnection() override;
 
   // Begins to connect. Throws TransportError if the system has no room for it.
   void open(const std::string& key, const Route& route);
@@ -40,29 +40,29 @@ class Link : public SocketSource, public Connection {
   void on_monitor();
   void on_deadline();
   void find_out_why();
-  void on_trial(const std::shared_ptr<Fd>& trial, bool done);
-  bool needs_trial() const;
+  void on_probe(const std::shared_ptr<Fd>& probe, bool done);
+  bool needs_probe() const;
   bool is_late() const;
   std::string why_it_ended(int error) const;
   std::string why_it_did_not_connect(int error) const;
-  std::shared_ptr<Link> self();
+  std::shared_ptr<TcpConnection> self();
 
   const Settings& settings_;
   Context& context_;
-  Keeper& keeper_;
+  EventLoop& event_loop_;
   const Releaser& releaser_;
   Assembler assembler_;
   bool broken_ = false;  // what comes now is dropped
   std::atomic<Clock::time_point> last_message_{Clock::time_point()};
 
-  // Of the keeper's thread, once it is open.
+  // Of the event_loop's thread, once it is open.
   std::unique_ptr<Monitor> monitor_;
   int monitor_fd_ = -1;
   uint64_t watch_ = 0;
   Clock::time_point opened_;
   bool connected_ = false;
   std::string trouble_;  // in the handshake
-  uint64_t trial_ = 0;   // the watch of one that is under way
+  uint64_t probe_ = 0;   // the watch of one that is under way
 };
 
 }  // namespace rpc_backends::zeromq

@@ -23,13 +23,13 @@
 namespace rpc_backends::zeromq {
 
 // Of the event loop's thread, but authenticated(). A `fd` is libzmq's, which closes it when it likes.
-class Newcomers {
+class PendingConnections {
  public:
-  // Descriptors that newcomers leave to the process.
+  // Descriptors that pending_connections leave to the process.
   static constexpr int kSpare = 32;
 
   // Throws TransportError.
-  Newcomers();
+  PendingConnections();
 
   // Libzmq listens at `fd`.
   void listening(int fd);
@@ -46,7 +46,7 @@ class Newcomers {
   size_t accept_failed();
 
  private:
-  struct Newcomer {
+  struct Pending {
     int fd;
     ino_t number;
   };
@@ -54,7 +54,7 @@ class Newcomers {
     std::unique_ptr<Fd> fd;
     sockaddr_storage address;
   };
-  using Newest = std::list<Newcomer>;
+  using Newest = std::list<Pending>;
 
   bool is_ours(int fd) const;
   void take_authenticated();
@@ -62,7 +62,7 @@ class Newcomers {
   size_t keep(size_t number);
   size_t turn_away();
   void take_spare();
-  void end(const Newcomer& newcomer);
+  void end(const Pending& pending);
   void erase(int fd);
 
   Fd placeholder_;
@@ -71,7 +71,7 @@ class Newcomers {
   // Given up for a moment to accept with. Somebody may be quicker to take it, libzmq for one.
   std::unique_ptr<Fd> spare_;
   std::vector<Listener> listeners_;
-  Newest newcomers_;  // the newest last
+  Newest pending_connections_;  // the newest last
   std::unordered_map<int, Newest::iterator> by_fd_;
   Clock::time_point last_failure_;
 

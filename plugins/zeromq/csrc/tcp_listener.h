@@ -12,31 +12,31 @@
 #include <unordered_map>
 #include <vector>
 
-#include "asker.h"
+#include "callback_thread.h"
 #include "directory.h"
-#include "keeper.h"
+#include "event_loop.h"
 #include "monitor.h"
-#include "newcomers.h"
+#include "pending_connections.h"
 #include "route.h"
 #include "source.h"
 
 namespace rpc_backends::zeromq {
 
-class Door : public SocketSource {
+class TcpListener : public SocketSource {
  public:
   struct Services {
     const Settings& settings;
     Context& context;
     Inbox& inbox;
-    Keeper& keeper;
+    EventLoop& event_loop;
     Counters& counters;
-    Asker& asker;
+    CallbackThread& callback_thread;
     Directory& directory;
   };
 
-  // `on_arrival`: called when a peer has connected, with the lock of the door.
-  Door(const Services& services, std::function<void(int peer)> on_arrival);
-  ~Door() override;
+  // `on_arrival`: called when a peer has connected, with the lock of the tcp_listener.
+  TcpListener(const Services& services, std::function<void(int peer)> on_arrival);
+  ~TcpListener() override;
 
   void open();
 
@@ -62,7 +62,7 @@ class Door : public SocketSource {
     std::string user;    // as libzmq knows it; empty without encryption
     std::string closed;  // why nothing is taken from it any more; empty if it is
     bool told = false;   // that nothing is
-    bool begun = false;  // its first message, which is empty, has come; see Link
+    bool begun = false;  // its first message, which is empty, has come; see TcpConnection
     Clock::time_point last_frame;
   };
 
@@ -70,26 +70,26 @@ class Door : public SocketSource {
   Caller* find(Frame& name, const Frame& first);
   Caller* admit(Frame& name, const Frame& first);
   std::string_view user_of(const Frame& frame) const;
-  std::string why_not(const std::optional<Route>& route, const std::string& user) const;
+  std::string refusal_reason(const std::optional<Route>& route, const std::string& user) const;
   void enter_caller(std::unique_ptr<Caller> caller);
   void erase(Caller* caller);
   void drop(Frame frame);
   void close_caller(Caller& caller, const std::string& reason);
-  void tell(const std::string& route, const std::string& reason);
+  void send_refusal(const std::string& route, const std::string& reason);
   void on_monitor();
-  void crowd_out(size_t ended);
-  void plan_look();
+  void report_evicted(size_t ended);
+  void schedule_check();
   void drop_unfinished();
-  Keeper::Task monitor_task();
+  EventLoop::Task monitor_task();
 
   const Services services_;
   const std::function<void(int)> on_arrival_;
   std::unordered_map<std::string, std::unique_ptr<Caller>> callers_;
   std::unordered_map<int, std::vector<Caller*>> by_peer_;  // the newest last
-  Newcomers newcomers_;
-  bool looking_ = false;  // drop_unfinished() is planned
+  PendingConnections pending_connections_;
+  bool check_scheduled_ = false;  // drop_unfinished() is planned
 
-  // Of the keeper's thread, once it is open.
+  // Of the event_loop's thread, once it is open.
   std::unique_ptr<Monitor> monitor_;
   int monitor_fd_ = -1;
   uint64_t watch_ = 0;

@@ -1,4 +1,4 @@
-#include "unix_link.h"
+#include "unix_connection.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -40,40 +40,40 @@ std::string other_user(int fd) {
           std::to_string(::geteuid());
 }
 
-UnixLink::~UnixLink() {
+UnixConnection::~UnixConnection() {
   close(0);
 }
 
-void UnixLink::open(const Credentials& credentials, const Route& route) {
+void UnixConnection::open(const Credentials& credentials, const Route& route) {
   opened_ = Clock::now();
   std::copy_n(kUnixForm, sizeof kUnixForm, greeting_.form);
   greeting_.worker = route.worker;
   greeting_.time = route.time;
   std::copy_n(credentials.our_greeting.data(), std::min(credentials.our_greeting.size(), kProofSize), greeting_.proof);
   expected_ = credentials.their_answer;
-  const std::weak_ptr<UnixLink> weak = weak_from_this();
+  const std::weak_ptr<UnixConnection> weak = weak_from_this();
   stream_ = std::make_shared<UnixStream>(services_, peer_, open_unix_socket(), [weak](const std::string& reason) {
-    if (const auto link = weak.lock()) {
-      link->services_.keeper.post([weak, reason] {
+    if (const auto connection = weak.lock()) {
+      connection->services_.event_loop.post([weak, reason] {
         if (const auto ended = weak.lock()) {
-          ended->tell_end(ended->why_it_ended(reason));
+          ended->report_end(ended->why_it_ended(reason));
         }
       });
     }
   });
   ++services_.counters.connections;
-  services_.keeper.post([weak] {
-    if (const auto link = weak.lock()) {
-      link->connect();
+  services_.event_loop.post([weak] {
+    if (const auto connection = weak.lock()) {
+      connection->connect();
     }
   });
 }
 
-bool UnixLink::send(Parts parts) {
+bool UnixConnection::send(Parts parts) {
   return stream_->send(std::move(parts));
 }
 
-void UnixLink::close(double linger) {
+void UnixConnection::close(double linger) {
   if (!stream_ || closed_.exchange(true)) {
     return;
   }
@@ -82,26 +82,26 @@ void UnixLink::close(double linger) {
   stream_->close(Clock::now() + std::chrono::milliseconds(milliseconds(linger)));
 }
 
-void UnixLink::end(const std::string& reason) {
-  services_.keeper.post([weak = weak_from_this(), reason] {
-    if (const auto link = weak.lock()) {
-      link->tell_end(reason);
+void UnixConnection::end(const std::string& reason) {
+  services_.event_loop.post([weak = weak_from_this(), reason] {
+    if (const auto connection = weak.lock()) {
+      connection->report_end(reason);
     }
   });
 }
 
-// --- on the keeper's thread -------------------------------------------------------------------------
+// --- on the event_loop's thread -------------------------------------------------------------------------
 
-void UnixLink::later(double seconds, void (UnixLink::*task)()) {
+void UnixConnection::later(double seconds, void (UnixConnection::*task)()) {
   const auto wait = std::chrono::milliseconds(milliseconds(seconds));
-  services_.keeper.at(Clock::now() + wait, [weak = weak_from_this(), task] {
-    if (const auto link = weak.lock(); link && !link->ended_ && !link->closed_) {
-      (link.get()->*task)();
+  services_.event_loop.at(Clock::now() + wait, [weak = weak_from_this(), task] {
+    if (const auto connection = weak.lock(); connection && !connection->ended_ && !connection->closed_) {
+      (connection.get()->*task)();
     }
   });
 }
 
-void UnixLink::connect() {
+void UnixConnection::connect() {
   if (ended_ || closed_) {
     return;
   }
@@ -112,31 +112,31 @@ void UnixLink::connect() {
   }
   const bool is_late = Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(services_.settings.handshake_timeout));
   if (errno == EAGAIN && !is_late) {
-    later(kPause, &UnixLink::connect);
+    later(kPause, &UnixConnection::connect);
   } else {
-    tell_end("cannot connect to " + endpoint_.text() + ": " + std::strerror(errno));
+    report_end("cannot connect to " + endpoint_.text() + ": " + std::strerror(errno));
   }
 }
 
-void UnixLink::greet() {
+void UnixConnection::greet() {
   const std::string other = other_user(stream_->fd());
   if (!other.empty()) {
-    tell_end("cannot connect to " + endpoint_.text() + ": who listens there is " + other);
+    report_end("cannot connect to " + endpoint_.text() + ": who listens there is " + other);
     return;
   }
   if (::send(stream_->fd(), &greeting_, sizeof greeting_, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof greeting_)) {
-    tell_end("handshake with " + endpoint_.text() + " failed: " + std::strerror(errno));
+    report_end("handshake with " + endpoint_.text() + " failed: " + std::strerror(errno));
     return;
   }
-  watch_ = services_.keeper.watch(stream_->fd(), [weak = weak_from_this()] {
-    if (const auto link = weak.lock()) {
-      link->on_answer();
+  watch_ = services_.event_loop.watch(stream_->fd(), [weak = weak_from_this()] {
+    if (const auto connection = weak.lock()) {
+      connection->on_answer();
     }
   });
-  later(services_.settings.handshake_timeout, &UnixLink::on_tick);
+  later(services_.settings.handshake_timeout, &UnixConnection::on_tick);
 }
 
-void UnixLink::on_answer() {
+void UnixConnection::on_answer() {
   if (ended_ || closed_) {
     return;
   }
@@ -148,7 +148,7 @@ void UnixLink::on_answer() {
       const bool is_one = std::memcmp(answer.form, kUnixForm, sizeof kUnixForm) == 0 &&
           answer.text_size <= wire::kLongestReason && (answer.is_admitted == 0 || answer.text_size == 0);
       if (!is_one) {
-        tell_end("handshake with " + endpoint_.text() + " failed: who listens there is no worker of this version");
+        report_end("handshake with " + endpoint_.text() + " failed: who listens there is no worker of this version");
         return;
       }
       wanted = sizeof answer + answer.text_size;
@@ -162,46 +162,46 @@ void UnixLink::on_answer() {
       return;
     }
     if (got <= 0) {
-      tell_end("handshake with " + endpoint_.text() + " failed: the connection ended during it");
+      report_end("handshake with " + endpoint_.text() + " failed: the connection ended during it");
       return;
     }
     answer_.append(buffer, static_cast<size_t>(got));
   }
   if (answer.is_admitted == 0) {
-    tell_end("handshake with " + endpoint_.text() + " failed: " + answer_.substr(sizeof answer));
+    report_end("handshake with " + endpoint_.text() + " failed: " + answer_.substr(sizeof answer));
     return;
   }
   if (!expected_.empty() && std::memcmp(answer.proof, expected_.data(), kProofSize) != 0) {
-    tell_end("handshake with " + endpoint_.text() + " failed: who listens there cannot prove that it is the peer");
+    report_end("handshake with " + endpoint_.text() + " failed: who listens there cannot prove that it is the peer");
     return;
   }
   unwatch();
   up_since_ = Clock::now();
   listener_.on_up(shared_from_this());
   stream_->start();
-  later(services_.settings.heartbeat / 2, &UnixLink::on_tick);
+  later(services_.settings.heartbeat / 2, &UnixConnection::on_tick);
 }
 
-void UnixLink::on_tick() {
+void UnixConnection::on_tick() {
   if (up_since_ == Clock::time_point()) {
-    tell_end("handshake with " + endpoint_.text() + " failed: not done within " +
+    report_end("handshake with " + endpoint_.text() + " failed: not done within " +
              seconds_text(services_.settings.handshake_timeout));
     return;
   }
-  if (stream_->ask_for_life() >= std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout))) {
-    tell_end("no heartbeat from " + endpoint_.text() + " for " + seconds_text(services_.settings.heartbeat_timeout));
+  if (stream_->check_liveness() >= std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout))) {
+    report_end("no heartbeat from " + endpoint_.text() + " for " + seconds_text(services_.settings.heartbeat_timeout));
     return;
   }
-  later(services_.settings.heartbeat / 2, &UnixLink::on_tick);
+  later(services_.settings.heartbeat / 2, &UnixConnection::on_tick);
 }
 
-void UnixLink::unwatch() {
+void UnixConnection::unwatch() {
   if (const uint64_t watch = watch_.exchange(0); watch != 0) {
-    services_.keeper.unwatch(watch, stream_->fd());
+    services_.event_loop.unwatch(watch, stream_->fd());
   }
 }
 
-void UnixLink::tell_end(const std::string& reason) {
+void UnixConnection::report_end(const std::string& reason) {
   if (!ended_) {
     ended_ = true;
     unwatch();
@@ -209,12 +209,12 @@ void UnixLink::tell_end(const std::string& reason) {
   }
 }
 
-std::string UnixLink::why_it_ended(const std::string& reason) const {
+std::string UnixConnection::why_it_ended(const std::string& reason) const {
   if (!reason.empty()) {
     return reason;
   }
   int error = 0;
-  endpoint_.try_it(error);
+  endpoint_.probe(error);
   return error != 0 && error != EAGAIN
       ? "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error)
       : "connection reset by " + endpoint_.text();

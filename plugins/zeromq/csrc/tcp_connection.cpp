@@ -1,4 +1,4 @@
-#include "link.h"
+#include "tcp_connection.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -17,7 +17,7 @@ namespace {
 constexpr int kNeverReconnect = 24 * 3600 * 1000;
 
 // How long one waits to find out why a connection ended.
-constexpr std::chrono::milliseconds kTrial{20};
+constexpr std::chrono::milliseconds kProbeTime{20};
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -27,24 +27,24 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
-Link::Link(const Services& services, Listener& listener, int peer, const Endpoint& endpoint)
+TcpConnection::TcpConnection(const Services& services, Listener& listener, int peer, const Endpoint& endpoint)
     : SocketSource(services.inbox, services.counters),
       Connection(listener, peer, endpoint),
       settings_(services.settings),
       context_(services.context),
-      keeper_(services.keeper),
+      event_loop_(services.event_loop),
       releaser_(services.releaser),
       assembler_(services.settings.max_message) {}
 
-Link::~Link() {
+TcpConnection::~TcpConnection() {
   close(0);
 }
 
-std::shared_ptr<Link> Link::self() {
-  return std::static_pointer_cast<Link>(shared_from_this());
+std::shared_ptr<TcpConnection> TcpConnection::self() {
+  return std::static_pointer_cast<TcpConnection>(shared_from_this());
 }
 
-void Link::set_options(Socket& socket, const std::string& key, const Route& route) const {
+void TcpConnection::set_options(Socket& socket, const std::string& key, const Route& route) const {
   socket.set(option::kReconnectIvl, kNeverReconnect);
   socket.set(option::kConnectTimeout, milliseconds(settings_.handshake_timeout));
   socket.set(option::kHandshakeIvl, milliseconds(settings_.handshake_timeout));
@@ -61,30 +61,30 @@ void Link::set_options(Socket& socket, const std::string& key, const Route& rout
   }
 }
 
-void Link::open(const std::string& key, const Route& route) {
+void TcpConnection::open(const std::string& key, const Route& route) {
   using namespace monitor_event;
   opened_ = Clock::now();
-  const std::weak_ptr<Link> weak = self();
+  const std::weak_ptr<TcpConnection> weak = self();
   Lock lock(mutex_);
   Socket socket(context_, socket_type::kDealer);
   set_options(socket, key, route);
   monitor_ = std::make_unique<Monitor>(
-      context_, socket, "link-" + std::to_string(peer_) + "-" + std::to_string(route.time),
+      context_, socket, "connection-" + std::to_string(peer_) + "-" + std::to_string(route.time),
       kConnected | kConnectRetried | kDisconnected | kHandshakeFailed | kHandshakeSucceeded |
           kHandshakeFailedProtocol | kHandshakeFailedAuth);
   enter(std::move(socket));
   monitor_fd_ = monitor_->fd();
-  watch_ = keeper_.watch(monitor_fd_, [weak] {
-    if (const auto link = weak.lock()) {
-      link->on_monitor();
+  watch_ = event_loop_.watch(monitor_fd_, [weak] {
+    if (const auto connection = weak.lock()) {
+      connection->on_monitor();
     }
   });
   ++counters_.connections;
   // Each step has its own time, and libzmq tells of none that fails before there is a socket.
   const double longest = 2 * settings_.handshake_timeout + 1;
-  keeper_.at(opened_ + std::chrono::milliseconds(milliseconds(longest)), [weak] {
-    if (const auto link = weak.lock()) {
-      link->on_deadline();
+  event_loop_.at(opened_ + std::chrono::milliseconds(milliseconds(longest)), [weak] {
+    if (const auto connection = weak.lock()) {
+      connection->on_deadline();
     }
   });
   if (!socket_->connect(endpoint_.text())) {
@@ -96,7 +96,7 @@ void Link::open(const std::string& key, const Route& route) {
   drain(std::move(lock));
 }
 
-bool Link::send(Parts parts) {
+bool TcpConnection::send(Parts parts) {
   releaser_.hold(parts);
   Packed message(std::move(parts), settings_.max_message, settings_.largest_frame());
   Lock lock(mutex_);
@@ -108,7 +108,7 @@ bool Link::send(Parts parts) {
   return sent;
 }
 
-SocketSource::Read Link::read_one() {
+SocketSource::Read TcpConnection::read_one() {
   Frame head;
   if (!socket_->receive(head)) {
     return {};
@@ -149,17 +149,17 @@ SocketSource::Read Link::read_one() {
   return read;
 }
 
-void Link::end(const std::string& reason) {
-  keeper_.post([weak = weak_from_this(), reason] {
-    const auto link = std::static_pointer_cast<Link>(weak.lock());
-    if (link && !link->ended_) {
-      link->ended_ = true;
-      link->listener_.on_end(link, reason);
+void TcpConnection::end(const std::string& reason) {
+  event_loop_.post([weak = weak_from_this(), reason] {
+    const auto connection = std::static_pointer_cast<TcpConnection>(weak.lock());
+    if (connection && !connection->ended_) {
+      connection->ended_ = true;
+      connection->listener_.on_end(connection, reason);
     }
   });
 }
 
-void Link::close(double linger) {
+void TcpConnection::close(double linger) {
   Lock lock(mutex_);
   if (!socket_) {
     return;
@@ -180,16 +180,16 @@ void Link::close(double linger) {
   if (linger > 0) {
     socket->linger(linger);
   }
-  keeper_.unwatch(watch_, monitor_fd_);
+  event_loop_.unwatch(watch_, monitor_fd_);
 }
 
-// --- on the keeper's thread -------------------------------------------------------------------------
+// --- on the event_loop's thread -------------------------------------------------------------------------
 
-void Link::on_monitor() {
+void TcpConnection::on_monitor() {
   using namespace monitor_event;
-  Monitor::Occurrence occurrence;
-  while (!ended_ && monitor_->next(occurrence)) {
-    switch (occurrence.event) {
+  Monitor::SocketEvent socket_event;
+  while (!ended_ && monitor_->next(socket_event)) {
+    switch (socket_event.event) {
       case kConnected:
         connected_ = true;
         break;
@@ -199,7 +199,7 @@ void Link::on_monitor() {
         break;
       case kHandshakeFailed:
       case kHandshakeFailedProtocol:
-        trouble_ = failure_text(occurrence);
+        trouble_ = failure_text(socket_event);
         break;
       case kHandshakeFailedAuth:
         trouble_ = "the peer does not know our key";
@@ -212,7 +212,7 @@ void Link::on_monitor() {
   }
 }
 
-void Link::on_deadline() {
+void TcpConnection::on_deadline() {
   if (!ended_ && up_since_ == Clock::time_point()) {
     ended_ = true;
     listener_.on_end(self(), "no connection to " + endpoint_.text() + " within " +
@@ -221,13 +221,13 @@ void Link::on_deadline() {
 }
 
 // libzmq does not say why a connection ended, so it is tried again.
-void Link::find_out_why() {
+void TcpConnection::find_out_why() {
   int error = 0;
-  const std::shared_ptr<Fd> trial = needs_trial() ? endpoint_.try_it(error) : nullptr;
-  if (trial) {
+  const std::shared_ptr<Fd> probe = needs_probe() ? endpoint_.probe(error) : nullptr;
+  if (probe) {
     try {
-      trial_ = keeper_.watch(trial->get(), [link = self(), trial] { link->on_trial(trial, true); }, EPOLLOUT);
-      keeper_.at(Clock::now() + kTrial, [link = self(), trial] { link->on_trial(trial, false); });
+      probe_ = event_loop_.watch(probe->get(), [connection = self(), probe] { connection->on_probe(probe, true); }, EPOLLOUT);
+      event_loop_.at(Clock::now() + kProbeTime, [connection = self(), probe] { connection->on_probe(probe, false); });
       return;
     } catch (const TransportError&) {
       error = EINPROGRESS;
@@ -236,29 +236,29 @@ void Link::find_out_why() {
   listener_.on_end(self(), why_it_ended(error));
 }
 
-void Link::on_trial(const std::shared_ptr<Fd>& trial, bool done) {
-  if (trial_ == 0) {
+void TcpConnection::on_probe(const std::shared_ptr<Fd>& probe, bool done) {
+  if (probe_ == 0) {
     return;
   }
-  keeper_.unwatch(std::exchange(trial_, 0), trial->get());
+  event_loop_.unwatch(std::exchange(probe_, 0), probe->get());
   int error = EINPROGRESS;
   if (done) {
     socklen_t length = sizeof error;
-    getsockopt(trial->get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    getsockopt(probe->get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
   listener_.on_end(self(), why_it_ended(error));
 }
 
-bool Link::needs_trial() const {
+bool TcpConnection::needs_probe() const {
   return connected_ ? up_since_ != Clock::time_point() : !is_late();
 }
 
-bool Link::is_late() const {
+bool TcpConnection::is_late() const {
   return Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout));
 }
 
-// `error`: what a trial has found out.
-std::string Link::why_it_ended(int error) const {
+// `error`: what a probe has found out.
+std::string TcpConnection::why_it_ended(int error) const {
   if (!connected_) {
     return why_it_did_not_connect(error);
   }
@@ -280,7 +280,7 @@ std::string Link::why_it_ended(int error) const {
   return "connection reset by " + endpoint_.text();
 }
 
-std::string Link::why_it_did_not_connect(int error) const {
+std::string TcpConnection::why_it_did_not_connect(int error) const {
   if (is_late()) {
     return "no answer from " + endpoint_.text() + " within " + seconds_text(settings_.handshake_timeout);
   }

@@ -1,4 +1,4 @@
-#include "door.h"
+#include "tcp_listener.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -12,30 +12,30 @@ namespace rpc_backends::zeromq {
 namespace {
 
 // Connections of one peer at a time: the one it has, and those that it has left and that have messages.
-constexpr size_t kMostCallers = 4;
+constexpr size_t kMaxCallers = 4;
 
 // Connections that wait to be accepted: all workers of a group may connect in one moment.
 constexpr int kBacklog = 1024;
 
 // Connections that may be in their handshakes at a time, beside one from each known worker.
-constexpr size_t kMostStrangers = 128;
+constexpr size_t kMaxPending = 128;
 
 // What the monitor tells that is dealt with at once: others have to get their turn.
-constexpr int kMostOccurrences = 1000;
+constexpr int kMaxSocketEvents = 1000;
 
 }  // namespace
 
 BindError::BindError(int error, const std::string& where)
     : TransportError("cannot listen on " + where + ": " + text_of(error)), number(error), endpoint(where) {}
 
-Door::Door(const Services& services, std::function<void(int)> on_arrival)
+TcpListener::TcpListener(const Services& services, std::function<void(int)> on_arrival)
     : SocketSource(services.inbox, services.counters), services_(services), on_arrival_(std::move(on_arrival)) {}
 
-Door::~Door() {
+TcpListener::~TcpListener() {
   close(0);
 }
 
-void Door::open() {
+void TcpListener::open() {
   using namespace monitor_event;
   const Settings& settings = services_.settings;
   Lock lock(mutex_);
@@ -51,15 +51,15 @@ void Door::open() {
     socket.set(option::kCurveServer, 1);
     socket.set(option::kCurveSecretKey, settings.secret_key);
   }
-  monitor_ = std::make_unique<Monitor>(services_.context, socket, "door",
+  monitor_ = std::make_unique<Monitor>(services_.context, socket, "tcp_listener",
                                        kListening | kAccepted | kAcceptFailed | kDisconnected | kHandshakeFailed |
                                            kHandshakeFailedProtocol);
   monitor_fd_ = monitor_->fd();
-  watch_ = services_.keeper.watch(monitor_fd_, monitor_task());
+  watch_ = services_.event_loop.watch(monitor_fd_, monitor_task());
   enter(std::move(socket));
 }
 
-std::string Door::bind(const std::string& endpoint) {
+std::string TcpListener::bind(const std::string& endpoint) {
   Lock lock(mutex_);
   if (!socket_) {
     throw TransportError("the transport is closed");
@@ -74,7 +74,7 @@ std::string Door::bind(const std::string& endpoint) {
   return bound;
 }
 
-void Door::reply(int peer, Packed& message) {
+void TcpListener::reply(int peer, Packed& message) {
   Lock lock(mutex_);
   const auto found = by_peer_.find(peer);
   while (socket_ && found != by_peer_.end() && !found->second.empty()) {
@@ -94,7 +94,7 @@ void Door::reply(int peer, Packed& message) {
   throw TransportError("worker " + std::to_string(peer) + " has ended the connection by which it asked");
 }
 
-void Door::forget(int peer) {
+void TcpListener::forget(int peer) {
   Lock lock(mutex_);
   const auto found = by_peer_.find(peer);
   if (found != by_peer_.end()) {
@@ -104,7 +104,7 @@ void Door::forget(int peer) {
   }
 }
 
-void Door::reject(int peer, const std::string& reason) {
+void TcpListener::reject(int peer, const std::string& reason) {
   Lock lock(mutex_);
   const auto found = by_peer_.find(peer);
   if (!socket_ || found == by_peer_.end()) {
@@ -119,7 +119,7 @@ void Door::reject(int peer, const std::string& reason) {
   settle(std::move(lock));
 }
 
-void Door::close(double linger) {
+void TcpListener::close(double linger) {
   Lock lock(mutex_);
   if (!socket_) {
     return;
@@ -128,12 +128,12 @@ void Door::close(double linger) {
   if (linger > 0) {
     socket->linger(linger);
   }
-  services_.keeper.unwatch(watch_, monitor_fd_);
+  services_.event_loop.unwatch(watch_, monitor_fd_);
 }
 
 // --- what arrives -----------------------------------------------------------------------------------
 
-SocketSource::Read Door::read_one() {
+SocketSource::Read TcpListener::read_one() {
   Read read;
   Frame name, first;
   if (!socket_->receive(name)) {
@@ -161,11 +161,11 @@ SocketSource::Read Door::read_one() {
       read.kind = Read::Kind::kPiece;
       read.peer = caller->route.worker;
       read.piece = std::move(outcome.piece);
-      plan_look();
+      schedule_check();
       break;
     case Assembler::Outcome::Kind::kMalformed:
       ++counters_.rejected;
-      services_.asker.tell("worker " + std::to_string(caller->route.worker) +
+      services_.callback_thread.report("worker " + std::to_string(caller->route.worker) +
                            " has sent what is no message, and nothing more is taken from it: " + outcome.text);
       close_caller(*caller, outcome.text);
       break;
@@ -176,7 +176,7 @@ SocketSource::Read Door::read_one() {
 }
 
 // The caller whose message begins with `name` and `first`; null if nothing is taken from it.
-Door::Caller* Door::find(Frame& name, const Frame& first) {
+TcpListener::Caller* TcpListener::find(Frame& name, const Frame& first) {
   const auto found = callers_.find(std::string(name.data(), name.size()));
   Caller* const caller = found == callers_.end() ? admit(name, first) : found->second.get();
   // Who it is was found out in the handshake; the name is what somebody says.
@@ -189,30 +189,30 @@ Door::Caller* Door::find(Frame& name, const Frame& first) {
   return caller->closed.empty() ? caller : nullptr;
 }
 
-std::string_view Door::user_of(const Frame& frame) const {
+std::string_view TcpListener::user_of(const Frame& frame) const {
   const char* const user = services_.settings.encrypts() ? frame.property("User-Id") : nullptr;
   return user == nullptr ? "" : user;
 }
 
-Door::Caller* Door::admit(Frame& name, const Frame& first) {
+TcpListener::Caller* TcpListener::admit(Frame& name, const Frame& first) {
   const std::optional<Route> route = Route::parse(name.data(), name.size());
   const std::string user(user_of(first));
-  const std::string why = why_not(route, user);
+  const std::string why = refusal_reason(route, user);
   if (!why.empty()) {
     ++counters_.refused;
-    services_.asker.tell(why);
-    tell(std::string(name.data(), name.size()), why);
+    services_.callback_thread.report(why);
+    send_refusal(std::string(name.data(), name.size()), why);
     return nullptr;
   }
   auto caller = std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false, false, {}});
   Caller* const entered = caller.get();
   enter_caller(std::move(caller));
-  newcomers_.authenticated(first.source());
+  pending_connections_.authenticated(first.source());
   on_arrival_(route->worker);
   return entered;
 }
 
-std::string Door::why_not(const std::optional<Route>& route, const std::string& user) const {
+std::string TcpListener::refusal_reason(const std::optional<Route>& route, const std::string& user) const {
   if (!route) {
     return "what has connected is no worker of this version";
   }
@@ -223,9 +223,9 @@ std::string Door::why_not(const std::optional<Route>& route, const std::string& 
   return services_.directory.admits(route->worker) ? "" : who + " has left the group";
 }
 
-void Door::enter_caller(std::unique_ptr<Caller> caller) {
+void TcpListener::enter_caller(std::unique_ptr<Caller> caller) {
   std::vector<Caller*>& of_peer = by_peer_[caller->route.worker];
-  if (of_peer.size() >= kMostCallers) {
+  if (of_peer.size() >= kMaxCallers) {
     erase(of_peer.front());
   }
   // Messages of a connection that ended may be read after those of the next.
@@ -237,76 +237,76 @@ void Door::enter_caller(std::unique_ptr<Caller> caller) {
   callers_.emplace(name, std::move(caller));
 }
 
-void Door::erase(Caller* caller) {
+void TcpListener::erase(Caller* caller) {
   std::vector<Caller*>& of_peer = by_peer_[caller->route.worker];
   of_peer.erase(std::find(of_peer.begin(), of_peer.end(), caller));
   const std::string name = caller->route.text;
   callers_.erase(name);
 }
 
-void Door::drop(Frame frame) {
+void TcpListener::drop(Frame frame) {
   ++counters_.dropped;
   while (frame.more() && socket_->receive(frame)) {
   }
 }
 
-void Door::close_caller(Caller& caller, const std::string& reason) {
+void TcpListener::close_caller(Caller& caller, const std::string& reason) {
   caller.closed = reason;
   caller.told = true;
-  tell(caller.route.text, reason);
+  send_refusal(caller.route.text, reason);
 }
 
-void Door::tell(const std::string& route, const std::string& reason) {
+void TcpListener::send_refusal(const std::string& route, const std::string& reason) {
   Packed refusal = Packed::refusal(reason);
   refusal.send(*socket_, route);
 }
 
-// --- on the keeper's thread -------------------------------------------------------------------------
+// --- on the event_loop's thread -------------------------------------------------------------------------
 
-void Door::on_monitor() {
+void TcpListener::on_monitor() {
   using namespace monitor_event;
-  Monitor::Occurrence occurrence;
+  Monitor::SocketEvent socket_event;
   bool failed = false;
   int count = 0;
   size_t ended = 0;
-  for (; count < kMostOccurrences && monitor_->next(occurrence); ++count) {
-    switch (occurrence.event) {
+  for (; count < kMaxSocketEvents && monitor_->next(socket_event); ++count) {
+    switch (socket_event.event) {
       case kListening:
-        newcomers_.listening(occurrence.value);
+        pending_connections_.listening(socket_event.value);
         break;
       case kAccepted:
-        ended += newcomers_.accepted(occurrence.value, kMostStrangers + services_.directory.size());
+        ended += pending_connections_.accepted(socket_event.value, kMaxPending + services_.directory.size());
         break;
       case kDisconnected:
-        newcomers_.disconnected(occurrence.value);
+        pending_connections_.disconnected(socket_event.value);
         break;
       case kAcceptFailed:
-        failed = failed || occurrence.value == EMFILE || occurrence.value == ENFILE;
+        failed = failed || socket_event.value == EMFILE || socket_event.value == ENFILE;
         break;
       default:
         ++counters_.handshakes;
         // Who looks whether somebody listens, and goes, is not worth a line.
-        if (occurrence.event == kHandshakeFailedProtocol) {
-          services_.asker.tell("somebody who connected to " + occurrence.endpoint + ": " + failure_text(occurrence));
+        if (socket_event.event == kHandshakeFailedProtocol) {
+          services_.callback_thread.report("somebody who connected to " + socket_event.endpoint + ": " + failure_text(socket_event));
         }
         break;
     }
   }
-  ended += failed ? newcomers_.accept_failed() : 0;
-  crowd_out(ended);
-  if (count == kMostOccurrences) {
-    services_.keeper.post(monitor_task());  // its descriptor does not tell again
+  ended += failed ? pending_connections_.accept_failed() : 0;
+  report_evicted(ended);
+  if (count == kMaxSocketEvents) {
+    services_.event_loop.post(monitor_task());  // its descriptor does not tell again
   }
 }
 
 // With the lock.
-void Door::plan_look() {
-  if (!looking_) {
-    looking_ = true;
-    services_.keeper.at(Clock::now() + std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout)),
+void TcpListener::schedule_check() {
+  if (!check_scheduled_) {
+    check_scheduled_ = true;
+    services_.event_loop.at(Clock::now() + std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout)),
                         [weak = weak_from_this()] {
-                          if (const auto door = std::static_pointer_cast<Door>(weak.lock())) {
-                            door->drop_unfinished();
+                          if (const auto tcp_listener = std::static_pointer_cast<TcpListener>(weak.lock())) {
+                            tcp_listener->drop_unfinished();
                           }
                         });
   }
@@ -314,9 +314,9 @@ void Door::plan_look() {
 
 // libzmq does not say which connection has ended. The pieces of a message leave the peer at once, so where none came
 // for as long as a connection may be silent, none will come.
-void Door::drop_unfinished() {
+void TcpListener::drop_unfinished() {
   Lock lock(mutex_);
-  looking_ = false;
+  check_scheduled_ = false;
   const auto longest = std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout));
   std::vector<Caller*> ended;
   bool more = false;
@@ -334,23 +334,23 @@ void Door::drop_unfinished() {
     erase(caller);
   }
   if (more) {
-    plan_look();
+    schedule_check();
   }
 }
 
-Keeper::Task Door::monitor_task() {
+EventLoop::Task TcpListener::monitor_task() {
   const std::weak_ptr<SocketSource> weak = weak_from_this();
   return [weak] {
-    if (const auto door = std::static_pointer_cast<Door>(weak.lock())) {
-      door->on_monitor();
+    if (const auto tcp_listener = std::static_pointer_cast<TcpListener>(weak.lock())) {
+      tcp_listener->on_monitor();
     }
   };
 }
 
-void Door::crowd_out(size_t ended) {
+void TcpListener::report_evicted(size_t ended) {
   if (ended > 0) {
-    counters_.crowded += ended;
-    services_.asker.tell(std::to_string(ended) + " connections ended before it was known who made them: there were "
+    counters_.evicted += ended;
+    services_.callback_thread.report(std::to_string(ended) + " connections ended before it was known who made them: there were "
                          "too many at a time, or too few descriptors were left (ulimit -n)");
   }
 }

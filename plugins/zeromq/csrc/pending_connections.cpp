@@ -1,4 +1,4 @@
-#include "newcomers.h"
+#include "pending_connections.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -23,7 +23,7 @@ constexpr size_t kFewest = 8;
 constexpr std::chrono::milliseconds kPause{20};
 
 // At once, of each listener.
-constexpr int kMostTurnedAway = 2000;
+constexpr int kMaxTurnedAway = 2000;
 
 int copy_of_fd(int fd) {
   return ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -66,12 +66,12 @@ bool comes_by(const sockaddr_storage& listener, const sockaddr_storage& address)
 
 }  // namespace
 
-Newcomers::Newcomers()
+PendingConnections::PendingConnections()
     : placeholder_(eventfd(0, EFD_CLOEXEC)), place_(copy_of_fd(placeholder_.get())) {
   take_spare();
 }
 
-void Newcomers::listening(int fd) {
+void PendingConnections::listening(int fd) {
   const int copy = copy_of_fd(fd);
   if (copy == -1) {
     return;  // nobody is turned away then, and libzmq tries again and again
@@ -83,41 +83,41 @@ void Newcomers::listening(int fd) {
   listeners_.push_back({std::move(listener), address});
 }
 
-void Newcomers::authenticated(int fd) {
+void PendingConnections::authenticated(int fd) {
   std::lock_guard<std::mutex> lock(mutex_);
   authenticated_.insert(fd);
 }
 
-size_t Newcomers::accepted(int fd, size_t most) {
+size_t PendingConnections::accepted(int fd, size_t most) {
   erase(fd);
   struct stat found{};
   if (::fstat(fd, &found) != 0 || !is_ours(fd)) {
     return 0;  // it has ended since, and the number may be another file's
   }
-  by_fd_[fd] = newcomers_.insert(newcomers_.end(), {fd, found.st_ino});
-  if (newcomers_.size() <= allowed(fd, most)) {
+  by_fd_[fd] = pending_connections_.insert(pending_connections_.end(), {fd, found.st_ino});
+  if (pending_connections_.size() <= allowed(fd, most)) {
     return 0;
   }
   take_authenticated();
   return keep(allowed(fd, most));
 }
 
-bool Newcomers::is_ours(int fd) const {
+bool PendingConnections::is_ours(int fd) const {
   const sockaddr_storage address = address_of(fd);
   return std::any_of(listeners_.begin(), listeners_.end(),
                      [&](const Listener& listener) { return comes_by(listener.address, address); });
 }
 
-void Newcomers::disconnected(int fd) {
+void PendingConnections::disconnected(int fd) {
   erase(fd);
   std::lock_guard<std::mutex> lock(mutex_);
   authenticated_.erase(fd);
 }
 
-size_t Newcomers::accept_failed() {
+size_t PendingConnections::accept_failed() {
   take_authenticated();
   take_spare();
-  if (newcomers_.empty()) {
+  if (pending_connections_.empty()) {
     return turn_away();
   }
   const auto now = Clock::now();
@@ -125,10 +125,10 @@ size_t Newcomers::accept_failed() {
     return 0;
   }
   last_failure_ = now;
-  return keep(newcomers_.size() / 2);
+  return keep(pending_connections_.size() / 2);
 }
 
-void Newcomers::take_authenticated() {
+void PendingConnections::take_authenticated() {
   std::lock_guard<std::mutex> lock(mutex_);
   // One that is not here has not been reported as accepted yet.
   std::erase_if(authenticated_, [this](int fd) {
@@ -139,33 +139,33 @@ void Newcomers::take_authenticated() {
 }
 
 // The system gives out the lowest number that is free, so all below that of the newest are taken.
-size_t Newcomers::allowed(int newest, size_t most) const {
+size_t PendingConnections::allowed(int newest, size_t most) const {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
     return most;
   }
-  const int64_t others = newest + 1 - static_cast<int64_t>(newcomers_.size());
+  const int64_t others = newest + 1 - static_cast<int64_t>(pending_connections_.size());
   const int64_t room = static_cast<int64_t>(limit.rlim_cur) - kSpare - others;
   return std::min(most, static_cast<size_t>(std::max<int64_t>(room, kFewest)));
 }
 
 // Ends the oldest, until there are no more than `number`.
-size_t Newcomers::keep(size_t number) {
+size_t PendingConnections::keep(size_t number) {
   size_t ended = 0;
-  while (newcomers_.size() > number) {
-    end(newcomers_.front());
-    erase(newcomers_.front().fd);
+  while (pending_connections_.size() > number) {
+    end(pending_connections_.front());
+    erase(pending_connections_.front().fd);
     ++ended;
   }
   return ended;
 }
 
 // Accepts and closes what waits to be accepted.
-size_t Newcomers::turn_away() {
+size_t PendingConnections::turn_away() {
   size_t ended = 0;
   spare_.reset();
   for (const Listener& listener : listeners_) {
-    for (int i = 0; i < kMostTurnedAway; ++i) {
+    for (int i = 0; i < kMaxTurnedAway; ++i) {
       const int fd = ::accept4(listener.fd->get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (fd == -1) {
         break;
@@ -178,7 +178,7 @@ size_t Newcomers::turn_away() {
   return ended;
 }
 
-void Newcomers::take_spare() {
+void PendingConnections::take_spare() {
   if (spare_ != nullptr) {
     return;
   }
@@ -189,21 +189,21 @@ void Newcomers::take_spare() {
 }
 
 // By a descriptor of our own, since libzmq may have closed its, and somebody opened another file with that number.
-void Newcomers::end(const Newcomer& newcomer) {
+void PendingConnections::end(const Pending& pending) {
   struct stat found{};
-  if (::dup3(newcomer.fd, place_.get(), O_CLOEXEC) == -1) {
+  if (::dup3(pending.fd, place_.get(), O_CLOEXEC) == -1) {
     return;
   }
-  if (::fstat(place_.get(), &found) == 0 && found.st_ino == newcomer.number && S_ISSOCK(found.st_mode)) {
+  if (::fstat(place_.get(), &found) == 0 && found.st_ino == pending.number && S_ISSOCK(found.st_mode)) {
     ::shutdown(place_.get(), SHUT_RDWR);
   }
   ::dup3(placeholder_.get(), place_.get(), O_CLOEXEC);
 }
 
-void Newcomers::erase(int fd) {
+void PendingConnections::erase(int fd) {
   const auto found = by_fd_.find(fd);
   if (found != by_fd_.end()) {
-    newcomers_.erase(found->second);
+    pending_connections_.erase(found->second);
     by_fd_.erase(found);
   }
 }

@@ -17,12 +17,12 @@
 namespace rpc_backends::zeromq {
 
 // All tasks run on its thread, one at a time, and must not wait. What one throws ends that task alone.
-class Keeper {
+class EventLoop {
  public:
   using Task = std::function<void()>;
 
-  explicit Keeper(const char* thread_name = "rpc-zmq-keeper");
-  ~Keeper() { stop(); }
+  explicit EventLoop(const char* thread_name = "rpc-zmq-events");
+  ~EventLoop() { stop(); }
 
   // Has `task` run whenever `fd` is readable, or whatever else `events` of epoll say, until unwatch(). Returns
   // a number for that. Throws TransportError.
@@ -39,7 +39,7 @@ class Keeper {
   void stop();
 
  private:
-  void live();
+  void loop();
   void run(const Task& task);
   int milliseconds_to_next();
   void run_watch(uint64_t id);

@@ -1,4 +1,4 @@
-#include "keeper.h"
+#include "event_loop.h"
 
 #include <algorithm>
 #include <exception>
@@ -14,12 +14,12 @@ constexpr uint64_t kSignal = 1;
 
 }  // namespace
 
-Keeper::Keeper(const char* thread_name) {
+EventLoop::EventLoop(const char* thread_name) {
   epoll_.add(signal_.fd(), EPOLLIN, kSignal);
-  thread_ = start_thread(thread_name, [this] { live(); });
+  thread_ = start_thread(thread_name, [this] { loop(); });
 }
 
-void Keeper::stop() {
+void EventLoop::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopped_ = true;
@@ -38,7 +38,7 @@ void Keeper::stop() {
   timed.swap(timed_);
 }
 
-uint64_t Keeper::watch(int fd, Task task, uint32_t events) {
+uint64_t EventLoop::watch(int fd, Task task, uint32_t events) {
   uint64_t id = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -49,7 +49,7 @@ uint64_t Keeper::watch(int fd, Task task, uint32_t events) {
   return id;
 }
 
-void Keeper::unwatch(uint64_t id, int fd) {
+void EventLoop::unwatch(uint64_t id, int fd) {
   epoll_.remove(fd);
   std::shared_ptr<Task> task;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -60,7 +60,7 @@ void Keeper::unwatch(uint64_t id, int fd) {
   }
 }
 
-void Keeper::post(Task task) {
+void EventLoop::post(Task task) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     posted_.push_back(std::move(task));
@@ -68,7 +68,7 @@ void Keeper::post(Task task) {
   signal_.set();
 }
 
-void Keeper::at(Clock::time_point when, Task task) {
+void EventLoop::at(Clock::time_point when, Task task) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     timed_.emplace(when, std::move(task));
@@ -76,7 +76,7 @@ void Keeper::at(Clock::time_point when, Task task) {
   signal_.set();
 }
 
-void Keeper::live() {
+void EventLoop::loop() {
   for (;;) {
     const uint64_t id = epoll_.wait(milliseconds_to_next());
     if (id == kSignal) {
@@ -92,7 +92,7 @@ void Keeper::live() {
   }
 }
 
-int Keeper::milliseconds_to_next() {
+int EventLoop::milliseconds_to_next() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!posted_.empty()) {
     return 0;
@@ -104,7 +104,7 @@ int Keeper::milliseconds_to_next() {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
-void Keeper::run_watch(uint64_t id) {
+void EventLoop::run_watch(uint64_t id) {
   std::shared_ptr<Task> task;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -118,7 +118,7 @@ void Keeper::run_watch(uint64_t id) {
   }
 }
 
-void Keeper::run(const Task& task) {
+void EventLoop::run(const Task& task) {
   try {
     task();
   } catch (const std::exception&) {
@@ -126,7 +126,7 @@ void Keeper::run(const Task& task) {
   }
 }
 
-void Keeper::run_due() {
+void EventLoop::run_due() {
   // No more than a few, so that those who post without end do not keep the watches from running.
   Task task;
   for (int i = 0; i < 100 && take_due(task); ++i) {
@@ -135,7 +135,7 @@ void Keeper::run_due() {
   }
 }
 
-bool Keeper::take_due(Task& task) {
+bool EventLoop::take_due(Task& task) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!stopped_ && !posted_.empty()) {
     task = std::move(posted_.front());

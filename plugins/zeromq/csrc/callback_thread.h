@@ -10,7 +10,7 @@
 
 namespace rpc_backends::zeromq {
 
-class Asker {
+class CallbackThread {
  public:
   // Whose public key (Z85) it is, which was asked so many seconds ago; none for nobody's.
   using OnUnknownKey = std::function<std::optional<int>(const std::string& key, double waited)>;
@@ -19,17 +19,17 @@ class Asker {
   using Answer = std::function<void(std::optional<int>)>;
 
   // Either may be empty.
-  Asker(OnUnknownKey on_unknown_key, OnRefused on_refused);
-  ~Asker() { stop(); }
+  CallbackThread(OnUnknownKey on_unknown_key, OnRefused on_refused);
+  ~CallbackThread() { stop(); }
 
-  bool can_ask() const;
+  bool can_look_up() const;
 
   // Returns false if too many are waiting already; else `answer` is called, on this thread. It must not
   // wait.
-  bool ask(const std::string& key, Answer answer);
+  bool look_up(const std::string& key, Answer answer);
 
   // Dropped if too many are waiting already.
-  void tell(const std::string& line);
+  void report(const std::string& line);
 
   // Drops what has not begun, and waits a while for a call that is under way. One that does not end is
   // left alone, and its answer is dropped.

@@ -18,7 +18,7 @@ _PAUSE = 0.05
 LookForNew = Callable[[bytes], object]
 
 
-class Doorkeeper:
+class AdmissionControl:
     """Knows the keys of the peers that were learned.
 
     A peer may be quicker: it calls this worker, and this worker has yet to learn of it. So a key that is
@@ -29,16 +29,16 @@ class Doorkeeper:
     It is apart from the transport in Python, which would otherwise hold itself.
 
     :param expected: how many peers will be learned; 0 where that is not known.
-    :param patience: seconds that a key waits for them.
+    :param grace_period: seconds that a key waits for them.
     """
 
     def __init__(
-        self, expected: int, patience: float, clock: Callable[[], float] = time.monotonic
+        self, expected: int, grace_period: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.look: LookForNew | None = None
         self.refused = Refusals()
         self._expected = expected
-        self._patience = patience
+        self._grace_period = grace_period
         self._keys: dict[bytes, int] = {}
         self._learned: set[int] = set()
         self._waits = True
@@ -79,7 +79,7 @@ class Doorkeeper:
         if self.look is not None and self.owner(key) is None and self._looked <= asked:
             self._look(key)
         with self._changed:
-            left = max(self._patience - waited, 0)
+            left = max(self._grace_period - waited, 0)
             self._changed.wait_for(lambda: self._settled(key), left)
             return self._keys.get(key)
 

@@ -1,4 +1,4 @@
-#include "asker.h"
+#include "callback_thread.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -13,14 +13,14 @@ namespace rpc_backends::zeromq {
 namespace {
 
 // Whoever knocks makes these; nobody fills the memory with them.
-constexpr size_t kMostTasks = 1000;
+constexpr size_t kMaxTasks = 1000;
 
 // How long a call that is under way may go on once nobody needs it.
-constexpr std::chrono::seconds kPatience{2};
+constexpr std::chrono::seconds kGracePeriod{2};
 
 }  // namespace
 
-struct Asker::State {
+struct CallbackThread::State {
   State(OnUnknownKey asked, OnRefused told) : on_unknown_key(std::move(asked)), on_refused(std::move(told)) {}
 
   // A question, or a line to tell if there is no `answer`.
@@ -33,7 +33,7 @@ struct Asker::State {
   bool add(Task task) {
     {
       std::lock_guard<std::mutex> lock(mutex);
-      if (stopped || tasks.size() >= kMostTasks) {
+      if (stopped || tasks.size() >= kMaxTasks) {
         return false;
       }
       tasks.push_back(std::move(task));
@@ -42,7 +42,7 @@ struct Asker::State {
     return true;
   }
 
-  void live() {
+  void loop() {
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
       changed.wait(lock, [this] { return stopped || !tasks.empty(); });
@@ -78,29 +78,29 @@ struct Asker::State {
   bool ended = false;
 };
 
-Asker::Asker(OnUnknownKey on_unknown_key, OnRefused on_refused)
+CallbackThread::CallbackThread(OnUnknownKey on_unknown_key, OnRefused on_refused)
     : state_(std::make_shared<State>(std::move(on_unknown_key), std::move(on_refused))) {
   if (state_->on_unknown_key || state_->on_refused) {
-    thread_ = start_thread("rpc-zmq-asker", [state = state_] { state->live(); });
+    thread_ = start_thread("rpc-zmq-calls", [state = state_] { state->loop(); });
   }
 }
 
-bool Asker::can_ask() const {
+bool CallbackThread::can_look_up() const {
   return static_cast<bool>(state_->on_unknown_key);
 }
 
-bool Asker::ask(const std::string& key, Answer answer) {
-  return can_ask() && state_->add(State::Task{key, std::move(answer)});
+bool CallbackThread::look_up(const std::string& key, Answer answer) {
+  return can_look_up() && state_->add(State::Task{key, std::move(answer)});
 }
 
-void Asker::tell(const std::string& line) {
+void CallbackThread::report(const std::string& line) {
   if (state_->on_refused) {
     state_->add(State::Task{line, nullptr});
   }
 }
 
-void Asker::stop() {
-  stop_thread(thread_, *state_, kPatience);
+void CallbackThread::stop() {
+  stop_thread(thread_, *state_, kGracePeriod);
 }
 
 }  // namespace rpc_backends::zeromq

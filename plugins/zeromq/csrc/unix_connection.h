@@ -40,11 +40,11 @@ std::unique_ptr<Fd> open_unix_socket();
 // Who is at the other end, if it is another user; "" if it is this one.
 std::string other_user(int fd);
 
-class UnixLink : public Connection, public std::enable_shared_from_this<UnixLink> {
+class UnixConnection : public Connection, public std::enable_shared_from_this<UnixConnection> {
  public:
-  UnixLink(const UnixStream::Services& services, Listener& listener, int peer, const Endpoint& endpoint)
+  UnixConnection(const UnixStream::Services& services, Listener& listener, int peer, const Endpoint& endpoint)
       : Connection(listener, peer, endpoint), services_(services) {}
-  ~UnixLink() override;
+  ~UnixConnection() override;
 
   // Begins to connect. Throws TransportError if the system has no room for it.
   void open(const Credentials& credentials, const Route& route);
@@ -58,8 +58,8 @@ class UnixLink : public Connection, public std::enable_shared_from_this<UnixLink
   void greet();
   void on_answer();
   void on_tick();
-  void later(double seconds, void (UnixLink::*task)());
-  void tell_end(const std::string& reason);
+  void later(double seconds, void (UnixConnection::*task)());
+  void report_end(const std::string& reason);
   void unwatch();
   std::string why_it_ended(const std::string& reason) const;
 
@@ -68,7 +68,7 @@ class UnixLink : public Connection, public std::enable_shared_from_this<UnixLink
   std::string expected_;  // of the answer
   Greeting greeting_{};
 
-  // Of the keeper's thread, once it is open.
+  // Of the event_loop's thread, once it is open.
   Clock::time_point opened_;
   std::string answer_;
 

@@ -1,0 +1,85 @@
+"""The how-to pages: their code runs or compiles, and their commands have the options that they show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import click
+import pytest
+
+from rpc_backends_agents import include_dir
+from rpc_backends_cli.app import cli
+
+ROOT = Path(__file__).parents[2]
+HOW_TO = ROOT / "docs" / "how-to"
+CPP = HOW_TO / "write-a-backend-in-cpp.md"
+PORT = HOW_TO / "port-a-backend.md"
+COMMANDS = sorted(
+    {
+        command
+        for page in HOW_TO.glob("*.md")
+        for command in re.findall(
+            r"^\$ (?:[A-Z_]+=\S+ )*(rpc-backends .+?)(?: +#.*)?$", page.read_text(), re.MULTILINE
+        )
+    }
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the pieces of code in one language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_options_that_a_page_shows(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()  # an argument that has to exist
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[1:]
+    group: click.Command = cli
+    while isinstance(group, click.Group) and words:
+        found = group.get_command(click.Context(group), words.pop(0))
+        assert found is not None, command
+        group = found
+    group.make_context(group.name, words)
+
+
+def test_the_transport_in_cpp_compiles(tmp_path: Path) -> None:
+    transport, binding = blocks(CPP, "cpp")
+    source = tmp_path / "transport.cpp"
+    source.write_text(transport)
+    compiler = ["c++", "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", f"-I{include_dir()}"]
+    done = subprocess.run([*compiler, source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mine::Transport" in binding
+
+
+def run(code: str) -> types.ModuleType:
+    """Run a piece of a page as a module."""
+    module = types.ModuleType("piece")
+    exec(compile(code, "piece", "exec"), vars(module))
+    return module
+
+
+def test_a_ported_backend_makes_options_of_its_own_type() -> None:
+    _, after = blocks(PORT, "python")
+    backend = run(after).BACKEND
+
+    options = backend.construct_rpc_backend_options_handler(60, "env://")
+
+    assert type(options) is backend.options_type
+
+
+def test_the_old_style_backend_registers_on_import() -> None:
+    before, _ = blocks(PORT, "python")
+    names = "print([member.name for member in rpc.BackendType])"
+    done = subprocess.run(
+        [sys.executable, "-c", before + names], capture_output=True, text=True, check=True
+    )
+    assert "CARRIER" in done.stdout
