@@ -1,9 +1,10 @@
-"""The how-to pages: their code runs or compiles, and their commands have the options that they show."""
+"""The how-to pages: their code runs, and their commands have the options that they show."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import types
@@ -12,8 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from rpc_backends_agents import include_dir
 from rpc_backends_cli.app import cli
+from support.environments import clean_environ
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -50,14 +51,33 @@ def test_a_command_has_the_options_that_a_page_shows(
     group.make_context(group.name, words)
 
 
-def test_the_transport_in_cpp_compiles(tmp_path: Path) -> None:
-    transport, binding = blocks(CPP, "cpp")
-    source = tmp_path / "transport.cpp"
-    source.write_text(transport)
-    compiler = ["c++", "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", f"-I{include_dir()}"]
-    done = subprocess.run([*compiler, source], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "mine::Transport" in binding
+@pytest.mark.slow
+def test_the_backend_in_cpp_is_built_and_calls_itself(tmp_path: Path) -> None:
+    text = CPP.read_text()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name, content in re.findall(r"<!-- build: (\S+) -->\n\n```\w+\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).write_text(content.replace("29511", str(port)))
+    installed = str(tmp_path / "installed")
+    pip = ["-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index"]
+    execute([*pip, "--target", installed, "."], tmp_path, CFLAGS="-O0")
+    printed = execute(["program.py"], tmp_path, PYTHONPATH=installed)
+    assert printed == re.findall(r"\$ python program.py\n(.*?)```", text, re.DOTALL)[0]
+
+
+def execute(arguments: list[str], folder: Path, **variables: str) -> str:
+    """Run Python in a folder, without an error; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=clean_environ(variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def run(code: str) -> types.ModuleType:
