@@ -310,6 +310,14 @@ def test_an_unknown_name_is_a_problem_with_the_nearest_one(command: Any) -> None
     assert "'TENSORPIPE'" in _finding(ended, "unknown", "TENSORPIP")["text"]
 
 
+def test_an_unknown_name_is_printed_as_a_problem(command: Any) -> None:
+    """No section has to have findings: no backend is loaded here."""
+    ended = command("doctor", "NOPE", "--no-calls")
+
+    assert ended.status == 1
+    assert "no RPC backend 'NOPE'" in ended.stdout
+
+
 def test_the_text_has_what_the_json_has(command: Any) -> None:
     arguments = ("doctor", "TENSORPIPE", "--no-calls")
     text, report = command(*arguments), command(*arguments, "--json")

@@ -66,7 +66,7 @@ def render(section: Section, to: Console) -> None:
     from rich.text import Text
 
     to.print(Text(section.title, "bold"))
-    width = max(_ABOUT_WIDTH, *(len(finding.about) for finding in section.findings))
+    width = max([_ABOUT_WIDTH, *(len(finding.about) for finding in section.findings)])
     for finding in section.findings:
         level = Text(f"{finding.level:{_LEVEL_WIDTH}}  ", _STYLES[finding.level])
         line = Text.assemble(level, f"{finding.about:{width}}  ", finding.text)

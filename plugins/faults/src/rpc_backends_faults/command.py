@@ -12,21 +12,24 @@ from rpc_backends_cli import Failure, debug_option, json_option, print_json
 _PATH = click.Path(path_type=Path)
 
 
-@click.group("faults")
+# \b keeps click from joining the lines of a paragraph.
+_EXAMPLES = """\b
+Examples:
+  rpc-backends faults check rules.toml
+  rpc-backends faults run --rules rules.toml --log logs python train.py
+  rpc-backends faults report logs
+  rpc-backends faults run --replay logs python train.py    the same faults again
+
+\b
+The same with environment variables:
+  RPC_BACKENDS_FAULTS=rules.toml RPC_BACKENDS_FAULTS_LOG=logs python train.py
+  RPC_BACKENDS_FAULTS_REPLAY=logs python train.py
+"""
+
+
+@click.group("faults", epilog=_EXAMPLES)
 def command() -> None:
-    r"""Inject faults: check rules, run a program with them, and report what happened.
-
-    \b
-    rpc-backends faults check rules.toml
-    rpc-backends faults run --rules rules.toml --log logs python train.py
-    rpc-backends faults report logs
-    rpc-backends faults run --replay logs python train.py    the same faults again
-
-    \b
-    The same with environment variables:
-    RPC_BACKENDS_FAULTS=rules.toml RPC_BACKENDS_FAULTS_LOG=logs python train.py
-    RPC_BACKENDS_FAULTS_REPLAY=logs python train.py
-    """
+    """Inject faults: check rules, run a program with them, and report what happened."""
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
