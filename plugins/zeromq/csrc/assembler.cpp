@@ -16,8 +16,8 @@ using namespace wire;
 
 namespace {
 
-// Smaller frames are copied: libzmq may have them in a buffer with others, at any address, and would keep
-// that buffer for as long as one of them is kept. Larger ones are at a multiple of 8.
+// Smaller frames are copied: libzmq may keep them at any address in a buffer shared with others, and one frame
+// keeps the whole buffer alive. Larger frames are aligned to 8 bytes.
 constexpr size_t kSharedBuffer = 8192;
 
 class Malformed : public std::runtime_error {
@@ -42,7 +42,7 @@ Field field_of(Frame& head, size_t part) {
   return {field & kSizeMask, static_cast<Place>(field >> kPlaceShift)};
 }
 
-// What is in a frame from `begin` on.
+// Returns the contents of a frame from `begin` on.
 Part inside_of(Frame frame, size_t begin) {
   const size_t size = frame.size() - std::min(frame.size(), begin);
   if (frame.size() < kSharedBuffer) {
@@ -54,7 +54,7 @@ Part inside_of(Frame frame, size_t begin) {
   return inside;
 }
 
-// Reads the other frames of a message, all of them, whatever they are, and returns it whole.
+// Reads all other frames of a message, valid or not, and returns the message.
 std::vector<Frame> read_rest(Frame first, Socket& socket) {
   bool more = first.more();
   std::vector<Frame> frames;
@@ -78,7 +78,7 @@ size_t size_of(FrameIterator begin, FrameIterator end) {
   return std::accumulate(begin, end, size_t{0}, [](size_t sum, const Frame& frame) { return sum + frame.size(); });
 }
 
-// Returns how many bytes there were.
+// Returns the number of bytes.
 size_t copy_frames(FrameIterator begin, FrameIterator end, char* place) {
   char* next = place;
   for (; begin != end; ++begin) {
@@ -88,7 +88,7 @@ size_t copy_frames(FrameIterator begin, FrameIterator end, char* place) {
   return static_cast<size_t>(next - place);
 }
 
-// The head of a message as one frame; `frames` are those after it afterwards.
+// Returns the head of a message as one frame. Afterwards `frames` holds only the frames behind the head.
 Frame take_head(std::vector<Frame>& frames) {
   const size_t count = header_of(frames.front()).head_frames;
   if (count == 0 || count > frames.size()) {
@@ -106,7 +106,7 @@ Frame take_head(std::vector<Frame>& frames) {
   return head;
 }
 
-// Where a part of `size` bytes that begins with the frame `begin` ends.
+// Returns the end of a part of `size` bytes that starts with the frame `begin`.
 FrameIterator end_of_part(FrameIterator begin, FrameIterator end, size_t size) {
   for (size_t found = 0; begin != end;) {
     found += begin++->size();
@@ -117,7 +117,7 @@ FrameIterator end_of_part(FrameIterator begin, FrameIterator end, size_t size) {
       break;
     }
   }
-  throw Malformed("a frame of a message is missing, or of another size than it says");
+  throw Malformed("a frame of a message is missing or does not have its declared size");
 }
 
 Part part_in(FrameIterator begin, FrameIterator end, size_t size) {
@@ -151,7 +151,7 @@ Assembler::Outcome Assembler::take(Frame first, Socket& socket) {
   } catch (const Malformed& error) {
     outcome.text = error.what();
   } catch (const std::bad_alloc&) {
-    outcome.text = "there is no memory for a message";
+    outcome.text = "not enough memory for a message";
   }
   progress_ = Progress();
   outcome.kind = Outcome::Kind::kMalformed;
@@ -178,32 +178,32 @@ Assembler::Outcome Assembler::take_piece(std::vector<Frame> frames) {
   return outcome;
 }
 
-// Throws if the message cannot be what its head says. Afterwards all sizes fit.
+// Throws if the head contradicts itself. Afterwards all sizes are valid.
 void Assembler::check(Frame& head, std::vector<Frame>& frames) const {
   const size_t count = header_of(head).count;
   if (count > kMaxParts || begin_of_parts(count) > head.size()) {
-    throw Malformed("a message has more parts than it can have");
+    throw Malformed("a message has too many parts");
   }
   size_t end = begin_of_parts(count);
   auto next_frame = frames.begin();
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; ++i) {
     const auto [size, place] = field_of(head, i);
-    // Each is less than a quarter of all numbers, so the sum does not overflow.
+    // Each is less than a quarter of the range, so the sum does not overflow.
     bytes += size;
     if (bytes > max_message_) {
-      throw Malformed("a message is larger than the " + std::to_string(max_message_) + " bytes that one may have");
+      throw Malformed("a message is larger than the " + std::to_string(max_message_) + "-byte limit");
     }
     if (place == Place::kHead) {
       end += aligned(size);
     } else if (place == Place::kFrame) {
       next_frame = end_of_part(next_frame, frames.end(), size);
     } else if (place != Place::kPieces || size == 0) {
-      throw Malformed("a part of a message is nowhere");
+      throw Malformed("a part of a message has an invalid location");
     }
   }
   if (end != head.size() || next_frame != frames.end()) {
-    throw Malformed("a message is longer than it says");
+    throw Malformed("a message is longer than its declared size");
   }
 }
 
@@ -218,7 +218,7 @@ Assembler::Outcome Assembler::start(std::vector<Frame> frames) {
     return outcome;
   }
   if (kind != Kind::kMessage) {
-    throw Malformed("what came is no message of this version");
+    throw Malformed("the data is not a message of this protocol version");
   }
   Frame whole = take_head(frames);
   check(whole, frames);
@@ -238,7 +238,7 @@ Assembler::Outcome Assembler::start(std::vector<Frame> frames) {
   return outcome;
 }
 
-// Gives each part of a message that is checked its memory, with what it holds unless that comes in pieces.
+// Allocates memory for each part of a checked message, and fills it unless the part comes in pieces.
 Parts Assembler::place(Frame head, std::vector<Frame> frames, std::vector<size_t>& in_pieces) const {
   Parts parts(header_of(head).count);
   auto next_frame = frames.begin();

@@ -1,4 +1,4 @@
-// How what comes by one connection becomes messages again; see wire.h. Nothing of it is believed.
+// Assembles messages from the frames of one connection; see wire.h. All input is untrusted.
 #pragma once
 
 #include <atomic>
@@ -12,19 +12,19 @@
 
 namespace rpc_backends::zeromq {
 
-// A message of which pieces are still missing. Pieces are put in by several threads at once.
+// A message with missing pieces. Several threads copy pieces into it at once.
 struct Unfinished {
   Parts parts;
   std::atomic<uint64_t> missing{0};
 };
 
-// A piece, and where it belongs.
+// A piece, and its place in the message.
 class Piece {
  public:
   Piece(std::shared_ptr<Unfinished> message, char* place, std::vector<Frame> frames)
       : message_(std::move(message)), place_(place), frames_(std::move(frames)) {}
 
-  // Puts it there. Returns the parts of the message if it was the last.
+  // Copies the piece to its place. Returns the message's parts if this was the last piece.
   std::optional<Parts> put();
 
  private:
@@ -39,11 +39,11 @@ class Assembler {
 
   struct Outcome {
     enum class Kind {
-      kNothing,    // so far
+      kNothing,    // nothing is complete yet
       kMessage,    // `parts`
-      kPiece,      // `piece` has to be put in its place
-      kRefusal,    // the peer takes nothing more, for the reason in `text`
-      kMalformed,  // `text` says how
+      kPiece,      // `piece` must be copied to its place
+      kRefusal,    // the peer accepts nothing more, for the reason in `text`
+      kMalformed,  // `text` says what is wrong
     };
     Kind kind = Kind::kNothing;
     Parts parts;
@@ -51,19 +51,19 @@ class Assembler {
     std::string text;
   };
 
-  // Whether pieces of a message are to come still.
+  // Whether pieces of a message are still missing.
   bool is_in_message() const { return progress_.message != nullptr; }
 
-  // Takes a ZeroMQ message whose first frame is `first`, and whose others are next in `socket`.
+  // Takes a ZeroMQ message whose first frame is `first`; the other frames are read from `socket`.
   Outcome take(Frame first, Socket& socket);
 
  private:
-  // Where the pieces that come next belong.
+  // Where the next pieces belong.
   struct Progress {
-    std::shared_ptr<Unfinished> message;  // null if no pieces are to come
-    std::vector<size_t> parts;            // that come in pieces
-    size_t current = 0;                   // of these
-    size_t offset = 0;                    // in that
+    std::shared_ptr<Unfinished> message;  // null if no pieces are expected
+    std::vector<size_t> parts;            // the parts that come in pieces
+    size_t current = 0;                   // index into `parts`
+    size_t offset = 0;                    // within that part
   };
 
   Outcome start(std::vector<Frame> frames);

@@ -1,5 +1,5 @@
-// The transport as Python sees it; _native.pyi says what each is for. No message needs the GIL: an agent
-// takes the transport itself, by its capsule.
+// The Python bindings of the transport; _native.pyi documents them. Messages need no GIL, because an agent uses the
+// C++ transport directly, through its capsule.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -16,7 +16,7 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Lets go of the GIL if this thread has it. Closing waits for threads that may want it.
+// Releases the GIL if this thread holds it. close() waits for threads that may need the GIL.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -51,10 +51,10 @@ class PythonTransport final : public ZeroMQTransport,
     ZeroMQTransport::close(linger);
   }
 
-  // Before the interpreter goes: afterwards the threads of callbacks could not end.
+  // Called before the interpreter exits: afterwards the callback threads could not end.
   static void close_all() {
     for (;;) {
-      // Kept until it is closed: its callbacks may be the last that keep it.
+      // Keeps the transport alive while it closes: its callbacks may hold the last reference.
       std::shared_ptr<PythonTransport> next;
       {
         std::lock_guard<std::mutex> lock(mutex());
@@ -81,7 +81,7 @@ class PythonTransport final : public ZeroMQTransport,
   }
 };
 
-// A function of Python's that any thread may call and let go of.
+// Wraps a Python function so that any thread may call and release it.
 std::shared_ptr<py::object> shared(const py::object& function) {
   return {new py::object(function), [](py::object* held) {
             if (Py_IsInitialized() == 0) {
@@ -117,7 +117,7 @@ CallbackThread::OnRefused refused_callback(const py::object& function) {
   return [function = shared(function)](const std::string& line) {
     const py::gil_scoped_acquire gil;
     try {
-      // It may quote what somebody sent.
+      // The line may quote untrusted data.
       (*function)(py::reinterpret_steal<py::object>(
           PyUnicode_DecodeUTF8(line.data(), static_cast<Py_ssize_t>(line.size()), "backslashreplace")));
     } catch (py::error_already_set& error) {
@@ -126,8 +126,8 @@ CallbackThread::OnRefused refused_callback(const py::object& function) {
   };
 }
 
-// The files in which libzmq may be: the extensions of pyzmq, which load it, or have it in them. They are looked
-// for where pyzmq is installed, since importing it all takes longer than starting a transport.
+// The files that may contain libzmq: pyzmq's extensions, which load libzmq or include it. They are searched in
+// pyzmq's folder, because importing pyzmq takes longer than starting a transport.
 std::vector<std::string> extensions_of_pyzmq() {
   std::vector<std::string> files;
   const py::object spec = py::module_::import("importlib.util").attr("find_spec")("zmq");
@@ -144,7 +144,7 @@ std::vector<std::string> extensions_of_pyzmq() {
   return files;
 }
 
-// The keys of one session: public and secret.
+// Makes the key pair of one session: public and secret.
 py::tuple make_keys() {
   load_library(extensions_of_pyzmq());
   char public_key[kKeySize + 1], secret_key[kKeySize + 1];
@@ -162,7 +162,7 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
                                        int io_threads, bool wants_proofs, const py::object& on_unknown_key,
                                        const py::object& on_refused) {
   if (public_key.has_value() != secret_key.has_value()) {
-    throw TransportError("public_key and secret_key are given both, or neither");
+    throw TransportError("give both public_key and secret_key, or neither");
   }
   load_library(extensions_of_pyzmq());
   Settings settings;
@@ -180,7 +180,7 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
                                             refused_callback(on_refused));
 }
 
-// A buffer of Python's, held for as long as a message is in it.
+// A Python buffer, kept alive while a message uses it.
 class Held {
  public:
   explicit Held(py::handle object) {
@@ -214,7 +214,7 @@ void send_buffers(PythonTransport& transport, int peer, const py::iterable& buff
   transport.send(peer, std::move(parts), reply);
 }
 
-// Waits in slices, so that Ctrl-C is heard.
+// Waits in slices, so that Ctrl-C works.
 Inbox::Outcome receive_with_signals(PythonTransport& transport, Event& event, Clock::time_point deadline) {
   constexpr std::chrono::milliseconds slice{100};
   for (;;) {

@@ -15,9 +15,9 @@ namespace rpc_backends::zeromq {
 namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
-// Of the sizes of blocks without large pages.
+// Granularity of block sizes without huge pages.
 constexpr size_t kStep = size_t{64} << 10;
-// malloc() is as fast with less.
+// malloc() is as fast for smaller sizes.
 constexpr size_t kLeastKept = size_t{128} << 10;
 
 struct alignas(16) Unit {
@@ -29,10 +29,10 @@ struct Block {
   size_t size = 0;
 };
 
-// Nobody waits for its lock: in a process that was forked while another thread had it nobody gives it back.
+// Only tries the lock: in a forked child the thread that held it may not exist any more.
 class Kept {
  public:
-  // Returns none if there is no block that fits.
+  // Returns none if no block fits.
   Block take(size_t size) {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock) {
@@ -66,11 +66,11 @@ class Kept {
 
  private:
   std::mutex mutex_;
-  std::deque<Block> blocks_;  // the one that was used last at the end
+  std::deque<Block> blocks_;  // the most recently used one is last
   size_t bytes_ = 0;
 };
 
-// Never destroyed: tensors may go after everything else.
+// Never destroyed, because tensors may be released after all other objects.
 Kept& kept() {
   static Kept& blocks = *new Kept;
   return blocks;
@@ -83,7 +83,7 @@ Part take_block(size_t size) {
     auto owner = std::make_shared_for_overwrite<Unit[]>(size / sizeof(Unit) + 1);
     return {owner.get(), size, std::move(owner)};
   }
-  // Large pages, of which fewer have to be found and cleared, where that wastes no more than half.
+  // Huge pages, which are fewer to find and clear, if that wastes at most half of the memory.
   const size_t page = size >= kLargePage / 2 ? kLargePage : kStep;
   const size_t whole = (size + page - 1) / page * page;
   if (whole < size) {

@@ -1,8 +1,8 @@
-// Memory for the large parts of messages, used again.
+// Reusable memory for the large parts of messages.
 //
-// The kernel clears every page that it hands out, and that takes as long as it takes a large message to
-// arrive. So a few blocks are kept, up to kKept bytes, when nobody uses them any more. They are offered back
-// to the kernel at once, which takes them where memory is short, and otherwise leaves them as they are.
+// The kernel clears every page that it hands out, which takes as long as receiving a large message. Unused blocks,
+// up to kKept bytes, are therefore kept for reuse. They are marked as free for the kernel, which takes them only if
+// memory is short.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace rpc_backends::zeromq {
 // Bytes of all blocks that are kept.
 inline constexpr size_t kKept = size_t{256} << 20;
 
-// Memory with whatever was in it before, at a multiple of 16; a large block is kept when its owner goes.
+// Returns uninitialised memory, aligned to 16 bytes. A large block is kept for reuse when its owner is destroyed.
 // Throws std::bad_alloc.
 Part take_block(size_t size);
 

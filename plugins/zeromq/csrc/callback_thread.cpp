@@ -12,10 +12,10 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Whoever knocks makes these; nobody fills the memory with them.
+// Unknown processes cause these tasks, so the queue is bounded.
 constexpr size_t kMaxTasks = 1000;
 
-// How long a call that is under way may go on once nobody needs it.
+// How long stop() waits for a running callback.
 constexpr std::chrono::seconds kGracePeriod{2};
 
 }  // namespace
@@ -23,7 +23,7 @@ constexpr std::chrono::seconds kGracePeriod{2};
 struct CallbackThread::State {
   State(OnUnknownKey asked, OnRefused told) : on_unknown_key(std::move(asked)), on_refused(std::move(told)) {}
 
-  // A question, or a line to tell if there is no `answer`.
+  // A lookup, or a line to log if there is no `answer`.
   struct Task {
     std::string text;
     Answer answer;
@@ -60,7 +60,7 @@ struct CallbackThread::State {
         on_refused(task.text);
       }
       lock.lock();
-      // With the lock: who has stopped this is not called any more.
+      // Call it with the lock, so that no answer is called after stop().
       if (task.answer && !stopped) {
         task.answer(worker);
       }

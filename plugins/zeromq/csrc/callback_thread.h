@@ -1,5 +1,5 @@
-// The thread on which a transport's owner is asked and told: whoever that is may wait there for what it
-// likes (Python's GIL, a store), and nothing else of the transport does.
+// The thread that runs the owner's callbacks. They may block there, for example on Python's GIL or on a store,
+// without blocking the rest of the transport.
 #pragma once
 
 #include <functional>
@@ -12,33 +12,33 @@ namespace rpc_backends::zeromq {
 
 class CallbackThread {
  public:
-  // Whose public key (Z85) it is, which was asked so many seconds ago; none for nobody's.
+  // Returns the worker that has this public key (Z85), or nullopt. `waited`: seconds since the lookup was
+  // requested.
   using OnUnknownKey = std::function<std::optional<int>(const std::string& key, double waited)>;
-  // A line for the log.
+  // Logs a line.
   using OnRefused = std::function<void(const std::string& line)>;
   using Answer = std::function<void(std::optional<int>)>;
 
-  // Either may be empty.
+  // Either callback may be empty.
   CallbackThread(OnUnknownKey on_unknown_key, OnRefused on_refused);
   ~CallbackThread() { stop(); }
 
   bool can_look_up() const;
 
-  // Returns false if too many are waiting already; else `answer` is called, on this thread. It must not
-  // wait.
+  // Returns false if the queue is full. Otherwise `answer` is called on this thread; it must not block.
   bool look_up(const std::string& key, Answer answer);
 
-  // Dropped if too many are waiting already.
+  // Drops the line if the queue is full.
   void report(const std::string& line);
 
-  // Drops what has not begun, and waits a while for a call that is under way. One that does not end is
-  // left alone, and its answer is dropped.
+  // Drops queued tasks and waits a grace period for a running callback. A callback that does not return keeps its
+  // thread, and its answer is dropped.
   void stop();
 
  private:
   struct State;
 
-  // The thread's too, which may be left alone.
+  // Shared with the thread, which may outlive this object.
   const std::shared_ptr<State> state_;
   std::thread thread_;
 };

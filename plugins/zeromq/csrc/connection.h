@@ -1,7 +1,7 @@
-// A connection to a peer: our requests leave by it, and their answers come by it.
+// A connection to a peer. It carries this worker's requests and the peer's replies.
 //
-// It connects once, and what is queued on it goes when it does. So a message that was reported as lost is
-// never delivered later; whoever wants to try again makes another connection.
+// It connects once, and sends queued messages as soon as it is connected. A message that was reported as lost is
+// therefore never delivered later. To try again, make another connection.
 #pragma once
 
 #include <atomic>
@@ -16,11 +16,11 @@ namespace rpc_backends::zeromq {
 
 class Connection {
  public:
-  // What a connection is told to tell; on the event_loop's thread.
+  // Receives the connection's events, on the event loop's thread.
   struct Listener {
     virtual ~Listener() = default;
     virtual void on_up(const std::shared_ptr<Connection>& connection) = 0;
-    // Nothing comes by the connection any more.
+    // No more data arrives on the connection.
     virtual void on_end(const std::shared_ptr<Connection>& connection, const std::string& reason) = 0;
   };
 
@@ -30,13 +30,13 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
   virtual ~Connection() = default;
 
-  // Returns false if the connection has ended. Throws TransportError if there is too much of the message.
+  // Returns false if the connection has ended. Throws TransportError if the message is too large.
   virtual bool send(Parts parts) = 0;
 
-  // Reads what has arrived, and closes. What was sent has `linger` seconds to leave.
+  // Reads what has arrived, and closes. Queued messages have `linger` seconds to be sent.
   virtual void close(double linger) = 0;
 
-  // Ends it for what came by it; the listener is told.
+  // Ends the connection because of data that arrived on it, and notifies the listener.
   virtual void end(const std::string& reason) = 0;
 
   int peer() const { return peer_; }
@@ -49,7 +49,7 @@ class Connection {
   const int peer_;
   const Endpoint endpoint_;
 
-  // Of the event_loop's thread.
+  // Used only on the event loop's thread.
   Clock::time_point up_since_;
   bool ended_ = false;
 };

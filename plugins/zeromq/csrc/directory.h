@@ -1,4 +1,4 @@
-// The workers that are known: who may connect, whose public key is whose, and what may be sent to whom.
+// The known workers: their public keys, whether they may connect, and the message size that each accepts.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@ namespace rpc_backends::zeromq {
 
 class Directory {
  public:
-  // `key` is the worker's from now on, and any earlier one is nobody's. Without encryption it is empty.
+  // Sets the worker's key, and forgets its earlier one. Without encryption `key` is empty.
   void learn(int worker, const std::string& key);
   void forget(int worker);
 
-  // The worker whose key it is.
+  // Returns the worker that has the key.
   std::optional<int> owner(const std::string& key) const;
 
-  // Whether messages from the worker are taken. Without encryption anybody is believed, except that a
-  // worker that has left does not come back before it is learned again.
+  // Whether to accept messages from the worker. Without encryption every worker is accepted, except one that has
+  // left and was not learned again.
   bool admits(int worker) const;
 
-  // The bytes that one message to the worker may have, as it says; it would end the connection for more.
+  // The largest message that the worker accepts, in bytes. It would end the connection for a larger one.
   void limit(int worker, uint64_t max_message);
   uint64_t max_message(int worker) const;
 
-  // Workers that are known.
+  // The number of known workers.
   size_t size() const;
 
  private:

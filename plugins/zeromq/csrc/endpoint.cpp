@@ -34,7 +34,7 @@ bool is_port(const std::string& text) {
 
 Endpoint::Endpoint(const std::string& text) : text_(text) {
   std::string rest;
-  // libzmq would take the text up to a zero for the whole.
+  // libzmq would stop at a NUL and use only the text before it.
   if (text.find('\0') == std::string::npos) {
     if (take_prefix(text, kTcp, rest)) {
       parse_tcp(rest);
@@ -43,8 +43,8 @@ Endpoint::Endpoint(const std::string& text) : text_(text) {
     }
   }
   if (size_ == 0) {
-    // A text with a zero in it would end there.
-    throw TransportError("'" + text.substr(0, text.find('\0')) + "' is no endpoint to connect to; one is tcp://ADDRESS:PORT with a numeric "
+    // The error message would end at a NUL.
+    throw TransportError("'" + text.substr(0, text.find('\0')) + "' is not an endpoint to connect to; use tcp://ADDRESS:PORT with a numeric "
                          "address (IPv6 in brackets), or ipc://PATH");
   }
 }
@@ -61,7 +61,7 @@ void Endpoint::parse_tcp(const std::string& rest) {
   }
   in_addr four{};
   if (six ? host.find(':') == std::string::npos : inet_pton(AF_INET, host.c_str(), &four) != 1) {
-    return;  // getaddrinfo() takes more for an address than is one
+    return;  // getaddrinfo() also accepts texts that are not addresses
   }
   addrinfo hints{};
   hints.ai_family = six ? AF_INET6 : AF_INET;
@@ -83,7 +83,7 @@ void Endpoint::parse_ipc(const std::string& rest) {
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, rest.data(), rest.size());
   size_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + rest.size() + 1);
-  if (rest[0] == '@') {  // a name that is in no folder
+  if (rest[0] == '@') {  // an abstract socket, which is in no folder
     address.sun_path[0] = '\0';
     size_ -= 1;
   }

@@ -1,4 +1,4 @@
-// Where a peer listens: the one text of it that is believed, and what the system says when one tries it.
+// A validated endpoint of a peer, and a probe of whether a process listens there.
 #pragma once
 
 #include <sys/socket.h>
@@ -14,8 +14,8 @@ class Endpoint {
  public:
   Endpoint() = default;
 
-  // "tcp://ADDRESS:PORT", with a numeric address and IPv6 in brackets, or "ipc://PATH". Names are not
-  // believed: libzmq would look them up on the thread that moves the messages. Throws TransportError.
+  // `text`: "tcp://ADDRESS:PORT", with a numeric address and IPv6 in brackets, or "ipc://PATH". Host names are
+  // rejected, because libzmq would resolve them on its I/O thread. Throws TransportError.
   explicit Endpoint(const std::string& text);
 
   const std::string& text() const { return text_; }
@@ -25,8 +25,9 @@ class Endpoint {
   const sockaddr* address() const { return reinterpret_cast<const sockaddr*>(&address_); }
   socklen_t address_size() const { return size_; }
 
-  // Tries to connect, without waiting. Sets `error` to 0 if somebody listens there, to EINPROGRESS if that is not
-  // known yet, and else to what the system says. EINPROGRESS: returns the socket, which is writable when it is known.
+  // Tries to connect, without blocking. Sets `error` to 0 if a process listens there, to EINPROGRESS if that is not
+  // known yet, and otherwise to the errno. With EINPROGRESS it returns the socket, which becomes writable when the
+  // result is known.
   std::shared_ptr<Fd> probe(int& error) const;
 
   friend bool operator==(const Endpoint& a, const Endpoint& b) { return a.text_ == b.text_; }

@@ -28,7 +28,7 @@ void EventLoop::stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  // What the tasks hold is let go of without the lock, which its destructors may want.
+  // Destroy the tasks without the lock, because their destructors may need it.
   decltype(watches_) watches;
   decltype(posted_) posted;
   decltype(timed_) timed;
@@ -127,7 +127,7 @@ void EventLoop::run(const Task& task) {
 }
 
 void EventLoop::run_due() {
-  // No more than a few, so that those who post without end do not keep the watches from running.
+  // Run only a limited number, so that continuous posting does not starve the watches.
   Task task;
   for (int i = 0; i < 100 && take_due(task); ++i) {
     run(task);

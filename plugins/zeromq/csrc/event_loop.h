@@ -1,4 +1,4 @@
-// The thread that looks after the connections: it waits for what libzmq tells of them, and for times.
+// The event loop of the transport: one thread that waits for file descriptors and timers.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,8 @@
 
 namespace rpc_backends::zeromq {
 
-// All tasks run on its thread, one at a time, and must not wait. What one throws ends that task alone.
+// All tasks run on the loop's thread, one at a time, and must not block. An exception ends only the task that threw
+// it.
 class EventLoop {
  public:
   using Task = std::function<void()>;
@@ -24,18 +25,18 @@ class EventLoop {
   explicit EventLoop(const char* thread_name = "rpc-zmq-events");
   ~EventLoop() { stop(); }
 
-  // Has `task` run whenever `fd` is readable, or whatever else `events` of epoll say, until unwatch(). Returns
-  // a number for that. Throws TransportError.
+  // Runs `task` whenever epoll reports `events` for `fd`, until unwatch(). Returns the id of the watch. Throws
+  // TransportError.
   uint64_t watch(int fd, Task task, uint32_t events = EPOLLIN);
   void unwatch(uint64_t id, int fd);
 
   void post(Task task);
   void at(Clock::time_point when, Task task);
 
-  // How many tasks have thrown.
+  // The number of tasks that threw.
   uint64_t failures() const { return failures_; }
 
-  // Ends the thread; tasks that have not run never will.
+  // Ends the thread. Tasks that are still queued never run.
   void stop();
 
  private:

@@ -1,4 +1,4 @@
-// File descriptors that are closed with what has them.
+// Owners of file descriptors, which close them on destruction.
 #pragma once
 
 #include <sys/epoll.h>
@@ -16,7 +16,7 @@ namespace rpc_backends::zeromq {
 
 class Fd {
  public:
-  // Throws TransportError for -1, by errno.
+  // Throws TransportError with errno's text if `fd` is -1.
   explicit Fd(int fd) : fd_(fd) {
     if (fd == -1) {
       throw TransportError(std::string("the transport cannot open a file: ") + std::strerror(errno));
@@ -33,7 +33,7 @@ class Fd {
   int fd_;
 };
 
-// Wakes a thread that waits for it in an epoll set.
+// An eventfd that wakes a thread waiting in an epoll set.
 class Signal {
  public:
   Signal() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
@@ -67,7 +67,7 @@ class Epoll {
     }
   }
 
-  // Has a descriptor that was added with EPOLLONESHOT told of once more.
+  // Re-enables a descriptor that was added with EPOLLONESHOT.
   void rearm(int fd, uint32_t events, uint64_t id) {
     epoll_event event{};
     event.events = events;
@@ -77,7 +77,7 @@ class Epoll {
 
   void remove(int fd) { epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
-  // Returns the number of one that is ready, or 0. -1 waits for ever.
+  // Returns the id of a ready descriptor, or 0. A timeout of -1 waits for ever.
   uint64_t wait(int milliseconds) {
     epoll_event event{};
     return epoll_wait(fd_.get(), &event, 1, milliseconds) == 1 ? event.data.u64 : 0;

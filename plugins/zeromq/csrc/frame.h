@@ -1,4 +1,4 @@
-// One frame of a ZeroMQ message: memory that libzmq counts the references of.
+// One frame of a ZeroMQ message: memory with a reference count, owned by libzmq.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@ class Frame {
   // Throws std::bad_alloc.
   explicit Frame(size_t size);
 
-  // Copies.
+  // Copies `data`.
   Frame(const void* data, size_t size) { copy(data, size); }
 
-  // Has the frame use the memory of `part`, and let go of its owner, on any thread, when it is sent.
-  // A part without an owner is copied: nobody says how long it lives.
+  // Makes a frame that uses the memory of `part`. Its owner is released, on any thread, once the frame is sent. A
+  // part without an owner is copied, because nothing keeps it alive.
   explicit Frame(const Part& part) : Frame(part, part.data, part.size) {}
 
   // The same for a piece of `part`.
@@ -40,10 +40,10 @@ class Frame {
   size_t size() const { return zmq().msg_size(&message_); }
   bool more() const { return zmq().msg_more(&message_) != 0; }
 
-  // What libzmq knows of the connection by which it came; null if it does not.
+  // A property of the connection on which the frame arrived; null if libzmq has none.
   const char* property(const char* name) const { return zmq().msg_gets(&message_, name); }
 
-  // The descriptor of the connection by which it came; -1 if libzmq does not know.
+  // The descriptor of the connection on which the frame arrived; -1 if libzmq does not know it.
   int source() const { return zmq().msg_get(&message_, message_option::kSourceFd); }
 
   RawMessage* raw() { return &message_; }
@@ -54,10 +54,10 @@ class Frame {
   RawMessage message_;
 };
 
-// The memory of a frame as a part.
+// Returns the memory of a frame as a part.
 Part part_of(Frame frame);
 
-// A copy, at a multiple of 16 bytes so that any tensor can use it.
+// Returns a copy, aligned to 16 bytes so that any tensor can use it.
 Part copy_of(const void* data, size_t size);
 
 }  // namespace rpc_backends::zeromq

@@ -1,4 +1,4 @@
-// Lets calls in until it is closed, and tells when the last has left.
+// Admits calls until it is closed, and lets a thread wait until the last call has finished.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@ namespace rpc_backends::zeromq {
 
 class Gate {
  public:
-  // A call that is inside, if it could get in.
+  // A call in progress; false if the gate was closed before it began.
   class Pass {
    public:
     explicit Pass(Gate& gate) : gate_(gate), inside_((gate.state_.fetch_add(1) & kClosed) == 0) {}
@@ -31,7 +31,7 @@ class Gate {
 
   void close() { state_.fetch_or(kClosed); }
 
-  // After close() only.
+  // Call close() first.
   void wait_until_empty() {
     for (uint64_t state = state_; state != kClosed; state = state_) {
       state_.wait(state);

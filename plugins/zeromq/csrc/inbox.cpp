@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kWake = 1, kClose = 2;
 
-// Set in a thread that will take an event as soon as it has read some.
+// True in a thread that will take an event as soon as it has read some.
 thread_local bool taking_ = false;
 
 class Taking {
@@ -57,13 +57,13 @@ void Inbox::remove(uint64_t id, int fd) {
 // --- waking -----------------------------------------------------------------------------------------
 
 bool Inbox::wants_help() const {
-  // Who will take one itself needs help with the others only.
+  // A thread that takes one event itself needs help only with the others.
   const size_t own = taking_ ? 1 : 0;
   return events_.size() + again_.size() > own && waiting_ > 0;
 }
 
 void Inbox::wake_if(bool wanted) {
-  // One at a time: whoever wakes wakes the next, if there is more.
+  // Wakes one thread: that thread wakes the next if there is more.
   if (wanted && !waking_.exchange(true)) {
     wake_.set();
   }
@@ -153,12 +153,12 @@ Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
       }
       id = take_again();
       if (id == 0) {
-        // Under the lock: whoever pushes after this sees that there is somebody to wake.
+        // With the lock, so that a later push sees that a thread is waiting.
         ++waiting_;
       }
     }
     if (id != 0) {
-      // The others are not to wait for as long as this source has something.
+      // Let other threads continue while this source still has data.
       handle(epoll_.wait(0));
       pump(id);
     } else if (!wait(deadline)) {
@@ -167,7 +167,7 @@ Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
   }
 }
 
-// Returns false if there was nothing, and the time is up.
+// Returns false if there was no event before the deadline.
 bool Inbox::wait(Clock::time_point deadline) {
   int timeout = -1;
   if (deadline != Clock::time_point::max()) {

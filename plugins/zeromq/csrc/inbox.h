@@ -1,11 +1,11 @@
-// Where events wait for the threads in receive(), and where those threads wait for events.
+// The queue of events for the threads in receive(), which also wait here.
 //
-// All threads wait in one epoll set, so the kernel wakes the thread that will handle a message and nothing
-// is handed on. A thread that wakes reads what its source has, a few messages at once; what is more than
-// its own stays in the queue, and another thread is woken if one waits.
+// All threads wait in one epoll set, so the kernel wakes the thread that will handle a message, without a hand-
+// over. A thread that wakes reads a few messages from its source. It takes one; the others stay in the queue, and
+// another waiting thread is woken for them.
 //
-// The sources are edge-triggered, because that is what the file descriptor of a ZeroMQ socket is. Whoever
-// uses a socket in any way must read it until it is empty, or say again(), before others may have it.
+// The sources are edge-triggered, because the file descriptor of a ZeroMQ socket is. A thread that uses a socket in
+// any way must read it until it is empty, or call again(), before another thread uses it.
 #pragma once
 
 #include <atomic>
@@ -22,12 +22,12 @@ namespace rpc_backends::zeromq {
 
 using Clock = std::chrono::steady_clock;
 
-// Something that events are read from.
+// A source of events.
 class Source {
  public:
   virtual ~Source() = default;
 
-  // Reads some, and pushes them into the inbox.
+  // Reads some events and pushes them into the inbox.
   virtual void pump() = 0;
 };
 
@@ -37,27 +37,27 @@ class Inbox {
 
   Inbox();
 
-  // Returns a number for the source, for again() and remove().
+  // Returns the id of the source, for again() and remove().
   uint64_t add(int fd, const std::weak_ptr<Source>& source);
 
-  // The same for a source that is pumped by one thread at a time: no other is, until rearm().
+  // The same for a source that one thread at a time pumps: no other thread pumps it until rearm().
   uint64_t add_one_shot(int fd, const std::weak_ptr<Source>& source);
   void rearm(uint64_t id, int fd);
 
   void remove(uint64_t id, int fd);
 
-  // Has pump() called again soon: there is more to read.
+  // Schedules another pump(), because there is more to read.
   void again(uint64_t id);
 
-  // The same without waking anybody, if events wait: whoever comes for them comes by. Returns false if
-  // none do.
+  // The same without waking a thread if events are queued, because a thread that takes an event also pumps. Returns
+  // false if no events are queued.
   bool again_after_events(uint64_t id);
 
   void push(Event event);
 
   Outcome receive(Event& event, Clock::time_point deadline = Clock::time_point::max());
 
-  // Has receive() return kClosed everywhere, now and from now on.
+  // Makes all current and future calls of receive() return kClosed.
   void close();
 
  private:
@@ -72,7 +72,7 @@ class Inbox {
 
   Epoll epoll_;
   Signal wake_;   // edge-triggered: each write wakes one thread
-  Signal close_;  // level-triggered: readable for ever, for all threads
+  Signal close_;  // level-triggered: stays readable for all threads
 
   std::mutex mutex_;
   std::deque<Event> events_;
@@ -81,7 +81,7 @@ class Inbox {
   bool closed_ = false;
 
   std::atomic<int> waiting_{0};
-  std::atomic<bool> waking_{false};  // a thread has been woken, and has not looked yet
+  std::atomic<bool> waking_{false};  // a thread was woken and has not looked yet
 
   std::mutex sources_mutex_;
   std::unordered_map<uint64_t, std::weak_ptr<Source>> sources_;

@@ -28,7 +28,7 @@ void check_version() {
   library.version(&major, &minor, &patch);
   if (major != 4 || minor < 3) {
     throw TransportError("libzmq " + library.version_text() +
-                         " is what pyzmq has loaded; version 4.3 or newer is needed. Update pyzmq.");
+                         " is loaded by pyzmq; version 4.3 or newer is needed. Update pyzmq.");
   }
 }
 
@@ -79,7 +79,7 @@ void load_library(const std::vector<std::string>& files) {
     return;
   }
   for (const std::string& file : files) {
-    // Never closed: the functions are used until the process ends.
+    // Never closed, because the functions are used until the process ends.
     void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle != nullptr && dlsym(handle, "zmq_msg_init_size") != nullptr) {
       find_all(handle);
@@ -88,7 +88,7 @@ void load_library(const std::vector<std::string>& files) {
     }
   }
   throw TransportError(
-      "pyzmq is installed, and the libzmq inside it cannot be used by others: it was probably linked into "
+      "pyzmq is installed, but other libraries cannot use its libzmq: it was probably linked into "
       "pyzmq's own extension. Install pyzmq from a wheel (pip install --force-reinstall --only-binary pyzmq pyzmq).");
 }
 

@@ -1,5 +1,5 @@
-// The part of libzmq's C API that the transport uses, found at run time in the library that pyzmq has
-// or would load: the process has one libzmq then, and installing needs no libzmq and no headers of it.
+// The part of libzmq's C API that the transport uses. It is loaded at run time from pyzmq's libzmq, so the process
+// has only one libzmq, and installing needs neither libzmq nor its headers.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace rpc_backends::zeromq {
 
-// A zmq_msg_t, which libzmq promises to be of this size for ever.
+// A zmq_msg_t, whose size libzmq guarantees.
 struct alignas(void*) RawMessage {
   unsigned char opaque[64];
 };
@@ -50,17 +50,17 @@ struct Library {
   bool has_curve() const { return has("curve") == 1; }
 };
 
-// Takes the functions from the first of `files` that has them, itself or in a library that it has loaded;
-// throws TransportError. The first call counts.
+// Loads the functions from the first of `files` that provides them, directly or through a library that it has
+// loaded. Throws TransportError. Only the first call has an effect.
 void load_library(const std::vector<std::string>& files);
 
-// Only after load_library().
+// Call load_library() first.
 const Library& zmq();
 
-// What `error` means, as libzmq says it: some of its errors are no numbers of the system.
+// Returns libzmq's text for `error`, which may be an error of libzmq's own.
 std::string text_of(int error);
 
-// Numbers of the API; each is documented under its name with ZMQ_ in front.
+// Constants of the API. Each is documented under its name with the prefix ZMQ_.
 namespace socket_type {
 inline constexpr int kPair = 0, kDealer = 5, kRouter = 6;
 }
@@ -92,7 +92,7 @@ inline constexpr int kConnected = 0x1, kConnectRetried = 0x4, kListening = 0x8, 
                      kHandshakeFailedAuth = 0x4000;
 }
 
-// What comes with kHandshakeFailedProtocol.
+// The values of kHandshakeFailedProtocol.
 namespace protocol_error {
 inline constexpr int kCryptographic = 0x11000001, kMechanismMismatch = 0x11000002;
 }

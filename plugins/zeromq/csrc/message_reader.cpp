@@ -15,9 +15,9 @@ using namespace wire;
 
 namespace {
 
-// Smaller parts of a message share one piece of memory.
+// Smaller parts of a message share one block of memory.
 constexpr size_t kShared = 4096;
-// Places that one read fills; more parts than that are read by several.
+// Buffers that one read fills. A message with more parts needs several reads.
 constexpr size_t kMaxPlaces = 16;
 
 }  // namespace
@@ -30,7 +30,7 @@ MessageReader::Outcome MessageReader::next(int fd) {
         return outcome;
       }
     } catch (const std::bad_alloc&) {
-      return malformed("there is no memory for a message");
+      return malformed("not enough memory for a message");
     }
     if (drained_) {
       drained_ = false;
@@ -43,11 +43,11 @@ MessageReader::Outcome MessageReader::next(int fd) {
   }
 }
 
-// Returns kMessage if something was read.
+// Returns kMessage if it read data.
 MessageReader::Outcome MessageReader::read(int fd) {
   iovec places[kMaxPlaces + 1];
   size_t count = stage_ == Stage::kParts ? list_places(places, kMaxPlaces) : 0;
-  // What parse() could not use yet goes in front.
+  // Move the data that parse() has not used to the front.
   std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
   end_ -= begin_;
   begin_ = 0;
@@ -134,7 +134,7 @@ MessageReader::Outcome MessageReader::begin() {
   Header header;
   take(&header, sizeof header);
   if (header.version != kVersion) {
-    return malformed("what came is no message of this version");
+    return malformed("the data is not a message of this protocol version");
   }
   offset_ = 0;
   switch (static_cast<Kind>(header.kind)) {
@@ -142,7 +142,7 @@ MessageReader::Outcome MessageReader::begin() {
       return begin_message(header.count);
     case Kind::kRefusal:
       if (header.count > kLongestReason) {
-        return malformed("a refusal is longer than one can be");
+        return malformed("a refusal is too long");
       }
       text_.assign(header.count, '\0');
       stage_ = Stage::kText;
@@ -154,12 +154,12 @@ MessageReader::Outcome MessageReader::begin() {
       }
       return static_cast<Kind>(header.kind) == Kind::kPing ? Outcome::kPing : Outcome::kPong;
   }
-  return malformed("what came is no message of this version");
+  return malformed("the data is not a message of this protocol version");
 }
 
 MessageReader::Outcome MessageReader::begin_message(size_t count) {
   if (count > kMaxParts) {
-    return malformed("a message has more parts than it can have");
+    return malformed("a message has too many parts");
   }
   sizes_.assign(count, 0);
   sizes_read_ = 0;
@@ -167,13 +167,13 @@ MessageReader::Outcome MessageReader::begin_message(size_t count) {
   return Outcome::kBlocked;
 }
 
-// Gives each part its memory.
+// Allocates memory for each part.
 MessageReader::Outcome MessageReader::begin_parts() {
   uint64_t bytes = 0;
   size_t shared = 0;
   for (const uint64_t size : sizes_) {
     if (size > max_message_ || (bytes += size) > max_message_) {
-      return malformed("a message is larger than the " + std::to_string(max_message_) + " bytes that one may have");
+      return malformed("a message is larger than the " + std::to_string(max_message_) + "-byte limit");
     }
     shared += size <= kShared ? aligned(size) : 0;
   }
@@ -211,7 +211,7 @@ MessageReader::Outcome MessageReader::fill_parts() {
   return Outcome::kMessage;
 }
 
-// Where the next bytes belong.
+// Returns where the next bytes belong.
 size_t MessageReader::list_places(iovec* places, size_t most) {
   size_t count = 0;
   for (size_t i = part_; i < parts_.size() && count < most; ++i) {
@@ -226,7 +226,7 @@ size_t MessageReader::list_places(iovec* places, size_t most) {
   return count;
 }
 
-// Takes note that `size` bytes of the parts are there.
+// Records that `size` bytes of the parts have arrived.
 void MessageReader::advance(size_t size) {
   while (size > 0) {
     const size_t now = std::min(size, parts_[part_].size - offset_);

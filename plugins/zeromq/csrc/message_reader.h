@@ -1,6 +1,6 @@
-// How what comes by a stream becomes messages again; see wire.h. Nothing of it is believed.
+// Parses messages from a byte stream; see wire.h. All input is untrusted.
 //
-//   message   a header, the size of each part, then the parts; the large ones are read to where they stay
+//   message   a header, the size of each part, then the parts; large parts are read directly to their place
 //   refusal   a header, a text
 //   ping, pong   a header
 #pragma once
@@ -22,30 +22,30 @@ class MessageReader {
   explicit MessageReader(uint64_t max_message) : max_message_(max_message) {}
 
   enum class Outcome {
-    kBlocked,    // there is nothing more to read for now
+    kBlocked,    // no more data for now
     kMessage,    // in parts()
-    kRefusal,    // text() says why
+    kRefusal,    // text() gives the reason
     kPing,
     kPong,
-    kEnd,        // of the connection; text() says why, if there is more to say
-    kMalformed,  // text() says how
+    kEnd,        // of the connection; text() gives the reason, if any
+    kMalformed,  // text() says what is wrong
   };
 
-  // Reads from `fd`, which does not wait. Not to be called again after one of the last two.
+  // Reads from `fd`, which must be non-blocking. Do not call it again after one of the last two outcomes.
   Outcome next(int fd);
 
-  // Parts of the message that has come whole, to be taken.
+  // The parts of the complete message, to be moved out.
   Parts& parts() { return parts_; }
   const std::string& text() const { return text_; }
 
-  // Whether a message has begun and not ended.
+  // Whether a message is incomplete.
   bool is_in_message() const { return stage_ != Stage::kHeader; }
 
  private:
   enum class Stage { kHeader, kSizes, kParts, kText };
 
   Outcome read(int fd);
-  // Goes on with what is in the buffer; kBlocked if that is not enough.
+  // Parses the buffer; returns kBlocked if it does not hold enough.
   Outcome parse();
   bool take(void* to, size_t size);
   Outcome begin();
@@ -61,13 +61,13 @@ class MessageReader {
   std::vector<uint64_t> sizes_;
   size_t sizes_read_ = 0;  // bytes
   Parts parts_;
-  size_t part_ = 0;    // the next to be filled
-  size_t offset_ = 0;  // in that
+  size_t part_ = 0;    // the part to fill next
+  size_t offset_ = 0;  // within the part
   std::string text_;
 
   alignas(8) std::array<char, 16384> buffer_;
   size_t begin_ = 0, end_ = 0;
-  bool drained_ = false;  // the last read has taken all that there was
+  bool drained_ = false;  // the last read took all available data
 };
 
 }  // namespace rpc_backends::zeromq

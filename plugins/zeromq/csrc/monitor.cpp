@@ -13,7 +13,7 @@ Monitor::Monitor(Context& context, Socket& socket, const std::string& name, int 
   if (!socket.monitor(endpoint, events) || !listener_.connect(endpoint)) {
     throw TransportError("ZeroMQ cannot watch a connection: " + text_of(errno));
   }
-  // libzmq wakes who has found nothing, and nobody else.
+  // libzmq signals only a reader that has found the socket empty.
   Frame nothing;
   listener_.receive(nothing);
 }
@@ -23,7 +23,7 @@ bool Monitor::next(SocketEvent& socket_event) {
   if (!listener_.receive(what)) {
     return false;
   }
-  // A message of libzmq's own comes whole.
+  // All frames of libzmq's own message arrive together.
   while (what.more() && listener_.receive(where) && where.more()) {
   }
   uint16_t event = 0;
@@ -38,14 +38,14 @@ bool Monitor::next(SocketEvent& socket_event) {
 
 std::string failure_text(const Monitor::SocketEvent& socket_event) {
   if (socket_event.event == monitor_event::kHandshakeFailedAuth) {
-    return "the key of who connected is not one that is known";
+    return "the connecting process used an unknown key";
   }
   if (socket_event.event == monitor_event::kHandshakeFailed) {
-    return "the connection ended during it";
+    return "the connection ended during the handshake";
   }
   switch (socket_event.value) {
     case protocol_error::kCryptographic:
-      return "the two sides have not the keys that they expect of each other";
+      return "a key is not the one that the other side expects";
     case protocol_error::kMechanismMismatch:
       return "one side encrypts and the other does not";
     default:

@@ -1,4 +1,4 @@
-// What happens to the connections of a socket, as libzmq tells of it.
+// The connection events of a socket, as libzmq's monitor reports them.
 #pragma once
 
 #include <string>
@@ -9,21 +9,20 @@ namespace rpc_backends::zeromq {
 
 class Monitor {
  public:
-  // `name` is no other monitor's in this context. To be made before `socket` has anything to tell:
-  // libzmq's thread would wait for somebody to listen. To be kept until Socket::end_monitor(), for the same
-  // reason.
+  // `name` must be unique in this context. Make the monitor before `socket` can have events, and keep it until
+  // Socket::end_monitor(): without a reader libzmq's thread would block.
   Monitor(Context& context, Socket& socket, const std::string& name, int events);
 
   int fd() { return listener_.fd(); }
 
-  // One of monitor_event, with the number that comes with it.
+  // One of monitor_event, with its value.
   struct SocketEvent {
     int event = 0;
     int value = 0;
     std::string endpoint;
   };
 
-  // Takes the next that has happened; false if there is none.
+  // Takes the next event; returns false if there is none.
   bool next(SocketEvent& socket_event);
 
  private:

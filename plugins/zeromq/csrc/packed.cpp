@@ -13,7 +13,7 @@ using namespace wire;
 Packed::Packed(Parts parts, uint64_t max_message, size_t largest_frame) : largest_frame_(largest_frame) {
   if (parts.size() > kMaxParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
-                         std::to_string(kMaxParts) + " is the most");
+                         std::to_string(kMaxParts) + " is the limit");
   }
   uint64_t bytes = 0;
   size_t inside = begin_of_parts(parts.size());
@@ -23,7 +23,7 @@ Packed::Packed(Parts parts, uint64_t max_message, size_t largest_frame) : larges
   }
   if (bytes > max_message) {
     throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
-                         std::to_string(max_message) + " that one may have");
+                         std::to_string(max_message) + " that a message may have");
   }
   head_ = Frame(inside);
   const size_t head_frames = (inside + largest_frame_ - 1) / largest_frame_;
@@ -41,7 +41,7 @@ Packed::Packed(Parts parts, uint64_t max_message, size_t largest_frame) : larges
   }
 }
 
-// What of the head is too long for one frame goes in the next ones.
+// If the head is too long for one frame, the rest goes into the next ones.
 void Packed::split_head() {
   Part rest = part_of(std::move(head_));
   head_ = Frame(rest, rest.data, largest_frame_);
@@ -60,12 +60,12 @@ char* Packed::write_header(Frame& head, uint8_t kind, size_t count, size_t head_
   return head.data() + sizeof header;
 }
 
-// Puts a part at `next` or aside, and says so in its field.
+// Puts a part at `next` in the head or into a frame of its own, and records that in its field.
 void Packed::place(Part part, uint64_t& field, char*& next) {
   if (part.size <= kMaxInHead) {
     if (part.size > 0) {
       std::memcpy(next, part.data, part.size);
-      // Nobody is told what was in this memory before.
+      // Do not leak the previous contents of this memory.
       std::memset(next + part.size, 0, aligned(part.size) - part.size);
     }
     next += aligned(part.size);
@@ -108,7 +108,7 @@ bool Packed::send(Socket& socket, const std::string& route) {
   return true;
 }
 
-// Sends `size` bytes of a part from `offset` on.
+// Sends `size` bytes of a part, starting at `offset`.
 bool Packed::send_frames(Socket& socket, const Part& part, size_t offset, size_t size, bool more) {
   for (const size_t end = offset + size; offset < end; offset += largest_frame_) {
     const size_t length = std::min(largest_frame_, end - offset);

@@ -1,4 +1,4 @@
-// A message as it is sent; see wire.h.
+// A message in its form on the wire; see wire.h.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace rpc_backends::zeromq {
 
-// A message, made ready to be sent.
+// A message that is ready to be sent.
 class Packed {
  public:
-  // Throws TransportError if there is too much of it.
+  // Throws TransportError if the message is too large.
   Packed(Parts parts, uint64_t max_message, size_t largest_frame = wire::kLargestFrame);
 
-  // The word to a peer that nothing more will be taken from it by this connection, and why.
+  // Makes a refusal: it tells a peer that nothing more is accepted on this connection, and why.
   static Packed refusal(const std::string& reason);
 
-  // Sends it to `route`, if not empty, of a ROUTER. Returns false if there is no connection (any more).
+  // Sends it, to `route` on a ROUTER socket unless that is empty. Returns false if the connection does not exist.
   bool send(Socket& socket, const std::string& route);
 
-  // Whether some of it has been sent; it cannot be sent another way then.
+  // Whether some of it was sent. It cannot be sent on another connection then.
   bool begun() const { return begun_; }
 
  private:

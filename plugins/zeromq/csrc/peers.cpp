@@ -9,10 +9,10 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// Between two trials to reach a lost peer: twice as long each time.
+// Between two attempts to reconnect to a lost peer; it doubles each time.
 constexpr Milliseconds kFirstPause{50};
 constexpr Milliseconds kLongestPause{5000};
-// A connection that was_stable for this long was no failure.
+// A connection that lasted this long does not count as a failure.
 constexpr Milliseconds kStable{5000};
 
 std::string called(int peer) {
@@ -24,10 +24,10 @@ std::string called(int peer) {
 void Peers::start(int self) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (self < 0) {
-    throw TransportError("a worker's id cannot be " + std::to_string(self));
+    throw TransportError("a worker id must not be negative, and this is " + std::to_string(self));
   }
   if (self_ != -1 && self_ != self) {
-    throw TransportError("the transport has been started as " + called(self_));
+    throw TransportError("the transport is already started as " + called(self_));
   }
   self_ = self;
 }
@@ -137,13 +137,14 @@ void Peers::close(double linger) {
     closed_ = true;
     peers.swap(peers_);
   }
-  // libzmq's leave at the same time, later; the others one after the other, in what is left of the time.
+  // libzmq's connections send their queued messages at the same time, later; the others do so one after the other,
+  // within the remaining time.
   const auto deadline = Clock::now() + Milliseconds(milliseconds(linger));
   for (const bool is_unix : {false, true}) {
     for (auto& [id, peer] : peers) {
       if (peer.connection && peer.endpoint.is_unix() == is_unix) {
         const std::chrono::duration<double> left = deadline - Clock::now();
-        // Nothing can be on a connection that is a attempt.
+        // A connection that only attempts to reconnect has no queued messages.
         peer.connection->close(peer.lost ? 0 : is_unix ? std::max(0.0, left.count()) : linger);
       }
     }
@@ -195,7 +196,7 @@ void Peers::on_end(const std::shared_ptr<Connection>& connection, const std::str
       schedule_reconnect(connection->peer(), *peer, pause(peer->failures++));
     }
   }
-  // What had arrived goes before the loss: events have an order, and the agent keeps to it.
+  // Messages that had arrived come before the loss, because the agent relies on the order of events.
   connection->close(0);
   if (loss != 0) {
     report_loss(connection->peer(), loss);
@@ -213,7 +214,7 @@ uint64_t Peers::lose(Peer& peer, const std::string& reason) {
 void Peers::report_loss(int id, uint64_t loss) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = peers_.find(id);
-  // Nobody waits for a peer that has been forgotten, and one that is learned again is another.
+  // A forgotten peer is not awaited, and a peer that is learned again is a different one.
   if (found != peers_.end() && found->second.loss == loss) {
     Event event;
     event.kind = Event::Kind::kLost;
@@ -238,14 +239,14 @@ void Peers::reconnect(int id, uint64_t attempt) {
   Peer& peer = found->second;
   try {
     peer.connection = open_connection(id, peer);
-  } catch (const TransportError&) {  // no room for a socket now
+  } catch (const TransportError&) {  // no socket can be made now
     schedule_reconnect(id, peer, pause(peer.failures++));
   }
 }
 
 Clock::duration Peers::pause(int failures) {
   const auto longest = std::min(kLongestPause, kFirstPause * (1 << std::min(failures, 10)));
-  // Not all workers try a worker that comes back in the same moment.
+  // Random, so that the workers do not all reconnect to a returning worker at the same moment.
   std::uniform_real_distribution<double> share(0.0, 0.5);
   return longest + std::chrono::duration_cast<Milliseconds>(longest * share(random_));
 }

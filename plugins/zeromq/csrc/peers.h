@@ -1,6 +1,6 @@
-// The peers that this worker calls: where each listens, the connection to it, and what becomes of it when that
-// ends. A connection is made at the first message. When it ends the peer is lost, and connections to it are tried in
-// the background until one stands.
+// The peers that this worker calls: where each listens and the connection to it. The first message opens the
+// connection. When the connection ends, the peer is lost, and reconnects are attempted in the background until one
+// succeeds.
 #pragma once
 
 #include <memory>
@@ -20,24 +20,25 @@ class Peers : private Connection::Listener {
   Peers(const TcpConnection::Services& services, const UnixStream::Services& unix_services)
       : services_(services), unix_services_(unix_services) {}
 
-  // From now on this worker is known to its peers as `self`.
+  // Sets the id under which peers know this worker.
   void start(int self);
   bool started() const;
 
-  // A peer that is known with other words is lost, and found when it is there.
+  // Adds a peer. If the peer is known with another address or other credentials, it is lost first, and found again
+  // once it is reachable.
   void learn(int peer, const Endpoint& endpoint, const Credentials& credentials);
   void forget(int peer);
 
   // Throws TransportError.
   void send(int peer, Parts parts);
 
-  // Ends the connection to a peer for what came by it.
+  // Ends the connection to a peer because of invalid data that it sent.
   void end_connection(int peer, const std::string& reason);
 
-  // There is word of a peer: if it is lost, now is the time to try.
+  // A peer may be reachable: if it is lost, a reconnect is attempted soon.
   void hint(int peer);
 
-  // Closes all connections; what was sent has `linger` seconds to leave.
+  // Closes all connections. Queued messages have `linger` seconds to be sent.
   void close(double linger);
 
  private:
@@ -48,8 +49,8 @@ class Peers : private Connection::Listener {
     bool lost = false;
     std::string reason;
     int failures = 0;    // in a row
-    uint64_t loss = 0;   // the last one, as numbered
-    uint64_t attempt = 0;  // the next one; any other that was planned is void
+    uint64_t loss = 0;   // the number of the last loss
+    uint64_t attempt = 0;  // the number of the next attempt; earlier attempts are cancelled
   };
 
   void on_up(const std::shared_ptr<Connection>& connection) override;

@@ -16,20 +16,20 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// However few descriptors are left: peers have to finish their handshakes in these.
+// Kept even if few descriptors are left, so that peers can finish their handshakes.
 constexpr size_t kFewest = 8;
 
-// How long libzmq may take to close those that were ended.
+// How long libzmq may take to close ended connections.
 constexpr std::chrono::milliseconds kPause{20};
 
-// At once, of each listener.
+// Per listener, in one go.
 constexpr int kMaxTurnedAway = 2000;
 
 int copy_of_fd(int fd) {
   return ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
 }
 
-// All of it zero if there is none.
+// All zero if there is no address.
 sockaddr_storage address_of(int socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -46,7 +46,7 @@ Address as(const sockaddr_storage& storage) {
   return address;
 }
 
-// Whether a connection at `address` can have come by a listener at `listener`.
+// Whether a connection with local address `address` can come from a listener on `listener`.
 bool comes_by(const sockaddr_storage& listener, const sockaddr_storage& address) {
   if (listener.ss_family != address.ss_family) {
     return false;
@@ -74,10 +74,10 @@ PendingConnections::PendingConnections()
 void PendingConnections::listening(int fd) {
   const int copy = copy_of_fd(fd);
   if (copy == -1) {
-    return;  // nobody is turned away then, and libzmq tries again and again
+    return;  // nothing can be accepted and closed then, and libzmq keeps retrying
   }
   auto listener = std::make_unique<Fd>(copy);
-  // Both accept: who comes second must not wait.
+  // libzmq and this class both accept: the slower one must not block.
   ::fcntl(listener->get(), F_SETFL, ::fcntl(listener->get(), F_GETFL) | O_NONBLOCK);
   const sockaddr_storage address = address_of(listener->get());
   listeners_.push_back({std::move(listener), address});
@@ -92,7 +92,7 @@ size_t PendingConnections::accepted(int fd, size_t most) {
   erase(fd);
   struct stat found{};
   if (::fstat(fd, &found) != 0 || !is_ours(fd)) {
-    return 0;  // it has ended since, and the number may be another file's
+    return 0;  // it has ended since, and the number may belong to another file
   }
   by_fd_[fd] = pending_connections_.insert(pending_connections_.end(), {fd, found.st_ino});
   if (pending_connections_.size() <= allowed(fd, most)) {
@@ -130,7 +130,7 @@ size_t PendingConnections::accept_failed() {
 
 void PendingConnections::take_authenticated() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // One that is not here has not been reported as accepted yet.
+  // A connection that is not in the list has not been reported as accepted yet.
   std::erase_if(authenticated_, [this](int fd) {
     const bool known = by_fd_.count(fd) != 0;
     erase(fd);
@@ -138,7 +138,7 @@ void PendingConnections::take_authenticated() {
   });
 }
 
-// The system gives out the lowest number that is free, so all below that of the newest are taken.
+// The system assigns the lowest free number, so all numbers below the newest are in use.
 size_t PendingConnections::allowed(int newest, size_t most) const {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
@@ -149,7 +149,7 @@ size_t PendingConnections::allowed(int newest, size_t most) const {
   return std::min(most, static_cast<size_t>(std::max<int64_t>(room, kFewest)));
 }
 
-// Ends the oldest, until there are no more than `number`.
+// Ends the oldest connections until at most `number` remain.
 size_t PendingConnections::keep(size_t number) {
   size_t ended = 0;
   while (pending_connections_.size() > number) {
@@ -160,7 +160,7 @@ size_t PendingConnections::keep(size_t number) {
   return ended;
 }
 
-// Accepts and closes what waits to be accepted.
+// Accepts and closes the connections that wait to be accepted.
 size_t PendingConnections::turn_away() {
   size_t ended = 0;
   spare_.reset();
@@ -188,7 +188,8 @@ void PendingConnections::take_spare() {
   }
 }
 
-// By a descriptor of our own, since libzmq may have closed its, and somebody opened another file with that number.
+// Works on a duplicate descriptor: libzmq may have closed its own, and the number may belong to another file by
+// now.
 void PendingConnections::end(const Pending& pending) {
   struct stat found{};
   if (::dup3(pending.fd, place_.get(), O_CLOEXEC) == -1) {

@@ -1,10 +1,9 @@
-// The connections that have come in and are not authenticated yet: how many there may be, and what becomes
-// of those for which there is no room.
+// Limits the incoming connections that are not authenticated yet.
 //
-// libzmq accepts whatever comes, keeps it until the handshake is too old, and where the process has no
-// descriptor left it tries again at once, for ever. So beyond a limit the oldest connections are ended,
-// since who is authenticated is so within moments; and where there is none to end, what waits to be accepted is
-// accepted and closed.
+// libzmq accepts every connection and keeps it until its handshake times out. If the process has no descriptor
+// left, libzmq retries accept() in a busy loop. Beyond a limit this class therefore ends the oldest connections,
+// because an honest peer authenticates within moments. If there is none to end, it accepts and closes waiting
+// connections.
 #pragma once
 
 #include <sys/socket.h>
@@ -22,27 +21,28 @@
 
 namespace rpc_backends::zeromq {
 
-// Of the event loop's thread, but authenticated(). A `fd` is libzmq's, which closes it when it likes.
+// Used only on the event loop's thread, except authenticated(). Each `fd` belongs to libzmq, which may close it at
+// any time.
 class PendingConnections {
  public:
-  // Descriptors that pending_connections leave to the process.
+  // Descriptors that pending connections leave to the process.
   static constexpr int kSpare = 32;
 
   // Throws TransportError.
   PendingConnections();
 
-  // Libzmq listens at `fd`.
+  // libzmq listens on `fd`.
   void listening(int fd);
 
-  // Returns how many connections were ended to make room for this one. `most`: how many there may be.
+  // Returns how many connections were ended to make room for this one. `most`: the limit.
   size_t accepted(int fd, size_t most);
 
   void disconnected(int fd);
 
-  // A message has come by `fd` from somebody who may send it. From any thread.
+  // An authenticated message has arrived on `fd`. Thread-safe.
   void authenticated(int fd);
 
-  // There was no descriptor for a connection. Returns how many were ended to make room.
+  // accept() failed for lack of a descriptor. Returns how many connections were ended to make room.
   size_t accept_failed();
 
  private:
@@ -66,9 +66,10 @@ class PendingConnections {
   void erase(int fd);
 
   Fd placeholder_;
-  // Always open: a place for a descriptor where the process may open no more.
+  // Always open: dup3() onto it needs no free descriptor.
   Fd place_;
-  // Given up for a moment to accept with. Somebody may be quicker to take it, libzmq for one.
+  // Closed for a moment so that accept() gets a descriptor. Another thread, for example libzmq's, may take it
+  // first.
   std::unique_ptr<Fd> spare_;
   std::vector<Listener> listeners_;
   Newest pending_connections_;  // the newest last

@@ -13,13 +13,13 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// How long releases may go on once the transport is closed: for as long as a program may hold the GIL.
+// How long releases may take after the transport is closed: as long as a program may hold the GIL.
 constexpr std::chrono::seconds kGracePeriod{10};
 
 }  // namespace
 
 struct Releaser::State {
-  // Leaves the owner to the caller, and returns false, if the thread is there no more or there is no memory.
+  // Returns false, and leaves the owner to the caller, if the thread has ended or memory is short.
   bool add(std::shared_ptr<void>& owner) noexcept {
     try {
       std::lock_guard<std::mutex> lock(mutex);
@@ -28,7 +28,7 @@ struct Releaser::State {
       }
       owners.push_back(std::move(owner));
       if (owners.size() > 1) {
-        return true;  // the thread has been woken
+        return true;  // the thread was woken already
       }
     } catch (const std::bad_alloc&) {
       return false;
@@ -61,7 +61,7 @@ struct Releaser::State {
   bool ended = false;
 };
 
-// What a part has in the place of its owner.
+// Replaces the owner of a part.
 struct Releaser::Owner {
   Owner(std::shared_ptr<State> to, std::shared_ptr<void> what) : state(std::move(to)), owner(std::move(what)) {}
   ~Owner() { state->add(owner); }
@@ -84,7 +84,7 @@ void Releaser::hold(Parts& parts) const noexcept {
       }
     }
   } catch (const std::bad_alloc&) {
-    // The others go wherever they are let go of.
+    // The other owners are released wherever the last reference is dropped.
   }
 }
 

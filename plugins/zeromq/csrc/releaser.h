@@ -1,5 +1,5 @@
-// The thread on which the owners of sent memory go. libzmq lets go of a message on its I/O thread, which every
-// connection and every heartbeat needs, and an owner may wait as it goes: that of a NumPy array takes the GIL.
+// The thread that releases the owners of sent memory. libzmq releases a message on its I/O thread, which all
+// connections and heartbeats need. Releasing an owner may block: for a NumPy array it takes the GIL.
 #pragma once
 
 #include <memory>
@@ -15,19 +15,19 @@ class Releaser {
   Releaser();
   ~Releaser() { stop(); }
 
-  // Has the owners of parts go on the thread, whoever lets go of a part last. The owner of a small part is left:
-  // small parts are copied before they are sent, or are the agent's own.
+  // Makes the owners of `parts` be released on this thread, wherever the last reference to a part is dropped. Small
+  // parts keep their owners: they are copied before they are sent, or belong to the agent.
   void hold(Parts& parts) const noexcept;
 
-  // Waits a while until all that is there is released. A release that does not end is left alone; what comes
-  // later is released where it comes.
+  // Waits a grace period until everything queued is released. A release that hangs is left behind; later releases
+  // run where the reference is dropped.
   void stop();
 
  private:
   struct State;
   struct Owner;
 
-  // The thread's too, which may be left alone.
+  // Shared with the thread, which may outlive this object.
   const std::shared_ptr<State> state_;
   std::thread thread_;
 };

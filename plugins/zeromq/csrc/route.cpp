@@ -13,7 +13,7 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Not a zero in front: names of libzmq's own begin so.
+// Does not start with a zero byte, because libzmq's own names do.
 constexpr char kForm[4] = {'R', 'P', 'C', 1};
 
 struct Layout {

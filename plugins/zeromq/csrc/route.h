@@ -1,7 +1,7 @@
-// The name of a connection, by which replies find back: its routing id in ZeroMQ's words.
+// The name of a connection, which routes replies: its ZeroMQ routing id.
 //
-// No two connections have the same, also of workers that have started again, and among those of one worker
-// the newest can be told. Nobody can guess one, so nobody can be there first and keep its owner out.
+// Names are unique, also across restarts of a worker. They also order the connections of a worker by age. Names
+// cannot be guessed, so no other process can claim a name before its owner does.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace rpc_backends::zeromq {
 
 struct Route {
   int worker = -1;
-  uint64_t time = 0;  // nanoseconds since 1970, later than of any before in this process
+  uint64_t time = 0;  // nanoseconds since 1970; later than all earlier ones of this process
 
   // Makes the route of a new connection of `worker`.
   static Route make(int worker);
 
-  // Reads what somebody calls their connection; none if it is no such name.
+  // Parses the routing id of a peer; none if it is malformed.
   static std::optional<Route> parse(const void* data, size_t size);
 
-  // As libzmq gets it.
+  // The form in which libzmq gets it.
   std::string text;
 };
 

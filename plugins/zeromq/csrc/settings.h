@@ -1,4 +1,4 @@
-// What a transport runs with, and what it counts.
+// The settings of a transport, and its counters.
 #pragma once
 
 #include <atomic>
@@ -16,14 +16,14 @@ struct Settings {
   // Z85; empty for no encryption (mechanism NULL).
   std::string public_key;
   std::string secret_key;
-  // Bytes that the parts of one message may have together.
+  // Limit for the parts of one message together, in bytes.
   uint64_t max_message = 0;
   // Seconds.
   double heartbeat = 0;
   double heartbeat_timeout = 0;
   double handshake_timeout = 0;
   int io_threads = 1;
-  // Whether who connects to a Unix socket, or is connected to, has to prove who it is.
+  // Whether both sides of a Unix socket must prove which worker they are.
   bool wants_proofs = false;
 
   bool encrypts() const { return !public_key.empty(); }
@@ -32,12 +32,13 @@ struct Settings {
 
 inline constexpr size_t kProofSize = 32;
 
-// How two workers know each other. The proofs, on Unix sockets, are empty or of kProofSize.
+// The data with which two workers authenticate each other. The proofs, for Unix sockets, are empty or kProofSize
+// bytes.
 struct Credentials {
   std::string public_key;  // the peer's, Z85; empty without encryption
-  std::string our_greeting, their_greeting;  // of who connects
-  std::string our_answer, their_answer;      // of who listens
-  uint64_t max_message = UINT64_MAX;         // bytes of one message that the peer takes
+  std::string our_greeting, their_greeting;  // sent by the side that connects
+  std::string our_answer, their_answer;      // sent by the side that listens
+  uint64_t max_message = UINT64_MAX;         // the peer's limit for one message, in bytes
 
   friend bool operator==(const Credentials&, const Credentials&) = default;
 };
@@ -48,13 +49,13 @@ inline int milliseconds(double seconds) {
 
 struct Counters {
   std::atomic<uint64_t> messages_sent{0}, messages_received{0};
-  std::atomic<uint64_t> connections{0};  // made by this worker, each until it ended
+  std::atomic<uint64_t> connections{0};  // opened by this worker
   std::atomic<uint64_t> lost{0}, found{0};
-  std::atomic<uint64_t> refused{0};     // who connected, and was not let in
-  std::atomic<uint64_t> handshakes{0};  // that failed for other reasons
-  std::atomic<uint64_t> evicted{0};     // connections ended before they were authenticated, for want of room
-  std::atomic<uint64_t> rejected{0};    // connections that were ended for what came by them
-  std::atomic<uint64_t> dropped{0};     // messages that came by those
+  std::atomic<uint64_t> refused{0};     // connections refused for a wrong identity
+  std::atomic<uint64_t> handshakes{0};  // handshakes that failed for other reasons
+  std::atomic<uint64_t> evicted{0};     // unauthenticated connections ended to make room
+  std::atomic<uint64_t> rejected{0};    // connections ended for invalid data
+  std::atomic<uint64_t> dropped{0};     // messages dropped from rejected connections
 };
 
 }  // namespace rpc_backends::zeromq

@@ -15,10 +15,10 @@ namespace {
   throw TransportError("ZeroMQ cannot " + what + ": " + text_of(errno));
 }
 
-// Files that listening opens: the socket, and one to list the addresses of this host.
+// Descriptors that listening opens: the socket, and one to list this host's addresses.
 constexpr int kFilesToListen = 4;
 
-// Fails where libzmq would end the process, because it cannot open what it needs.
+// Throws if the process cannot open the descriptors that libzmq needs, where libzmq would abort.
 void check_that_files_can_be_opened(int count) {
   std::vector<int> files;
   for (int i = 0; i < count; ++i) {
@@ -45,7 +45,7 @@ Context::Context(int io_threads) {
     fail("start");
   }
   zmq().ctx_set(context_, context_option::kIoThreads, io_threads);
-  // Each connection that this worker makes has three.
+  // Each outgoing connection needs three.
   constexpr int enough = 16384;
   const int most = zmq().ctx_get(context_, context_option::kSocketLimit);
   zmq().ctx_set(context_, context_option::kMaxSockets, std::min(most, enough));
@@ -95,8 +95,8 @@ void Socket::watch_for_silence(const Settings& settings) {
   set(option::kHeartbeatIvl, milliseconds(settings.heartbeat));
   set(option::kHeartbeatTimeout, longest);
   set(option::kHeartbeatTtl, longest);
-  // libzmq sends no heartbeat, and waits for none, while what it sent before does not leave. Then it is the
-  // kernel's affair, which would try for a quarter of an hour.
+  // libzmq neither sends nor expects heartbeats while earlier data is still unsent. Then only the kernel's timeout
+  // applies, which is about 15 minutes by default.
   set(option::kTcpMaxRetransmission, longest);
 }
 

@@ -1,4 +1,4 @@
-// A ZeroMQ socket and the context it is in, and nothing of what they are used for.
+// Wrappers of a ZeroMQ socket and its context, independent of their use.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace rpc_backends::zeromq {
 
 class Context {
  public:
-  // Throws TransportError, and not libzmq's abort(), where the process has too many files open.
+  // Throws TransportError if the process has too many files open, where libzmq would call abort().
   explicit Context(int io_threads);
 
-  // Waits until all sockets are gone, and those that linger have sent what they had.
+  // Waits until all sockets are closed and lingering ones have sent their messages.
   ~Context();
 
   Context(const Context&) = delete;
@@ -26,10 +26,10 @@ class Context {
   void* context_;
 };
 
-// For one thread at a time.
+// Not thread-safe.
 class Socket {
  public:
-  // Without limits on what is queued, and with nothing sent after close() unless linger() says so.
+  // Queues are unlimited. After close() nothing is sent, unless linger() was called.
   Socket(Context& context, int type);
   ~Socket();
 
@@ -42,28 +42,28 @@ class Socket {
   void set(int option, int64_t value);
   void set(int option, const std::string& value);
 
-  // Has each connection end when its other side gives no sign of life for settings.heartbeat_timeout.
+  // Ends each connection on which nothing arrives for settings.heartbeat_timeout.
   void watch_for_silence(const Settings& settings);
 
-  // Return false with errno set if they cannot. bind() throws TransportError if too many files are open.
+  // Return false and set errno on failure. bind() throws TransportError if too many files are open.
   bool bind(const std::string& endpoint);
   bool connect(const std::string& endpoint);
   bool monitor(const std::string& endpoint, int events);
 
-  // Has nothing more told to who monitors.
+  // Stops reporting events to the monitor.
   void end_monitor();
 
   std::string last_endpoint();
 
-  // Readable when something may have happened to the socket since it was last used, by any of its
-  // functions: whoever uses it must look for messages before it waits for this again.
+  // A descriptor that becomes readable when the socket's state may have changed. After any use of the socket, look
+  // for messages before you wait for this descriptor.
   int fd();
 
-  // Never wait. Return false with errno EAGAIN if there is nothing, or no room.
+  // Never block. Return false with errno EAGAIN if there is no message, or no room for one.
   bool receive(Frame& frame);
   bool send(Frame& frame, bool more);
 
-  // Seconds for which what was sent may leave after the socket is closed.
+  // The time in seconds for which close() still sends queued messages.
   void linger(double seconds);
 
  private:

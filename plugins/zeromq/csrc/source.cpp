@@ -7,7 +7,7 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Messages that one thread reads at once: more would make those of other sockets wait.
+// Messages that one thread reads in one go, so that other sockets are not delayed.
 constexpr int kBatch = 32;
 
 }  // namespace
@@ -72,7 +72,7 @@ std::optional<Socket> SocketSource::leave() {
   std::optional<Socket> socket;
   if (socket_) {
     inbox_.remove(id_, socket_->fd());
-    // The connection may end after this, and libzmq's thread would wait, for ever, for somebody to tell.
+    // No events from here on: nobody reads them, and libzmq's thread would block for ever on the next one.
     socket_->end_monitor();
     socket.emplace(std::move(*socket_));
     socket_.reset();

@@ -1,4 +1,4 @@
-// A socket from which messages come: how it is read by several threads, and written to by others.
+// A socket that receives messages, which several threads read and others write.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,8 @@ class SocketSource : public Source, public std::enable_shared_from_this<SocketSo
  protected:
   using Lock = std::unique_lock<std::mutex>;
 
-  // What was read: nothing, because there is nothing; something, that has been dealt with; or a piece
-  // of a message from `peer`, which is put in its place without the lock.
+  // What was read: nothing, because the socket is empty; a message that is already handled; or a piece of a message
+  // from `peer`, which is copied to its place without the lock.
   struct Read {
     enum class Kind { kEmpty, kDone, kPiece };
     Kind kind = Kind::kEmpty;
@@ -34,23 +34,23 @@ class SocketSource : public Source, public std::enable_shared_from_this<SocketSo
     std::optional<Piece> piece;
   };
 
-  // Reads one ZeroMQ message, and pushes what it completes. With the lock.
+  // Reads one ZeroMQ message, and pushes the messages that it completes. Needs the lock.
   virtual Read read_one() = 0;
 
-  // Has receive() called for this socket, which has no messages yet. With the lock.
+  // Adds a socket, which has no messages yet, to the inbox. Needs the lock.
   void enter(Socket socket);
 
-  // Takes the socket out and returns it, to be closed. With the lock.
+  // Removes the socket from the inbox and returns it, to be closed. Needs the lock.
   std::optional<Socket> leave();
 
-  // Reads what has arrived, and gives up the lock.
+  // Reads what has arrived, and releases the lock.
   void drain(Lock lock);
 
-  // Waits until all messages whose last piece has been read are in the inbox. With the lock.
+  // Waits until all messages whose last piece was read are in the inbox. Needs the lock.
   void finish_pieces(Lock& lock);
 
-  // Has to follow whatever else is done with the socket: libzmq may have taken note of messages that
-  // arrived, and does so only once. Looking costs more than sending, so it is done later where it can be.
+  // Must follow every other use of the socket: libzmq may have noticed new messages and signals that only once.
+  // Checking costs more than sending, so it is deferred where possible.
   void settle(Lock lock);
 
   void push(int peer, Parts parts);
@@ -62,7 +62,7 @@ class SocketSource : public Source, public std::enable_shared_from_this<SocketSo
 
  private:
   uint64_t id_ = 0;
-  int putting_ = 0;  // pieces that are being put in their places, without the lock
+  int putting_ = 0;  // pieces being copied to their places, without the lock
   std::condition_variable put_;
 };
 

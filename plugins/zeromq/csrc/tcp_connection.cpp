@@ -12,11 +12,11 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// libzmq keeps what is queued for a connection that breaks until it has another. It is told to wait a day
-// before it makes one; by then the socket is gone, and what was in it.
+// libzmq keeps messages queued for a broken connection until it reconnects. This interval makes it wait a day; by
+// then the socket and its queue are closed.
 constexpr int kNeverReconnect = 24 * 3600 * 1000;
 
-// How long one waits to find out why a connection ended.
+// How long to wait for the reason why a connection ended.
 constexpr std::chrono::milliseconds kProbeTime{20};
 
 std::string seconds_text(double seconds) {
@@ -52,7 +52,7 @@ void TcpConnection::set_options(Socket& socket, const std::string& key, const Ro
   socket.set(option::kMaxMsgSize, wire::on_wire(settings_.largest_frame()));
   socket.set(option::kIpv6, endpoint_.is_ipv6() ? 1 : 0);
   socket.set(option::kRoutingId, route.text);
-  // Sends an empty message first: by that the peer knows which of its connections this is.
+  // Sends an empty message first, by which the peer identifies this connection.
   socket.set(option::kProbeRouter, 1);
   if (settings_.encrypts()) {
     socket.set(option::kCurvePublicKey, settings_.public_key);
@@ -80,7 +80,7 @@ void TcpConnection::open(const std::string& key, const Route& route) {
     }
   });
   ++counters_.connections;
-  // Each step has its own time, and libzmq tells of none that fails before there is a socket.
+  // Each step has its own timeout, and libzmq reports no failure that happens before it has a socket.
   const double longest = 2 * settings_.handshake_timeout + 1;
   event_loop_.at(opened_ + std::chrono::milliseconds(milliseconds(longest)), [weak] {
     if (const auto connection = weak.lock()) {
@@ -138,12 +138,12 @@ SocketSource::Read TcpConnection::read_one() {
       break;
     case Assembler::Outcome::Kind::kRefusal:
       broken_ = true;
-      end("the peer takes nothing more by this connection: " + outcome.text);
+      end("the peer rejected this connection: " + outcome.text);
       break;
     case Assembler::Outcome::Kind::kMalformed:
       broken_ = true;
       ++counters_.rejected;
-      end("the peer has sent what is no message: " + outcome.text);
+      end("the peer sent an invalid message: " + outcome.text);
       break;
   }
   return read;
@@ -173,7 +173,7 @@ void TcpConnection::close(double linger) {
   }
   finish_pieces(lock);
   if (!socket_) {
-    return;  // somebody else has closed it meanwhile
+    return;  // another thread has closed it meanwhile
   }
   --counters_.connections;
   std::optional<Socket> socket = leave();
@@ -183,7 +183,7 @@ void TcpConnection::close(double linger) {
   event_loop_.unwatch(watch_, monitor_fd_);
 }
 
-// --- on the event_loop's thread -------------------------------------------------------------------------
+// --- on the event loop's thread ---------------------------------------------------------------------
 
 void TcpConnection::on_monitor() {
   using namespace monitor_event;
@@ -202,7 +202,7 @@ void TcpConnection::on_monitor() {
         trouble_ = failure_text(socket_event);
         break;
       case kHandshakeFailedAuth:
-        trouble_ = "the peer does not know our key";
+        trouble_ = "the peer does not know this worker's key";
         break;
       default:  // kDisconnected, kConnectRetried
         ended_ = true;
@@ -220,7 +220,7 @@ void TcpConnection::on_deadline() {
   }
 }
 
-// libzmq does not say why a connection ended, so it is tried again.
+// libzmq does not say why a connection ended, so this probes the endpoint.
 void TcpConnection::find_out_why() {
   int error = 0;
   const std::shared_ptr<Fd> probe = needs_probe() ? endpoint_.probe(error) : nullptr;
@@ -257,23 +257,23 @@ bool TcpConnection::is_late() const {
   return Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(settings_.handshake_timeout));
 }
 
-// `error`: what a probe has found out.
+// `error`: the result of the probe.
 std::string TcpConnection::why_it_ended(int error) const {
   if (!connected_) {
     return why_it_did_not_connect(error);
   }
   if (up_since_ == Clock::time_point()) {
     return "handshake with " + endpoint_.text() + " failed: " +
-        (is_late() ? "not done within " + seconds_text(settings_.handshake_timeout)
-              : trouble_.empty() ? "the connection ended during it" : trouble_);
+        (is_late() ? "not finished within " + seconds_text(settings_.handshake_timeout)
+              : trouble_.empty() ? "the connection ended during the handshake" : trouble_);
   }
-  // Where somebody listens still, or nothing answers, it is the silence, unless there was none; who has ended does
-  // not listen.
+  // If the endpoint still accepts connections or does not answer, the cause is missing heartbeats, unless there was
+  // recent data. A process that has ended does not accept connections.
   const auto silence = Clock::now() - std::max(last_message_.load(), up_since_);
   if (error != 0 && error != EINPROGRESS) {
-    return "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error);
+    return "connection to " + endpoint_.text() + " lost; the peer no longer listens: " + std::strerror(error);
   }
-  // Nearly: the last message may have come while what was never acknowledged was on its way.
+  // Nearly as long: the last message may have arrived while unacknowledged data was on its way.
   if (silence >= std::chrono::milliseconds(milliseconds(0.9 * settings_.heartbeat_timeout))) {
     return "no heartbeat from " + endpoint_.text() + " for " + seconds_text(settings_.heartbeat_timeout);
   }

@@ -1,4 +1,4 @@
-// A connection to a peer over TCP, by libzmq.
+// A TCP connection to a peer, through libzmq.
 #pragma once
 
 #include <memory>
@@ -27,7 +27,7 @@ class TcpConnection : public SocketSource, public Connection {
   TcpConnection(const Services& services, Listener& listener, int peer, const Endpoint& endpoint);
   ~TcpConnection() override;
 
-  // Begins to connect. Throws TransportError if the system has no room for it.
+  // Starts to connect. Throws TransportError if no socket can be made.
   void open(const std::string& key, const Route& route);
 
   bool send(Parts parts) override;
@@ -52,17 +52,17 @@ class TcpConnection : public SocketSource, public Connection {
   EventLoop& event_loop_;
   const Releaser& releaser_;
   Assembler assembler_;
-  bool broken_ = false;  // what comes now is dropped
+  bool broken_ = false;  // whether further data is dropped
   std::atomic<Clock::time_point> last_message_{Clock::time_point()};
 
-  // Of the event_loop's thread, once it is open.
+  // Used only on the event loop's thread once the connection is open.
   std::unique_ptr<Monitor> monitor_;
   int monitor_fd_ = -1;
   uint64_t watch_ = 0;
   Clock::time_point opened_;
   bool connected_ = false;
-  std::string trouble_;  // in the handshake
-  uint64_t probe_ = 0;   // the watch of one that is under way
+  std::string trouble_;  // what went wrong in the handshake
+  uint64_t probe_ = 0;   // the watch of a running probe, or 0
 };
 
 }  // namespace rpc_backends::zeromq

@@ -11,16 +11,16 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Connections of one peer at a time: the one it has, and those that it has left and that have messages.
+// Connections per peer: the current one, and earlier ones that still have messages.
 constexpr size_t kMaxCallers = 4;
 
-// Connections that wait to be accepted: all workers of a group may connect in one moment.
+// Backlog for accept(): all workers of a group may connect at once.
 constexpr int kBacklog = 1024;
 
-// Connections that may be in their handshakes at a time, beside one from each known worker.
+// Connections that may be in their handshakes at once, in addition to one per known worker.
 constexpr size_t kMaxPending = 128;
 
-// What the monitor tells that is dealt with at once: others have to get their turn.
+// Monitor events handled in one go, so that other tasks get their turn.
 constexpr int kMaxSocketEvents = 1000;
 
 }  // namespace
@@ -45,7 +45,7 @@ void TcpListener::open() {
   socket.set(option::kHandshakeIvl, milliseconds(settings.handshake_timeout));
   socket.watch_for_silence(settings);
   socket.set(option::kMaxMsgSize, wire::on_wire(settings.largest_frame()));
-  // Has libzmq ask Zap also without encryption, and speak with nobody of a version that cannot be asked.
+  // Makes libzmq ask Zap even without encryption, and reject peers whose protocol version is too old for ZAP.
   socket.set(option::kZapDomain, std::string(Zap::kDomain));
   if (settings.encrypts()) {
     socket.set(option::kCurveServer, 1);
@@ -64,7 +64,7 @@ std::string TcpListener::bind(const std::string& endpoint) {
   if (!socket_) {
     throw TransportError("the transport is closed");
   }
-  // Only where it is asked for: libzmq would write IPv4 addresses as such of IPv6.
+  // Only for IPv6 endpoints: otherwise libzmq would report IPv4 addresses as IPv6 ones.
   socket_->set(option::kIpv6, endpoint.find('[') == std::string::npos ? 0 : 1);
   if (endpoint.find('\0') != std::string::npos || !socket_->bind(endpoint)) {
     throw BindError(errno, endpoint);
@@ -91,7 +91,7 @@ void TcpListener::reply(int peer, Packed& message) {
   if (socket_) {
     settle(std::move(lock));
   }
-  throw TransportError("worker " + std::to_string(peer) + " has ended the connection by which it asked");
+  throw TransportError("worker " + std::to_string(peer) + " has closed the connection that carried the request");
 }
 
 void TcpListener::forget(int peer) {
@@ -131,7 +131,7 @@ void TcpListener::close(double linger) {
   services_.event_loop.unwatch(watch_, monitor_fd_);
 }
 
-// --- what arrives -----------------------------------------------------------------------------------
+// --- receiving -------------------------------------------------------------------------------------
 
 SocketSource::Read TcpListener::read_one() {
   Read read;
@@ -166,7 +166,7 @@ SocketSource::Read TcpListener::read_one() {
     case Assembler::Outcome::Kind::kMalformed:
       ++counters_.rejected;
       services_.callback_thread.report("worker " + std::to_string(caller->route.worker) +
-                           " has sent what is no message, and nothing more is taken from it: " + outcome.text);
+                           " sent an invalid message, and its connection is rejected: " + outcome.text);
       close_caller(*caller, outcome.text);
       break;
     default:
@@ -175,11 +175,11 @@ SocketSource::Read TcpListener::read_one() {
   return read;
 }
 
-// The caller whose message begins with `name` and `first`; null if nothing is taken from it.
+// Returns the caller whose message begins with `name` and `first`; null if the message must be dropped.
 TcpListener::Caller* TcpListener::find(Frame& name, const Frame& first) {
   const auto found = callers_.find(std::string(name.data(), name.size()));
   Caller* const caller = found == callers_.end() ? admit(name, first) : found->second.get();
-  // Who it is was found out in the handshake; the name is what somebody says.
+  // The handshake authenticated the user; the name is only a claim.
   if (caller == nullptr || caller->user != user_of(first)) {
     return nullptr;
   }
@@ -214,11 +214,11 @@ TcpListener::Caller* TcpListener::admit(Frame& name, const Frame& first) {
 
 std::string TcpListener::refusal_reason(const std::optional<Route>& route, const std::string& user) const {
   if (!route) {
-    return "what has connected is no worker of this version";
+    return "the connecting process is not a worker of this version";
   }
   const std::string who = "worker " + std::to_string(route->worker);
   if (services_.settings.encrypts() && user != std::to_string(route->worker)) {
-    return "who says to be " + who + " has the key of worker " + user;
+    return "a process that claims to be " + who + " has the key of worker " + user;
   }
   return services_.directory.admits(route->worker) ? "" : who + " has left the group";
 }
@@ -228,7 +228,7 @@ void TcpListener::enter_caller(std::unique_ptr<Caller> caller) {
   if (of_peer.size() >= kMaxCallers) {
     erase(of_peer.front());
   }
-  // Messages of a connection that ended may be read after those of the next.
+  // Messages of an ended connection may be read after those of the next one.
   const auto after = std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller* other) {
     return other->route.time > caller->route.time;
   });
@@ -261,7 +261,7 @@ void TcpListener::send_refusal(const std::string& route, const std::string& reas
   refusal.send(*socket_, route);
 }
 
-// --- on the event_loop's thread -------------------------------------------------------------------------
+// --- on the event loop's thread ---------------------------------------------------------------------
 
 void TcpListener::on_monitor() {
   using namespace monitor_event;
@@ -285,9 +285,9 @@ void TcpListener::on_monitor() {
         break;
       default:
         ++counters_.handshakes;
-        // Who looks whether somebody listens, and goes, is not worth a line.
+        // A port scan is not worth a line.
         if (socket_event.event == kHandshakeFailedProtocol) {
-          services_.callback_thread.report("somebody who connected to " + socket_event.endpoint + ": " + failure_text(socket_event));
+          services_.callback_thread.report("a connection to " + socket_event.endpoint + ": " + failure_text(socket_event));
         }
         break;
     }
@@ -295,11 +295,11 @@ void TcpListener::on_monitor() {
   ended += failed ? pending_connections_.accept_failed() : 0;
   report_evicted(ended);
   if (count == kMaxSocketEvents) {
-    services_.event_loop.post(monitor_task());  // its descriptor does not tell again
+    services_.event_loop.post(monitor_task());  // its descriptor does not signal these again
   }
 }
 
-// With the lock.
+// Needs the lock.
 void TcpListener::schedule_check() {
   if (!check_scheduled_) {
     check_scheduled_ = true;
@@ -312,8 +312,8 @@ void TcpListener::schedule_check() {
   }
 }
 
-// libzmq does not say which connection has ended. The pieces of a message leave the peer at once, so where none came
-// for as long as a connection may be silent, none will come.
+// libzmq does not say which connection has ended. A peer sends the pieces of a message without pause, so if none
+// arrived for a full heartbeat timeout, none will.
 void TcpListener::drop_unfinished() {
   Lock lock(mutex_);
   check_scheduled_ = false;
@@ -350,7 +350,7 @@ EventLoop::Task TcpListener::monitor_task() {
 void TcpListener::report_evicted(size_t ended) {
   if (ended > 0) {
     counters_.evicted += ended;
-    services_.callback_thread.report(std::to_string(ended) + " connections ended before it was known who made them: there were "
+    services_.callback_thread.report(std::to_string(ended) + " unauthenticated connections were closed: there were "
                          "too many at a time, or too few descriptors were left (ulimit -n)");
   }
 }

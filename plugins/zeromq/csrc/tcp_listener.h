@@ -1,7 +1,7 @@
-// The socket on which this worker listens: requests of peers arrive there, and replies go back by it.
+// The ROUTER socket on which this worker listens. Requests of peers arrive there, and replies return through it.
 //
-// libzmq has no way to end a connection that came in, so one that is rejected is told so, which makes an
-// honest peer end it; and what still comes by it is dropped.
+// libzmq cannot close a single incoming connection. A rejected peer is therefore sent a refusal, on which an honest
+// peer closes the connection. Data that still arrives on the connection is dropped.
 #pragma once
 
 #include <functional>
@@ -34,22 +34,22 @@ class TcpListener : public SocketSource {
     Directory& directory;
   };
 
-  // `on_arrival`: called when a peer has connected, with the lock of the tcp_listener.
+  // `on_arrival`: called with this listener's lock when a peer has connected.
   TcpListener(const Services& services, std::function<void(int peer)> on_arrival);
   ~TcpListener() override;
 
   void open();
 
-  // Begins to listen, and returns where. Throws BindError.
+  // Starts to listen, and returns the endpoint. Throws BindError.
   std::string bind(const std::string& endpoint);
 
   // Throws TransportError if there is no connection from `peer`.
   void reply(int peer, Packed& message);
 
-  // Takes nothing more from the connections of `peer`; what answers earlier requests still goes there.
+  // Accepts no more requests from `peer`. Replies to its earlier requests are still sent.
   void forget(int peer);
 
-  // Takes nothing more from the connections of `peer`, and ends them if the peer does as it is told.
+  // Accepts no more requests from `peer`, and sends it a refusal, on which the peer closes the connection.
   void reject(int peer, const std::string& reason);
 
   void close(double linger);
@@ -59,10 +59,10 @@ class TcpListener : public SocketSource {
   struct Caller {
     Route route;
     Assembler assembler;
-    std::string user;    // as libzmq knows it; empty without encryption
-    std::string closed;  // why nothing is taken from it any more; empty if it is
-    bool told = false;   // that nothing is
-    bool begun = false;  // its first message, which is empty, has come; see TcpConnection
+    std::string user;    // the user id that libzmq has for the peer; empty without encryption
+    std::string closed;  // why nothing more is accepted from it; empty while it is open
+    bool told = false;   // whether the refusal was sent
+    bool begun = false;  // whether its first message, which is empty, has arrived; see TcpConnection
     Clock::time_point last_frame;
   };
 
@@ -87,15 +87,15 @@ class TcpListener : public SocketSource {
   std::unordered_map<std::string, std::unique_ptr<Caller>> callers_;
   std::unordered_map<int, std::vector<Caller*>> by_peer_;  // the newest last
   PendingConnections pending_connections_;
-  bool check_scheduled_ = false;  // drop_unfinished() is planned
+  bool check_scheduled_ = false;  // whether drop_unfinished() is scheduled
 
-  // Of the event_loop's thread, once it is open.
+  // Used only on the event loop's thread once the listener is open.
   std::unique_ptr<Monitor> monitor_;
   int monitor_fd_ = -1;
   uint64_t watch_ = 0;
 };
 
-// Where one cannot listen, and why in the system's numbers.
+// Listening failed, with the endpoint and the errno.
 class BindError : public TransportError {
  public:
   BindError(int error, const std::string& where);

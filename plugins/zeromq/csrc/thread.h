@@ -1,4 +1,4 @@
-// The threads of a transport.
+// Helpers to start and stop the transport's threads.
 #pragma once
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 namespace rpc_backends::zeromq {
 
-// Starts a thread that no signal interrupts: those are for the program's own.
+// Starts a thread with all signals blocked, so that the program's own threads handle them.
 template <typename Life>
 std::thread start_thread(const char* name, Life life) {
   sigset_t all, before;
@@ -27,8 +27,8 @@ std::thread start_thread(const char* name, Life life) {
   return thread;
 }
 
-// Has a thread that lives on `state` end, and waits for that at most `seconds`: what it calls may not end, and is
-// left alone then. The state has a mutex, a condition `changed`, and the flags `stopped` and `ended`.
+// Stops the thread that runs on `state`, and waits at most `seconds` for its end. If it hangs in a callback, it is
+// detached. The state needs a mutex, a condition variable `changed`, and the flags `stopped` and `ended`.
 template <typename State>
 void stop_thread(std::thread& thread, State& state, std::chrono::seconds seconds) {
   std::unique_lock<std::mutex> lock(state.mutex);
@@ -37,7 +37,7 @@ void stop_thread(std::thread& thread, State& state, std::chrono::seconds seconds
   if (!thread.joinable()) {
     return;
   }
-  // What it calls may be what stops it.
+  // The thread may call this itself, from a callback.
   const bool is_this_thread = thread.get_id() == std::this_thread::get_id();
   const bool ended = !is_this_thread && state.changed.wait_for(lock, seconds, [&state] { return state.ended; });
   lock.unlock();

@@ -13,7 +13,7 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Between two trials where so many connect to the peer that it has no room for one more at this moment.
+// Between two attempts to connect while the peer's backlog is full.
 constexpr double kPause = 0.01;
 
 std::string seconds_text(double seconds) {
@@ -36,7 +36,7 @@ std::string other_user(int fd) {
   }
   return found.uid == ::geteuid()
       ? ""
-      : "process " + std::to_string(found.pid) + " of user " + std::to_string(found.uid) + ", and this is user " +
+      : "process " + std::to_string(found.pid) + " of user " + std::to_string(found.uid) + ", but this is user " +
           std::to_string(::geteuid());
 }
 
@@ -90,7 +90,7 @@ void UnixConnection::end(const std::string& reason) {
   });
 }
 
-// --- on the event_loop's thread -------------------------------------------------------------------------
+// --- on the event loop's thread ---------------------------------------------------------------------
 
 void UnixConnection::later(double seconds, void (UnixConnection::*task)()) {
   const auto wait = std::chrono::milliseconds(milliseconds(seconds));
@@ -105,7 +105,7 @@ void UnixConnection::connect() {
   if (ended_ || closed_) {
     return;
   }
-  // Over a Unix socket this never waits.
+  // This never blocks on a Unix socket.
   if (::connect(stream_->fd(), endpoint_.address(), endpoint_.address_size()) == 0) {
     greet();
     return;
@@ -121,7 +121,7 @@ void UnixConnection::connect() {
 void UnixConnection::greet() {
   const std::string other = other_user(stream_->fd());
   if (!other.empty()) {
-    report_end("cannot connect to " + endpoint_.text() + ": who listens there is " + other);
+    report_end("cannot connect to " + endpoint_.text() + ": the listening process is " + other);
     return;
   }
   if (::send(stream_->fd(), &greeting_, sizeof greeting_, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof greeting_)) {
@@ -148,7 +148,7 @@ void UnixConnection::on_answer() {
       const bool is_one = std::memcmp(answer.form, kUnixForm, sizeof kUnixForm) == 0 &&
           answer.text_size <= wire::kLongestReason && (answer.is_admitted == 0 || answer.text_size == 0);
       if (!is_one) {
-        report_end("handshake with " + endpoint_.text() + " failed: who listens there is no worker of this version");
+        report_end("handshake with " + endpoint_.text() + " failed: the listening process is not a worker of this version");
         return;
       }
       wanted = sizeof answer + answer.text_size;
@@ -162,7 +162,7 @@ void UnixConnection::on_answer() {
       return;
     }
     if (got <= 0) {
-      report_end("handshake with " + endpoint_.text() + " failed: the connection ended during it");
+      report_end("handshake with " + endpoint_.text() + " failed: the connection ended during the handshake");
       return;
     }
     answer_.append(buffer, static_cast<size_t>(got));
@@ -172,7 +172,7 @@ void UnixConnection::on_answer() {
     return;
   }
   if (!expected_.empty() && std::memcmp(answer.proof, expected_.data(), kProofSize) != 0) {
-    report_end("handshake with " + endpoint_.text() + " failed: who listens there cannot prove that it is the peer");
+    report_end("handshake with " + endpoint_.text() + " failed: the listening process cannot prove that it is the peer");
     return;
   }
   unwatch();
@@ -184,7 +184,7 @@ void UnixConnection::on_answer() {
 
 void UnixConnection::on_tick() {
   if (up_since_ == Clock::time_point()) {
-    report_end("handshake with " + endpoint_.text() + " failed: not done within " +
+    report_end("handshake with " + endpoint_.text() + " failed: not finished within " +
              seconds_text(services_.settings.handshake_timeout));
     return;
   }
@@ -216,7 +216,7 @@ std::string UnixConnection::why_it_ended(const std::string& reason) const {
   int error = 0;
   endpoint_.probe(error);
   return error != 0 && error != EAGAIN
-      ? "connection to " + endpoint_.text() + " lost; nobody is there now: " + std::strerror(error)
+      ? "connection to " + endpoint_.text() + " lost; the peer no longer listens: " + std::strerror(error)
       : "connection reset by " + endpoint_.text();
 }
 

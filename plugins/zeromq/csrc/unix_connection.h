@@ -1,7 +1,7 @@
-// A connection to a peer of this host, over its Unix socket, in plain: nobody but this user can be at either end.
+// A connection to a peer on this host over its Unix socket. It is not encrypted: both ends are this user's.
 //
-//   who connects sends    a greeting: who it is, and the proof
-//   who listens answers   with its own proof, or a refusal
+//   the connecting side sends   a greeting: its id and its proof
+//   the listening side answers  with its own proof, or with a refusal
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace rpc_backends::zeromq {
 
-// What goes over a Unix socket before any message.
+// Exchanged over a Unix socket before any message.
 struct Greeting {
   char form[8];
   int32_t worker;
   uint32_t unused;
-  uint64_t time;  // of Route
+  uint64_t time;  // as in Route
   char proof[kProofSize];
 };
 static_assert(sizeof(Greeting) == 56);
@@ -27,17 +27,17 @@ static_assert(sizeof(Greeting) == 56);
 struct Answer {
   char form[8];
   uint32_t is_admitted;
-  uint32_t text_size;  // of why not, which follows
+  uint32_t text_size;  // bytes of the refusal's reason, which follows
   char proof[kProofSize];
 };
 static_assert(sizeof(Answer) == 48);
 
 inline constexpr char kUnixForm[8] = {'R', 'P', 'C', 'U', 'N', 'I', 'X', 1};
 
-// Opens a socket of Unix. Throws TransportError.
+// Creates a Unix socket. Throws TransportError.
 std::unique_ptr<Fd> open_unix_socket();
 
-// Who is at the other end, if it is another user; "" if it is this one.
+// Describes the process at the other end if it belongs to another user; "" if it belongs to this user.
 std::string other_user(int fd);
 
 class UnixConnection : public Connection, public std::enable_shared_from_this<UnixConnection> {
@@ -46,7 +46,7 @@ class UnixConnection : public Connection, public std::enable_shared_from_this<Un
       : Connection(listener, peer, endpoint), services_(services) {}
   ~UnixConnection() override;
 
-  // Begins to connect. Throws TransportError if the system has no room for it.
+  // Starts to connect. Throws TransportError if no socket can be made.
   void open(const Credentials& credentials, const Route& route);
 
   bool send(Parts parts) override;
@@ -65,10 +65,10 @@ class UnixConnection : public Connection, public std::enable_shared_from_this<Un
 
   const UnixStream::Services services_;
   std::shared_ptr<UnixStream> stream_;
-  std::string expected_;  // of the answer
+  std::string expected_;  // the answer that the peer must give
   Greeting greeting_{};
 
-  // Of the event_loop's thread, once it is open.
+  // Used only on the event loop's thread once the connection is open.
   Clock::time_point opened_;
   std::string answer_;
 

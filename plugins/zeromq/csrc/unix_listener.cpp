@@ -17,16 +17,16 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Connections that wait to be accepted: all workers of a group may connect in one moment.
+// Backlog for accept(): all workers of a group may connect at once.
 constexpr int kBacklog = 1024;
-// Who has connected and not said who it is; only processes of this user can.
+// Connections without a complete greeting; only processes of this user can connect.
 constexpr size_t kMaxPending = 256;
-// Connections of one peer at a time: the one it has, and those that it has left and that have messages.
+// Connections per peer: the current one, and earlier ones that still have messages.
 constexpr size_t kMaxCallers = 4;
-// How long nobody is let in where the process has too many files open.
+// How long to stop accepting when the process has too many files open.
 constexpr std::chrono::milliseconds kPause{100};
 
-constexpr const char* kUnknown = "its proof is that of no worker of the group";
+constexpr const char* kUnknown = "its proof does not belong to any worker of the group";
 
 Answer answer_with(const std::string& why, const std::string& proof) {
   Answer answer{};
@@ -78,7 +78,7 @@ bool UnixListener::reply(int peer, Parts& parts) {
     stream = found->second.back().stream;
   }
   if (!stream->send(std::move(parts))) {
-    throw TransportError("worker " + std::to_string(peer) + " has ended the connection by which it asked");
+    throw TransportError("worker " + std::to_string(peer) + " has closed the connection that carried the request");
   }
   return true;
 }
@@ -125,7 +125,7 @@ void UnixListener::close(double linger) {
 
 void UnixListener::remove_file() {
   struct stat found{};
-  // Somebody else may listen there by now.
+  // Another process may listen there by now.
   if (!path_.empty() && path_[0] != '@' && ::lstat(path_.c_str(), &found) == 0 && found.st_dev == device_ &&
       found.st_ino == number_) {
     ::unlink(path_.c_str());
@@ -133,7 +133,7 @@ void UnixListener::remove_file() {
   path_.clear();
 }
 
-// --- on the event_loop's thread -------------------------------------------------------------------------
+// --- on the event loop's thread ---------------------------------------------------------------------
 
 void UnixListener::watch() {
   watch_ = services_.event_loop.watch(socket_->get(), [weak = weak_from_this()] {
@@ -150,7 +150,7 @@ void UnixListener::accept_all() {
       continue;
     }
     if (fd == -1 && errno != EAGAIN) {
-      // Too many files are open. Who waits stays in the queue, and to look at once would be to look for ever.
+      // Too many files are open. The connection stays in the backlog; retrying at once would be a busy loop.
       services_.event_loop.unwatch(watch_, socket_->get());
       services_.event_loop.at(Clock::now() + kPause, [weak = weak_from_this()] {
         if (const auto listener = weak.lock()) {
@@ -165,7 +165,7 @@ void UnixListener::accept_all() {
     const std::string other = other_user(fd);
     if (!other.empty()) {
       ++services_.counters.refused;
-      callback_thread_.report("who connected to the Unix socket of this worker is " + other);
+      callback_thread_.report("the process that connected to this worker's Unix socket is " + other);
       continue;
     }
     if (pending_.size() >= kMaxPending) {
@@ -187,7 +187,7 @@ void UnixListener::accept_all() {
   }
 }
 
-// Drops those that have had their time.
+// Drops connections whose handshake took too long.
 void UnixListener::expire() {
   const auto longest = std::chrono::milliseconds(milliseconds(services_.settings.handshake_timeout));
   while (!pending_.empty() && Clock::now() - pending_.begin()->second.since >= longest) {
@@ -220,7 +220,7 @@ void UnixListener::on_greeting(uint64_t id) {
   pending.greeting.append(buffer, static_cast<size_t>(got));
   const size_t form = std::min(pending.greeting.size(), sizeof kUnixForm);
   if (std::memcmp(pending.greeting.data(), kUnixForm, form) != 0) {
-    refuse(id, "what has connected is no worker of this version");
+    refuse(id, "the connecting process is not a worker of this version");
   } else if (pending.greeting.size() == sizeof greeting) {
     std::memcpy(&greeting, pending.greeting.data(), sizeof greeting);
     identify(id, greeting);
@@ -232,7 +232,7 @@ void UnixListener::identify(uint64_t id, const Greeting& greeting) {
   services_.event_loop.unwatch(pending.watch, pending.fd->get());
   pending.watch = 0;
   if (greeting.worker < 0) {
-    refuse(id, "what has connected is no worker of this version");
+    refuse(id, "the connecting process is not a worker of this version");
     return;
   }
   const std::string proof(greeting.proof, kProofSize);
@@ -248,7 +248,7 @@ void UnixListener::identify(uint64_t id, const Greeting& greeting) {
     refuse(id, kUnknown);
     return;
   }
-  // It has come sooner than word of it.
+  // The peer connected before this worker learned of it.
   const bool asked = callback_thread_.look_up(proof, [this, weak = weak_from_this(), id, greeting](std::optional<int> worker) {
     services_.event_loop.post([this, weak, id, greeting, worker] {
       const auto self = weak.lock();
@@ -263,14 +263,14 @@ void UnixListener::identify(uint64_t id, const Greeting& greeting) {
     });
   });
   if (!asked) {
-    refuse(id, "too many others have connected that are not known");
+    refuse(id, "too many unknown processes connect at the same time");
   }
 }
 
 void UnixListener::admit(uint64_t id, const Greeting& greeting, int worker) {
   const std::string who = "worker " + std::to_string(greeting.worker);
   if (worker != greeting.worker || !directory_.admits(worker)) {
-    refuse(id, worker != greeting.worker ? "who says to be " + who + " has the proof of worker " + std::to_string(worker)
+    refuse(id, worker != greeting.worker ? "a process that claims to be " + who + " has the proof of worker " + std::to_string(worker)
                                          : who + " has left the group");
     return;
   }
@@ -328,10 +328,10 @@ void UnixListener::enter(std::unique_ptr<Fd> fd, const Greeting& greeting) {
 
 void UnixListener::refuse(uint64_t id, const std::string& why) {
   ++services_.counters.refused;
-  callback_thread_.report("a process of this host: " + why);
+  callback_thread_.report("a process on this host: " + why);
   const Answer answer = answer_with(why, "");
   const std::string text = std::string(reinterpret_cast<const char*>(&answer), sizeof answer) + why;
-  // It fits, and who does not read it does without.
+  // It fits into the socket's buffer. A process that does not read it misses it.
   [[maybe_unused]] const ssize_t sent = ::send(pending_.at(id).fd->get(), text.data(), text.size(), MSG_NOSIGNAL);
   drop(id);
 }
@@ -366,7 +366,7 @@ void UnixListener::on_end(int worker, uint64_t time, const std::string& reason) 
   ended->close(Clock::now());
 }
 
-// Ends connections whose other side gives no sign of life.
+// Ends connections on which nothing arrives for too long.
 void UnixListener::tick() {
   std::vector<Caller> callers;
   {

@@ -1,4 +1,4 @@
-// The Unix socket on which this worker listens for workers of its host.
+// The Unix socket on which this worker listens for workers on its host.
 #pragma once
 
 #include <sys/types.h>
@@ -21,28 +21,28 @@ namespace rpc_backends::zeromq {
 
 class UnixListener : public std::enable_shared_from_this<UnixListener> {
  public:
-  // `directory`: whose proof is whose. `on_arrival`: called when a peer has connected.
+  // `directory`: maps proofs to workers. `on_arrival`: called when a peer has connected.
   UnixListener(const UnixStream::Services& services, CallbackThread& callback_thread, Directory& directory,
                std::function<void(int peer)> on_arrival)
       : services_(services), callback_thread_(callback_thread), directory_(directory), on_arrival_(std::move(on_arrival)) {}
   ~UnixListener();
 
-  // Begins to listen. Throws BindError.
+  // Starts to listen. Throws BindError.
   void bind(const std::string& path);
 
-  // What this worker shows to a peer that has proved who it is.
+  // Sets the proof with which this worker answers an authenticated peer.
   void learn(int peer, const std::string& answer);
 
-  // Returns false, and leaves `parts`, if there is no connection from `peer`.
+  // Returns false, and leaves `parts` unchanged, if there is no connection from `peer`.
   bool reply(int peer, Parts& parts);
 
-  // As those of TcpListener.
+  // These do the same as those of TcpListener.
   void forget(int peer);
   void reject(int peer, const std::string& reason);
   void close(double linger);
 
  private:
-  // Somebody who has connected, and not said who it is.
+  // A connection whose greeting has not arrived completely, or is being checked.
   struct Pending {
     std::unique_ptr<Fd> fd;
     Clock::time_point since;
@@ -81,7 +81,7 @@ class UnixListener : public std::enable_shared_from_this<UnixListener> {
   ino_t number_ = 0;
   bool ticking_ = false;
 
-  // Of the event_loop's thread.
+  // Used only on the event loop's thread.
   uint64_t watch_ = 0;
   std::map<uint64_t, Pending> pending_;  // the oldest first
   uint64_t next_id_ = 1;
@@ -89,7 +89,7 @@ class UnixListener : public std::enable_shared_from_this<UnixListener> {
 
   std::mutex mutex_;
   bool closed_ = false;
-  std::unordered_map<int, std::vector<Caller>> callers_;  // of each peer, the newest last
+  std::unordered_map<int, std::vector<Caller>> callers_;  // by peer, the newest last
   std::unordered_map<int, std::string> answers_;
 };
 

@@ -18,13 +18,13 @@ using namespace wire;
 
 namespace {
 
-// Messages and bytes that one thread reads at once: more would make those of other sockets wait, and fill memory
-// sooner than threads empty it.
+// Messages and bytes that one thread reads in one go. More would delay other sockets and fill memory faster than
+// threads empty it.
 constexpr int kBatch = 32;
 constexpr size_t kBatchBytes = 1 << 22;
-// Bytes that the socket takes before the other side reads: a message of 1 MiB leaves without another thread.
+// Bytes that the socket's buffer takes: a message of 1 MiB is sent without the writer thread.
 constexpr int kInSocket = 1 << 20;
-// Parts that one call writes.
+// Buffers that one call writes.
 constexpr size_t kMaxPlaces = 64;
 
 std::vector<char> head_of(Kind kind, size_t count, size_t more) {
@@ -50,7 +50,7 @@ UnixStream::UnixStream(const Services& services, int peer, std::unique_ptr<Fd> f
       on_end_(std::move(on_end)),
       reader_(services.settings.max_message),
       last_activity_(Clock::now()) {
-  // Where the system allows less, it takes what it allows.
+  // If the system allows less, it uses its own limit.
   ::setsockopt(fd_->get(), SOL_SOCKET, SO_SNDBUF, &kInSocket, sizeof kInSocket);
 }
 
@@ -85,7 +85,7 @@ bool UnixStream::send(Parts parts) {
 UnixStream::Outgoing UnixStream::pack(Parts parts) const {
   if (parts.size() > kMaxParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
-                         std::to_string(kMaxParts) + " is the most");
+                         std::to_string(kMaxParts) + " is the limit");
   }
   Outgoing message{head_of(Kind::kMessage, parts.size(), parts.size() * sizeof(uint64_t)), std::move(parts)};
   char* field = message.head.data() + sizeof(Header);
@@ -95,7 +95,7 @@ UnixStream::Outgoing UnixStream::pack(Parts parts) const {
     bytes += size;
     std::memcpy(field, &size, sizeof size);
     field += sizeof size;
-    if (!part.owner && size > 0) {  // nobody says how long it lives
+    if (!part.owner && size > 0) {  // nothing keeps it alive
       const Part copied = take_block(size);
       std::memcpy(const_cast<void*>(copied.data), part.data, size);
       part = copied;
@@ -103,14 +103,14 @@ UnixStream::Outgoing UnixStream::pack(Parts parts) const {
   }
   if (bytes > services_.settings.max_message) {
     throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
-                         std::to_string(services_.settings.max_message) + " that one may have");
+                         std::to_string(services_.settings.max_message) + " that a message may have");
   }
   return message;
 }
 
-// Returns false if the stream is closed. What cannot be written is no matter: who reads sees the end.
+// Returns false if the stream is closed. Write errors are ignored here, because the reader sees the connection end.
 bool UnixStream::post(Outgoing message) {
-  std::deque<Outgoing> sent;  // let go of without the lock
+  std::deque<Outgoing> sent;  // destroyed without the lock
   Lock lock(writing_);
   if (closed_) {
     return false;
@@ -123,14 +123,14 @@ bool UnixStream::post(Outgoing message) {
   if (is_first) {
     write_queue(lock, 1, sent);
     if (sent.empty() && !queue_.empty() && !busy_) {
-      // Another thread goes on with it, which is not to wait for what its owners wait for.
+      // Another thread writes the rest. It must not wait for what the owners wait for.
       services_.releaser.hold(queue_.front().parts);
     }
   }
   return true;
 }
 
-// The same for what need not be sent if much is on its way.
+// The same for a control message, which is skipped if messages are queued.
 bool UnixStream::post_control(Outgoing message) {
   {
     const Lock lock(writing_);
@@ -141,7 +141,7 @@ bool UnixStream::post_control(Outgoing message) {
   return post(std::move(message));
 }
 
-// The socket takes more; on the writer's thread.
+// The socket has room again; on the writer's thread.
 void UnixStream::flush() {
   std::deque<Outgoing> sent;
   Lock lock(writing_);
@@ -152,7 +152,7 @@ void UnixStream::flush() {
   }
 }
 
-// Writes up to `most` messages. Others may send meanwhile: what they do not find empty they add to.
+// Writes up to `most` messages. Meanwhile other threads may append to the queue.
 void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   busy_ = true;
   while (!queue_.empty() && !closed_ && sent.size() < most) {
@@ -246,7 +246,7 @@ Clock::duration UnixStream::check_liveness() {
   const auto silence = now - last_activity_.load();
   if (silence >= duration_of(services_.settings.heartbeat) / 2 &&
       now - last_ping_.load() >= duration_of(services_.settings.heartbeat) / 2) {
-    // Behind a message that does not leave it would not leave either.
+    // Skipped behind queued messages, which it could not overtake.
     last_ping_ = now;
     post_control({head_of(Kind::kPing, 0, 0), {}});
   }
@@ -275,7 +275,7 @@ void UnixStream::pump() {
   }
 }
 
-// Returns false if nothing comes after it.
+// Returns false if no more data will arrive.
 bool UnixStream::handle(MessageReader::Outcome outcome) {
   last_activity_ = Clock::now();
   switch (outcome) {
@@ -292,19 +292,19 @@ bool UnixStream::handle(MessageReader::Outcome outcome) {
       return true;
     }
     case MessageReader::Outcome::kPing:
-      // Nothing piles up for who asks and does not read.
+      // Nothing is queued for a peer that sends pings but does not read.
       post_control({head_of(Kind::kPong, 0, 0), {}});
       return true;
     case MessageReader::Outcome::kPong:
     case MessageReader::Outcome::kBlocked:
       return true;
     case MessageReader::Outcome::kRefusal:
-      report_end("the peer takes nothing more by this connection: " + reader_.text());
+      report_end("the peer rejected this connection: " + reader_.text());
       break;
     case MessageReader::Outcome::kMalformed:
       ++services_.counters.rejected;
       refuse(reader_.text());
-      report_end("the peer has sent what is no message: " + reader_.text());
+      report_end("the peer sent an invalid message: " + reader_.text());
       break;
     case MessageReader::Outcome::kEnd:
       report_end("");
@@ -319,7 +319,7 @@ void UnixStream::report_end(const std::string& reason) {
 }
 
 void UnixStream::close(Clock::time_point deadline) {
-  std::deque<Outgoing> left;  // let go of without the lock
+  std::deque<Outgoing> left;  // destroyed without the lock
   {
     std::unique_lock<std::mutex> lock(writing_);
     if (closed_) {

@@ -1,6 +1,6 @@
-// A connection over a Unix socket, once each side knows who the other is: messages go in by one and come out by
-// the other. The threads that send write, and those that wait for events read; nothing is handed on, except
-// that another thread goes on where the socket takes no more for now.
+// An authenticated connection over a Unix socket, which carries messages in both directions. Threads that send
+// write to the socket themselves, and threads that wait for events read from it. Only if the socket's buffer is
+// full does the writer thread continue.
 #pragma once
 
 #include <condition_variable>
@@ -26,32 +26,32 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
     const Settings& settings;
     Inbox& inbox;
     EventLoop& event_loop;
-    EventLoop& writer;  // goes on where a socket took no more
+    EventLoop& writer;  // continues writing when a socket has room again
     const Releaser& releaser;
     Counters& counters;
   };
 
-  // `on_end`: called once, on any thread, when nothing comes by it any more, with the reason; "" if the other
-  // side has ended it.
+  // `on_end`: called once, on any thread, with the reason when no more data will arrive; "" if the other side
+  // closed the connection.
   UnixStream(const Services& services, int peer, std::unique_ptr<Fd> fd,
              std::function<void(const std::string&)> on_end);
   ~UnixStream() override;
 
-  // Begins to read, and to write what was sent before.
+  // Starts to read, and to write queued messages.
   void start();
 
-  // Returns false if it has ended. Throws TransportError if there is too much of the message.
+  // Returns false if the connection has ended. Throws TransportError if the message is too large.
   bool send(Parts parts);
 
-  // Tells the other side that nothing more is taken from it, and takes nothing more.
+  // Sends a refusal to the other side and drops further data.
   void refuse(const std::string& reason);
-  // Takes nothing more, and goes on sending.
+  // Drops further messages from the other side, and continues to send.
   void ignore();
 
-  // Asks for a sign of life if there was none for settings.heartbeat, and returns for how long there was none.
+  // Sends a ping if nothing has arrived for half of settings.heartbeat. Returns how long nothing has arrived.
   Clock::duration check_liveness();
 
-  // Reads what has arrived, and closes. What was sent has until `deadline` to leave.
+  // Reads what has arrived, and closes. Queued messages are sent until `deadline`.
   void close(Clock::time_point deadline);
 
   int fd() const { return fd_->get(); }
@@ -59,12 +59,12 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   void pump() override;
 
  private:
-  // A message on its way out: its header and sizes, then its parts.
+  // An outgoing message: its header and sizes, then its parts.
   struct Outgoing {
     std::vector<char> head;
     Parts parts;
-    size_t at = 0;      // 0 is the head, then come the parts
-    size_t offset = 0;  // in that
+    size_t at = 0;      // 0 is the head; the parts follow
+    size_t offset = 0;  // within the head or part
   };
 
   enum class Written { kAll, kSome, kFailed };
@@ -89,13 +89,13 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   MessageReader reader_;
   std::atomic<bool> ignoring_{false};
   bool read_to_end_ = false;
-  uint64_t source_ = 0;  // 0 if nothing is read
+  uint64_t source_ = 0;  // 0 while nothing is read
 
   std::mutex writing_;
   std::condition_variable written_;
   std::deque<Outgoing> queue_;
-  bool busy_ = false;   // a thread writes the first of the queue, without the lock
-  bool again_ = false;  // the socket took more meanwhile
+  bool busy_ = false;   // a thread is writing the head of the queue, without the lock
+  bool again_ = false;  // the socket has become writable meanwhile
   bool started_ = false;
   bool closed_ = false;
   uint64_t watch_ = 0;

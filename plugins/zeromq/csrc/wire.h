@@ -1,18 +1,18 @@
-// How the parts of a message travel as ZeroMQ messages, and are put together again.
+// The wire format: how the parts of a message travel as ZeroMQ messages, and are assembled again.
 //
-//   head      kind, version, number of parts, the size of each and where it is; then the small parts,
-//             each at a multiple of 16 bytes
+//   head      kind, version, number of parts, size and place of each part; then the small parts, each
+//             aligned to 16 bytes
 //   frames    of the same ZeroMQ message: the larger parts
-//   pieces    ZeroMQ messages of their own: the parts that are larger still
+//   pieces    separate ZeroMQ messages: the largest parts
 //
-// Small parts share a frame because each costs libzmq as much as a small message. Large ones come in
-// pieces because libzmq hands out nothing before it is whole, and hears no heartbeat in between: a frame
-// that takes long to arrive would look like a peer that is gone. Pieces are copied to their place while
-// the next ones are still on their way.
+// Small parts share a frame, because each frame costs libzmq as much as a small message. The largest parts
+// are split into pieces, because libzmq delivers only complete messages and sees no heartbeat in between: a
+// frame that takes long to arrive would look like a lost peer. Pieces are copied to their place while the next
+// ones are still arriving.
 //
-// No frame is larger than kLargestFrame; what is longer goes in several. libzmq allocates a frame when its size is announced, also for
-// a connection that has not been authenticated, and its limit is one for the life of a connection. So
-// the limit is what a pending can make a worker hold.
+// No frame is larger than kLargestFrame; longer data goes in several. libzmq allocates a frame as soon as its
+// size is announced, even for an unauthenticated connection, and its limit is fixed for the life of a
+// connection. So this limit bounds the memory that an unauthenticated process can make a worker hold.
 #pragma once
 
 #include <bit>
@@ -29,12 +29,12 @@ inline constexpr uint8_t kVersion = 2;
 
 enum class Kind : uint8_t {
   kMessage = 1,
-  kRefusal = 2,  // nothing more is taken by this connection; a text says why
+  kRefusal = 2,  // nothing more is accepted on this connection; a text says why
   kPing = 3,     // on a Unix socket: asks for a kPong
   kPong = 4,
 };
 
-// What a head begins with. `count` sizes of 64 bits follow, each with the place of the part in front.
+// The start of a head. `count` fields of 64 bits follow: the place of a part in the upper bits, then its size.
 struct Header {
   uint8_t kind = 0;
   uint8_t version = kVersion;
@@ -50,31 +50,31 @@ inline constexpr uint64_t kSizeMask = (uint64_t{1} << kPlaceShift) - 1;
 
 inline constexpr size_t kMaxParts = 65536;
 
-// Bytes of a part. Measured: a copy of as many costs less than a frame.
+// Bytes of the largest part in the head. Measured: copying as many costs less than a frame.
 inline constexpr size_t kMaxInHead = 4096;
 
-// Bytes of a part or a piece. Measured: as many arrive sooner in one ZeroMQ message than in several, and stay in
-// the cache between the two copies.
+// Bytes of the largest piece, and of the largest part that is not split. Measured: as many bytes arrive sooner in
+// one ZeroMQ message than in several, and stay in the cache between the two copies.
 inline constexpr size_t kMaxInMessage = size_t{1} << 20;
 
-// Bytes; measured, see bench/run.py: encryption takes longer than the copy that many frames need.
+// Bytes; measured with bench/run.py: copying the frames together takes less time than encryption.
 inline constexpr size_t kLargestFrame = size_t{128} << 10;
 
-// The same without encryption, which keeps nobody out anyway.
+// The same without encryption, where any process can connect anyway.
 inline constexpr size_t kLargestPlainFrame = kMaxInMessage;
 
-// For ZMQ_MAXMSGSIZE, which counts what CURVE adds to a frame: 33 bytes.
+// The value of ZMQ_MAXMSGSIZE, which includes the 33 bytes that CURVE adds to a frame.
 constexpr int64_t on_wire(size_t largest_frame) {
   return static_cast<int64_t>(largest_frame) + 64;
 }
 inline constexpr size_t kLongestReason = 500;
 
-// A multiple of 16, for any element of any tensor.
+// Rounds up to a multiple of 16, the alignment that any tensor accepts.
 constexpr size_t aligned(size_t size) {
   return (size + 15) / 16 * 16;
 }
 
-// Where the parts in a head begin.
+// The offset at which the parts in a head begin.
 constexpr size_t begin_of_parts(size_t count) {
   return aligned(sizeof(Header) + count * sizeof(uint64_t));
 }

@@ -7,7 +7,7 @@
 namespace rpc_backends::zeromq {
 
 struct Zap::Request {
-  std::string session;  // of libzmq, to which the answer goes
+  std::string session;  // libzmq's session, which gets the answer
   std::string id;
   std::string address;
   std::string key;  // Z85; empty without encryption
@@ -19,10 +19,10 @@ constexpr size_t kRawKeySize = 32;
 // The frames before the credentials: session, empty, version, id, domain, address, routing id, mechanism.
 constexpr size_t kFrames = 8;
 
-// Where somebody connects from, for the log.
+// The origin of a connection, for the log.
 std::string shown(const std::string& address) {
   if (address.empty() || address[0] == ':') {  // a Unix socket: ":UID:GID:PID"
-    return "a process of this host" + (address.empty() ? std::string() : " (uid:gid:pid " + address.substr(1) + ")");
+    return "a process on this host" + (address.empty() ? std::string() : " (uid:gid:pid " + address.substr(1) + ")");
   }
   return address;
 }
@@ -78,7 +78,7 @@ void Zap::decide(const Request& request) {
     return;
   }
   if (!callback_thread_.can_look_up() || request.key.empty()) {
-    refuse(request, "it belongs to no worker that is known here");
+    refuse(request, "it does not belong to any worker that this worker knows");
     return;
   }
   const bool asked = callback_thread_.look_up(request.key, [this, request](std::optional<int> worker) {
@@ -87,14 +87,14 @@ void Zap::decide(const Request& request) {
         directory_.learn(*worker, request.key);
         admit(request, std::to_string(*worker));
       } else {
-        refuse(request, "it belongs to no worker of the group");
+        refuse(request, "it does not belong to any worker of the group");
       }
-      // To send is to take note of what has arrived meanwhile, and of that the descriptor does not tell again.
+      // Sending makes libzmq notice new requests, and its descriptor does not signal those again.
       answer_all();
     });
   });
   if (!asked) {
-    refuse(request, "too many others have connected with unknown keys");
+    refuse(request, "too many connections with unknown keys at the same time");
   }
 }
 
@@ -114,7 +114,7 @@ void Zap::reply(const Request& request, const std::string& status, const std::st
   const size_t count = std::size(frames);
   for (size_t i = 0; i < count; ++i) {
     Frame frame(frames[i].data(), frames[i].size());
-    // Whoever waited too long for it is gone; nobody else can get it.
+    // If the requesting session is gone, no other session gets the answer.
     socket_.send(frame, i + 1 < count);
   }
 }

@@ -1,4 +1,5 @@
-// Who is let in, as libzmq asks: by the ZAP protocol, on a socket of the same context.
+// The authentication handler that libzmq asks about new connections: the ZAP protocol, on a socket in the same
+// context.
 #pragma once
 
 #include <string>
@@ -11,17 +12,17 @@
 
 namespace rpc_backends::zeromq {
 
-// Answers on the event_loop's thread. A key that the directory does not have is a question to the callback_thread, and
-// others are answered meanwhile.
+// Answers on the event loop's thread. Keys that the directory does not have are looked up on the callback thread,
+// and other requests are answered meanwhile.
 class Zap {
  public:
-  // The domain that sockets must have for libzmq to ask, also without encryption.
+  // Sockets must have this domain so that libzmq asks, even without encryption.
   static constexpr const char* kDomain = "rpc";
 
-  // Throws TransportError. Nobody may connect to a socket of `context` before this is there.
+  // Throws TransportError. Make it before any process can connect to a socket of `context`.
   Zap(Context& context, EventLoop& event_loop, CallbackThread& callback_thread, Directory& directory, Counters& counters, bool encrypts);
 
-  // The event_loop must be stopped.
+  // Stop the event loop first.
   ~Zap() = default;
 
  private:

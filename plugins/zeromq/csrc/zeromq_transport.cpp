@@ -11,7 +11,7 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// How often this process has been forked off another.
+// How often this process was forked.
 std::atomic<unsigned> forks{0};
 
 unsigned count_forks() {
@@ -26,31 +26,31 @@ const Settings& checked(const Settings& settings) {
                          ", which pyzmq has loaded, was built without encryption (CURVE). Install pyzmq from a wheel, "
                          "or run without encryption.");
   }
-  // libzmq counts milliseconds in an int, and the longest time without a word in tenths of seconds in 16 bits.
+  // libzmq has milliseconds in an int, and the heartbeat's time to live in tenths of seconds in 16 bits.
   constexpr double longest = 6553;
   const bool times = settings.heartbeat >= 0.001 && settings.heartbeat <= settings.heartbeat_timeout &&
       settings.heartbeat_timeout >= 0.1 && settings.heartbeat_timeout <= longest &&
       settings.handshake_timeout >= 0.001 && settings.handshake_timeout <= longest;
   if (!times) {
-    throw TransportError("heartbeat, heartbeat_timeout and handshake_timeout are seconds, 6553 at most, and "
-                         "heartbeat_timeout is no less than heartbeat and 0.1");
+    throw TransportError("heartbeat, heartbeat_timeout and handshake_timeout must be at most 6553 seconds, and "
+                         "heartbeat_timeout must be at least heartbeat and at least 0.1");
   }
   constexpr uint64_t most = uint64_t{1} << 61;
   if (settings.max_message == 0 || settings.max_message > most) {
-    throw TransportError("max_message is a number of bytes, and not " + std::to_string(settings.max_message));
+    throw TransportError("max_message must be from 1 to 2**61 bytes, not " + std::to_string(settings.max_message));
   }
   if (settings.io_threads < 1) {
-    throw TransportError("io_threads is 1 or more");
+    throw TransportError("io_threads must be 1 or more");
   }
   if (settings.encrypts() && (settings.public_key.size() != kKeySize || settings.secret_key.size() != kKeySize)) {
-    throw TransportError("a key is 40 characters of Z85");
+    throw TransportError("a key must be 40 characters of Z85");
   }
   return settings;
 }
 
 }  // namespace
 
-// In the order in which it is made; what is later uses what is earlier.
+// Members are made in this order; later ones use earlier ones.
 struct ZeroMQTransport::Impl {
   Impl(std::shared_ptr<const Settings> with, std::shared_ptr<Counters> counts,
         CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
@@ -67,7 +67,7 @@ struct ZeroMQTransport::Impl {
     try {
       tcp_listener->open();
     } catch (...) {
-      event_loop.stop();  // it may be using what goes now
+      event_loop.stop();  // it may be using the members that are destroyed now
       writer.stop();
       throw;
     }
@@ -77,7 +77,7 @@ struct ZeroMQTransport::Impl {
     return [this](int peer) { event_loop.post([this, peer] { peers.hint(peer); }); };
   }
 
-  // The context goes last of what is ZeroMQ's, and waits for what is to leave.
+  // The context is closed last of the ZeroMQ objects. It waits until queued messages are sent.
   void close(double linger) {
     event_loop.stop();
     writer.stop();
@@ -95,7 +95,7 @@ struct ZeroMQTransport::Impl {
   EventLoop event_loop;
   EventLoop writer{"rpc-zmq-writer"};
   CallbackThread callback_thread;
-  Releaser releaser;  // after all that lets go of messages
+  Releaser releaser;  // after everything that releases messages
   Context context;
   Zap zap;
   UnixStream::Services unix_services;
@@ -170,20 +170,20 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
   check();
   const std::string who = "worker " + std::to_string(peer);
   if (peer < 0) {
-    throw TransportError("a worker's id cannot be " + std::to_string(peer));
+    throw TransportError("a worker id must not be negative, and this is " + std::to_string(peer));
   }
   if (settings_->encrypts() != !public_key.empty()) {
     throw TransportError(settings_->encrypts() ? who + " has no public key, and this worker encrypts"
                                               : who + " has a public key, and this worker does not encrypt");
   }
   if (settings_->encrypts() && public_key.size() != kKeySize) {
-    throw TransportError("the public key of " + who + " is none: it is not 40 characters of Z85");
+    throw TransportError("the public key of " + who + " is invalid: it is not 40 characters of Z85");
   }
   const Endpoint checked_endpoint(endpoint);
   const auto is_proof = [](const std::string& proof) { return proof.size() == kProofSize; };
   if (settings_->wants_proofs && !(is_proof(credentials.our_greeting) && is_proof(credentials.their_greeting) &&
                                    is_proof(credentials.our_answer) && is_proof(credentials.their_answer))) {
-    throw TransportError("the proofs of " + who + " are none: each is " + std::to_string(kProofSize) + " bytes");
+    throw TransportError("the proofs of " + who + " are invalid: each must be " + std::to_string(kProofSize) + " bytes");
   }
   impl_->directory.learn(peer, public_key);
   impl_->directory.limit(peer, credentials.max_message);
@@ -249,10 +249,10 @@ void ZeroMQTransport::reject(int peer, const std::string& reason) {
 
 void ZeroMQTransport::close(double linger) {
   if (is_forked()) {
-    impl_.release();  // its threads and locks are the parent's
+    impl_.release();  // its threads and locks belong to the parent process
     return;
   }
-  std::unique_ptr<Impl> closed;  // let go of without the lock: what the callbacks keep may close this too
+  std::unique_ptr<Impl> closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (!impl_) {
     return;

@@ -1,14 +1,14 @@
-// The transport over ZeroMQ: its parts, put together. See each for what it does and why.
+// The ZeroMQ transport, assembled from its parts. Each part's header says what it does and why.
 //
-//   send(reply=false)  Peers ─▶ TcpConnection ══════▶ peer's TcpListener        a connection of ours: requests, their answers
-//   send(reply=true)   TcpListener  ══════════════▶ peer's TcpConnection        a connection of the peer's: its requests
-//   receive()          Inbox ◀─ TcpConnection, TcpListener                      read by the threads that wait
-//   on one host        UnixConnection for TcpConnection, UnixListener for TcpListener: no ZeroMQ, UnixStream at both ends
-//   EventLoop             one thread: monitors of connections, who may connect (Zap), trials to reach lost peers
-//   CallbackThread              one thread: the owner's callbacks
-//   Releaser           one thread: lets go of memory that was sent
+//   send(reply=false)  Peers ─▶ TcpConnection ════▶ peer's TcpListener     our connection: requests and their replies
+//   send(reply=true)   TcpListener ══════════════▶ peer's TcpConnection   the peer's connection: its requests
+//   receive()          Inbox ◀─ TcpConnection, TcpListener                read by the waiting threads
+//   on one host        UnixConnection and UnixListener instead, with a UnixStream at both ends, without ZeroMQ
+//   EventLoop          one thread: monitors connections, authenticates peers (Zap), reconnects to lost peers
+//   CallbackThread     one thread: runs the owner's callbacks
+//   Releaser           one thread: releases memory that was sent
 //
-// Who waits for an answer has made the connection by which it comes, and sees it end.
+// A worker that waits for a reply has opened the connection on which the reply arrives, so it sees the connection end.
 #pragma once
 
 #include <memory>
@@ -28,18 +28,18 @@ namespace rpc_backends::zeromq {
 
 class ZeroMQTransport : public Transport {
  public:
-  // load_library() goes before. Throws TransportError.
+  // Call load_library() first. Throws TransportError.
   ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused);
   ~ZeroMQTransport() override;
 
-  // Returns the endpoints with the ports that the system has chosen. Throws BindError.
+  // Returns the endpoints with the ports that the system chose. Throws BindError.
   std::vector<std::string> bind(const std::vector<std::string>& endpoints);
   void start(int self);
   void learn_endpoint(int peer, const std::string& endpoint, const Credentials& credentials);
   Inbox::Outcome receive_until(Event& event, Clock::time_point deadline);
 
-  // For those who bring no addresses of their own: starts, and returns "ENDPOINT KEY" of the first that was
-  // bound, or "" if none was.
+  // For callers that do not call bind() and start() themselves: starts, and returns "ENDPOINT KEY" of the first
+  // endpoint that was bound, or "" if there is none.
   std::string listen(int self, const std::string& name) override;
   void learn(int peer, const std::string& name, const std::string& address) override;
   void forget(int peer) override;
@@ -60,7 +60,7 @@ class ZeroMQTransport : public Transport {
   const unsigned forks_;
   Gate gate_;
   std::mutex close_mutex_;
-  std::unique_ptr<Impl> impl_;  // until it is closed
+  std::unique_ptr<Impl> impl_;  // null once it is closed
   std::string address_;
 };
 

@@ -67,11 +67,11 @@ class NetworkHost:
     interface: str
 
     def run(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
-        """Run Python there, and return what its last line of output is the JSON of."""
+        """Run Python on the host, and parse the JSON in its last line of output."""
         return self.start(code, *arguments, env=env).result()
 
     def start(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Running:
-        """Run Python there, beside the test."""
+        """Start Python on the host, without waiting for it."""
         command = ["ip", "netns", "exec", self.name, sys.executable, "-c", dedent(code), *arguments]
         process = subprocess.Popen(
             command,
@@ -91,7 +91,7 @@ class Running:
     process: subprocess.Popen[str]
 
     def line(self) -> Any:
-        """Return what the next line of its output is the JSON of."""
+        """Parse the JSON in the next line of its output."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate(timeout=60)[1]
@@ -104,7 +104,7 @@ class Running:
         self.process.stdin.flush()
 
     def result(self) -> Any:
-        """Wait for its end, and return what its last line is the JSON of."""
+        """Wait until it ends, and parse the JSON in its last line."""
         try:
             output, errors = self.process.communicate(timeout=60)
         finally:
@@ -115,7 +115,7 @@ class Running:
 
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
-    """Give two hosts with a cable between them, and nothing else."""
+    """Yield two hosts that are connected only to each other."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces take root")
     if shutil.which("ip") is None:

@@ -1,4 +1,4 @@
-"""Which address a worker listens on, on hosts that are network namespaces with real routes."""
+"""The address on which a worker listens, on network namespaces with real routes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_rendezvous_host_without_an_address_is_an_error_with_its_name() -> Non
     meeting = Rendezvous("no-such-host.invalid", "MASTER_ADDR=no-such-host.invalid")
 
     with pytest.raises(
-        AddressError, match=r"'no-such-host.invalid' \(MASTER_ADDR=.*has no address"
+        AddressError, match=r"'no-such-host.invalid' \(MASTER_ADDR=.*cannot be resolved"
     ):
         addresses.choose(Wanted(), meeting, Policy())
 
@@ -99,7 +99,9 @@ def test_an_address_of_another_machine_is_refused_with_those_of_this_one() -> No
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 300, "a..b"])
 def test_a_name_without_an_address_is_refused(name: str) -> None:
-    with pytest.raises(AddressError, match="asked for is no address and no name that has one"):
+    with pytest.raises(
+        AddressError, match="asked for is neither an address nor a name that resolves to one"
+    ):
         addresses.choose(Wanted(address=name, said_by="what was asked for"), HERE, Policy())
 
 
@@ -110,7 +112,7 @@ def test_a_name_of_this_machine_will_do() -> None:
 
 
 def test_an_interface_that_is_not_there_is_refused_with_the_nearest() -> None:
-    with pytest.raises(AddressError, match=r"asked is no interface.*Did you mean 'lo'\?"):
+    with pytest.raises(AddressError, match=r"asked is not an interface.*Did you mean 'lo'\?"):
         addresses.choose(Wanted(interface="lo0", said_by="asked"), HERE, Policy())
 
 
@@ -185,7 +187,7 @@ def test_no_route_to_the_rendezvous_host_is_an_error_with_the_addresses_there_ar
     kind, why = choose(two, "tcp://192.0.2.1:29500", SECRET=text)
 
     assert kind == "AddressError"
-    assert "no route from here to the rendezvous host '192.0.2.1'" in why
+    assert "no route to the rendezvous host '192.0.2.1'" in why
     assert f"{two.interface} {two.four}" in why
 
 
@@ -247,7 +249,7 @@ def test_who_says_aloud_that_the_network_is_trusted_may(two_hosts: Any) -> None:
 def test_without_a_secret_workers_on_the_rendezvous_host_itself_stay_on_its_loopback_interface(
     two_hosts: Any,
 ) -> None:
-    """As a launcher does that names the host by its own address, with all workers on it."""
+    """A launcher names the host by its own address, and all workers run on that host."""
     one, _ = two_hosts
 
     for host in (one.four, f"[{one.six}]"):

@@ -1,4 +1,4 @@
-"""Whose key it is: known, learned in time, found by looking, or nobody's."""
+"""AdmissionControl finds keys that are known, learned in time or looked up, and refuses others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer that does not read: `max_unanswered_bytes` bounds what is kept for it, and no call is lost."""
+"""A peer that does not read: `max_unanswered_bytes` bounds the memory for it, and no call is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLACK = 48 * MIB
 
 
 def send_all(me: WorkerContext, to: str, folder: str) -> None:
-    """Make all calls, each with a tensor of its own, and wait for their answers."""
+    """Make all calls, each with its own tensor, and wait for the replies."""
     progress = Path(folder) / "sent"
     futures = []
     for number in range(CALLS):
@@ -39,7 +39,7 @@ def send_all(me: WorkerContext, to: str, folder: str) -> None:
 
 
 def resident(pid: int, what: str) -> int:
-    """Return a process's memory: VmRSS, or VmHWM, the most it has had since `forget_most`."""
+    """Return a process's memory: VmRSS, or VmHWM, its peak since `forget_most`."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{what}:"):
             return int(line.split()[1]) * 1024
@@ -47,7 +47,7 @@ def resident(pid: int, what: str) -> int:
 
 
 def forget_most(pid: int) -> None:
-    """Have VmHWM begin anew."""
+    """Reset the peak VmHWM."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
@@ -86,7 +86,7 @@ def test_a_slow_receiver_bounds_the_memory_of_who_sends_and_gets_every_call(
 
 
 def answer_of(number: int, size: int, gate: str) -> torch.Tensor:
-    """Return a large answer to a small call, once there is a file `gate`."""
+    """Return a large result for a small call, once the file `gate` exists."""
     eventually(Path(gate).exists, lambda: gate)
     return torch.full((size,), number, dtype=torch.uint8)
 
@@ -102,7 +102,7 @@ def ask(me: WorkerContext, to: str, gate: str) -> None:
 def test_a_caller_that_does_not_read_bounds_the_memory_of_who_answers(
     tmp_path: Path, media: str
 ) -> None:
-    """Further requests wait, other callers are served, and every answer arrives."""
+    """Further requests wait, other callers are served, and every reply arrives."""
     gate = tmp_path / "gate"
     with Workers(3, seconds=120) as workers:
         caller, answerer, other = workers

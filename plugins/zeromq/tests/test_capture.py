@@ -1,4 +1,4 @@
-"""What somebody on the way sees of a run: no payload and no name of a function."""
+"""A network capture of a run shows neither payloads nor function names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fail_in_a_worker() -> None:
 
 
 def whisper(me: WorkerContext, to: str) -> None:
-    """Make the calls that are looked for."""
+    """Make the calls whose contents the capture is searched for."""
     tensor = torch.frombuffer(bytearray(TENSOR * 1000), dtype=torch.uint8)
     answer, text = rpc.rpc_sync(to, whisper_to_a_worker, args=(tensor, TEXT))
     assert torch.equal(answer, tensor)
@@ -66,7 +66,7 @@ def host() -> Iterator[Host]:
 
 
 def captured(host: Host, tmp_path: Path, **options: object) -> Capture:
-    """Run two workers that call each other over TCP, and return all that went over the wire."""
+    """Run two workers that call each other over TCP, and return all captured traffic."""
     with Workers(2) as workers, Capture(host) as capture:
         workers.run(enter, host)
         # They meet over a file, so what goes over the wire is all ZeroMQ's.
@@ -91,6 +91,6 @@ def test_nothing_of_a_call_can_be_read_on_the_way(
 
 
 def test_without_encryption_all_of_it_can_be(host: Host, tmp_path: Path) -> None:
-    """So it is looked for in the right way above."""
+    """Without encryption the search finds the payload, so the search works."""
     capture = captured(host, tmp_path, encryption=False)
     assert {what for what, secret in SECRETS.items() if capture.count(secret)} == set(SECRETS)

@@ -1,4 +1,4 @@
-"""What `rpc-backends doctor` says of ZEROMQ."""
+"""The ZEROMQ section of `rpc-backends doctor`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ def test_with_nothing_set_a_worker_is_on_one_host_and_nothing_is_broken() -> Non
     assert zmq.zmq_version() in findings["libzmq"].text
     assert findings["libzmq"].data["curve"] is True
     assert findings["secret"].level == "note"
-    assert "so workers talk on one host alone" in findings["secret"].text
+    assert "so workers communicate within one host only" in findings["secret"].text
     assert "`rpc-backends secret --out FILE`" in findings["secret"].text
-    assert findings["encryption"].text == "on; Unix sockets have none, and need none"
-    assert findings["address"].text == "127.0.0.1 (lo), any port, by MASTER_ADDR is not set"
+    assert (
+        findings["encryption"].text
+        == "on for TCP; Unix sockets are private to this user and not encrypted"
+    )
+    assert findings["address"].text == "127.0.0.1 (lo), any port, chosen by MASTER_ADDR is not set"
     assert findings["Unix sockets"].level == "ok"
     assert set(findings) == {"libzmq", "secret", "encryption", "address", "Unix sockets"}
 
@@ -68,14 +71,14 @@ def test_an_interface_that_is_not_there_is_a_problem() -> None:
     finding = found({f"{P}INTERFACE": "eth77"})["address"]
 
     assert finding.level == "problem"
-    assert "RPC_BACKENDS_ZEROMQ_INTERFACE=eth77 is no interface" in finding.text
+    assert "RPC_BACKENDS_ZEROMQ_INTERFACE=eth77 is not an interface" in finding.text
 
 
 def test_what_makes_a_worker_less_safe_is_a_warning() -> None:
     findings = found({f"{P}TRUSTED_NETWORK": "1", f"{P}ENCRYPTION": "0", f"{P}UNIX_SOCKETS": "0"})
 
     assert findings["secret"].level == findings["encryption"].level == "warning"
-    assert "whoever reaches a worker can run code in it" in findings["secret"].text
+    assert "anyone who can reach a worker can run code in it" in findings["secret"].text
     assert findings["Unix sockets"].level == "note"
 
 
@@ -99,7 +102,8 @@ print(json.dumps([asdict(finding) for finding in check().findings if finding.abo
 
     assert allowed["level"] == "ok"
     assert allowed["text"] == (
-        f"{two.four} ({two.interface}), port 5000-5010, by route to {one.four}, MASTER_ADDR={one.four}"
+        f"{two.four} ({two.interface}), port 5000-5010, "
+        f"chosen by route to {one.four}, MASTER_ADDR={one.four}"
     )
     assert allowed["data"]["interface"] == two.interface
     assert refused["level"] == "problem"

@@ -1,4 +1,4 @@
-"""A worker says at its start if it may open too few files for its group."""
+"""A worker warns at its start if its descriptor limit is too low for its group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKERS = 20
 
 @pytest.fixture
 def wanted() -> Iterator[int]:
-    """Give what a group of 20 needs in this process; its limit is put back afterwards."""
+    """Yield the descriptors that a group of 20 needs; restore this process's limit afterwards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield descriptors.needed(len(list(Path("/proc/self/fd").iterdir())), WORKERS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,4 +1,4 @@
-"""Which endpoint of a peer a worker connects to, and what it says where there is none."""
+"""Which endpoint of a peer a worker chooses, and the error if it can reach none."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_they_use_tcp_where_unix_sockets_are_off(unix_socket: UnixSocket) -> Non
 
 
 def test_a_path_that_leads_to_another_socket_here_is_not_used(unix_socket: UnixSocket) -> None:
-    """Two containers with the same name and the same path, each with a file system of its own."""
+    """Two containers have the same host name and path, but separate file systems."""
     theirs = replace(unix_socket, node=Node(unix_socket.node.device, unix_socket.node.inode + 1))
 
     assert endpoints.choose(replace(PEER, unix=theirs), ME) == "tcp://127.0.0.1:5000"
@@ -106,7 +106,7 @@ def test_the_loopback_interface_of_another_host_or_container_is_not_taken_for_th
     text = str(caught.value)
     assert text.startswith("worker 'me' cannot reach worker 'w1' (rank 1): it listens on 127.0.0.1")
     assert "(MASTER_ADDR is not set), the loopback interface of another host or container" in text
-    assert "Without a secret ZEROMQ runs on one host alone" in text
+    assert "Without a secret ZEROMQ runs on a single host only" in text
     assert "rpc-backends secret" in text
 
 
@@ -147,8 +147,8 @@ def test_of_several_addresses_the_first_with_a_route_is_used(two_hosts: Any) -> 
 def test_an_address_without_a_route_is_told_with_where_it_is_from(two_hosts: Any) -> None:
     why = two_hosts[1].run(CHOOSE, "", "tcp://192.0.2.1:2", "tcp://[fd99::1]:3")
 
-    assert "it listens on 192.0.2.1 (the test), to which there is no route; " in why
-    assert "it listens on fd99::1 (the test), to which there is no route. Set " in why
+    assert "it listens on 192.0.2.1 (the test), and there is no route to that address; " in why
+    assert "it listens on fd99::1 (the test), and there is no route to that address. Set " in why
 
 
 def test_a_link_local_address_is_reached_by_the_interface_of_this_worker_s_own(
@@ -164,10 +164,10 @@ def test_a_link_local_address_is_reached_by_the_interface_of_this_worker_s_own(
 def test_a_link_local_address_needs_an_interface() -> None:
     peer = replace(PEER, host=ELSEWHERE, tcp=("tcp://[fe80::1]:5000",))
 
-    with pytest.raises(AddressError, match="nothing says by which interface it is reached"):
+    with pytest.raises(AddressError, match="the interface that reaches it is unknown"):
         endpoints.choose(peer, ME)
 
 
 def test_a_worker_that_listens_nowhere_cannot_be_reached() -> None:
-    with pytest.raises(AddressError, match="it listens nowhere"):
+    with pytest.raises(AddressError, match="it does not listen on any address"):
         endpoints.choose(replace(PEER, tcp=()), ME)

@@ -1,4 +1,4 @@
-"""A worker goes on where a peer dies in the middle of its calls, and where it forks."""
+"""A worker survives a peer's death during calls, and a fork."""
 
 from __future__ import annotations
 
@@ -117,19 +117,19 @@ _all_run = threading.Barrier(CALLS)
 
 
 def number_when_all_run(number: int) -> int:
-    """Return a number together with all other calls of the round."""
+    """Return a number when all calls of the round have arrived."""
     _all_run.wait(30)
     return number
 
 
 def ask(me: WorkerContext, to: str) -> list[int]:
-    """Make the calls of a round, and return their answers."""
+    """Make the calls of a round, and return the results."""
     calls = [rpc.rpc_async(to, number_when_all_run, args=(i,)) for i in range(CALLS)]
     return [call.wait() for call in calls]
 
 
 def leave_when_all_is_answered(me: WorkerContext, answered: int) -> None:
-    """Leave, without a word to anybody, as soon as the answers have been sent."""
+    """Leave without notice as soon as the replies are sent."""
 
     def done() -> bool:
         received = metric(me, "agent.requests_received")
@@ -170,7 +170,7 @@ def test_a_forked_child_ends_and_the_worker_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("media", ["unix", "tcp"])
 def test_answers_that_came_before_the_end_of_a_peer_count(tmp_path: Path, media: str) -> None:
-    """Several threads read them, and another one reads the end."""
+    """Several threads read the replies while another thread reads the end of the connection."""
     options = {"dynamic": True, "unix_sockets": media == "unix"}
     with Workers(2, seconds=120) as workers:
         asker, answerer = workers

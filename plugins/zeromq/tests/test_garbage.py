@@ -1,4 +1,4 @@
-"""Whatever comes in at a worker's ports, by those who speak another language: its group carries on."""
+"""A group continues to work whatever data arrives at a worker's ports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CROWD = 600
 
 
 def listening_ports(pid: int) -> list[tuple[str, int]]:
-    """Return the addresses at which a process listens for TCP, found the way the system knows them."""
+    """Return the TCP addresses on which a process listens, as the kernel reports them."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def throw(address: tuple[str, int], garbage: bytes) -> socket.socket:
 
 
 def pace_calls(me: WorkerContext, to: str) -> int:
-    """Call a worker until told to stop, and return how often; each call is answered."""
+    """Call a worker until told to stop, and return the number of calls; each must succeed."""
     me.tell("calling")
     calls = 0
     while not Path(me.memory["stop"]).exists():
@@ -82,7 +82,7 @@ def stop_when(me: WorkerContext, path: str) -> None:
 
 
 def limit_files(me: WorkerContext, number: int) -> None:
-    """Have this process open no more files than so many."""
+    """Limit the number of files that this process may open."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
 
 
@@ -96,7 +96,7 @@ def warn(me: WorkerContext) -> None:
 def test_garbage_at_every_port_of_a_worker_harms_nobody(
     kind: str, text: str, tmp_path: Path
 ) -> None:
-    """The ports are the transport's and, where worker0 hosts it, that of torch's store."""
+    """The ports are the transport's and, if worker0 hosts it, that of torch's store."""
     with meeting(kind, tmp_path) as where, Workers(2, seconds=120) as workers:
         run(workers, where, text, tmp_path)
 
@@ -123,7 +123,7 @@ def run(workers: Workers, where: Meeting, text: str, tmp_path: Path) -> None:
         for me, other in ((0, 1), (1, 0)):
             workers[me].call(exercise, f"worker{other}")
         for worker in workers:
-            said(worker, "refused a connection: somebody who connected to tcp://127.0.0.1")
+            said(worker, "refused a connection: a connection to tcp://127.0.0.1")
             assert worker.call(metric, "transport.zeromq.failed_handshakes") > 0
             assert worker.call(metric, "agent.bad_frames") == 0  # nothing came so far
     workers.run(steps.leave)

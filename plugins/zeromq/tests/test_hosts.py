@@ -1,4 +1,4 @@
-"""Groups of workers on several hosts: they find each other, and stand a cable that is cut."""
+"""Groups of workers on several hosts: they find each other and survive a network outage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def three() -> Iterator[list[Host]]:
 def group(
     three: list[Host], text: str, dynamic: bool, family: str = "four", **options: Any
 ) -> Iterator[Workers]:
-    """Have a group with a worker on each host; the first has the store."""
+    """Start a group with a worker on each host; the first hosts the store."""
     address = three[0].four if family == "four" else f"[{three[0].six}]"
     url = f"tcp://{address}:{PORT}"
     with Workers(len(three), seconds=120) as workers:
@@ -64,7 +64,7 @@ def group(
 
 
 def leave(workers: Workers) -> None:
-    """Have all workers leave, and end."""
+    """Make all workers leave, and end their processes."""
     workers.run(steps.leave)
     assert [worker.end() for worker in workers] == [0] * workers.size
 
@@ -78,7 +78,7 @@ def sum_of(rref: Any) -> float:
 
 
 def share_an_rref(me: WorkerContext, owner: str, user: str) -> float:
-    """Have one worker keep a tensor, and another one use it."""
+    """Keep a tensor on one worker and use it from another."""
     rref = rpc.remote(owner, torch.full, args=((1000,), 2.0))
     found: float = rpc.rpc_sync(user, sum_of, args=(rref,))
     return found
@@ -86,7 +86,7 @@ def share_an_rref(me: WorkerContext, owner: str, user: str) -> float:
 
 @dataclass
 class Caller:
-    """Calls one worker from several threads, and keeps what became of each call.
+    """Calls one worker from several threads, and records the outcome of each call.
 
     :ivar outcomes: "" or an error, by the token of the call.
     """
@@ -127,7 +127,7 @@ class Caller:
 
 
 def keep_calling(me: WorkerContext, to: str, stop: str) -> dict[str, str]:
-    """Call a worker until a file is there; return what became of each call."""
+    """Call a worker until a file exists; return the outcome of each call."""
     caller = Caller(me, to, Path(stop))
     threads = [threading.Thread(target=caller.run, args=(n,)) for n in range(3)]
     for thread in threads:
@@ -138,7 +138,7 @@ def keep_calling(me: WorkerContext, to: str, stop: str) -> dict[str, str]:
 
 
 def time_an_error(me: WorkerContext, to: str) -> tuple[str, float]:
-    """Call a worker that cannot be reached; return the error, and how many seconds it took."""
+    """Call an unreachable worker; return the error and the seconds until it was raised."""
     begin = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
         rpc.rpc_sync(to, run_counted, args=("late",))
@@ -146,7 +146,7 @@ def time_an_error(me: WorkerContext, to: str) -> tuple[str, float]:
 
 
 def send_long_messages_to(me: WorkerContext, to: str) -> list[str]:
-    """Call a worker with more than leaves at once until calls fail; return their errors."""
+    """Call a worker with more data than the socket buffers until calls fail; return the errors."""
     payload = torch.rand(LONG)
     errors: list[str] = []
     waiting: collections.deque[Any] = collections.deque()
@@ -322,7 +322,7 @@ def begin_and_wait(token: str) -> None:
 
 
 def wait_for_ever_on(me: WorkerContext, to: str) -> str:
-    """Call what does not return, and say so once it runs; return the error."""
+    """Call a function that does not return, report that it runs, and return the call's error."""
     future = rpc.rpc_async(to, begin_and_wait, args=(me.name,), timeout=0)
     while me.name not in rpc.rpc_sync(to, runs, args=(me_of(to),)):
         time.sleep(0.01)
@@ -335,5 +335,5 @@ def wait_for_ever_on(me: WorkerContext, to: str) -> str:
 
 
 def me_of(name: str) -> Any:
-    """Return what a step wants for its first argument, where it is called by RPC."""
+    """Return the first argument for a step that runs through RPC."""
     return name

@@ -1,4 +1,4 @@
-"""What is in the store is believed only from a holder of the secret, of this worker, in this group."""
+"""A record in the store counts only if a holder of the secret wrote it for this worker and group."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_nothing_is_parsed_before_its_proof_is_checked(
             "the address of worker 'w2' (rank 2) in the store is that of worker 'wörker 1'",
         ),
         ({"rank": 3}, "the address of worker 'wörker 1' (rank 3) in the store is that of worker"),
-        ({"group": "another"}, "is of another group"),
+        ({"group": "another"}, "belongs to another group"),
     ],
 )
 def test_a_publication_of_another_worker_or_group_is_refused(
@@ -147,7 +147,7 @@ def test_different_secrets_are_told_by_their_fingerprints(a_secret: Secret) -> N
 
     why = refused(identity.seal(MINE, other), a_secret)
 
-    assert f"has another secret (fingerprint {other.fingerprint}) than worker 'reader'" in why
+    assert f"has a different secret (fingerprint {other.fingerprint}) from worker 'reader'" in why
     assert f"fingerprint {a_secret.fingerprint}" in why
 
 
@@ -162,7 +162,7 @@ def test_encryption_on_and_off_is_told_on_both_sides(a_secret: Secret) -> None:
     assert opened(identity.seal(plain, a_secret), a_secret, encryption=False) == plain
 
 
-# --- what is none --------------------------------------------------------------------------------
+# --- invalid publications --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_encryption_on_and_off_is_told_on_both_sides(a_secret: Secret) -> None:
         ("zeromq3 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
         ("zeromq2 ajar {}", "'ajar'"),
         ("zeromq2", "''"),
-        ("zeromq2 open " + "[" * 10_000, "no JSON"),
+        ("zeromq2 open " + "[" * 10_000, "not JSON"),
         ("zeromq2 open " + "x" * 100_000, "too long"),
-        ("zeromq2 open {}", "not the fields of a Publication"),
-        ("zeromq2 open 3", "not the fields of a Publication"),
+        ("zeromq2 open {}", "does not have the fields of a Publication"),
+        ("zeromq2 open 3", "does not have the fields of a Publication"),
         ("zeromq2 open é", "not plain text"),
         ("zeromq2 sealed \x1b[31m 1 {}", "not plain text"),
         ("zeromq2 open {}\n", "not plain text"),
@@ -235,7 +235,7 @@ def test_a_field_that_cannot_be_is_refused(a_secret: Secret, change: dict[str, A
 
     # Also from somebody who has the secret: a worker that is broken is no reason to break.
     sealed = f"zeromq2 sealed {a_secret.fingerprint} {identity._proof(payload, a_secret)} {payload}"
-    assert "the address of worker 'wörker 1' (rank 2) in the store is none: " in refused(
+    assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in refused(
         sealed, a_secret
     )
     refused(f"zeromq2 open {payload}", None)
@@ -250,7 +250,7 @@ def test_the_same_facts_in_another_form_are_refused() -> None:
         payload.replace('"rank":2', '"rank":3,"rank":2'),
         json.dumps(json.loads(payload)),
     ):
-        assert "in the store is none" in refused(f"zeromq2 open {other}", None)
+        assert "in the store is invalid" in refused(f"zeromq2 open {other}", None)
 
 
 def test_keys_of_zeromq_s_alphabet_are_taken() -> None:

@@ -1,4 +1,4 @@
-"""Who is no member runs nothing in a worker, is told of in its log, and disturbs nobody.
+"""A process outside the group runs no code in a worker, is logged, and disturbs no member.
 
 The intruders have what a member has but the secret: this package itself, less its checks, the store
 of the group, and what went over the wire.
@@ -37,12 +37,12 @@ PATIENCE = 30.0
 
 
 def leave_a_mark(path: str) -> None:
-    """Do what an intruder would have a worker do."""
+    """Leave a file behind: the function that an intruder tries to call on a worker."""
     Path(path).touch()
 
 
 def believe_everything() -> None:
-    """Have this process take any address for true, as an intruder would."""
+    """Disable the check of addresses in this process, as an intruder would."""
 
     def believed(text: str, *_: Any, **__: Any) -> Any:
         return publication.load(text[text.index("{") :])
@@ -51,13 +51,13 @@ def believe_everything() -> None:
 
 
 def group_store(url: str) -> Any:
-    """Return the store of the first group that has met at a URL."""
+    """Return the store of the first group formed at a URL."""
     store = dist.FileStore(url.removeprefix("file://"), -1)
     return dist.PrefixStore("0", dist.PrefixStore("rpc_backends", store))
 
 
 def address_of(url: str, rank: int, dynamic: bool) -> str:
-    """Return what a worker has put into the store of its group."""
+    """Return the record that a worker has written to its group's store."""
     store = group_store(url)
     if not dynamic:
         return str(json.loads(store.get(f"exchange/1/{rank}")))
@@ -69,7 +69,7 @@ def address_of(url: str, rank: int, dynamic: bool) -> str:
 
 
 def call_from_outside(me: WorkerContext, address: str, folder: str, **options: Any) -> str:
-    """Say to be worker1 and call worker0, whose address this is; return the error."""
+    """Pose as worker1 and call worker0 at this address; return the error."""
     believe_everything()
     join(me, f"file://{folder}/other", name="worker1", rank=1, dynamic=True, **options)
     agent = rpc.api._get_current_rpc_agent()
@@ -85,7 +85,7 @@ def call_from_outside(me: WorkerContext, address: str, folder: str, **options: A
 def join_from_outside(
     me: WorkerContext, url: str, name: str, folder: str, **options: Any
 ) -> list[str]:
-    """Join somebody else's dynamic group, and call its members; return the errors."""
+    """Join another user's dynamic group, and call its members; return the errors."""
     believe_everything()
     join(me, url, name=name, rank=5 + me.index, dynamic=True, **options)
     errors = []
@@ -126,12 +126,12 @@ def overwrite(me: WorkerContext, url: str, keys: dict[str, str]) -> None:
 
 
 def names(me: WorkerContext) -> list[str]:
-    """Return the members, as the list in the store has them now."""
+    """Return the members that the list in the store contains now."""
     return sorted(info.name for info in rpc.api._get_current_rpc_agent().get_worker_infos())
 
 
 def is_warned(me: WorkerContext) -> None:
-    """Have the log written where the test sees it."""
+    """Write the log where the test can read it."""
     logging.basicConfig(level=logging.WARNING)
 
 
@@ -147,7 +147,7 @@ def dynamic(request: pytest.FixtureRequest) -> bool:
 
 @contextlib.contextmanager
 def group(url: str, text: str | None, dynamic: bool, size: int = 2, **more: Any) -> Iterator[Any]:
-    """Have a group of worker0 and worker1, and further workers that are in none."""
+    """Start a group of worker0 and worker1, and further workers without a group."""
     with Workers(size) as workers:
         workers.run(is_warned)
         for rank in (0, 1) if dynamic else ():
@@ -162,7 +162,7 @@ def join_static_of_two(me: WorkerContext, url: str, **options: Any) -> None:
 
 
 def assert_all_is_well(workers: Any, folder: Path) -> None:
-    """Check that worker0 and worker1 carry on, and that nobody has run anything in them."""
+    """Check that worker0 and worker1 still work, and that no intruder ran code in them."""
     for me, other in ((0, 1), (1, 0)):
         workers[me].call(exercise, f"worker{other}")
         assert workers[me].call(names) == ["worker0", "worker1"]
@@ -176,7 +176,7 @@ def assert_all_is_well(workers: Any, folder: Path) -> None:
 def test_who_has_not_the_secret_runs_nothing(
     url: str, text: str, tmp_path: Path, dynamic: bool
 ) -> None:
-    """It says to be worker1, with the address of worker0 from the store and keys of its own."""
+    """The intruder poses as worker1, with worker0's address from the store and keys of its own."""
     with group(url, text, dynamic, size=4) as workers:
         workers[0].call(exercise, "worker1")
         address = address_of(url, 0, dynamic)
@@ -184,7 +184,7 @@ def test_who_has_not_the_secret_runs_nothing(
             folder = tmp_path / str(intruder)
             folder.mkdir()
             error = workers[intruder].call(call_from_outside, address, str(folder), **options)
-            assert "the peer does not know our key" in error
+            assert "the peer does not know this worker's key" in error
             assert not (folder / "mark").exists()
         said(workers[0], "'worker0' refused a connection: 127.0.0.1: its public key is")
         assert workers[0].call(metric, "transport.zeromq.refused") >= 2
@@ -192,7 +192,7 @@ def test_who_has_not_the_secret_runs_nothing(
 
 
 def test_without_encryption_the_same_call_is_run(url: str, tmp_path: Path) -> None:
-    """So what keeps it out above is the key, and nothing else that is wrong with it."""
+    """With the right key the intruder gets in, so in the test above only the key keeps it out."""
     with group(url, None, False, size=3, encryption=False) as workers:
         address = address_of(url, 0, dynamic=False)
         assert workers[2].call(call_from_outside, address, str(tmp_path), encryption=False) == ""
@@ -205,7 +205,7 @@ def test_who_joins_a_dynamic_group_without_its_secret_is_no_member(
     with group(url, text, True, size=4) as workers:
         for index, options, why in (
             (2, {}, "has no secret"),
-            (3, {"secret": secret.generate()}, "has another secret"),
+            (3, {"secret": secret.generate()}, "has a different secret"),
         ):
             name = f"stranger{index}"
             errors = workers[index].call(join_from_outside, url, name, str(tmp_path), **options)
@@ -221,7 +221,7 @@ def test_who_joins_a_dynamic_group_without_its_secret_is_no_member(
 
 
 def as_forged(text: str) -> publication.Publication:
-    """Return what a member has published, with the key and the address of somebody else."""
+    """Return a member's publication with another process's key and address."""
     public, _ = identity.session_keys()
     fields = vars(publication.load(text[text.index("{") :]))
     changed = {"public_key": public.decode(), "tcp": ("tcp://127.0.0.1:1",)}
@@ -229,12 +229,12 @@ def as_forged(text: str) -> publication.Publication:
 
 
 def forgeries(genuine: str) -> dict[str, str]:
-    """Return texts that somebody could write in the place of one, by what is said of each."""
+    """Return forged texts that could replace a record, by the error that each must cause."""
     other = secret.parse(secret.generate(), "the intruder")
     forged = as_forged(genuine)
     return {
         "its proof is wrong": genuine[: genuine.index("{")] + publication.dump(forged),
-        "has another secret": identity.seal(forged, other),
+        "has a different secret": identity.seal(forged, other),
         "has no secret": identity.seal(forged, None),
         "cannot be read": "garbage",
     }
@@ -270,7 +270,7 @@ def test_who_writes_another_address_for_a_member_diverts_no_call(
 def test_records_that_are_none_keep_nobody_from_joining(
     url: str, text: str, tmp_path: Path
 ) -> None:
-    """Whoever reaches the store can write them; who joins later is a member all the same."""
+    """Anyone who reaches the store can write such records; later workers still become members."""
     records = [
         "", "nonsense", "[]", "{}", "null", "[" * 100_000, '{"kind": []}', '{"kind": "peer"}',
         '{"kind": "in"}', '{"kind": "out", "number": "x"}', '{"kind": "in", "number": 4711}',
@@ -296,7 +296,7 @@ def test_records_that_are_none_keep_nobody_from_joining(
 def test_who_writes_addresses_before_the_start_keeps_a_group_from_starting_and_no_more(
     url: str, text: str, tmp_path: Path, theirs: str
 ) -> None:
-    """The store is theirs: they choose what makes the group another, and write all addresses."""
+    """The intruder controls the store: it chooses the group's nonce and writes all addresses."""
     with Workers(3) as workers:
         other = secret.generate() if theirs == "another" else None
         port = workers[2].call(be_there_first, url, other)
@@ -308,11 +308,11 @@ def test_who_writes_addresses_before_the_start_keeps_a_group_from_starting_and_n
         assert port not in workers[0].output  # nobody has tried it
 
 
-FAILED = {"none": "has no secret", "another": "has another secret"}
+FAILED = {"none": "has no secret", "another": "has a different secret"}
 
 
 def be_there_first(me: WorkerContext, url: str, other: str | None) -> str:
-    """Write the addresses of worker0 and worker1 into a store before they come; return the port."""
+    """Write the addresses of worker0 and worker1 into a store before they start; return the port."""
     store = group_store(url)
     store.set("zeromq/nonce", "mine")
     listening = socket.create_server(("127.0.0.1", 0))
@@ -344,7 +344,7 @@ def be_there_first(me: WorkerContext, url: str, other: str | None) -> str:
 
 
 class Recorder:
-    """A proxy in the test's process: passes a connection on, and keeps what the caller has sent."""
+    """A proxy in the test's process: forwards a connection, and records what the caller sends."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -373,12 +373,12 @@ class Recorder:
 
 
 def connect_by(me: WorkerContext, port: int) -> None:
-    """Have this worker connect to a port, whatever address its peer has."""
+    """Make this worker connect to a port, whatever its peer's address is."""
     endpoints.choose = lambda *_: f"tcp://127.0.0.1:{port}"  # type: ignore[assignment]
 
 
 def play(target: tuple[str, int], pieces: list[bytes], *, in_turn: bool) -> bytes:
-    """Send what was recorded, all at once or waiting for each answer; return what comes back."""
+    """Send the recorded data, in one go or waiting for each reply; return what is received."""
     answers = b""
     with socket.create_connection(target, timeout=PATIENCE) as there:
         for piece in pieces:
@@ -413,7 +413,7 @@ def test_a_recorded_connection_that_is_played_again_runs_nothing(
         play(target, pieces, in_turn=False)
         # It knows the key of worker0, and so gets as far as an answer to its first word.
         assert b"WELCOME" in play(target, pieces, in_turn=True)
-        said(workers[0], "'worker0' refused a connection", "somebody who connected to tcp://")
+        said(workers[0], "'worker0' refused a connection", "a connection to tcp://")
         failures = "transport.zeromq.failed_handshakes"
         eventually(lambda: workers[0].call(metric, failures) >= 2, lambda: "both have failed")
 

@@ -1,4 +1,4 @@
-"""Groups of up to 64 workers on one machine: they form, talk and end."""
+"""Groups of up to 64 workers on one machine: they form, communicate and shut down."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 180
 
 
 def call_some(me: WorkerContext) -> None:
-    """Call a few other workers, all at the same time, and check what they answer."""
+    """Call a few other workers at the same time, and check the results."""
     others = [f"worker{(me.index + n) % me.size}" for n in FURTHER]
     tensor = torch.full((1000,), float(me.index))
     names = [rpc.rpc_async(other, steps.who) for other in others]
@@ -44,7 +44,7 @@ def memory(pid: int) -> int:
 @pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_large_group_forms_talks_and_ends(size: int, dynamic: bool, tmp_path: Path) -> None:
-    """All start at once, and those of a dynamic group join at once."""
+    """All workers start at once, and those of a dynamic group join at once."""
     # The start of 64 over TCP is mostly that of torch's own store.
     kind = "tcp" if size <= 16 else "file"
     with meeting(kind, tmp_path) as where, Workers(size, seconds=PATIENCE) as workers:

@@ -1,4 +1,4 @@
-"""Options: what they are by default, and how a wrong one is refused."""
+"""Options: their defaults, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_timeout_and_init_method_can_be_changed_and_nothing_else() -> None:
 
     assert (first.rpc_timeout, first.init_method) == (5.0, "file:///somewhere")
     assert (second.rpc_timeout, second.init_method) == (60.0, "env://")
-    with pytest.raises(AttributeError, match="encryption cannot be set"):
+    with pytest.raises(AttributeError, match="encryption cannot be changed"):
         first.encryption = False
 
 

@@ -1,4 +1,4 @@
-"""The README leaves no option and no variable out."""
+"""The README lists every option and every environment variable."""
 
 from __future__ import annotations
 

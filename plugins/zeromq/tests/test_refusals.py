@@ -1,4 +1,4 @@
-"""Refused connections are in the log, and whoever knocks cannot fill it or write into it."""
+"""Refused connections are logged, and refused processes can neither fill nor forge the log."""
 
 from __future__ import annotations
 

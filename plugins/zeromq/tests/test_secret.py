@@ -1,4 +1,4 @@
-"""The secret: its form, its file, and where it comes from."""
+"""The secret: its format, its file and its sources."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def test_white_space_around_a_secret_and_capitals_in_it_do_no_harm(text: str) ->
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda text: text[:-1], "68 characters and a secret has 69, so it was not copied whole"),
+        (
+            lambda text: text[:-1],
+            "68 characters but a secret has 69, so it was not copied completely",
+        ),
         (lambda text: text + "a", "70 characters"),
         (lambda text: text[len(secret.PREFIX) :], "does not begin with 'rpcsecret1-'"),
         (lambda text: text.replace("1-", "2-"), "does not begin with"),
@@ -131,7 +134,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
 
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(SecretError, match="the file is no file"):
+        with pytest.raises(SecretError, match="the file is not a regular file"):
             secret.read(str(path), "the file")
 
 

@@ -1,4 +1,4 @@
-"""`rpc-backends secret`: it makes a secret, and gives it to nobody else."""
+"""`rpc-backends secret`: it makes a secret that only its owner can read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path: Path) -> None:
     for path in (there, link):
         done = run("--out", str(path))
         assert done.exit_code == 1
-        assert f"{path} is there already" in done.stderr
+        assert f"{path} already exists" in done.stderr
     assert there.read_text() == "precious"
     assert not (tmp_path / "elsewhere").exists()
 
@@ -84,7 +84,7 @@ def test_a_folder_that_is_not_there_is_one_message(tmp_path: Path) -> None:
 def test_help_says_what_the_secret_is_for_and_shows_how_it_is_given_to_workers() -> None:
     text = run("--help").stdout
 
-    assert "Whoever has it can run code on every worker" in " ".join(text.split())
+    assert "Anyone who has the secret can run code on every worker" in " ".join(text.split())
     assert "RPC_BACKENDS_ZEROMQ_SECRET_FILE=~/rpc.secret python train.py" in text
     assert "rpc-backends secret --out" in text
 

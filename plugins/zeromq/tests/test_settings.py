@@ -1,4 +1,4 @@
-"""Options win over the environment; what the environment says is read strictly."""
+"""Options override environment variables, which are parsed strictly."""
 
 from __future__ import annotations
 
@@ -67,16 +67,18 @@ def test_options_win_over_the_environment() -> None:
 
 
 def test_encryption_and_unix_sockets_cannot_both_be_asked_for() -> None:
-    with pytest.raises(SettingError, match="both asked for, and Unix sockets are not encrypted"):
+    with pytest.raises(
+        SettingError, match="Unix sockets are requested, but Unix sockets are not encrypted"
+    ):
         settings_of(ZeroMQRpcBackendOptions(encryption=True), {f"{P}UNIX_SOCKETS": "1"})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("ENCRYPTION", "perhaps", "neither a yes nor a no. Set it to 1 or 0"),
-        ("TRUSTED_NETWORK", "2", "neither a yes nor a no"),
-        ("UNIX_SOCKETS", "tmp", "neither a yes nor a no"),
+        ("ENCRYPTION", "perhaps", "not a boolean. Set it to 1 or 0"),
+        ("TRUSTED_NETWORK", "2", "not a boolean"),
+        ("UNIX_SOCKETS", "tmp", "not a boolean"),
         ("PORTS", "5000,5001", "neither a port nor a range of ports. Example: "),
     ],
 )
@@ -101,6 +103,6 @@ def test_a_variable_that_nobody_reads_is_named_in_the_log_with_the_nearest_one(
         )
 
     nearest, all_there_are = caplog.messages
-    assert f"does not read the environment variable {P}SECERT. Did you mean {P}SECRET?" in nearest
-    assert f"{P}XYZZY. It reads {P}SECRET, " in all_there_are
+    assert f"does not use the environment variable {P}SECERT. Did you mean {P}SECRET?" in nearest
+    assert f"{P}XYZZY. It uses {P}SECRET, " in all_there_are
     assert "rpcsecret1" not in caplog.text

@@ -1,4 +1,4 @@
-"""The soak (`benchmarks/soak`), for a minute: it finds nothing, and it finds what leaks.
+"""The soak (`benchmarks/soak`), for a minute: it reports nothing on a sound backend, and finds leaks.
 
 SOAK_MINUTES=10 lets the soak with peers that die run for so long.
 """
@@ -29,7 +29,7 @@ DYING = [
 
 
 def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it, and return what it says."""
+    """Run the soak, and return its output."""
     # With few arenas the allocator finds its size sooner, and what grows is what the program keeps.
     environ = {**clean_environ(), "MALLOC_ARENA_MAX": "2"}
     command = [sys.executable, str(SOAK), *SMALL, *arguments]

@@ -1,4 +1,4 @@
-"""What the start of a group costs its store: so many requests of a worker, whatever the group's size."""
+"""The store requests of a group's start: a fixed number per worker, independent of the group's size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URL = "counted://127.0.0.1"
 
 
 def meet_at_a_counting_store(me: WorkerContext, port: int) -> None:
-    """Have ``counted://`` mean a store that counts this worker's requests, on the one of the test."""
+    """Register ``counted://``: a store that counts this worker's requests to the test's store."""
 
     def handler(url: str, timeout: timedelta = timedelta(seconds=60), **_: Any) -> Any:
         there = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -39,7 +39,7 @@ def requests(me: WorkerContext) -> int:
 
 
 def start(size: int, *, dynamic: bool = False) -> list[int]:
-    """Start a group, and stop it; return how many requests each worker's start took."""
+    """Start and stop a group; return the number of store requests that each worker's start took."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with Workers(size, seconds=120) as workers:
         workers.run(meet_at_a_counting_store, store.port)

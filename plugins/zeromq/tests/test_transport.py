@@ -1,4 +1,4 @@
-"""The transport of a worker as a whole: real sockets, real keys, real files."""
+"""The complete transport of a worker, with real sockets, keys and files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOON = 10.0
 
 
 class Place:
-    """Where the transports of a test meet: a store, and what has to be closed."""
+    """The store of a test's transports, and the transports to close."""
 
     def __init__(self, size: int = 2) -> None:
         self.store = dist.HashStore()
@@ -205,7 +205,7 @@ def test_a_secret_on_one_side_is_an_error_on_both(place: Place, text: str) -> No
 
 def test_different_secrets_are_an_error_on_both_sides(place: Place, text: str) -> None:
     for why in both_refuse(place, {"secret": text}, {"secret": secret.generate()}):
-        assert "has another secret" in why
+        assert "has a different secret" in why
 
 
 def test_encryption_on_one_side_is_an_error_on_both(place: Place) -> None:
@@ -226,14 +226,14 @@ def test_an_address_of_an_earlier_group_is_refused(
     one = place.transport(0, **options)
     one.listen(0, "w0")
 
-    with pytest.raises(PublicationError, match="is of another group"):
+    with pytest.raises(PublicationError, match="belongs to another group"):
         one.learn(1, "w1", earlier)
 
 
 def test_a_static_group_takes_nothing_of_an_earlier_one_whoever_writes_to_its_store(
     text: str,
 ) -> None:
-    """What makes the group another is not what somebody has put into the store before it began."""
+    """The group's token does not depend on a nonce written to the store before the group began."""
     options = ZeroMQRpcBackendOptions(init_method="file:///x", secret=text)
     transports = []
     for _ in range(2):
@@ -243,7 +243,7 @@ def test_a_static_group_takes_nothing_of_an_earlier_one_whoever_writes_to_its_st
         transports.append(ZeroMQTransport(options, group))
     texts = [transport.listen(0, "w0") for transport in transports]
 
-    with pytest.raises(PublicationError, match="is of another group"):
+    with pytest.raises(PublicationError, match="belongs to another group"):
         transports[1].learn(0, "w0", texts[0])
     for transport in transports:
         transport.close(0)
@@ -252,7 +252,7 @@ def test_a_static_group_takes_nothing_of_an_earlier_one_whoever_writes_to_its_st
 def test_an_earlier_address_of_a_dynamic_group_s_worker_brings_no_call_to_whoever_is_there_now(
     place: Place, text: str
 ) -> None:
-    """The intruder has what was in the store, and the address; the keys of that session are gone."""
+    """The intruder has an old record and the address, but not the keys of that session."""
     one, old = (place.transport(rank, dynamic=True, secret=text) for rank in range(2))
     one.listen(0, "w0")
     earlier, port = old.listen(1, "w1"), tcp_port(old)
@@ -493,7 +493,7 @@ finally:
 
 
 def meet(hosts: Any, init_method: str, *environs: dict[str, str]) -> list[Any]:
-    """Have a worker on each host start, learn of the other and talk; return what each says last."""
+    """Start a worker on each host that learns the other and calls it; return the last output of each."""
     running = [
         host.start(WORKER, str(rank), init_method, env=environ)
         for rank, (host, environ) in enumerate(zip(hosts, environs, strict=True))
@@ -549,7 +549,7 @@ print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80"
 
 
 def test_containers_that_share_a_folder_talk_over_unix_sockets(two_hosts: Any) -> None:
-    """These hosts share a kernel and /tmp, and each listens on its own loopback interface alone."""
+    """These hosts share a kernel and /tmp, and each listens on its own loopback interface only."""
     assert meet(two_hosts, "file:///x", {}, {}) == [["hello from 1"], ["hello from 0"]]
 
 

@@ -1,4 +1,4 @@
-"""Unix sockets: in a private folder, with a path that fits, and nothing is left of them."""
+"""Unix sockets: in a private folder, with a path that fits, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Path:
-    """Give a folder in the place of /run/user/UID; short, as that is."""
+    """Yield a folder with a short path, as a stand-in for /run/user/UID."""
     folder = Path("/tmp") / f"rpcz-test-{os.getpid()}"
     folder.mkdir(mode=0o700)
     try:
@@ -121,7 +121,7 @@ def test_where_there_is_no_place_the_error_says_why(
     monkeypatch.setattr(unix_sockets, "_places", lambda _: [deep])
 
     with pytest.raises(
-        AddressError, match=r"a socket's may have 107\. Set XDG_RUNTIME_DIR or TMPDIR"
+        AddressError, match=r"a socket path may have 107\. Set XDG_RUNTIME_DIR or TMPDIR"
     ):
         SocketFolder()
 

@@ -1,4 +1,4 @@
-"""Workers that are no group: `init_rpc` raises in all of them, and each says what does not fit."""
+"""Workers with conflicting settings: `init_rpc` raises in all of them and names the conflict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ else:
 
 
 def start(tmp_path: Path, *environs: dict[str, str]) -> list[Any]:
-    """Start a worker with each of the environments, and return what each says."""
+    """Start a worker in each environment, and return the output of each."""
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(rank), f"file://{tmp_path}/store"],
@@ -76,7 +76,7 @@ def test_a_secret_on_one_side(tmp_path: Path, text: str) -> None:
 def test_different_secrets(tmp_path: Path) -> None:
     for kind, why in start(tmp_path, *({f"{P}SECRET": secret.generate()} for _ in range(2))):
         assert kind in ("PublicationError", "GroupError")
-        assert "has another secret" in why
+        assert "has a different secret" in why
 
 
 def test_encryption_on_one_side(tmp_path: Path) -> None:

@@ -1,41 +1,41 @@
-"""The transport in C++: it moves messages between workers over ZeroMQ, and knows nothing of torch."""
+"""The C++ transport: moves messages between workers over ZeroMQ, independent of torch."""
 
 from collections.abc import Callable, Iterable
 
 from typing_extensions import Buffer
 
 class TransportError(RuntimeError):
-    """The transport cannot do what was asked; the text is for the user."""
+    """The transport cannot do what was asked; the text tells the user why."""
 
 class Transport:
     """Connections to and from the workers of a group.
 
-    It listens where :meth:`bind` says, and connects to a peer when the first message goes there. A
-    peer to which the connection ends is lost; the transport tries to reach it again until it is found
-    or forgotten.
+    The transport listens on the endpoints given to :meth:`bind`. It connects to a peer when it sends the
+    first message. When the connection to a peer ends, the peer is lost; the transport tries to reconnect
+    until it succeeds or the peer is forgotten.
 
-    :param public_key: in Z85, 40 bytes, with its ``secret_key``; None for no encryption. Without it
-        whoever connects is believed to be the worker that it says it is.
-    :param max_message: bytes that the parts of one message may have together, in both directions.
-        Who sends more is rejected.
-    :param heartbeat: seconds between two signs of life on a connection without traffic.
-    :param heartbeat_timeout: seconds without a word after which a connection has ended. A network that
-        is cut for less loses nothing if it is back in time for TCP, which tries at ever longer
-        intervals: count on half of it.
-    :param handshake_timeout: seconds to connect, and again seconds to prove who one is.
-    :param io_threads: threads of libzmq's.
-    :param wants_proofs: whether who connects to a Unix socket, or listens there, proves who it is. It is
-        a process of this user in any case.
-    :param on_unknown_key: called with a public key (Z85), or the proof of a Unix socket, that was not
-        learned when somebody connects with it, and with the seconds since then; returns the id of the
-        worker that has it, or None to refuse. What it raises is written to stderr, and refuses.
-    :param on_refused: called with a line for the log when somebody is refused, or something that came
-        was no message. Parts of it come from who is refused.
-    :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption and is asked for it.
+    :param public_key: 40 bytes of Z85, given with ``secret_key``; None for no encryption. Without
+        encryption, a process that connects can claim to be any worker.
+    :param max_message: the limit for all parts of one message together, in bytes, in both directions.
+        A peer that sends more is rejected.
+    :param heartbeat: seconds between two heartbeats on an idle connection.
+    :param heartbeat_timeout: seconds without data after which a connection has ended. A shorter network
+        outage loses nothing if TCP retransmits in time. TCP waits longer before each attempt, so rely
+        on half of this time only.
+    :param handshake_timeout: seconds to connect, and as many seconds again to authenticate.
+    :param io_threads: the number of libzmq's I/O threads.
+    :param wants_proofs: whether both sides of a Unix socket must prove which worker they are. Both are
+        always processes of this user.
+    :param on_unknown_key: called when a process connects with an unknown public key (Z85) or Unix socket
+        proof. Its arguments are the key or proof and the seconds since the process connected. It returns
+        the id of the worker with that key, or None to refuse. An exception is written to stderr, and the
+        connection is refused.
+    :param on_refused: called with a line for the log when a connection is refused or a message is
+        invalid. The refused process supplies part of the line.
+    :raises TransportError: pyzmq's libzmq is unusable, or encryption is requested and libzmq lacks it.
 
-    Both callbacks run on a thread of their own, one at a time, and may take their time. Nothing else
-    needs Python once a message is under way. A transport that nobody has closed is closed when Python
-    ends.
+    Both callbacks run on one separate thread, one at a time, and may block. Sending and receiving
+    messages needs no Python code. A transport that is still open is closed when Python exits.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Transport:
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...
     def bind(self, endpoints: list[str]) -> list[str]:
-        """Listen, and return where: with the ports that the system has chosen for ``*``.
+        """Listen on endpoints, and return them with the ports that the system chose for ``*``.
 
-        :raises OSError: one cannot listen there; ``filename`` is the endpoint.
+        :raises OSError: listening failed; ``filename`` is the endpoint.
         """
 
     def start(self, self_id: int) -> None:
-        """Be worker ``self_id`` to others. Before the first :meth:`send`."""
+        """Set this worker's id, which peers see. Call it before the first :meth:`send`."""
 
     def learn(
         self,
@@ -69,51 +69,51 @@ class Transport:
         proofs: tuple[bytes, bytes, bytes, bytes] | None = None,
         max_message: int | None = None,
     ) -> None:
-        """Take note of where a peer listens, and let it in.
+        """Add a peer: where it listens, and its key, with which it may connect.
 
         :param endpoint: ``tcp://ADDRESS:PORT`` with a numeric address, or ``ipc://PATH``.
-        :param proofs: for Unix sockets, 32 bytes each: what this worker shows to the peer when it
-            connects, and the peer to this worker; then what this worker answers, and what the peer
-            answers. Only with ``wants_proofs``.
-        :param max_message: bytes of one message that the peer takes; None for any. A larger one is an
-            error of :meth:`send`.
-        :raises TransportError: that is no such endpoint, or there is a key where none is expected.
+        :param proofs: four proofs of 32 bytes for Unix sockets: what this worker sends when it connects,
+            what the peer sends when it connects, what this worker answers, and what the peer answers.
+            Only with ``wants_proofs``.
+        :param max_message: the size of the largest message that the peer accepts, in bytes; None for no
+            limit. :meth:`send` raises an error for a larger one.
+        :raises TransportError: the endpoint is invalid, or the key is missing, unexpected or invalid.
         """
 
     def forget(self, peer: int) -> None:
-        """Drop the connections with a peer, and refuse it; one that is not known does no harm."""
+        """Close the connections with a peer and refuse new ones. An unknown peer is ignored."""
 
     def reject(self, peer: int, reason: str) -> None:
-        """End the connections with a peer that has sent what is no message."""
+        """End the connections with a peer that has sent an invalid message."""
 
     def send(self, peer: int, parts: Iterable[Buffer], reply: bool) -> None:
-        """Send a message; for tests. The buffers must not change before it has left.
+        """Send a message; for tests. The buffers must not change until the message is sent.
 
-        :raises TransportError: the peer is not known, or lost.
+        :raises TransportError: the peer is unknown or lost.
         """
 
     def receive(
         self, timeout: float | None = None
     ) -> tuple[str, int, list[memoryview], str] | None:
-        """Return the next event, for tests: what ("message", "lost", "found"), peer, parts and reason.
+        """Return the next event, for tests: its kind ("message", "lost" or "found"), peer, parts, reason.
 
-        :returns: None after ``timeout`` seconds without one, and once the transport is closed.
+        :returns: the event; None after ``timeout`` seconds without one, or once the transport is closed.
         """
 
     def close(self, linger: float) -> None:
-        """End all connections; a second call does nothing.
+        """Close all connections. A second call does nothing.
 
-        :param linger: seconds for what was sent to leave.
+        :param linger: seconds to wait until queued messages are sent.
         """
 
     def metrics(self) -> dict[str, str]:
-        """Return what is worth knowing, as text."""
+        """Return the transport's metrics, as text."""
 
     def __rpc_transport__(self) -> object:
-        """Return the capsule by which an agent takes the transport."""
+        """Return the capsule through which a C++ agent uses the transport."""
 
 def make_keys() -> tuple[bytes, bytes]:
-    """Make the keys of one session: public and secret, 40 characters each (Z85).
+    """Make the key pair of one session: public and secret, 40 characters each (Z85).
 
-    :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption.
+    :raises TransportError: pyzmq's libzmq is unusable or lacks encryption.
     """

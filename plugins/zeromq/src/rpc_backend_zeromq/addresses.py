@@ -1,7 +1,8 @@
-"""Which address a worker listens on: the one asked for, or else the one by which it reaches the store.
+"""Chooses the address on which a worker listens.
 
-All workers reach the host at which they meet, so the address with which this machine reaches it is one
-that they can reach too. Nothing says that a machine's name resolves to such an address.
+The address is the one that the user asks for, or else this machine's address on the route to the
+rendezvous host. All workers can reach the rendezvous host, so they can usually reach this address too.
+A machine's name is not used, because it may resolve to an address that other machines cannot reach.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rpc_backend_zeromq.rendezvous import Rendezvous
 from rpc_backends_core.spi import Interface, interface_of, interfaces, is_loopback, nearest
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
-#: Any: a datagram socket that is connected sends nothing.
+#: Any port will do: connecting a datagram socket sends nothing.
 _ANY_PORT = 9
 _LOOPBACK = ("127.0.0.1", "::1")
 
@@ -26,9 +27,9 @@ _LOOPBACK = ("127.0.0.1", "::1")
 class Place:
     """An address to listen on.
 
-    :ivar address: a numeric one, without a scope.
-    :ivar scope: the interface of a link-local IPv6 address, None for others.
-    :ivar why: how it was found.
+    :ivar address: numeric, without a scope.
+    :ivar scope: the interface of a link-local IPv6 address; None for other addresses.
+    :ivar why: how the address was found, for messages.
     """
 
     address: str
@@ -37,22 +38,22 @@ class Place:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only processes of this host reach it."""
+        """Whether only processes on this host can reach the address."""
         return is_loopback(self.address)
 
     @property
     def scoped(self) -> str:
-        """The address as sockets of this host take it."""
+        """The address in the form that sockets on this host accept, with its scope."""
         return self.address if self.scope is None else f"{self.address}%{self.scope}"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asks for.
+    """The address or interface that the user asks for.
 
-    :ivar address: an address or a name of this machine.
+    :ivar address: an address or name of this machine.
     :ivar interface: one of its network interfaces.
-    :ivar said_by: the option or the variable that asks, for messages.
+    :ivar said_by: the option or variable that sets it, for messages.
     """
 
     address: str | None = None
@@ -61,10 +62,10 @@ class Wanted:
 
 
 def choose(wanted: Wanted, meeting: Rendezvous, policy: Policy) -> list[Place]:
-    """Return the addresses to listen on, one for each family of addresses, the preferred one first.
+    """Return the addresses to listen on: one per address family, the preferred one first.
 
     :raises AddressError: there is none.
-    :raises ExposureError: others could reach it, and ``policy`` does not keep them out.
+    :raises ExposureError: other hosts could reach the address, and ``policy`` does not permit that.
     """
     return permitted(find(wanted, meeting), wanted, meeting, policy)
 
@@ -72,24 +73,25 @@ def choose(wanted: Wanted, meeting: Rendezvous, policy: Policy) -> list[Place]:
 def permitted(
     places: list[Place], wanted: Wanted, meeting: Rendezvous, policy: Policy
 ) -> list[Place]:
-    """Return ``places``, or the loopback interface where ``policy`` permits no other and that will do.
+    """Return ``places`` if ``policy`` permits them, or the loopback address if that is sufficient.
 
-    :raises ExposureError: ``policy`` does not permit them.
+    :raises ExposureError: ``policy`` does not permit ``places``, and loopback is not sufficient.
     """
     exposed = next((place for place in places if not place.is_loopback), None)
     if policy.lack is None or exposed is None:
         return places
     if wanted == Wanted() and _meets_here(meeting, places):
-        # Workers of this host can be its peers all the same; one elsewhere is refused where it starts.
+        # Workers on this host can still be peers. A worker on another host fails when it starts.
         return [_loopback(f"{policy.lack}, and {meeting.why} is this host")]
     raise ExposureError(
-        f"it would listen on {exposed.scoped} ({exposed.why}), which others can reach, and {policy.lack} "
+        f"the worker would listen on {exposed.scoped} ({exposed.why}), which other hosts can "
+        f"reach, but {policy.lack} "
         f"ZEROMQ runs on the loopback interface only. {policy.remedy}"
     )
 
 
 def find(wanted: Wanted, meeting: Rendezvous) -> list[Place]:
-    """Return the addresses that are asked for, or that the route to the rendezvous host gives."""
+    """Return the addresses that the user asks for, or those on the route to the rendezvous host."""
     if wanted.address is not None:
         return [_asked_for(wanted.address, wanted.said_by)]
     if wanted.interface is not None:
@@ -100,18 +102,18 @@ def find(wanted: Wanted, meeting: Rendezvous) -> list[Place]:
 
 
 def interface_name(place: Place) -> str | None:
-    """Return the name of the network interface that has the address, None if it is not found."""
+    """Return the name of the network interface that has the address; None if there is none."""
     return place.scope or interface_of(place.address, interfaces())
 
 
 def is_link_local(address: str) -> bool:
-    """Return whether an address means nothing without the interface that it is on."""
+    """Return whether an address is a link-local IPv6 address, which needs an interface to be usable."""
     parsed = ipaddress.ip_address(address)
     return parsed.version == 6 and parsed.is_link_local
 
 
 def source_for(address: str, scope: str | None = None) -> str | None:
-    """Return this machine's address on the way to ``address``, None if there is none. Nothing is sent."""
+    """Return this machine's address on the route to ``address``; None without a route. Sends nothing."""
     target = address if scope is None else f"{address}%{scope}"
     try:
         places = _routes(target, "")
@@ -121,7 +123,7 @@ def source_for(address: str, scope: str | None = None) -> str | None:
 
 
 def tcp_endpoint(address: str, port: int | str) -> str:
-    """Return an address and a port in the form of ZeroMQ."""
+    """Return an address and a port as a ZeroMQ endpoint."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
@@ -130,12 +132,13 @@ def _by_route(host: str, why: str) -> list[Place]:
         places = _routes(host, why)
     except OSError as error:
         raise AddressError(
-            f"the rendezvous host {host!r} ({why}) has no address here: {error}. Give all workers a "
+            f"the rendezvous host {host!r} ({why}) cannot be resolved on this host: {error}. Give "
+            "all workers a "
             "name or an address that each can reach."
         ) from error
     if not places:
         raise AddressError(
-            f"there is no route from here to the rendezvous host {host!r} ({why}). {_remedy()}"
+            f"this host has no route to the rendezvous host {host!r} ({why}). {_remedy()}"
         )
     if any(place.is_loopback for place in places):
         return [_loopback(places[0].why)]
@@ -143,7 +146,7 @@ def _by_route(host: str, why: str) -> list[Place]:
 
 
 def _routes(host: str, why: str) -> list[Place]:
-    """Return this machine's address on the way to ``host``, for each family that has a way."""
+    """Return this machine's address on the route to ``host``, for each address family with a route."""
     found: dict[int, Place] = {}
     for family, _, _, _, target in socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM):
         if family in found or family not in _FAMILIES:
@@ -153,7 +156,7 @@ def _routes(host: str, why: str) -> list[Place]:
                 trial.connect(target)
                 own = trial.getsockname()
         except OSError:
-            continue  # no way in this family; the other may have one
+            continue  # no route in this family; the other may have one
         found[family] = _place(own, f"route to {host}, {why}")
     return list(found.values())
 
@@ -169,19 +172,21 @@ def _place(own: tuple[object, ...], why: str) -> Place:
 
 
 def _asked_for(wanted: str, said_by: str) -> Place:
-    """Return the first address of a name, or the address itself, that can be bound here."""
+    """Return the first address that ``wanted`` (a name or an address) gives and that can be bound."""
     try:
         answers = socket.getaddrinfo(wanted, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise AddressError(
-            f"{said_by} is no address and no name that has one: {error}. {_remedy()}"
+            f"{said_by} is neither an address nor a name that resolves to one: {error}. {_remedy()}"
         ) from error
     for family, _, _, _, target in answers:
         if family not in _FAMILIES:
             continue
         place = _place(target, said_by)
         if ipaddress.ip_address(place.address).is_unspecified:
-            raise AddressError(f"{said_by} means every address; peers need one. {_remedy()}")
+            raise AddressError(
+                f"{said_by} stands for all addresses; peers need a specific one. {_remedy()}"
+            )
         try:
             with socket.socket(family, socket.SOCK_STREAM) as trial:
                 trial.bind(target)
@@ -198,13 +203,13 @@ def _of_interface(wanted: str, said_by: str) -> list[Place]:
         close = nearest(wanted, {one.name for one in here})
         hint = f" Did you mean {close!r}?" if close else ""
         raise AddressError(
-            f"{said_by} is no interface of this machine that is up and has an address.{hint} "
+            f"{said_by} is not an interface of this machine that is up and has an address.{hint} "
             f"{_remedy(here)}"
         )
     four = [one for one in addresses if ":" not in one]
     six = [one for one in addresses if ":" in one]
     routed = [one for one in six if not is_link_local(one)]
-    # A link-local address is there wherever there is IPv6, and only good if nothing else is.
+    # Every IPv6 interface has a link-local address, so it is used only if there is no other address.
     chosen = [*four[:1], *routed[:1]] or six[:1]
     return [Place(one, wanted if is_link_local(one) else None, said_by) for one in chosen]
 
@@ -233,6 +238,9 @@ def _loopback(why: str) -> Place:
 
 
 def _remedy(here: list[Interface] | None = None) -> str:
-    """Return what can be asked for here."""
+    """Return the addresses that the user can choose here, as a sentence for messages."""
     there = ", ".join(f"{one.name} {one.address}" for one in here or interfaces())
-    return f"Set the option address or interface to one of this machine that the workers share: {there}."
+    return (
+        "Set the option address or interface to one that all workers can reach. This machine "
+        f"has: {there}."
+    )

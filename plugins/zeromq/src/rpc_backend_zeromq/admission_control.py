@@ -1,4 +1,4 @@
-"""Whose key somebody connects with: what the transport in C++ asks, on a thread of its own."""
+"""Finds the worker that a key belongs to. The C++ transport asks on its callback thread."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rpc_backend_zeromq.refusals import Refusals
 
 logger = logging.getLogger("rpc_backends.zeromq")
 
-#: Seconds between two looks: strangers make no more of them, however many connect.
+#: Seconds between two lookups. Unknown processes cannot cause more, however many connect.
 _PAUSE = 0.05
 
-#: Has this worker learn of those who have joined meanwhile.
+#: Makes this worker learn the peers that have joined since the last lookup.
 LookForNew = Callable[[bytes], object]
 
 
 class AdmissionControl:
-    """Knows the keys of the peers that were learned.
+    """Maps the keys of known peers to worker ids, and decides whom to let in.
 
-    A peer may be quicker: it calls this worker, and this worker has yet to learn of it. So a key that is
-    not known is looked for in two ways: in a group whose size is known, by waiting until all are learned;
-    in one that workers join, by having somebody look who is new. A worker is in the store before it
-    connects, so a look answers all keys that were asked before it began: many strangers cost no more.
+    A peer may connect before this worker has learned its key. In a group of known size, an unknown key
+    therefore waits until all peers are learned. In a dynamic group, ``look`` searches the store for new
+    workers. A worker writes to the store before it connects, so one lookup answers every key that was
+    asked for before the lookup began: many unknown processes cost no more than one.
 
-    It is apart from the transport in Python, which would otherwise hold itself.
+    This class is separate from the Python transport so that the transport does not reference itself.
 
-    :param expected: how many peers will be learned; 0 where that is not known.
-    :param grace_period: seconds that a key waits for them.
+    :param expected: the number of peers that will be learned; 0 if unknown.
+    :param grace_period: seconds that an unknown key waits for these peers.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AdmissionControl:
         self._changed = threading.Condition()
 
     def learn(self, peer: int, *keys: bytes) -> None:
-        """Take note of a peer, and of the keys with which it may connect."""
+        """Add a peer and the keys with which it may connect."""
         with self._changed:
             self._forget(peer)
             self._learned.add(peer)
@@ -55,25 +55,25 @@ class AdmissionControl:
             self._changed.notify_all()
 
     def forget(self, peer: int) -> None:
-        """Take note that a peer has left."""
+        """Remove the keys of a peer that has left."""
         with self._changed:
             self._forget(peer)
 
     def stop_waiting(self) -> None:
-        """Have no key waited for any more: no more peers will be learned."""
+        """Refuse unknown keys at once from now on, because no more peers will be learned."""
         with self._changed:
             self._waits = False
             self._changed.notify_all()
 
     def owner(self, key: bytes) -> int | None:
-        """Return the peer that was learned with this key; None if there is none."""
+        """Return the known peer with this key; None if there is none."""
         with self._changed:
             return self._keys.get(key)
 
     def whose(self, key: bytes, waited: float = 0.0) -> int | None:
-        """Return the peer whose key it is; None if it is nobody's.
+        """Return the peer that has this key, after waiting or looking for it; None if no peer has.
 
-        :param waited: seconds since somebody has connected with it.
+        :param waited: seconds since a process connected with this key.
         """
         asked = self._clock() - waited
         if self.look is not None and self.owner(key) is None and self._looked <= asked:
@@ -102,6 +102,6 @@ class AdmissionControl:
         return not self._waits or key in self._keys or len(self._learned) >= self._expected
 
     def _forget(self, peer: int) -> None:
-        # It stays learned: nobody is to be waited for again.
+        # The peer still counts as learned, so that no key waits for it again.
         for key in [key for key, owner in self._keys.items() if owner == peer]:
             del self._keys[key]

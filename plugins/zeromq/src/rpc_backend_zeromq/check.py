@@ -1,4 +1,4 @@
-"""What ``rpc-backends doctor`` looks at for ZEROMQ: what a worker started here would do, and why."""
+"""The ZEROMQ section of ``rpc-backends doctor``: which settings a worker would use here, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INIT_METHOD = "env://"
 
 
 def check(environ: Mapping[str, str] = os.environ) -> Section:
-    """Return what a worker would do that this environment starts with ``init_method="env://"``."""
+    """Return the findings for a worker started in ``environ`` with ``init_method="env://"``."""
     findings = [_library(), *_variables(environ)]
     try:
         here = settings.settings_of(None, environ)
@@ -30,7 +30,7 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
             *_addresses(here, environ),
             _unix(here, environ),
         ]
-    return Section("zeromq", "ZEROMQ, as a worker started here has it", findings)
+    return Section("zeromq", "ZEROMQ settings of a worker started here", findings)
 
 
 def _library() -> Finding:
@@ -40,13 +40,13 @@ def _library() -> Finding:
         data = {"version": zmq.zmq_version(), "curve": bool(zmq.has("curve"))}
         _try_transport()
     except (ImportError, RuntimeError) as error:
-        text = f"it cannot be used: {error}"
+        text = f"libzmq cannot be used: {error}"
         return Finding("problem", "libzmq", text)
     return Finding("ok", "libzmq", f"{data['version']}, with CURVE", data)
 
 
 def _try_transport() -> None:
-    """Make a transport and let it go: it finds libzmq in pyzmq, and CURVE in that."""
+    """Create and close a transport, which checks that pyzmq's libzmq is usable and has CURVE."""
     from rpc_backend_zeromq._native import Transport
 
     public, private = identity.session_keys()
@@ -65,7 +65,7 @@ def _variables(environ: Mapping[str, str]) -> list[Finding]:
     for name, close in environment.unknown(environ):
         hint = f"; did you mean {close}?" if close else ""
         findings.append(
-            Finding("warning", name, f"ZEROMQ does not read it{hint}", {"nearest": close})
+            Finding("warning", name, f"ZEROMQ does not use this variable{hint}", {"nearest": close})
         )
     return findings
 
@@ -78,17 +78,21 @@ def _secret(here: Settings) -> Finding:
         return Finding("ok", "secret", text, data)
     nowhere = {"source": None, "fingerprint": None}
     if here.policy.trusted_network:
-        text = f"none, so whoever reaches a worker can run code in it. {policy.GIVE_A_SECRET}."
+        text = f"none, so anyone who can reach a worker can run code in it. {policy.GIVE_A_SECRET}."
         return Finding("warning", "secret", text, nowhere)
-    text = f"none, so workers talk on one host alone. {policy.GIVE_A_SECRET}."
+    text = f"none, so workers communicate within one host only. {policy.GIVE_A_SECRET}."
     return Finding("note", "secret", text, nowhere)
 
 
 def _encryption(here: Settings) -> Finding:
     if here.policy.encryption:
-        text = "on" if here.unix_sockets is False else "on; Unix sockets have none, and need none"
+        text = (
+            "on"
+            if here.unix_sockets is False
+            else "on for TCP; Unix sockets are private to this user and not encrypted"
+        )
         return Finding("ok", "encryption", text, {"on": True})
-    text = "off: whoever reaches a worker can run code in it"
+    text = "off: anyone who can reach a worker can run code in it"
     return Finding("warning", "encryption", text, {"on": False})
 
 
@@ -106,13 +110,13 @@ def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
         data = {"address": place.scoped, "interface": interface, "why": place.why}
         data["ports"] = None if here.ports is None else str(here.ports)
         ports = "any port" if here.ports is None else f"port {here.ports}"
-        findings.append(Finding("ok", "address", f"{where}, {ports}, by {place.why}", data))
+        findings.append(Finding("ok", "address", f"{where}, {ports}, chosen by {place.why}", data))
     return findings
 
 
 def _unix(here: Settings, environ: Mapping[str, str]) -> Finding:
     if here.unix_sockets is False:
-        return Finding("note", "Unix sockets", "off: TCP between workers of this host too")
+        return Finding("note", "Unix sockets", "off: workers on this host use TCP too")
     try:
         folder = unix_sockets.SocketFolder(environ)
     except AddressError as error:

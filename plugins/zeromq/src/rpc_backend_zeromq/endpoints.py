@@ -1,4 +1,4 @@
-"""Which endpoint of a peer a worker connects to: its Unix socket where both see it, else TCP."""
+"""Chooses a peer's endpoint: its Unix socket if this worker can access it, otherwise TCP."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rpc_backends_core.spi import is_loopback
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a worker that connects knows of itself.
+    """What a worker knows about itself when it chooses a peer's endpoint.
 
-    :ivar scopes: the interfaces on which it listens with link-local addresses.
-    :ivar unix_sockets: whether it connects to Unix sockets.
+    :ivar scopes: the interfaces on which this worker listens with link-local addresses.
+    :ivar unix_sockets: whether this worker connects to Unix sockets.
     """
 
     name: str
@@ -29,9 +29,9 @@ class Surroundings:
 
 
 def choose(peer: Publication, me: Surroundings) -> str:
-    """Return the endpoint of ``peer`` to connect to, in the form of ZeroMQ.
+    """Return the ZeroMQ endpoint of ``peer`` to connect to.
 
-    :raises AddressError: none can be reached from here; the text says why and what to do.
+    :raises AddressError: this host can reach none of them; the text says why and what to do.
     """
     if me.unix_sockets and peer.unix is not None and _sees(peer.unix, peer, me):
         return f"ipc://{peer.unix.path}"
@@ -43,19 +43,19 @@ def choose(peer: Publication, me: Surroundings) -> str:
         why.append(reason)
     raise AddressError(
         f"worker {me.name!r} cannot reach worker {peer.name!r} (rank {peer.rank}): "
-        f"{'; '.join(why) or 'it listens nowhere'}. {_remedy(peer, me)}"
+        f"{'; '.join(why) or 'it does not listen on any address'}. {_remedy(peer, me)}"
     )
 
 
 def _sees(socket: UnixSocket, peer: Publication, me: Surroundings) -> bool:
-    """Return whether the path leads to the peer's socket here; in another container it may not."""
+    """Return whether the path leads to the peer's socket; in another container it may not."""
     return peer.host.kernel == me.host.kernel and Node.of_socket(socket.path) == socket.node
 
 
 def _reachable(endpoint: str, peer: Publication, me: Surroundings) -> tuple[str | None, str]:
-    """Return the endpoint as sockets of this host take it; or None, and why there is no way to it."""
+    """Return the endpoint in the form that sockets here accept; or None, and why it is unreachable."""
     parsed = parse_tcp(endpoint)
-    assert parsed is not None  # a publication holds no others
+    assert parsed is not None  # a publication holds only valid endpoints
     address, port = parsed
     said = f"it listens on {address} ({peer.place})"
     if is_loopback(address):
@@ -65,17 +65,19 @@ def _reachable(endpoint: str, peer: Publication, me: Surroundings) -> tuple[str 
     if not addresses.is_link_local(address):
         if addresses.source_for(address) is not None:
             return endpoint, ""
-        return None, f"{said}, to which there is no route"
+        return None, f"{said}, and there is no route to that address"
     for scope in me.scopes:
         if addresses.source_for(address, scope) is not None:
             return addresses.tcp_endpoint(f"{address}%{scope}", port), ""
-    return None, f"{said}, a link-local address, and nothing says by which interface it is reached"
+    return None, f"{said}, a link-local address, and the interface that reaches it is unknown"
 
 
 def _remedy(peer: Publication, me: Surroundings) -> str:
     loopback = all(is_loopback(address) for address in _addresses(peer))
     if loopback and me.policy.lack is not None:
-        return f"{me.policy.lack.capitalize()} ZEROMQ runs on one host alone. {me.policy.remedy}"
+        return (
+            f"{me.policy.lack.capitalize()} ZEROMQ runs on a single host only. {me.policy.remedy}"
+        )
     return (
         f"Set the option address or interface of worker {peer.name!r} (RPC_BACKENDS_ZEROMQ_ADDRESS, "
         "RPC_BACKENDS_ZEROMQ_INTERFACE) to one that all workers reach, or MASTER_ADDR to an address "

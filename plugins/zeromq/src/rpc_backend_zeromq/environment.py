@@ -1,4 +1,4 @@
-"""The environment variables ``RPC_BACKENDS_ZEROMQ_...``: parsed strictly, read when they are needed."""
+"""The environment variables ``RPC_BACKENDS_ZEROMQ_...``: read on use and parsed strictly."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ UNIX_SOCKETS = f"{PREFIX}UNIX_SOCKETS"
 #: Every variable that ZEROMQ reads, with its meaning.
 VARIABLES = {
     SECRET: "the secret that the workers share",
-    SECRET_FILE: "the file that holds it",
-    ENCRYPTION: "0 turns encryption off, 1 encrypts within a host too (default: between hosts)",
-    TRUSTED_NETWORK: "1 says that nobody but the workers is on the network (default: 0)",
-    ADDRESS: "the address to listen on (default: found by the route to the rendezvous host)",
+    SECRET_FILE: "the file that holds the secret",
+    ENCRYPTION: "0 turns encryption off, 1 also encrypts within a host (default: between hosts)",
+    TRUSTED_NETWORK: "1 declares that only the workers can reach the network (default: 0)",
+    ADDRESS: "the address to listen on (default: the one on the route to the rendezvous host)",
     INTERFACE: "the network interface to listen on",
-    PORTS: "the ports to listen on, 5000-5100 say (default: any)",
-    UNIX_SOCKETS: "0 for none between workers of one host, 1 to insist (default: where possible)",
+    PORTS: "the ports to listen on, for example 5000-5100 (default: any)",
+    UNIX_SOCKETS: "0 turns Unix sockets within a host off, 1 requires them (default: where possible)",
 }
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -37,37 +37,37 @@ logger = logging.getLogger("rpc_backends.zeromq")
 
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what a variable says, None where it is not set or empty."""
+    """Return the value of a variable; None if it is unset or empty."""
     return environ.get(name, "").strip() or None
 
 
 def boolean(name: str, environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return a yes or a no, None where the variable is not set.
+    """Return the value of a boolean variable; None if it is unset or empty.
 
-    :raises SettingError: it is neither.
+    :raises SettingError: the value is not a boolean.
     """
     value = text(name, environ)
     if value is None:
         return None
     if value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
-    raise SettingError(f"{name}={value!r} is neither a yes nor a no. Set it to 1 or 0.")
+    raise SettingError(f"{name}={value!r} is not a boolean. Set it to 1 or 0.")
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str | None]]:
-    """Return each variable of our prefix that we do not read, with the nearest one that we do."""
+    """Return each variable with our prefix that ZEROMQ does not use, and the closest one that it uses."""
     found = []
     endings = [name.removeprefix(PREFIX) for name in VARIABLES]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES:
-            # All begin alike, which makes none of them nearer than the others.
+            # Compare without the prefix: it is common to all names and would make them all look close.
             close = nearest(name.removeprefix(PREFIX), endings)
             found.append((name, None if close is None else PREFIX + close))
     return found
 
 
 def warn_of_unknown(environ: Mapping[str, str] = os.environ) -> None:
-    """Write a line to the log for each variable that somebody set for us and we do not read."""
+    """Log a warning for each variable with our prefix that ZEROMQ does not use."""
     for name, close in unknown(environ):
-        hint = f" Did you mean {close}?" if close else f" It reads {', '.join(VARIABLES)}."
-        logger.warning("ZEROMQ does not read the environment variable %s.%s", name, hint)
+        hint = f" Did you mean {close}?" if close else f" It uses {', '.join(VARIABLES)}."
+        logger.warning("ZEROMQ does not use the environment variable %s.%s", name, hint)

@@ -1,4 +1,4 @@
-"""What can go wrong when a worker starts: each says what was asked, what was found and what to do."""
+"""The errors of starting a worker. Each says what was asked, what was found and what to do."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from rpc_backends_core.spi import GroupError, RpcBackendsError
 
 
 class SecretError(RpcBackendsError, ValueError):
-    """A secret that was given is none, cannot be read, or is not the only one."""
+    """A secret is invalid or unreadable, or two sources give different secrets."""
 
 
 class AddressError(GroupError):
-    """There is no address that this worker can listen on, or no way to a peer's."""
+    """This worker has no address to listen on, or cannot reach a peer's address."""
 
 
 class ExposureError(AddressError):
-    """The worker would listen where others than its peers can reach it, and nothing keeps them out."""
+    """The worker would listen on an address that is exposed to other processes, without protection."""
 
 
 class PublicationError(GroupError):
-    """What the store has as the address of a worker is not that worker's, or cannot be believed."""
+    """The store's record of a worker's address is not that worker's, or cannot be trusted."""

@@ -1,4 +1,4 @@
-"""The two handlers of ZEROMQ, and the backend that they make."""
+"""The two handlers of ZEROMQ, and its ``Backend`` record."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def init_backend(
     rpc_backend_options: Any,
     group: Group | None = None,
 ) -> Any:
-    """Start an agent over ZeroMQ in a static group, or in a dynamic one where ``world_size`` is None.
+    """Start an agent over ZeroMQ in a static group, or in a dynamic one if ``world_size`` is None.
 
-    :param group: the group that ``init_rpc`` has formed; None joins one on ``store``.
-
-    :returns: the agent, running and current.
-    :raises TypeError: ``store`` or ``rpc_backend_options`` is of a wrong type.
-    :raises ExposureError: it would listen where others are, and there is no secret to keep them out.
+    :param group: the group that ``init_rpc`` has formed; None forms or joins one through ``store``.
+    :returns: the agent, started and installed as the current one.
+    :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
+    :raises ExposureError: other hosts could reach the worker's address, and it has no secret.
     """
     if not isinstance(store, dist.Store):
         raise TypeError(f"store is {store!r}; it must be a torch.distributed.Store.")
@@ -36,7 +35,7 @@ def init_backend(
     if not isinstance(options, ZeroMQRpcBackendOptions):
         raise TypeError(
             f"rpc_backend_options is a {type(options).__name__}; {NAME} takes "
-            "ZeroMQRpcBackendOptions alone."
+            "only ZeroMQRpcBackendOptions."
         )
     group = group_for(store, name, rank, world_size, options, NAME, group)
     settings = Settings(

@@ -1,4 +1,4 @@
-"""Which host this process is on, told apart from all others, also from containers of the same name."""
+"""Identifies the host of this process, also among containers with the same name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 class Host:
     """Where a process runs.
 
-    :ivar kernel: the running kernel: containers of one machine share it, virtual machines do not.
-        Processes that have it in common can use the same Unix sockets, if they see the same files.
-    :ivar network: the network namespace: processes that have both in common reach each other on the
-        loopback interface.
+    :ivar kernel: identifies the running kernel. Containers of one machine share it, virtual machines
+        do not. Processes on the same kernel can use the same Unix sockets if they see the same files.
+    :ivar network: identifies the network namespace. Processes with the same kernel and the same
+        network namespace can reach each other on the loopback interface.
     """
 
     kernel: str
@@ -25,10 +25,10 @@ class Host:
 
 
 def this_host() -> Host:
-    """Return where this process runs."""
+    """Return the host of this process."""
     try:
         kernel = _BOOT_ID.read_text().strip()
         namespace = _NETWORK_NAMESPACE.stat()
-    except OSError:  # a system that is not Linux: its name has to do
+    except OSError:  # not Linux: use the host name
         return Host(platform.node(), "")
     return Host(kernel, f"{namespace.st_dev}:{namespace.st_ino}")

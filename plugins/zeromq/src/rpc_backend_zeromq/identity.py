@@ -1,9 +1,9 @@
-"""A worker's identity: the keys of its session, and the proof that they are of a worker of this group.
+"""A worker's identity: its session keys, and the proof that they belong to a worker of this group.
 
-Each worker makes a pair of keys when it starts and puts the public one into the store, with its name,
-its addresses and its group, under a proof that whoever has the group's secret can make and check. A store
-is open to all who reach it, so what is in it is believed for the proof alone. What was true of another
-worker or of another group is refused, since both stand in what is proved.
+Each worker makes a key pair when it starts. It writes the public key to the store, together with its
+name, its addresses, its group and a proof (an HMAC). Only holders of the group's secret can make or check
+the proof. Anyone who can reach the store can write to it, so a record counts only if its proof is valid.
+The proof covers the worker and the group, so a record of another worker or group cannot be replayed.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from rpc_backend_zeromq.errors import PublicationError
 from rpc_backend_zeromq.publication import MalformedError, Publication
 from rpc_backend_zeromq.secret import Secret
 
-#: The first word of what is in the store; the number goes up with every change of the form.
+#: The first word of a record in the store. The number goes up when the format changes.
 _FORM = "zeromq2"
 _FORM_OF_OTHERS = "zeromq"
 _SEALED, _OPEN = "sealed", "open"
 _PURPOSE = "publication"
 _UNIX_PURPOSE = "unix"
-#: Characters before the JSON: the form, the fingerprint and the proof.
+#: Most characters before the JSON: the format, the fingerprint and the proof.
 _HEADER_LIMIT = 256
 _SAME_SECRET = (
     f"Give all workers the same secret, in the same way ({SECRET_FILE}, or the option secret_file)."
 )
 
-_FOREIGN = (
-    "It was put there by somebody who is not of this group: use a store that nobody else writes to."
-)
+_FOREIGN = "A process outside this group wrote it: use a store that no other program writes to."
 
 
 def session_keys() -> tuple[bytes, bytes]:
@@ -45,20 +43,20 @@ def session_keys() -> tuple[bytes, bytes]:
 
 
 def new_session() -> str:
-    """Return what no other session has, for a publication."""
+    """Return a unique id of a session, for a publication."""
     return secrets.token_hex(16)
 
 
 def unix_proofs(
     mine: Publication, peer: Publication, secret: Secret | None
 ) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return what two workers show each other on a Unix socket, 32 bytes each.
+    """Return the proofs that two workers exchange on a Unix socket, 32 bytes each.
 
-    Nobody but this user can read what goes over it, so a proof is sent as it is. It holds for two
-    sessions, for one direction, and, where there is a secret, for holders of it alone.
+    A proof is sent in plain text, because only this user can read the socket. Each proof is valid for
+    one pair of sessions and one direction. If there is a secret, only its holders can make the proof.
 
-    :returns: what this worker shows when it connects, and what the peer shows when it does; then what
-        this worker answers, and what the peer answers.
+    :returns: what this worker sends when it connects, what the peer sends when it connects, what this
+        worker answers, and what the peer answers.
     """
     key = (
         hashlib.sha256(mine.group.encode()).digest()
@@ -81,7 +79,7 @@ def unix_proofs(
 
 
 def seal(publication: Publication, secret: Secret | None) -> str:
-    """Return the text to put into the store; without a secret it has no proof."""
+    """Return the text to write to the store. Without a secret it has no proof."""
     payload = publications.dump(publication)
     if secret is None:
         return f"{_FORM} {_OPEN} {payload}"
@@ -99,25 +97,27 @@ def open_publication(
     name: str,
     rank: int | None,
 ) -> Publication:
-    """Return what a worker has put into the store, if it is to be believed.
+    """Check and return a record that a worker has written to the store.
 
-    :param secret: this worker's.
+    :param secret: this worker's secret.
     :param encryption: whether this worker encrypts.
     :param reader: this worker's name, for messages.
-    :param group: of the group that both should be in.
-    :param worker_id: of the worker whose text this should be; so are ``name`` and ``rank``, which is None
-        where nothing says it.
-    :raises PublicationError: it is not; the text says why and what to do.
+    :param group: the token of the group that both workers should be in.
+    :param worker_id: the expected worker's id.
+    :param name: the expected worker's name.
+    :param rank: the expected worker's rank; None if unknown.
+    :raises PublicationError: the record cannot be trusted; the text says why and what to do.
     """
     who = f"worker {name!r}" + ("" if rank is None else f" (rank {rank})")
     payload = _believed(text, secret, who, f"worker {reader!r}")
     try:
         found = publications.load(payload)
     except MalformedError as error:
-        raise PublicationError(f"the address of {who} in the store is none: {error}.") from error
+        raise PublicationError(f"the address of {who} in the store is invalid: {error}.") from error
     if found.group != group:
         raise PublicationError(
-            f"the address of {who} in the store is of another group, an earlier one say. {_FOREIGN}"
+            f"the address of {who} in the store belongs to another group, for example an earlier "
+            f"one. {_FOREIGN}"
         )
     expected = (worker_id, name, found.rank if rank is None else rank)
     if (found.worker_id, found.name, found.rank) != expected:
@@ -134,20 +134,23 @@ def open_publication(
 
 
 def _believed(text: str, secret: Secret | None, who: str, reader: str) -> str:
-    """Return the JSON in ``text``, once its proof is checked; nothing of it is parsed before."""
-    # Printable, since parts of it are shown.
+    """Check the proof, and return the JSON in ``text``. Nothing is parsed before the check."""
+    # It must be printable, since messages quote parts of it.
     if len(text) > publications.LIMIT + _HEADER_LIMIT or not (
         text.isascii() and text.isprintable()
     ):
         raise PublicationError(
-            f"the address of {who} in the store is none: it is too long, or not plain text."
+            f"the address of {who} in the store is invalid: it is too long or not plain text."
         )
     form, _, rest = text.partition(" ")
     kind, _, rest = rest.partition(" ")
     if form != _FORM:
         why = "it was written by another backend"
         if form.startswith(_FORM_OF_OTHERS):
-            why = "it was written by another version of rpc-backend-zeromq; install one for all workers"
+            why = (
+                "it was written by another version of rpc-backend-zeromq; install the same version "
+                "for all workers"
+            )
         raise PublicationError(f"the address of {who} in the store cannot be read: {why}.")
     if kind == _OPEN:
         if secret is not None:
@@ -157,7 +160,9 @@ def _believed(text: str, secret: Secret | None, who: str, reader: str) -> str:
             )
         return rest
     if kind != _SEALED:
-        raise PublicationError(f"the address of {who} in the store is none: it is {kind[:20]!r}.")
+        raise PublicationError(
+            f"the address of {who} in the store is invalid: its kind is {kind[:20]!r}."
+        )
     fingerprint, _, rest = rest.partition(" ")
     proof, _, payload = rest.partition(" ")
     if secret is None:
@@ -166,19 +171,19 @@ def _believed(text: str, secret: Secret | None, who: str, reader: str) -> str:
         )
     if fingerprint != secret.fingerprint:
         raise PublicationError(
-            f"{who} has another secret (fingerprint {fingerprint[:32]}) than {reader} (from "
+            f"{who} has a different secret (fingerprint {fingerprint[:32]}) from {reader} (from "
             f"{secret.source}, fingerprint {secret.fingerprint}). {_SAME_SECRET}"
         )
     if not hmac.compare_digest(proof.encode(), _proof(payload, secret).encode()):
         raise PublicationError(
             f"the address of {who} in the store was not written by a holder of this group's secret (from "
-            f"{secret.source}): its proof is wrong. Somebody else has written to the store, or changed "
-            "what was in it."
+            f"{secret.source}): its proof is wrong. Another program wrote to the store or changed "
+            "its contents."
         )
     return payload
 
 
 def _proof(payload: str, secret: Secret) -> str:
-    """Return HMAC-SHA256 (RFC 2104) over a publication, with a key that is used for nothing else."""
+    """Return the HMAC-SHA256 (RFC 2104) of a publication, with a key used for this purpose only."""
     message = f"{_FORM} {_SEALED} {payload}".encode()
     return hmac.digest(secret.derive(_PURPOSE), message, "sha256").hex()

@@ -19,11 +19,11 @@ from rpc_backend_zeromq import ports, secret
 from rpc_backend_zeromq.ports import Ports
 from rpc_backend_zeromq.secret import Secret
 
-#: Bytes of the longest message that is taken from a peer: more than programs send, less than hosts have.
+#: Bytes of the longest message accepted from a peer: more than programs send, less than hosts have.
 MAX_MESSAGE_BYTES = 16 << 30
-#: Bytes of calls that may be on their way to one peer before further ones wait for room.
+#: Bytes of unanswered calls to one peer before further calls to it wait.
 MAX_UNANSWERED_BYTES = 1 << 30
-#: Seconds without a sign of life until a peer is lost, and how many signs it may give in that time.
+#: Seconds without a heartbeat until a peer is lost, and the number of heartbeats sent in that time.
 HEARTBEAT_TIMEOUT = 30.0
 HEARTBEATS = 6
 _SHORTEST = 0.1
@@ -34,9 +34,9 @@ _MOST_BYTES = 1 << 61
 class ZeroMQRpcBackendOptions(RpcBackendOptions):
     """The options of ZEROMQ; see :func:`construct_rpc_backend_options`.
 
-    What is None is taken from the environment when RPC starts, and has a default where that is silent
-    too. Only ``rpc_timeout`` and ``init_method`` can be changed later, as torch's can. The secret cannot
-    be seen: ``secret`` shows where it is from. Like torch's options, these are not pickled.
+    An option that is None is read from its environment variable when RPC starts, or else gets its
+    default. As with torch's options, only ``rpc_timeout`` and ``init_method`` can be changed later, and
+    the options cannot be pickled. The secret's text is not shown: ``secret`` shows only its source.
     """
 
     num_worker_threads: int
@@ -74,9 +74,7 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
     ) -> None:
         super().__init__(
             rpc_timeout=_seconds("rpc_timeout", rpc_timeout, least=0, most=math.inf),
-            init_method=_text(
-                "init_method", init_method, "the URL of the place where workers meet"
-            ),
+            init_method=_text("init_method", init_method, "the URL of the rendezvous"),
         )
         given: dict[str, Any] = {
             "num_worker_threads": _integer("num_worker_threads", num_worker_threads),
@@ -85,7 +83,9 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
             "encryption": _boolean("encryption", encryption),
             "trusted_network": _boolean("trusted_network", trusted_network),
             "address": _address(address),
-            "interface": _optional_text("interface", interface, "the name of one, eth0 say"),
+            "interface": _optional_text(
+                "interface", interface, "the name of an interface, for example eth0"
+            ),
             "ports": _ports(ports),
             "unix_sockets": _boolean("unix_sockets", unix_sockets),
             "max_message_bytes": _integer("max_message_bytes", max_message_bytes),
@@ -100,11 +100,11 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
         if given["heartbeat"] > given["heartbeat_timeout"]:
             raise ValueError(
                 f"heartbeat={heartbeat} is longer than heartbeat_timeout={heartbeat_timeout}, so ZEROMQ "
-                "would take every idle worker for lost; make it a fraction of that."
+                "would report every idle worker as lost. Make heartbeat a fraction of heartbeat_timeout."
             )
         if address is not None and interface is not None:
             raise ValueError(
-                f"address={address!r} and interface={interface!r} are both given for ZEROMQ; either says "
+                f"address={address!r} and interface={interface!r} are both given to ZEROMQ; each sets "
                 "where to listen, so leave one out."
             )
         self.__dict__.update(given)
@@ -112,8 +112,8 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("rpc_timeout", "init_method"):
             raise AttributeError(
-                f"{name} cannot be set on options of ZEROMQ that are made already; give it when you make "
-                "them. rpc_timeout and init_method can be."
+                f"{name} cannot be changed on existing ZEROMQ options; pass it when you create "
+                "them. Only rpc_timeout and init_method can be changed."
             )
         super().__setattr__(name, value)
 
@@ -142,31 +142,33 @@ def construct_rpc_backend_options(
     heartbeat: float | None = None,
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
 ) -> ZeroMQRpcBackendOptions:
-    """Construct the options of one worker; torch calls it. It opens and starts nothing.
+    """Construct the options of one worker, without opening or starting anything. Torch calls this.
 
-    :param rpc_timeout: seconds that a call may take; 0 means any.
-    :param init_method: URL of the place where the workers meet.
+    :param rpc_timeout: seconds that a call may take; 0 means no limit.
+    :param init_method: the URL of the rendezvous.
     :param num_worker_threads: threads that execute requests.
     :param secret: the secret that the workers share, from ``rpc-backends secret``.
-    :param secret_file: the file that holds it, for its owner alone to read.
-    :param encryption: whether connections are encrypted and authenticated. By default they are, except on
-        Unix sockets, which only processes of this user can use; True encrypts within a host too.
-    :param trusted_network: whether nobody but the workers is on the network: without a secret or without
-        encryption, workers run on one host alone unless this is True.
-    :param address: an address or a name of this machine to listen on; by default the one by which it
-        reaches the rendezvous host.
-    :param interface: the network interface to listen on, in the place of an address.
-    :param ports: the ports to listen on, 5000 or "5000-5100"; any by default.
-    :param unix_sockets: whether workers of one host talk over Unix sockets, in plain; True insists, None
-        does so where it is possible and ``encryption`` is not True.
-    :param max_message_bytes: the longest message that is taken from another worker, tensors included.
-    :param max_unanswered_bytes: what may be on its way to one worker, without an answer yet, before
-        further calls to it wait for room.
-    :param heartbeat: seconds between two signs of life on an idle connection; by default a sixth of
+    :param secret_file: the file that holds the secret; only its owner may have access to it.
+    :param encryption: whether connections are encrypted and authenticated. By default TCP connections
+        are, and Unix sockets, which only processes of this user can use, are not. True also encrypts
+        connections within a host.
+    :param trusted_network: whether only the workers can reach the network. Without a secret or without
+        encryption, workers run on a single host unless this is True.
+    :param address: an address or name of this machine to listen on; by default the address on the route
+        to the rendezvous host.
+    :param interface: the network interface to listen on, instead of an address.
+    :param ports: the ports to listen on: 5000 or "5000-5100"; by default any port.
+    :param unix_sockets: whether workers on one host communicate over Unix sockets, without encryption.
+        True requires them; None uses them where possible, unless ``encryption`` is True.
+    :param max_message_bytes: the size of the longest message accepted from another worker, in bytes,
+        tensors included.
+    :param max_unanswered_bytes: the bytes of calls to one worker that may be unanswered before further
+        calls to it wait.
+    :param heartbeat: seconds between two heartbeats on an idle connection; by default a sixth of
         ``heartbeat_timeout``.
-    :param heartbeat_timeout: seconds without a sign of life after which a worker is lost.
-    :raises TypeError: an option is of a wrong type.
-    :raises ValueError: an option has a value that cannot be.
+    :param heartbeat_timeout: seconds without a heartbeat after which a worker is lost.
+    :raises TypeError: an option has the wrong type.
+    :raises ValueError: an option has an invalid value.
     """
     return ZeroMQRpcBackendOptions(
         num_worker_threads=num_worker_threads,
@@ -187,7 +189,7 @@ def construct_rpc_backend_options(
     )
 
 
-# --- one kind of value each ------------------------------------------------------------------------
+# --- validation, one kind of value each -------------------------------------------------------------
 
 
 def _wrong_type(name: str, value: object, wanted: str) -> TypeError:
@@ -206,7 +208,7 @@ def _integer(name: str, value: Any) -> int:
     number = int(value)
     if not 1 <= number <= _MOST_BYTES:
         raise ValueError(
-            f"{name}={number} cannot be; ZEROMQ needs 1 or more, and no more than 2**61."
+            f"{name}={number} is out of range; ZEROMQ needs an integer from 1 to 2**61."
         )
     return number
 
@@ -217,7 +219,7 @@ def _seconds(name: str, value: Any, *, least: float, most: float) -> float:
     seconds = float(value)
     if not least <= seconds <= most or seconds == math.inf:
         limits = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
-        raise ValueError(f"{name}={value} cannot be; ZEROMQ needs {limits}, in seconds.")
+        raise ValueError(f"{name}={value} is out of range; ZEROMQ needs {limits} seconds.")
     return seconds
 
 
@@ -229,7 +231,7 @@ def _text(name: str, value: object, meaning: str) -> str:
     if not isinstance(value, str):
         raise _wrong_type(name, value, f"a str: {meaning}")
     if not value.strip():
-        raise ValueError(f"{name}={value!r} says nothing; ZEROMQ needs {meaning}.")
+        raise ValueError(f"{name}={value!r} is empty; ZEROMQ needs {meaning}.")
     return value.strip()
 
 
@@ -249,7 +251,7 @@ def _secret(value: object) -> Secret | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        # Without the value: bytes, say, may be one.
+        # The message leaves out the value: it may be a secret, for example as bytes.
         raise TypeError(f"secret is of type {type(value).__name__}; ZEROMQ needs a str.")
     return secret.parse(value, "the option secret")
 
@@ -258,8 +260,9 @@ def _address(value: object) -> str | None:
     address = _optional_text("address", value, "an address or a name of this machine")
     if address is not None and _means_every(address):
         raise ValueError(
-            f"address={value!r} means every address, and ZEROMQ needs the one by which other workers "
-            "reach this one. Leave it out to have it found, or name an interface."
+            f"address={value!r} stands for all addresses, but ZEROMQ needs the one at which other "
+            "workers "
+            "reach this worker. Leave address out to have it detected, or set interface."
         )
     return address
 
@@ -279,7 +282,7 @@ def _ports(value: Any) -> Ports | None:
     parsed = ports.parse(str(value))
     if parsed is None:
         raise ValueError(
-            f'ports={value!r} cannot be; ZEROMQ needs a port (5000) or a range ("5000-5100"), from 1 to '
+            f'ports={value!r} is invalid; ZEROMQ needs a port (5000) or a range ("5000-5100"), from 1 to '
             "65535."
         )
     return parsed

@@ -1,7 +1,7 @@
-"""Who is kept out, and so where a worker may listen.
+"""The security policy of a worker, which decides where it may listen.
 
-Whoever can send a worker a message can run code in it. A secret and encryption keep others out; without
-them a worker stays on the loopback interface, unless its user says that the network is trusted.
+Anyone who can send a message to a worker can run code in it. A secret and encryption keep others out.
+Without them a worker listens on the loopback interface only, unless its user trusts the network.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ GIVE_A_SECRET = (
     f"({SECRET_FILE}=FILE, or the option secret_file)"
 )
 _TRUST = (
-    "where nobody but the workers is on the network, say so to every worker "
+    "if only the workers can reach this network, tell every worker so "
     f"({TRUSTED_NETWORK}=1, or the option trusted_network=True)"
 )
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a worker asks of those who talk to it.
+    """What a worker requires of processes that connect to it.
 
-    :ivar secret: the secret they must have, None for none.
-    :ivar encryption: whether what they say is encrypted and authenticated.
-    :ivar trusted_network: whether the user has said that nobody else is on the network.
+    :ivar secret: the secret that they must have; None to require none.
+    :ivar encryption: whether connections are encrypted and authenticated.
+    :ivar trusted_network: whether the user has declared that only workers can reach the network.
     """
 
     secret: Secret | None = None
@@ -36,7 +36,7 @@ class Policy:
 
     @property
     def lack(self) -> str | None:
-        """What keeps the worker on the loopback interface, None if nothing does."""
+        """Why the worker must stay on the loopback interface, in words; None if it need not."""
         if self.trusted_network:
             return None
         if self.secret is None:
@@ -45,7 +45,7 @@ class Policy:
 
     @property
     def remedy(self) -> str:
-        """What to do to let the worker off the loopback interface."""
+        """What to do so that the worker may listen on other interfaces."""
         if self.secret is None:
             return f"{GIVE_A_SECRET}; or, {_TRUST}."
-        return f"Leave encryption on ({ENCRYPTION}=1, or no option encryption=False); or, {_TRUST}."
+        return f"Leave encryption on ({ENCRYPTION}=1, without the option encryption=False); or, {_TRUST}."

@@ -1,4 +1,4 @@
-"""Which ports a worker may listen on: one, or a range, for networks whose firewalls want to know."""
+"""The ports on which a worker may listen: one port or a range, so that firewalls can allow them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ports:
 
 
 def parse(text: str) -> Ports | None:
-    """Return the ports that ``text`` ("5000" or "5000-5100") means, None if it means none."""
+    """Parse ``text`` ("5000" or "5000-5100"); return None if it is malformed."""
     first, dash, last = (part.strip() for part in text.partition("-"))
     if not _is_port(first) or not _is_port(last if dash else first):
         return None

@@ -1,4 +1,4 @@
-"""What a worker tells its peers of itself, as a value and as JSON of one form; parsed strictly."""
+"""What a worker publishes about itself: a value, and its canonical JSON, which is parsed strictly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rpc_backend_zeromq.host import Host
 from rpc_backend_zeromq.unix_sockets import PATH_LIMIT, Node
 
-#: Bytes of the longest JSON that is looked at: many times what any worker writes.
+#: Bytes of the longest JSON that is parsed: many times what any worker writes.
 LIMIT = 16384
 _MAX_ENDPOINTS = 8
 _MAX_ID = 32767  # torch's ids are 16 bits, signed
@@ -29,7 +29,7 @@ _TCP = re.compile(r"tcp://(?:\[([0-9a-f:.]+)\]|([0-9.]+)):([1-9][0-9]{0,4})")
 
 @dataclass(frozen=True)
 class UnixSocket:
-    """A Unix socket, and the file that the path must lead to."""
+    """The path of a Unix socket, and the file that the path must lead to."""
 
     path: str
     node: Node
@@ -39,13 +39,13 @@ class UnixSocket:
 class Publication:
     """One worker of one group, and where it listens.
 
-    :ivar group: what no other group has, of the past or elsewhere.
-    :ivar tcp: endpoints with numeric addresses, without scopes, the preferred first.
-    :ivar unix: its Unix socket, None if it has none.
-    :ivar public_key: of its session (Z85), None where connections are not encrypted.
-    :ivar max_message_bytes: the longest message that it takes.
-    :ivar session: 32 hexadecimal digits that no other session has.
-    :ivar place: in words, for messages: how its address was found.
+    :ivar group: the group's token, unique among all groups, past ones included.
+    :ivar tcp: endpoints with numeric addresses, without scopes, the preferred one first.
+    :ivar unix: the worker's Unix socket; None if it has none.
+    :ivar public_key: the public key of its session (Z85); None without encryption.
+    :ivar max_message_bytes: the size in bytes of the longest message that it accepts.
+    :ivar session: 32 hexadecimal digits, unique to the session.
+    :ivar place: how its address was found, for messages.
     """
 
     group: str
@@ -62,38 +62,38 @@ class Publication:
 
 
 def printable(place: str) -> str:
-    """Return what a publication may say of how an address was found."""
+    """Return ``place`` shortened and without unprintable characters, as a publication may hold it."""
     return "".join(letter if letter.isprintable() else "?" for letter in place[:_MAX_PLACE])
 
 
 class MalformedError(ValueError):
-    """Text is not the JSON of a publication."""
+    """The text is not the JSON of a publication."""
 
 
 def dump(publication: Publication) -> str:
-    """Return the JSON of a publication, in one form: sorted, without white space, in ASCII."""
+    """Return the canonical JSON of a publication: sorted keys, no white space, ASCII."""
     return json.dumps(asdict(publication), sort_keys=True, separators=(",", ":"))
 
 
 def load(text: str) -> Publication:
-    """Return the publication of which ``text`` is the JSON.
+    """Parse the JSON of a publication.
 
-    :raises MalformedError: it is not of the form that :func:`dump` gives.
+    :raises MalformedError: ``text`` is not in the form that :func:`dump` gives.
     """
     if len(text) > LIMIT:
         raise MalformedError(f"it has more than {LIMIT} bytes")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"it is no JSON: {error}") from error
+        raise MalformedError(f"it is not JSON: {error}") from error
     publication = _publication(data)
     if dump(publication) != text:
-        raise MalformedError("it is not written in the one form there is")
+        raise MalformedError("it is not in canonical form")
     return publication
 
 
 def parse_tcp(endpoint: str) -> tuple[str, int] | None:
-    """Return the numeric address and the port of an endpoint, None if it is none."""
+    """Return the numeric address and the port of an endpoint; None if it is malformed."""
     found = _TCP.fullmatch(endpoint)
     if found is None:
         return None
@@ -112,13 +112,13 @@ def _publication(data: Any) -> Publication:
     unix = fields["unix"]
     tcp = fields["tcp"]
     if not isinstance(tcp, list) or len(tcp) > _MAX_ENDPOINTS:
-        raise MalformedError("its 'tcp' is no short list")
+        raise MalformedError(f"its 'tcp' is not a list of at most {_MAX_ENDPOINTS} endpoints")
     for endpoint in tcp:
         if not isinstance(endpoint, str) or parse_tcp(endpoint) is None:
-            raise MalformedError(f"its endpoint {_shown(endpoint)} is none")
+            raise MalformedError(f"its endpoint {_shown(endpoint)} is invalid")
     key = fields["public_key"]
     if key is not None and (not isinstance(key, str) or not _KEY.fullmatch(key)):
-        raise MalformedError("its 'public_key' is no key")
+        raise MalformedError("its 'public_key' is not a key")
     host = _fields(fields["host"], "its 'host'", Host)
     return Publication(
         group=_text(fields, "group", _MAX_GROUP),
@@ -145,7 +145,7 @@ def _session(fields: dict[str, Any]) -> str:
 def _place(fields: dict[str, Any]) -> str:
     place = _text(fields, "place", _MAX_PLACE)
     if not place.isprintable():
-        raise MalformedError("its 'place' cannot be shown")
+        raise MalformedError("its 'place' is not printable")
     return place
 
 
@@ -153,28 +153,28 @@ def _unix(data: Any) -> UnixSocket:
     fields = _fields(data, "its 'unix'", UnixSocket)
     path = _text(fields, "path", PATH_LIMIT)
     if not path.startswith("/") or "\0" in path:
-        raise MalformedError("the path of its Unix socket is none")
+        raise MalformedError("the path of its Unix socket is invalid")
     node = _fields(fields["node"], "its 'node'", Node)
     return UnixSocket(path, Node(*(_number(node, part, 2**64 - 1) for part in ("device", "inode"))))
 
 
 def _fields(data: Any, what: str, of: type) -> dict[str, Any]:
     if not isinstance(data, dict) or data.keys() != of.__dataclass_fields__.keys():  # type: ignore[attr-defined]
-        raise MalformedError(f"{what} has not the fields of a {of.__name__}")
+        raise MalformedError(f"{what} does not have the fields of a {of.__name__}")
     return data
 
 
 def _text(fields: dict[str, Any], name: str, limit: int) -> str:
     value = fields[name]
     if not isinstance(value, str) or len(value) > limit:
-        raise MalformedError(f"its {name!r} is no text of up to {limit} characters")
+        raise MalformedError(f"its {name!r} is not a string of at most {limit} characters")
     return value
 
 
 def _number(fields: dict[str, Any], name: str, limit: int) -> int:
     value = fields[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise MalformedError(f"its {name!r} is no number from 0 to {limit}")
+        raise MalformedError(f"its {name!r} is not an integer from 0 to {limit}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Telling of connections that were refused, without letting whoever knocks fill the log."""
+"""Rate-limited warnings about refused connections, so that attackers cannot fill the log."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 logger = logging.getLogger("rpc_backends.zeromq")
 
-#: Seconds for which nothing more is said after a line.
+#: Seconds after a warning during which further refusals are only counted.
 _PAUSE = 10.0
-#: Characters of a line that are shown; part of it comes from whoever was refused.
+#: Characters shown of a reason, because the refused process supplies part of it.
 _LENGTH = 500
 
 
 class Refusals:
-    """Writes a warning for a refused connection, and then none for a while, but counts.
+    """Logs a warning for a refused connection, then only counts refusals for some seconds.
 
     :ivar owner: the worker's name.
-    :ivar count: how many there were.
+    :ivar count: the number of refused connections.
     """
 
     def __init__(self, owner: str = "", clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def __call__(self, why: str) -> None:
-        """Take note of one."""
+        """Record a refused connection and the reason."""
         with self._lock:
             self.count += 1
             if self._clock() < self._quiet_until:
@@ -39,7 +39,7 @@ class Refusals:
                 return
             self._quiet_until = self._clock() + _PAUSE
             unsaid, self._unsaid = self._unsaid, 0
-        # As it would stand in a literal: no line of the log is made by who is refused.
+        # Escaped, so that a refused process cannot forge log lines.
         shown = why[:_LENGTH].encode("unicode_escape").decode("ascii")
         more = f" ({unsaid} more since the last such line)" if unsaid else ""
         logger.warning("ZEROMQ worker %r refused a connection: %s%s", self.owner, shown, more)

@@ -1,4 +1,4 @@
-"""Where the workers meet, as their init method says: the host whose route tells the address to use."""
+"""The rendezvous host that an init method names. The route to it gives the address to listen on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The host that hosts the workers' store.
+    """The host of the workers' store.
 
-    :ivar host: its name or address, None where the init method has none.
-    :ivar why: where that is said, for messages.
+    :ivar host: its name or address; None if the init method has none.
+    :ivar why: the setting that names the host, for messages.
     """
 
     host: str | None
@@ -21,7 +21,7 @@ class Rendezvous:
 
 
 def rendezvous(init_method: str, environ: Mapping[str, str] = os.environ) -> Rendezvous:
-    """Return where the workers of ``init_method`` meet."""
+    """Return the rendezvous host that ``init_method`` names."""
     scheme = init_method.partition(":")[0]
     if scheme == "env":
         host = environ.get("MASTER_ADDR", "").strip()
@@ -35,7 +35,7 @@ def rendezvous(init_method: str, environ: Mapping[str, str] = os.environ) -> Ren
 
 
 def _host_of(url: str) -> str:
-    """Return the host of a URL as it is written: a scope (``fe80::1%Eth0``) may have capitals."""
+    """Return the host of a URL in its original case: a scope (``fe80::1%Eth0``) may have capitals."""
     try:
         netloc = urlsplit(url).netloc.rpartition("@")[2]
     except ValueError:

@@ -1,8 +1,8 @@
-"""The secret that the workers of a group share: its form, where it comes from, and keys made of it.
+"""The secret that the workers of a group share: its format, its sources, and the keys derived from it.
 
-It is 32 random bytes. As text it has a prefix, so that it is known for what it is, and a checksum, so
-that a copy which was cut off or changed is noticed. The text and the bytes stay in here: what is shown of
-a secret is where it is from and a fingerprint, which says no more than whether two are the same.
+A secret is 32 random bytes. Its text has a prefix, which identifies it as a secret, and a checksum, which
+detects truncated or changed copies. The text and the bytes never leave this module. Messages show only
+the source of a secret and its fingerprint, which tells whether two secrets are equal.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ PREFIX = "rpcsecret1-"
 _BYTES = 32
 _CHECKSUM_BYTES = 4
 _FINGERPRINT_BYTES = 8
-#: Characters of the text: base 32 has five bits in each.
+#: Characters of the text. Each base-32 character holds five bits.
 LENGTH = len(PREFIX) + -(-(_BYTES + _CHECKSUM_BYTES) * 8 // 5)
-#: More than a file with a secret has, with whatever white space.
+#: Bytes; more than a file with a secret has, white space included.
 _FILE_LIMIT = 4096
-#: Domains: no key is used for two things, and none is what another program derives from the same bytes.
+#: Separates these keys from those that other programs derive from the same bytes.
 _SALT = b"rpc-backends zeromq secret 1"
-#: What nobody but the owner of the file may do with it.
+#: Permission bits that a secret file must not have.
 OTHERS_MAY = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Secret:
-    """A secret that was given, without a way to see it.
+    """A secret whose text cannot be read back.
 
-    :ivar source: where it is from, in words.
+    :ivar source: where the secret comes from, for messages.
     """
 
     __slots__ = ("_key", "source")
 
     def __init__(self, key: bytes, source: str) -> None:
-        # What all keys are derived from; the secret itself is not needed any more.
+        # All keys are derived from this key, so the secret itself is not kept.
         self._key = hmac.digest(_SALT, key, "sha256")
         self.source = source
 
     def derive(self, purpose: str) -> bytes:
-        """Return a key of 32 bytes for one purpose: HKDF (RFC 5869) with SHA-256, of one block."""
+        """Return a 32-byte key for one purpose: one block of HKDF (RFC 5869) with SHA-256."""
         return hmac.digest(self._key, purpose.encode() + b"\x01", "sha256")
 
     @property
     def fingerprint(self) -> str:
-        """Text that is the same for the same secret; the secret cannot be found from it."""
+        """A text that is equal for equal secrets, and does not reveal the secret."""
         return self.derive("fingerprint")[:_FINGERPRINT_BYTES].hex()
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +75,7 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a secret is not pickled, so that it gets nowhere by accident. Have each process take it "
+            "a secret cannot be pickled, so that it cannot leak by accident. Let each process read it "
             f"from the file that {environment.SECRET_FILE} or the option secret_file names."
         )
 
@@ -86,32 +86,32 @@ def generate() -> str:
 
 
 def parse(text: str, source: str) -> Secret:
-    """Return the secret that ``text`` is.
+    """Parse the text of a secret.
 
-    :param source: where it is from, for messages; they never have the text itself.
-    :raises SecretError: it is none.
+    :param source: where the text comes from, for messages, which never quote the text.
+    :raises SecretError: ``text`` is not a secret.
     """
     text = text.strip()
     why = None
     if not text.startswith(PREFIX):
         why = f"it does not begin with {PREFIX!r}"
     elif len(text) != LENGTH:
-        why = f"it has {len(text)} characters and a secret has {LENGTH}, so it was not copied whole"
+        why = f"it has {len(text)} characters but a secret has {LENGTH}, so it was not copied completely"
     else:
         key = _key(text)
         if key is not None:
             return Secret(key, source)
-        why = "its checksum is wrong, so it was changed in copying"
+        why = "its checksum is wrong, so it was changed while being copied"
     raise SecretError(f"{source} is not a secret: {why}. `rpc-backends secret` makes one.")
 
 
 def read(path: str, source: str) -> Secret:
-    """Return the secret in a file that nobody but its owner may read or write.
+    """Return the secret in a file that only its owner may access.
 
-    :raises SecretError: it cannot be read, others could read it too, or no secret is in it.
+    :raises SecretError: the file is unreadable, accessible to other users, or holds no secret.
     """
     try:
-        # Without waiting for a writer, should it be a pipe; what was opened is what is looked at.
+        # O_NONBLOCK: do not wait for a writer if it is a pipe. fstat checks the file that was opened.
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError, RuntimeError) as error:
         raise SecretError(
@@ -120,12 +120,15 @@ def read(path: str, source: str) -> Secret:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise SecretError(f"{source} is no file. `rpc-backends secret --out FILE` makes one.")
+            raise SecretError(
+                f"{source} is not a regular file. `rpc-backends secret --out FILE` makes one."
+            )
         if status.st_mode & OTHERS_MAY:
             raise SecretError(
-                f"{source} is open to others than its owner: its mode is "
-                f"{stat.S_IMODE(status.st_mode):04o}. Do this, and make a new one if somebody may have "
-                f"seen it: chmod 600 {path}"
+                f"{source} is accessible to users other than its owner: its mode is "
+                f"{stat.S_IMODE(status.st_mode):04o}. Run the following command, and make a new "
+                "secret if somebody may have "
+                f"read it: chmod 600 {path}"
             )
         content = os.read(descriptor, _FILE_LIMIT + 1)
     finally:
@@ -138,11 +141,11 @@ def read(path: str, source: str) -> Secret:
 def find(
     given: Secret | None, file: str | None, environ: Mapping[str, str] = os.environ
 ) -> Secret | None:
-    """Return the secret from wherever it is given, None where it is nowhere.
+    """Return the secret from the options or the environment; None if neither gives one.
 
-    :param given: that of the option ``secret``.
+    :param given: the option ``secret``.
     :param file: the option ``secret_file``.
-    :raises SecretError: one cannot be had, or two are given that are not the same.
+    :raises SecretError: a secret is invalid or unreadable, or two sources give different secrets.
     """
     found = [] if given is None else [given]
     if file is not None:
@@ -157,7 +160,7 @@ def find(
         if other != found[0]:
             raise SecretError(
                 f"{found[0].source} and {other.source} give different secrets (fingerprints "
-                f"{found[0].fingerprint} and {other.fingerprint}). Take one of them away."
+                f"{found[0].fingerprint} and {other.fingerprint}). Remove one of them."
             )
     return found[0] if found else None
 
@@ -175,7 +178,7 @@ def _key(text: str) -> bytes | None:
     except ValueError:
         return None
     key = raw[:_BYTES]
-    # As a text, so that its last character counts whole.
+    # Compare the texts: the bytes do not depend on all bits of the last character.
     return key if hmac.compare_digest(_text(key).encode(), text.lower().encode()) else None
 
 

@@ -1,4 +1,4 @@
-"""``rpc-backends secret``: makes the secret that the workers of a group share."""
+"""``rpc-backends secret``: makes a secret for the workers of a group to share."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Examples:
     "--out",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write it into a new file that its owner alone can read, and do not show it.",
+    help="Write the secret to a new file that only its owner can read, and do not print it.",
 )
 @json_option
 @debug_option
 def command(out: Path | None, as_json: bool) -> None:
     """Make a secret for ZEROMQ.
 
-    All workers of a group are given the same one: it is how they know each other, and without it they run
-    on one host alone. Whoever has it can run code on every worker. Each group, or each user, may have one
-    of its own; a new one is made by running this again.
+    Give the same secret to all workers of a group. It authenticates them to each other; without it they
+    run on a single host. Anyone who has the secret can run code on every worker. Each group or each user
+    may have a secret of its own: run this command again to make another one.
     """
     text = secret.generate()
     fingerprint = secret.parse(text, "the new secret").fingerprint
@@ -52,7 +52,9 @@ def command(out: Path | None, as_json: bool) -> None:
         print_json({"file": str(path), "fingerprint": fingerprint, "variable": SECRET_FILE})
         return
     click.echo(f"Written: {path} (fingerprint {fingerprint})")
-    click.echo("Copy it to every host, for its owner alone to read, and start each worker with")
+    click.echo(
+        "Copy the file to every host, readable by its owner only, and start each worker with"
+    )
     click.echo(f"  {SECRET_FILE}={path}")
 
 
@@ -62,7 +64,7 @@ def _write(path: Path, text: str) -> None:
         descriptor = os.open(path, flags, 0o600)
     except FileExistsError:
         raise Failure(
-            f"{path} is there already, and workers may be using it. Choose another name, or remove it."
+            f"{path} already exists, and workers may be using it. Choose another name or remove the file."
         ) from None
     except OSError as error:
         raise Failure(f"{path} cannot be written: {error}") from error
@@ -76,4 +78,7 @@ def _write(path: Path, text: str) -> None:
         raise Failure(f"{path} cannot be written: {error}") from error
     if not private:
         path.unlink(missing_ok=True)
-        raise Failure(f"{path} would be open to others: its file system does not keep permissions.")
+        raise Failure(
+            f"{path} would be accessible to other users: its file system does not support "
+            "permissions. Choose another folder."
+        )

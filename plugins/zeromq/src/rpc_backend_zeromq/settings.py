@@ -1,4 +1,4 @@
-"""What one worker runs with: its options, and the environment where they say nothing."""
+"""The settings of one worker: its options, and environment variables for options that are None."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What one worker runs with.
+    """The settings of one worker.
 
-    :ivar wanted: where it is asked to listen.
-    :ivar unix_sockets: None for where possible. They are not encrypted.
+    :ivar wanted: where the user asks the worker to listen.
+    :ivar unix_sockets: True requires them, False disables them, None uses them where possible. They are
+        not encrypted.
     """
 
     policy: Policy
@@ -34,10 +35,10 @@ class Settings:
 def settings_of(
     options: ZeroMQRpcBackendOptions | None, environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Return what a worker with ``options`` (None: with the defaults) runs with, here and now.
+    """Return the settings of a worker with ``options`` (None: default options) in ``environ``.
 
-    :raises SettingError: a variable has a value that means nothing.
-    :raises SecretError: the secret cannot be had.
+    :raises SettingError: an environment variable has an invalid value.
+    :raises SecretError: the secret is invalid, unreadable or ambiguous.
     """
 
     def boolean(option: bool | None, variable: str) -> bool | None:
@@ -69,16 +70,16 @@ def settings_of(
 
 
 def _unix_sockets(encryption: bool | None, wanted: bool | None) -> bool | None:
-    """Return whether to use Unix sockets: not where the user asks for encryption, which they lack.
+    """Return whether to use Unix sockets. If the user requests encryption, the answer is False.
 
-    :raises SettingError: both are asked for.
+    :raises SettingError: both encryption and Unix sockets are requested.
     """
     if encryption is not True:
         return wanted
     if wanted is True:
         raise SettingError(
-            "encryption and Unix sockets are both asked for, and Unix sockets are not encrypted: nobody "
-            "but this user can read what goes over them. Leave out either encryption=True "
+            "both encryption and Unix sockets are requested, but Unix sockets are not encrypted: only "
+            "processes of this user can use them. Leave out either encryption=True "
             f"({environment.ENCRYPTION}) or unix_sockets=True ({environment.UNIX_SOCKETS})."
         )
     return False
@@ -96,7 +97,7 @@ def _wanted(options: ZeroMQRpcBackendOptions | None, environ: Mapping[str, str])
     if address is not None and interface is not None:
         raise SettingError(
             f"{environment.ADDRESS}={address!r} and {environment.INTERFACE}={interface!r} are both set; "
-            "either says where to listen, so unset one."
+            "each sets where to listen, so unset one."
         )
     if address is not None:
         return Wanted(address=address, said_by=f"{environment.ADDRESS}={address}")

@@ -1,4 +1,4 @@
-"""The transport of one worker: it listens where it may, and lets in none but the workers of its group."""
+"""The transport of one worker: chooses where to listen, and admits only workers of its group."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
     from rpc_backends_core.spi import Group
 
-#: Seconds that somebody who connects has to prove who it is.
+#: Seconds that a connecting process has to authenticate itself.
 HANDSHAKE_TIMEOUT = 10.0
-#: The key in a dynamic group's store under which the first to come writes what no other group has.
+#: The key in a dynamic group's store under which the first member writes the group's nonce.
 _NONCE = "zeromq/nonce"
 
 logger = logging.getLogger("rpc_backends.zeromq")
 
 
 class ZeroMQTransport:
-    """What carries the messages of one worker, for one group. It is not used again after :meth:`close`.
+    """Carries the messages of one worker in one group. It cannot be reused after :meth:`close`.
 
-    :param options: the worker's; what they leave open is taken from the environment now.
-    :param group: the group that the worker is in.
-    :raises SettingError: an environment variable has a value that means nothing.
-    :raises SecretError: the secret cannot be had.
+    :param options: the worker's options; those that are None are read from the environment now.
+    :param group: the worker's group.
+    :raises SettingError: an environment variable has an invalid value.
+    :raises SecretError: the secret is invalid, unreadable or ambiguous.
     """
 
     def __init__(self, options: ZeroMQRpcBackendOptions, group: Group) -> None:
@@ -57,7 +57,7 @@ class ZeroMQTransport:
         try:
             self._settings = settings_of(options)
         except (SettingError, SecretError) as error:
-            # All workers get the text, and are to know whose environment it is.
+            # All workers get this text, so it names the worker with the wrong setting.
             raise type(error)(f"worker {group.name!r} cannot start: {error}") from error
         self._meeting = rendezvous(options.init_method)
         self._group = group
@@ -87,10 +87,11 @@ class ZeroMQTransport:
 
     @property
     def on_unknown_key(self) -> LookForNew | None:
-        """Called when somebody connects with a key that is not known, with that key (Z85).
+        """A function to call with an unknown key (Z85) when a process connects with that key.
 
-        A dynamic group sets it: it looks for workers that have joined, and has :meth:`learn` called for
-        them; whoever is not among them is refused. It is called on a thread of the transport.
+        A dynamic group sets it. The function looks for workers that have joined and calls :meth:`learn`
+        for each. If none of them has the key, the connection is refused. The function runs on a thread
+        of the transport.
         """
         return self._admission_control.look
 
@@ -99,19 +100,19 @@ class ZeroMQTransport:
         self._admission_control.look = look
 
     def listen(self, self_id: int, name: str) -> str:
-        """Begin to listen, and return the text by which peers :meth:`learn` of this worker.
+        """Start to listen, and return the address text that peers pass to :meth:`learn`.
 
         :raises AddressError: there is no address to listen on.
-        :raises ExposureError: others could reach it, and nothing keeps them out.
+        :raises ExposureError: other hosts could reach the address, and there is no protection.
         :raises StoreError: the store is lost, or does not answer (dynamic groups).
         """
-        assert self._mine is None, "it listens already"
+        assert self._mine is None, "listen() was called already"
         self._admission_control.refused.owner = name
         descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
         token = self._group.token
         if token is None:
-            # Members come one after the other: they agree on what the first of them has written.
+            # Members join one after the other, so all use the nonce that the first one wrote.
             fresh = secrets.token_hex(16)
             nonce = self._group.access.ask(
                 lambda store: bytes(store.compare_set(_NONCE, "", fresh)),
@@ -143,23 +144,23 @@ class ZeroMQTransport:
         return identity.seal(self._mine, self._settings.policy.secret)
 
     def learn(self, peer: int, name: str, address: str, rank: int | None = None) -> None:
-        """Take note of a peer; :meth:`listen` goes before.
+        """Add a peer. Call :meth:`listen` first.
 
-        :param address: the text that the peer has put into the store.
-        :param rank: the peer's; in a static group it is known without.
-        :raises PublicationError: the text is not from this peer, for this group.
-        :raises AddressError: the peer cannot be reached from here.
+        :param address: the text that the peer has written to the store.
+        :param rank: the peer's rank; a static group knows it already.
+        :raises PublicationError: the text does not come from this peer or is not for this group.
+        :raises AddressError: this worker cannot reach the peer.
         """
         try:
             self._learn(peer, name, address, rank)
         except BaseException:
-            # In a group whose size is known it is the end of the start.
+            # In a group of known size this makes the start fail, so unknown keys need not wait.
             self._admission_control.stop_waiting()
             raise
 
     def _learn(self, peer: int, name: str, address: str, rank: int | None) -> None:
         mine = self._mine
-        assert mine is not None, "listen() goes before learn()"
+        assert mine is not None, "call listen() before learn()"
         policy = self._settings.policy
         publication = identity.open_publication(
             address,
@@ -180,27 +181,28 @@ class ZeroMQTransport:
             raise PublicationError(f"worker {name!r} has the key of worker {mine.name!r}.")
         other = None if key is None else self._admission_control.owner(key)
         if other not in (None, peer):
-            # Its messages would pass for the other's.
+            # Messages of this peer would be taken for messages of the other worker.
             raise PublicationError(
-                f"worker {name!r} has the key of worker {other}, and each worker makes its own. Somebody "
-                "else has written to the store: use a store that nobody else writes to."
+                f"worker {name!r} has the key of worker {other}, but each worker makes its own key. "
+                "Another "
+                "program wrote to the store: use a store that no other program writes to."
             )
         proofs = identity.unix_proofs(mine, publication, policy.secret)
         self._native.learn(peer, endpoint, key, proofs, publication.max_message_bytes)
-        # Who connects to the Unix socket shows a proof, and by TCP a key.
+        # A peer authenticates with a proof on the Unix socket, and with a key over TCP.
         self._admission_control.learn(peer, *filter(None, (key, proofs[1])))
 
     def forget(self, peer: int) -> None:
-        """Drop a peer that has left, and refuse its key from now on."""
+        """Remove a peer that has left, and refuse its key from now on."""
         self._admission_control.forget(peer)
         self._native.forget(peer)
 
     def close(self, linger: float) -> None:
-        """Stop, and leave nothing open or on disk. A second call does nothing.
+        """Close all connections and remove the Unix socket. A second call does nothing.
 
-        :param linger: seconds for what was sent to leave.
+        :param linger: seconds to wait until queued messages are sent.
         """
-        self._admission_control.look = None  # it may hold what holds this transport
+        self._admission_control.look = None  # it may reference this transport
         self._admission_control.stop_waiting()
         try:
             self._native.close(linger)
@@ -209,7 +211,7 @@ class ZeroMQTransport:
             atexit.unregister(self._remove_folder)
 
     def metrics(self) -> dict[str, str]:
-        """Return what is worth knowing, as text."""
+        """Return the transport's metrics, as text."""
         found: dict[str, str] = dict(self._native.metrics())
         found["zeromq.encryption"] = "CURVE" if self._settings.policy.encryption else "none"
         if self._mine is not None:
@@ -218,16 +220,16 @@ class ZeroMQTransport:
         return found
 
     def __rpc_transport__(self) -> Any:
-        """Return the capsule by which the agent takes the transport."""
+        """Return the capsule through which the C++ agent uses the transport."""
         return self._native.__rpc_transport__()
 
     # --- listening -----------------------------------------------------------------------------------
 
     def _bind(self, place: Place) -> str:
-        """Listen on an address; return its endpoint as peers see it, without a scope."""
+        """Listen on an address; return the endpoint to publish, which has no scope."""
         ports = self._settings.ports
         for port in ports or ("*",):
-            with _passing_over_taken(several=ports is not None):
+            with _skipping_unavailable_ports(several=ports is not None):
                 (bound,) = self._native.bind([addresses.tcp_endpoint(place.scoped, port)])
                 return addresses.tcp_endpoint(place.address, int(bound.rpartition(":")[2]))
         raise AddressError(
@@ -245,7 +247,7 @@ class ZeroMQTransport:
         except AddressError as error:
             if wanted:
                 raise
-            logger.debug("no Unix socket, so TCP to workers of this host: %s", error)
+            logger.debug("no Unix socket, so workers on this host use TCP: %s", error)
             return None
         self._native.bind([f"ipc://{self._folder.socket}"])
         node = Node.of_socket(self._folder.socket)
@@ -259,8 +261,8 @@ class ZeroMQTransport:
 
 
 @contextlib.contextmanager
-def _passing_over_taken(*, several: bool) -> Iterator[None]:
-    """Go on where a port is taken, or is not for this user, if there are others to try."""
+def _skipping_unavailable_ports(*, several: bool) -> Iterator[None]:
+    """If there are several ports to try, ignore one that is in use or not allowed for this user."""
     try:
         yield
     except OSError as error:

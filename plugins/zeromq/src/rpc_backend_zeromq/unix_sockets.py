@@ -1,7 +1,7 @@
-"""Unix sockets for workers of one host: in a folder that nobody but their user can enter.
+"""Unix sockets for workers on one host, in folders that only their user can enter.
 
-The folder is locked for as long as its worker lives, so that whoever starts later can tell what a killed
-worker has left behind, and removes it.
+A worker locks its folder while it lives. A worker that starts later removes the folders without a lock,
+which killed workers have left behind.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pathlib import Path
 
 from rpc_backend_zeromq.errors import AddressError
 
-#: ``sun_path`` has 108 bytes on Linux, a zero at the end among them.
+#: Bytes. ``sun_path`` has 108 bytes on Linux, including the terminating zero.
 PATH_LIMIT = 107
 _PREFIX = "rpc-zmq-"
 _SOCKET = "s"
-#: What ``mkdtemp`` adds to the prefix.
+#: Characters that ``mkdtemp`` adds to the prefix.
 _RANDOM = 8
-#: Seconds after which a folder without a lock is nobody's: it is locked as soon as it is made.
+#: Seconds after which an unlocked folder counts as left behind. A new folder is locked at once.
 _YOUNG = 60.0
 
 
 @dataclass(frozen=True)
 class Node:
-    """What tells one file from all others of a running kernel, whatever path leads there."""
+    """Identifies a file on a running kernel, independent of its path."""
 
     device: int
     inode: int
 
     @classmethod
     def of_socket(cls, path: str) -> Node | None:
-        """Return that of the socket at ``path``; None if there is none that this process may use."""
+        """Return the node of the socket at ``path``; None if this process may use none."""
         try:
             status = Path(path).lstat()
         except (OSError, ValueError):
@@ -51,7 +51,7 @@ class Node:
 class SocketFolder:
     """A folder for the Unix socket of one worker.
 
-    :raises AddressError: there is no place for one.
+    :raises AddressError: no folder can be made.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -61,11 +61,11 @@ class SocketFolder:
 
     @property
     def socket(self) -> str:
-        """The path for the socket."""
+        """The path of the socket."""
         return str(self._path / _SOCKET)
 
     def remove(self) -> None:
-        """Remove the folder and the socket in it, unless this is a process that was forked since."""
+        """Remove the folder and its socket, unless this is a forked child of the process that made it."""
         if self._lock is None:
             return
         lock, self._lock = self._lock, None
@@ -75,7 +75,7 @@ class SocketFolder:
 
 
 def sweep(environ: Mapping[str, str] = os.environ) -> None:
-    """Remove the folders of this user's workers that were killed."""
+    """Remove the folders that killed workers of this user have left behind."""
     for place in _places(environ):
         with contextlib.suppress(OSError):
             for folder in place.glob(f"{_PREFIX}*"):
@@ -90,7 +90,7 @@ def _remove_if_left(folder: Path) -> None:
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG:
                 return
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Only what we put there: should anything else be in it, the folder stays.
+            # Remove only our socket: a folder with other contents stays.
             (folder / _SOCKET).unlink(missing_ok=True)
             folder.rmdir()
         finally:
@@ -98,7 +98,7 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def _places(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield where a folder may be made, the best first."""
+    """Yield the directories in which to make a folder, the preferred one first."""
     runtime = environ.get("XDG_RUNTIME_DIR")
     yield from dict.fromkeys(
         Path(place)
@@ -113,7 +113,7 @@ def _make(places: list[Path]) -> tuple[Path, int]:
         length = len(os.fsencode(place)) + len(f"/{_PREFIX}/{_SOCKET}") + _RANDOM
         if length > PATH_LIMIT:
             why.append(
-                f"a path in {place} has {length} bytes, and a socket's may have {PATH_LIMIT}"
+                f"a path in {place} has {length} bytes, but a socket path may have {PATH_LIMIT}"
             )
             continue
         try:

@@ -24,7 +24,7 @@ Event = tuple[str, int, list[memoryview], str]
 
 
 class Worker:
-    """A transport, and what others need to reach it.
+    """A transport, and the data that peers need to reach it.
 
     :ivar lines: what it has said of those it refused.
     """
@@ -56,7 +56,7 @@ class Worker:
             self.told.notify_all()
 
     def line_with(self, text: str) -> str:
-        """Wait for a line about somebody who was refused."""
+        """Wait for a log line about a refused connection."""
 
         def found() -> str | None:
             return next((line for line in self.lines if text in line), None)
@@ -66,13 +66,13 @@ class Worker:
             return found() or ""
 
     def listen(self, endpoint: str) -> Worker:
-        """Listen, and be known by that."""
+        """Listen, and keep the endpoint for peers."""
         (self.endpoint,) = self.transport.bind([endpoint])
         self.transport.start(self.id)
         return self
 
     def learn(self, *others: Worker) -> Worker:
-        """Take note of others."""
+        """Learn other workers."""
         for other in others:
             self.transport.learn(other.id, other.endpoint, other.key)
         return self
@@ -99,16 +99,16 @@ class Worker:
         return peer, [bytes(part) for part in parts]
 
     def lost(self) -> str:
-        """Return why the next event says that a peer is lost."""
+        """Return the reason of the next event, which must be a lost peer."""
         return self.next("lost")[3]
 
     def metric(self, name: str) -> int:
-        """Return a count."""
+        """Return a counter of the metrics."""
         return int(self.transport.metrics()[f"zeromq.{name}"])
 
 
 class Child:
-    """A process with a worker of its own, ``worker``, that does what it is told.
+    """A process with its own worker, ``worker``, that runs commands.
 
     :param code: what it runs; ``say(value)`` and ``hear()`` speak with the test.
     """
@@ -130,26 +130,26 @@ class Child:
         )
 
     def hear(self) -> Any:
-        """Return what it says."""
+        """Return the next line of its output."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the process has ended: {self.process.wait(PATIENCE)}"
         return json.loads(line)
 
     def say(self, value: Any) -> None:
-        """Tell it something."""
+        """Send it a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value) + "\n")
         self.process.stdin.flush()
 
     def end(self) -> int:
-        """Wait for its end, and return its status."""
+        """Wait until it ends, and return its exit status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(PATIENCE)
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """Kill it if it still runs."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -158,7 +158,7 @@ class Child:
 
 
 def open_files() -> dict[str, str]:
-    """Return what this process has open."""
+    """Return the files that this process has open."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -169,7 +169,7 @@ def open_files() -> dict[str, str]:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something holds of which nobody tells."""
+    """Poll until a condition without a notification holds."""
     until = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < until, f"never: {what}"

@@ -1,4 +1,4 @@
-"""Closing sends what was sent, leaves nothing behind, and can be done at any time."""
+"""close() sends queued messages, leaves nothing behind, and works at any time."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_a_forked_process_leaves_the_transport_alone(start: Start) -> None:
 
 
 def test_who_has_too_many_files_open_is_told(start: Start) -> None:
-    """The library itself would end the process."""
+    """In this state, libzmq itself would abort the process."""
     child = start(
         """
         import resource, zmq
@@ -333,7 +333,7 @@ def test_a_transport_that_only_its_callback_keeps_does_not_hold_up_the_end(start
 
 
 def test_who_cannot_listen_for_want_of_files_is_told(start: Start) -> None:
-    """The library itself would end the process: it needs a socket to list the addresses of this host."""
+    """Without a socket to list this host's addresses, libzmq would abort the process."""
     child = start(
         """
         import resource, zmq

@@ -1,4 +1,4 @@
-"""A connection that ends is told of, with a reason; nothing on it is delivered later; it comes back."""
+"""A lost connection is reported with a reason, delivers nothing later, and is reconnected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ECHO = """
 
 
 def start_echo(start: Start, zero: Worker, endpoint: str, **settings: Any) -> Child:
-    """Start worker 1 in a process, and have ``zero`` know it."""
+    """Start worker 1 in a process, and make ``zero`` learn it."""
     key = zero.key.decode() if zero.key else None
     child = start(ECHO, key, endpoint, settings, zero.endpoint)
     where, its_key = child.hear()
@@ -43,14 +43,14 @@ def start_echo(start: Start, zero: Worker, endpoint: str, **settings: Any) -> Ch
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
+    """Return a port on which no process listens."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return int(trial.getsockname()[1])
 
 
 def with_key_of(worker: Worker, other: Worker) -> Worker:
-    """Have a worker known by another's key, as one that has started again is."""
+    """Learn a worker under a new key, as after its restart."""
     worker.key = other.key
     return worker
 
@@ -75,19 +75,21 @@ def test_a_path_at_which_nobody_listens_is_lost_at_once(make: MakeWorker, tmp_pa
 
 
 def test_a_peer_that_does_not_answer_is_lost_in_time(make: MakeWorker) -> None:
-    """Somebody listens, and says nothing: not of ZeroMQ, or stuck."""
+    """A process listens and sends nothing: it is stuck or does not speak ZeroMQ."""
     zero = make(0, handshake_timeout=0.3).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as mute:
         zero.transport.learn(1, f"tcp://127.0.0.1:{mute.getsockname()[1]}", None)
         zero.try_to_send(1, b"x")
-        assert "not done within 0.3 s" in zero.lost()
+        assert "not finished within 0.3 s" in zero.lost()
 
 
 def test_who_was_not_learned_cannot_be_called(pair: tuple[Worker, Worker]) -> None:
     zero, _ = pair
     with pytest.raises(TransportError, match="worker 7 is not known to this worker"):
         zero.send(7, b"x")
-    with pytest.raises(TransportError, match="worker 7 has ended the connection by which it asked"):
+    with pytest.raises(
+        TransportError, match="worker 7 has closed the connection that carried the request"
+    ):
         zero.send(7, b"x", reply=True)
 
 
@@ -106,7 +108,10 @@ def test_a_peer_that_is_killed_is_lost(
     child.process.send_signal(signal.SIGKILL)
     # What a process has open goes one by one: the connection, or where it listens.
     reason = zero.lost().lower()
-    assert "nobody is there now: connection refused" in reason or "connection reset by" in reason
+    assert (
+        "the peer no longer listens: connection refused" in reason
+        or "connection reset by" in reason
+    )
     with pytest.raises(TransportError, match="worker 1 is lost"):
         zero.send(1, b"y")
     assert zero.metric("peers_lost") == 1
@@ -134,7 +139,7 @@ def test_a_peer_that_stands_still_is_lost_and_found(
 def test_a_peer_that_stands_still_while_it_is_sent_to_is_lost(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
-    """No sign of life can be asked for: the connection is full."""
+    """No heartbeat can be sent because the connection's buffers are full."""
     zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen(where(medium))
     child = start_echo(start, zero, where(medium), heartbeat=0.2, heartbeat_timeout=1.5)
     zero.send(1, b"x")
@@ -208,7 +213,7 @@ def test_a_loss_is_told_once(make: MakeWorker) -> None:
 def test_what_was_sent_before_the_end_arrives_before_the_loss(
     make: MakeWorker, encrypted: bool
 ) -> None:
-    """The last answer of a worker that leaves is an answer."""
+    """The last reply of a worker that leaves still arrives."""
     for _ in range(20):
         zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
         zero.learn(one)
@@ -267,12 +272,12 @@ def test_a_peer_that_is_forgotten_and_connects_anew_is_refused(pair: tuple[Worke
     zero.try_to_send(1, b"x")
     assert one.transport.receive(0.2) is None
     reason = zero.lost()
-    assert ("does not know our key" if zero.key else "has left the group") in reason
-    one.line_with("belongs to no worker" if zero.key else "worker 0 has left the group")
+    assert ("does not know this worker's key" if zero.key else "has left the group") in reason
+    one.line_with("does not belong to any worker" if zero.key else "worker 0 has left the group")
 
 
 def test_ends_are_told_to_each_thread_only_once(make: MakeWorker) -> None:
-    """With many threads that receive, each event is given to one."""
+    """If many threads receive, each event goes to exactly one."""
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
     found: list[str] = []
@@ -334,7 +339,7 @@ class TwoHosts:
             worker.tell(endpoint)
 
     def call(self, size: int) -> Any:
-        """Send a message of a size, and return what happens next."""
+        """Send a message of a given size, and return the next event."""
         self.workers[0].tell(size)
         return self.workers[0].line()
 
@@ -388,7 +393,7 @@ def test_a_long_cut_of_the_network_is_a_loss_and_a_find(apart: TwoHosts) -> None
 
 @pytest.mark.parametrize("apart", [1.0], indirect=True)
 def test_a_large_message_on_a_slow_network_is_no_silence(apart: TwoHosts) -> None:
-    """It takes several times as long as a peer may be silent."""
+    """The message takes several times the heartbeat timeout."""
     if shutil.which("tc") is None:
         pytest.skip("there is no `tc` here")
     for host in apart.hosts:
@@ -404,7 +409,7 @@ def test_a_large_message_on_a_slow_network_is_no_silence(apart: TwoHosts) -> Non
 def test_who_holds_the_gil_delays_no_heartbeat(
     make: MakeWorker, start: Callable[..., Child]
 ) -> None:
-    """The memory of a message is Python's, and is let go of while a program holds the GIL for 3 s."""
+    """Python owns the message's memory, which is released while a program holds the GIL for 3 s."""
     one = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
     child = start(
         """
@@ -430,7 +435,7 @@ def test_who_holds_the_gil_delays_no_heartbeat(
 
 
 def test_peers_on_a_dead_host_keep_nobody_waiting(make: MakeWorker) -> None:
-    """Whether a peer is there still is asked of all at once; others connect meanwhile."""
+    """All peers are probed at the same time, and others can connect meanwhile."""
     count = 150
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)

@@ -1,4 +1,4 @@
-"""Messages arrive as they were sent: over each medium, encrypted or not, of any size, many at once."""
+"""Messages arrive unchanged: over each medium, encrypted or not, of any size, many at once."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_parts_of_all_sizes_arrive_bit_by_bit(pair: tuple[Worker, Worker]) -> No
 
 
 def test_many_small_parts_are_more_than_a_frame(pair: tuple[Worker, Worker]) -> None:
-    """They and their sizes are several MiB."""
+    """The parts and their sizes take several MiB."""
     zero, one = pair
     parts = [bytes([number % 256]) * (number % 4000) for number in range(2000)]
     zero.send(1, *parts)
@@ -183,7 +183,7 @@ def test_too_much_is_refused_where_it_is_sent(make: MakeWorker) -> None:
 
 @pytest.mark.parametrize("receivers", [1, 4])
 def test_many_send_at_once(make: MakeWorker, encrypted: bool, receivers: int) -> None:
-    """Each message arrives once; to one thread that receives, those of a pair in order."""
+    """Each message arrives once, and a single receiver gets those of each pair in order."""
     senders, threads, count = 3, 3, 300
     target = make(0, encrypted).listen("tcp://127.0.0.1:*")
     others = [make(n, encrypted).listen("tcp://127.0.0.1:*") for n in range(1, senders + 1)]
@@ -228,7 +228,7 @@ def test_many_send_at_once(make: MakeWorker, encrypted: bool, receivers: int) ->
 
 
 def test_replies_find_back_from_many_threads(pair: tuple[Worker, Worker]) -> None:
-    """Thousands in flight, and threads on both sides that send what they receive."""
+    """Thousands of messages are in flight, and threads on both sides echo them."""
     zero, one = pair
     count, rounds = 1000, 5
     done = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""Who is let in, whose word is believed, and what becomes of those who send what is no message."""
+"""Which peers are admitted, which claims are trusted, and how invalid messages are handled."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
     line = zero.line_with("127.0.0.1")
     assert stranger.key is not None
     assert stranger.key.decode() in line
-    assert "belongs to no worker that is known here" in line
+    assert "does not belong to any worker that this worker knows" in line
     assert stranger.lost() == (
-        f"handshake with {zero.endpoint} failed: the peer does not know our key"
+        f"handshake with {zero.endpoint} failed: the peer does not know this worker's key"
     )
     assert zero.transport.receive(0.1) is None
     assert zero.metric("refused") >= 1
@@ -61,7 +61,7 @@ def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
         one.learn(zero)
         one.try_to_send(0, b"x")
     assert zero.message() == (7, [b"x"])
-    assert "belongs to no worker of the group" in zero.line_with("belongs to")
+    assert "does not belong to any worker of the group" in zero.line_with("does not belong to")
     stranger.lost()
     # Without a word of where it listens it can be answered, and not called.
     zero.send(7, b"reply", reply=True)
@@ -101,7 +101,7 @@ def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
     zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
     one = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
     one.try_to_send(0, b"x")
-    assert "does not know our key" in one.lost()
+    assert "does not know this worker's key" in one.lost()
 
 
 def test_a_server_with_another_key_gets_nothing(make: MakeWorker) -> None:
@@ -111,7 +111,7 @@ def test_a_server_with_another_key_gets_nothing(make: MakeWorker) -> None:
     zero.try_to_send(1, b"for one only")
     assert "handshake" in zero.lost()
     assert one.transport.receive(0.1) is None
-    assert "keys" in one.line_with("somebody who connected to")
+    assert "key is not the one" in one.line_with("a connection to")
 
 
 @pytest.mark.parametrize("caller_encrypts", [False, True])
@@ -139,9 +139,9 @@ def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
         plain.transport.learn(2, "tcp://127.0.0.1:1", secret.key)
     with pytest.raises(TransportError, match="not 40 characters"):
         secret.transport.learn(2, "tcp://127.0.0.1:1", b"short")
-    with pytest.raises(TransportError, match="both, or neither"):
+    with pytest.raises(TransportError, match="give both public_key and secret_key, or neither"):
         make(3, public_key=secret.key)
-    with pytest.raises(TransportError, match="a key is 40 characters"):
+    with pytest.raises(TransportError, match="a key must be 40 characters"):
         make(3, public_key=b"short", secret_key=b"short")
 
 
@@ -166,7 +166,7 @@ def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
     ],
 )
 def test_an_endpoint_that_cannot_be_believed_is_refused(make: MakeWorker, endpoint: str) -> None:
-    with pytest.raises(TransportError, match="no endpoint to connect to"):
+    with pytest.raises(TransportError, match="is not an endpoint to connect to"):
         make(0).transport.learn(1, endpoint, None)
 
 
@@ -193,7 +193,7 @@ def plain(text: bytes) -> bytes:
 
 
 class Intruder:
-    """Somebody who speaks ZeroMQ, and says what it likes."""
+    """An intruder that speaks ZeroMQ and sends arbitrary messages."""
 
     def __init__(
         self, context: zmq.Context[Any], name: bytes, to: Worker, by: Worker | None
@@ -213,7 +213,7 @@ class Intruder:
         self.socket.send_multipart(frames)
 
     def refusal(self) -> str:
-        """Return why nothing more is taken from it."""
+        """Return the reason of the refusal that it received."""
         (frame,) = self.socket.recv_multipart()
         assert frame[:2] == b"\x02\x02", frame
         return frame[8:].decode()
@@ -231,7 +231,7 @@ def intrude() -> Iterator[MakeIntruder]:
 
 
 def test_the_form_of_a_message(make: MakeWorker, intrude: MakeIntruder) -> None:
-    """The intruder of these tests speaks as a worker does, or they would test nothing."""
+    """The intruder can talk like a worker; otherwise these tests would test nothing."""
     zero = make(0).listen("tcp://127.0.0.1:*")
     other = intrude(route(1), zero)
     other.send(plain(b"hello"))
@@ -247,13 +247,13 @@ def test_the_form_of_a_message(make: MakeWorker, intrude: MakeIntruder) -> None:
 
 
 def test_a_worker_cannot_speak_for_another(make: MakeWorker, intrude: MakeIntruder) -> None:
-    """What counts is the key, whatever a connection calls itself."""
+    """The key decides, not the name that a connection claims."""
     zero, one, two = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     zero.learn(one, two)
     impostor = intrude(route(1), zero, two)
     impostor.send(plain(b"I am one"))
     assert zero.transport.receive(0.3) is None
-    assert "who says to be worker 1 has the key of worker 2" in impostor.refusal()
+    assert "a process that claims to be worker 1 has the key of worker 2" in impostor.refusal()
     zero.line_with("worker 1 has the key of worker 2")
     one.learn(zero)
     one.send(0, b"I am")
@@ -277,7 +277,7 @@ def test_a_connection_that_is_no_workers_is_refused(
     other.send(plain(b"x"))
     other.send(b"", b"")
     assert zero.transport.receive(0.2) is None
-    assert "no worker of this version" in other.refusal()
+    assert "not a worker of this version" in other.refusal()
     one.learn(zero)
     one.send(0, b"fine")
     assert zero.message() == (1, [b"fine"])
@@ -318,7 +318,7 @@ def test_who_sends_what_is_no_message_is_rejected(
     other.send(plain(b"good again, and too late"))
     assert zero.transport.receive(0.2) is None
     assert other.refusal()
-    zero.line_with("worker 2 has sent what is no message")
+    zero.line_with("worker 2 sent an invalid message")
     assert zero.metric("rejected") == 1
     eventually(lambda: zero.metric("dropped_messages") == 1, "what came then is dropped")
     # Others do not feel it, and it may come again.
@@ -365,7 +365,7 @@ def test_an_answer_that_is_no_message_is_the_loss_of_who_sent_it(make: MakeWorke
         zero.send(1, b"x")
         caller, _ = liar.recv_multipart()
         liar.send_multipart([caller, b"nonsense"])
-        assert "the peer has sent what is no message" in zero.lost()
+        assert "the peer sent an invalid message" in zero.lost()
         zero.next("found")  # whoever listens there
 
 

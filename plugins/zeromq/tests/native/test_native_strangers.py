@@ -1,4 +1,4 @@
-"""Strangers at a worker's port, with raw sockets: what they can have of it, and what its peers notice."""
+"""Unauthenticated raw sockets at a worker's port: what they cost the worker and its peers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NULL = GREETING + b"NULL" + bytes(48)
 
 
 def command(content: bytes, size: int | None = None) -> bytes:
-    """Return a command of ZMTP; ``size`` is the one that it announces."""
+    """Return a ZMTP command that announces ``size``."""
     return b"\x06" + (len(content) if size is None else size).to_bytes(8, "big") + content
 
 
@@ -87,7 +87,7 @@ while True:
 
 
 class Target:
-    """A worker in a process of its own, that answers what it gets, and how that process is."""
+    """An echo worker in its own process, and measurements of that process."""
 
     def __init__(self, start: Callable[..., Child], limit: int, encrypted: bool) -> None:
         self.child = start(WORKER, limit, encrypted)
@@ -96,7 +96,7 @@ class Target:
         self.folder = Path(f"/proc/{self.child.process.pid}")
 
     def tell(self, *what: Any) -> dict[str, str]:
-        """Have it do something; return its metrics."""
+        """Run a command in it; return its metrics."""
         self.child.say(what)
         metrics: dict[str, str] = self.child.hear()
         return metrics
@@ -109,7 +109,7 @@ class Target:
         return peer
 
     def stranger(self, sent: list[bytes | str], hello: bytes = b"") -> socket.socket:
-        """Connect and send something, without waiting for anything."""
+        """Connect and send data, without waiting."""
         guest = socket.create_connection(self.address, timeout=PATIENCE)
         guest.setblocking(False)
         with contextlib.suppress(OSError):  # it may have had enough
@@ -124,14 +124,14 @@ class Target:
         return len(list((self.folder / "fd").iterdir()))
 
     def memory(self, what: str = "VmHWM") -> int:
-        """Return bytes: the most that it has had."""
+        """Return its peak memory in bytes."""
         for line in (self.folder / "status").read_text().splitlines():
             if line.startswith(f"{what}:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError(what)
 
     def share(self, seconds: float = 1.0) -> float:
-        """Return the share of a core that it uses."""
+        """Return the share of a CPU core that it uses."""
 
         def used() -> float:
             fields = (self.folder / "stat").read_text().rpartition(")")[2].split()
@@ -150,7 +150,7 @@ def target(start: Callable[..., Child], request: pytest.FixtureRequest) -> Targe
 
 @pytest.fixture(scope="module")
 def recorded() -> Callable[[bytes], bytes]:
-    """Give a function that returns what who knows a server's key sends after the greeting: its HELLO."""
+    """Yield a function that returns the HELLO command of a client that knows the server's key."""
 
     def record(server_key: bytes) -> bytes:
         with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as server:
@@ -182,7 +182,7 @@ def test_a_crowd_holds_little_and_keeps_nobody_out(
     recorded: Callable[[bytes], bytes],
     sent: list[bytes | str],
 ) -> None:
-    """1,000 that stay: peers that were there go on, new ones come in, and then all is as before."""
+    """1,000 idle connections: known peers continue, new ones connect, and all is freed afterwards."""
     old, new = target.peer(make, 1), target.peer(make, 2)
     ask(old)
     files, memory = target.open_files(), target.memory("VmRSS")
@@ -200,7 +200,7 @@ def test_a_crowd_holds_little_and_keeps_nobody_out(
 
 
 def test_an_unauthenticated_frame_is_held_up_to_kilobytes(target: Target) -> None:
-    """Two that announce 200 MiB, and send them: on the wire they were taken for a handshake's command."""
+    """Two connections announce and send 200 MiB as if it were a handshake command."""
     memory = target.memory("VmRSS")
 
     def send_all() -> None:
@@ -220,7 +220,7 @@ def test_an_unauthenticated_frame_is_held_up_to_kilobytes(target: Target) -> Non
 
 @contextlib.contextmanager
 def flood(target: Target, sent: list[bytes | str]) -> Iterator[None]:
-    """Have up to a thousand strangers come each second, and stay as long as they may."""
+    """Open up to a thousand connections each second, which stay until they are closed."""
     stop = threading.Event()
 
     def come() -> None:
@@ -272,7 +272,7 @@ def test_idle_connections_leave_the_process_descriptors(target: Target, make: Ma
 def test_a_process_without_descriptors_waits_for_them_quietly(
     target: Target, make: MakeWorker
 ) -> None:
-    """A peer that comes then may be turned away; who was there stays; later all is as before."""
+    """New peers may be rejected meanwhile, connected peers stay, and afterwards all is as before."""
     old, new = target.peer(make, 1), target.peer(make, 2)
     ask(old)
     target.tell("take all files")

@@ -1,4 +1,4 @@
-"""Connections over Unix sockets: who is let in, and what becomes of what is no message."""
+"""Connections over Unix sockets: which processes are admitted, and how invalid messages are handled."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
 
 @pytest.fixture
 def zero(make: MakeWorker, tmp_path: Path) -> Worker:
-    """Give a worker that listens on a Unix socket, and lets in whoever can use it."""
+    """Yield a worker that listens on a Unix socket and admits every process that can use it."""
     # Nobody answers heartbeats while the test does something else.
     return make(0, heartbeat_timeout=PATIENCE).listen(f"ipc://{tmp_path}/zero")
 
 
 @pytest.fixture
 def one(make: MakeWorker, tmp_path: Path, zero: Worker) -> Iterator[Worker]:
-    """Give a peer of it, which calls it, and calls it still at the end of the test."""
+    """Yield a peer that calls the worker, and can still call it at the end of the test."""
     found = make(1, heartbeat_timeout=PATIENCE).listen(f"ipc://{tmp_path}/one").learn(zero)
     zero.learn(found)
     found.send(0, b"before")
@@ -52,7 +52,7 @@ def greeting(worker: int, proof: bytes = bytes(32)) -> bytes:
 
 
 def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
-    """Connect, and be let in as a worker if that is asked for."""
+    """Connect, and authenticate as a worker if requested."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(PATIENCE)
     connection.connect(to.endpoint.removeprefix("ipc://"))
@@ -64,7 +64,7 @@ def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
 
 
 def ended(connection: socket.socket, by: Worker | None = None) -> bytes:
-    """Wait until the other side ends a connection; return what came before.
+    """Wait until the other side ends a connection; return the data that arrived before.
 
     :param by: a worker that reads meanwhile, and gets no message.
     """
@@ -109,7 +109,7 @@ def test_who_connects_without_the_proof_is_refused(make: MakeWorker, tmp_path: P
 
     one.try_to_send(0, b"x")
 
-    assert one.lost().endswith("failed: its proof is that of no worker of the group")
+    assert one.lost().endswith("failed: its proof does not belong to any worker of the group")
     assert zero.transport.receive(0.1) is None
     assert zero.metric("refused") >= 1
 
@@ -121,7 +121,7 @@ def test_nothing_is_sent_to_who_listens_without_the_proof(make: MakeWorker, tmp_
 
     one.try_to_send(0, b"x")
 
-    assert one.lost().endswith("failed: who listens there cannot prove that it is the peer")
+    assert one.lost().endswith("failed: the listening process cannot prove that it is the peer")
     assert zero.transport.receive(0.1) is None
 
 
@@ -130,7 +130,9 @@ def test_who_says_to_be_another_worker_is_refused(make: MakeWorker, tmp_path: Pa
     zero.transport.learn(1, f"ipc://{tmp_path}/1", None, PROOFS)
     with connect(zero) as connection:
         connection.sendall(greeting(2, PROOFS[1]))
-        assert b"who says to be worker 2 has the proof of worker 1" in ended(connection)
+        assert b"a process that claims to be worker 2 has the proof of worker 1" in ended(
+            connection
+        )
 
 
 def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) -> None:
@@ -153,13 +155,15 @@ def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) 
 
 def test_proofs_of_another_length_are_an_error(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
-    with pytest.raises(TransportError, match="the proofs of worker 1 are none: each is 32 bytes"):
+    with pytest.raises(
+        TransportError, match="the proofs of worker 1 are invalid: each must be 32 bytes"
+    ):
         zero.transport.learn(1, "ipc:///x", None, (b"short", *PROOFS[1:]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> None:
-    """Whatever the mode of the folder is."""
+    """This holds for any mode of the folder."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     Path(zero.endpoint.removeprefix("ipc://")).chmod(0o666)
@@ -176,7 +180,7 @@ def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> N
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert f"user {NOBODY}, and this is user 0" in zero.line_with("Unix socket")
+    assert f"user {NOBODY}, but this is user 0" in zero.line_with("Unix socket")
     assert zero.metric("refused") == 1
 
 
@@ -205,7 +209,7 @@ def test_nothing_is_sent_to_a_socket_of_another_user(make: MakeWorker, tmp_path:
 
     zero.try_to_send(1, b"x")
 
-    assert f"who listens there is process {child} of user {NOBODY}" in zero.lost()
+    assert f"the listening process is process {child} of user {NOBODY}" in zero.lost()
     os.write(to_child[1], b"x")
     os.waitpid(child, 0)
     for descriptor in (*to_child, *to_parent):
@@ -223,7 +227,7 @@ def test_who_connects_and_says_nothing_is_dropped(make: MakeWorker, tmp_path: Pa
 
 
 def test_of_a_thousand_that_say_nothing_few_are_kept(zero: Worker, one: Worker) -> None:
-    """The first are dropped for the later ones: a worker that connects gets in."""
+    """The oldest connections are dropped for newer ones, so a worker can connect."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ExitStack() as stack:
         held = [stack.enter_context(connect(zero)) for _ in range(1000)]
@@ -244,7 +248,7 @@ def test_of_a_thousand_that_say_nothing_few_are_kept(zero: Worker, one: Worker) 
 def test_a_greeting_that_is_none_is_refused(zero: Worker, one: Worker, what: bytes) -> None:
     with connect(zero) as connection:
         connection.sendall(what)
-        assert b"what has connected is no worker of this version" in ended(connection)
+        assert b"the connecting process is not a worker of this version" in ended(connection)
     assert zero.metric("refused") == 1
 
 
@@ -267,13 +271,13 @@ def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | Non
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        (message(2**63), b"larger than the 1073741824 bytes"),
-        (message(*[2**62] * 4), b"larger than the 1073741824 bytes"),
-        (message(2**64 - 1, 2), b"larger than the 1073741824 bytes"),
-        (message(count=65537), b"more parts than it can have"),
-        (message(kind=9), b"no message of this version"),
-        (message(version=VERSION + 1), b"no message of this version"),
-        (message(kind=2, count=501), b"a refusal is longer than one can be"),
+        (message(2**63), b"larger than the 1073741824-byte limit"),
+        (message(*[2**62] * 4), b"larger than the 1073741824-byte limit"),
+        (message(2**64 - 1, 2), b"larger than the 1073741824-byte limit"),
+        (message(count=65537), b"too many parts"),
+        (message(kind=9), b"not a message of this protocol version"),
+        (message(version=VERSION + 1), b"not a message of this protocol version"),
+        (message(kind=2, count=501), b"a refusal is too long"),
         (message(kind=3, count=1), b"a heartbeat has parts"),
     ],
 )
@@ -287,7 +291,7 @@ def test_a_peer_that_sends_no_message_is_told_why_and_dropped(
 
 
 def test_a_size_that_is_announced_takes_no_memory(zero: Worker, one: Worker) -> None:
-    """It is taken as the bytes come."""
+    """The message is read as its bytes arrive."""
     before = peak_mib()
     with ExitStack() as stack:
         for worker in range(2, 12):
