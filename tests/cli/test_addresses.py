@@ -49,7 +49,7 @@ def test_a_hostname_with_an_address_that_no_interface_has_is_a_warning() -> None
     level, text = _found(_machine(["198.51.100.7"], []))
 
     assert level == "warning"
-    assert "198.51.100.7, which no interface has" in text
+    assert "198.51.100.7, which is not the address of any interface" in text
     assert "Set TP_SOCKET_IFNAME" in text
 
 

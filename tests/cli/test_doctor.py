@@ -288,7 +288,7 @@ def test_a_mistake_that_keeps_it_from_looking_is_one_problem_among_others(comman
     ended = command("doctor", "--json", env=env)
 
     assert ended.status == 1
-    assert _levels(ended, "backends") == [("not looked at", "problem")]
+    assert _levels(ended, "backends") == [("not checked", "problem")]
     assert _levels(ended, "addresses")[0][0] == "TensorPipe"
 
 

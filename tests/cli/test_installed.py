@@ -66,7 +66,7 @@ def test_a_package_s_module_is_imported_for_its_own_command_and_for_help_alone(
     [
         ("import no_such_library", "No module named 'no_such_library'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("greet = 3", "is no click.Command"),
+        ("greet = 3", "is not a click.Command"),
         ("", "has no attribute 'greet'"),
     ],
 )
@@ -127,7 +127,7 @@ def test_doctor_shows_what_a_package_looks_at_under_the_name_that_it_declares(co
     [
         ("import no_such_library", "No module named 'no_such_library'"),
         ("def look(): raise OSError('no loft')", "OSError: no loft"),
-        ("def look(): return 3", "returned int and no rpc_backends_cli.Section"),
+        ("def look(): return 3", "returned int; it must return an rpc_backends_cli.Section"),
         ("import os\ndef look(): os.abort()", "SIGABRT"),
         ("import time\ndef look(): time.sleep(600)", "The limit was 8 s"),
     ],

@@ -76,7 +76,7 @@ def test_a_crash_is_named_with_its_place_and_the_last_output(run: Run) -> None:
     ("code", "error"),
     [
         ("os._exit(7)", "the process ended with status 7"),
-        ("os._exit(0)", "the process ended silently"),
+        ("os._exit(0)", "the process ended without a result"),
         ("import atexit; atexit.register(os._exit, 3)", "the process ended with status 3"),
     ],
     ids=["status 7", "status 0", "after the function"],
@@ -92,7 +92,7 @@ def test_what_hangs_is_ended_with_what_it_started(run: Run) -> None:
 
     assert outcome.timed_out
     assert "some_module.py:5 (main)" in outcome.at
-    assert outcome.error == f"it was not done in time and was ended, at {outcome.at}"
+    assert outcome.error == f"it exceeded the time limit and was killed, at {outcome.at}"
     process, started = outcome.reported
     assert not _runs(process)
     assert not _runs(started)

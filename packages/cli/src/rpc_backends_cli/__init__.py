@@ -1,8 +1,8 @@
 """The command ``rpc-backends``: a module for each subcommand, imported when it is used.
 
-Each gathers what there is to say as plain data first and shows it after that, as a table or as JSON, so
-that the two never disagree. The names in ``__all__`` are for packages that add subcommands, or checks
-for doctor; nothing is imported before it is used.
+Each subcommand first gathers plain data, then prints it as a table or as JSON, so the two always
+agree. The names in ``__all__`` are for packages that add subcommands or checks for doctor. Modules
+are imported on first use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that has ``name`` (PEP 562)."""
+    """Import ``name`` from the module that defines it (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
@@ -50,6 +50,6 @@ def main() -> None:
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A package's description may hold what the terminal cannot show.
+            # A package's description may contain characters that the terminal cannot show.
             stream.reconfigure(errors="replace")
     cli()

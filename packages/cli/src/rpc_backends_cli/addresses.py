@@ -1,8 +1,8 @@
-"""Which address the workers of this machine listen on, found the way torch's TensorPipe agent does it.
+"""The address that workers on this machine listen on, found as torch's TensorPipe agent finds it.
 
-The agent takes the first address of the interface in ``TP_SOCKET_IFNAME``; without that variable the
-first address of the machine's hostname that it can bind; and 127.0.0.1 where this fails. Seen in torch
-2.13; it says so in the log only, and other workers then cannot reach it.
+The agent uses the first address of the interface in ``TP_SOCKET_IFNAME``. Without that variable it
+uses the first address of the hostname that it can bind. If both fail it uses 127.0.0.1, which workers
+on other machines cannot reach, and reports this only in the log. (Seen in torch 2.13.)
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FALLBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choice of an address depends on.
+    """The facts that determine the address.
 
-    :ivar interfaces: those that are up, IPv4 first, as the system lists them.
+    :ivar interfaces: the interfaces that are up, IPv4 first, in the system's order.
     :ivar hostname: this machine's name.
-    :ivar resolved: the addresses that the name resolves to, in order.
-    :ivar bindable: those of them that a socket could be bound to.
+    :ivar resolved: the addresses that the hostname resolves to, in order.
+    :ivar bindable: the resolved addresses that a socket can bind to.
     """
 
     interfaces: list[Interface]
@@ -39,8 +39,8 @@ class Machine:
 class Address:
     """The address of a worker.
 
-    :ivar how: what it was found by.
-    :ivar failure: why it is the fallback, None where it is not.
+    :ivar how: how it was found.
+    :ivar failure: why the fallback is used; None if it is not.
     """
 
     address: str
@@ -50,14 +50,14 @@ class Address:
 
 
 def machine() -> Machine:
-    """Look at this machine."""
+    """Return the facts about this machine."""
     hostname = socket.gethostname()
     resolved = _resolve(hostname)
     return Machine(interfaces(), hostname, resolved, [a for a in resolved if _can_bind(a)])
 
 
 def choose(here: Machine, environ: Mapping[str, str] = os.environ) -> Address:
-    """Return the address that torch's agent takes."""
+    """Return the address that torch's agent chooses."""
     wanted = environ.get(INTERFACE_VARIABLE)
     if wanted is not None:
         how = f"{INTERFACE_VARIABLE}={wanted}"
@@ -69,24 +69,28 @@ def choose(here: Machine, environ: Mapping[str, str] = os.environ) -> Address:
     if here.bindable:
         return Address(here.bindable[0], interface_of(here.bindable[0], here.interfaces), how)
     if here.resolved:
-        return _fallback(here, how, f"it resolves to {here.resolved[0]}, which no interface has")
+        return _fallback(
+            here,
+            how,
+            f"it resolves to {here.resolved[0]}, which is not the address of any interface",
+        )
     return _fallback(here, how, "it does not resolve to any address")
 
 
 def own() -> str:
-    """Return the address that torch's agent takes on this machine."""
+    """Return the address that torch's agent uses on this machine."""
     return choose(machine()).address
 
 
 def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
-    """Return which address the workers would use, and whether others could reach it."""
+    """Return the address that workers would use, and whether other machines can reach it."""
     chosen = choose(here, environ)
     where = f"{chosen.address} ({chosen.interface or 'interface not known'}), by {chosen.how}"
     remedy = f"Set {INTERFACE_VARIABLE} to the interface the workers share{_alternatives(here)}."
     level: Level = "ok"
     if chosen.failure is not None:
         level = "problem" if INTERFACE_VARIABLE in environ else "warning"
-        where = f"{where}: {chosen.failure}, so torch falls back to that address. {remedy}"
+        where = f"{where}: {chosen.failure}, so torch uses this fallback address. {remedy}"
     elif is_loopback(chosen.address):
         spread = _several_hosts(here, environ)
         level = "warning" if spread else "note"
@@ -97,7 +101,7 @@ def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
 
 
 def _alternatives(here: Machine) -> str:
-    """Return the interfaces that other machines may reach, each with the address torch would take."""
+    """Return the interfaces that other machines may reach, each with the address torch would use."""
     first: dict[str, str] = {}
     for one in here.interfaces:
         if not is_loopback(one.address):
@@ -112,7 +116,7 @@ def _fallback(here: Machine, how: str, failure: str) -> Address:
 
 
 def _several_hosts(here: Machine, environ: Mapping[str, str]) -> str | None:
-    """Return what says that there are workers on other machines, None where nothing does."""
+    """Return evidence for workers on other machines, or None."""
     master = environ.get("MASTER_ADDR", "")
     mine = {one.address for one in here.interfaces}
     if master and not any(is_loopback(one) or one in mine for one in _resolve(master)):

@@ -1,4 +1,4 @@
-"""The group of subcommands: found by name and imported when used; errors shown without tracebacks."""
+"""The command group: imports subcommands on demand and shows errors without tracebacks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _COMMANDS = {
     "doctor": "rpc_backends_cli.doctor:command",
     "new": "rpc_backends_cli.new:command",
 }
-#: What other packages, and the repository, have of ours; in place of "no such command".
+#: Hints for commands of other packages or the repository, in place of "no such command".
 _ELSEWHERE = {
-    "conformance": "it is not installed; to have it: pip install rpc-backends-testing",
-    "bench": "it is not installed; to have it: pip install rpc-backends-bench",
-    "demo": "it is an example of the repository; run `make demo` in a clone",
+    "conformance": "it is not installed; install it with: pip install rpc-backends-testing",
+    "bench": "it is not installed; install it with: pip install rpc-backends-bench",
+    "demo": "it is an example in the repository; run `make demo` in a clone",
 }
 
 
 class Application(click.Group):
-    """A group whose commands are imported by name, so that one which cannot be harms no other.
+    """A group that imports commands by name, so that a broken one does not affect the others.
 
-    Those of installed packages come after its own, and are looked for when help or another name is
-    asked for.
+    Commands of installed packages come last. They are only searched for to show the help or to find a
+    name that is not built in.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which a newcomer needs them."""
+        """Return the command names in the order in which a newcomer needs them."""
         return [*_COMMANDS, *self._installed]
 
     @functools.cached_property
@@ -46,7 +46,7 @@ class Application(click.Group):
         return installed.commands(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, or return one that says why that cannot be done."""
+        """Import a command; if that fails, return a command that reports why."""
         path = _COMMANDS.get(cmd_name)
         if path is None:
             return self._get_installed(cmd_name)
@@ -69,7 +69,7 @@ class Application(click.Group):
             return _unavailable(name, str(error))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; an error is one message, and a traceback only with ``--debug``."""
+        """Run a command; show an error as one message, with a traceback only for ``--debug``."""
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
@@ -91,7 +91,7 @@ def _message(error: Exception) -> str:
 
 
 def _show_warning(message: Warning | str, *_place: object, **_more: object) -> None:
-    """Show a warning (of a broken hook package, say) without the line of code that gave it."""
+    """Show a warning (for example about a broken hook package) without its source line."""
     click.echo(f"Warning: {message}", err=True)
 
 
@@ -108,21 +108,19 @@ def _unavailable(name: str, why: str) -> click.Command:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Examples:
-  rpc-backends list                      which backends are there
-  rpc-backends show TENSORPIPE           its options and where it comes from
-  rpc-backends doctor                    find out what is wrong
-  rpc-backends doctor --json > FILE      the same, to send to somebody
-  rpc-backends bench ZEROMQ --quick      measure a backend beside TENSORPIPE
-  rpc-backends new MY_BACKEND            write the package of a backend of your own
-  rpc-backends conformance MY_BACKEND    test a backend against the contract
+  rpc-backends list                      list the available backends rpc-backends show TENSORPIPE
+  show its options and its package rpc-backends doctor                    look for problems and test
+  every backend rpc-backends doctor --json > FILE      write the findings to a file rpc-backends bench
+  ZEROMQ --quick      measure a backend against TENSORPIPE rpc-backends new MY_BACKEND create a
+  package for a new backend rpc-backends conformance MY_BACKEND    test a backend against the contract
 """,
 )
 @click.version_option(__version__, package_name="rpc-backends", prog_name="rpc-backends")
 @debug_option
 def cli() -> None:
-    """See and check the RPC backends that PyTorch finds on this machine.
+    """Inspect, test and measure the RPC backends of PyTorch on this machine.
 
-    A backend is a package: after `pip install`, torch.distributed.rpc has it under its name, and a
-    program uses it with init_rpc(backend="NAME") or, unchanged, with RPC_BACKENDS_DEFAULT=NAME (or
-    RPC_BACKENDS_OVERRIDE=NAME, if it names another backend).
+    A backend is a Python package. After `pip install`, a program selects it with
+    init_rpc(backend="NAME"). To switch a program without editing it, set RPC_BACKENDS_DEFAULT=NAME if
+    the program names no backend, or RPC_BACKENDS_OVERRIDE=NAME if it names another one.
     """

@@ -1,4 +1,4 @@
-"""What doctor looks at in its own process: versions, the bridge, the environment variables."""
+"""The checks that doctor runs in its own process: versions, bridge, environment variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEPENDENCIES = ("pluggy", "importlib-metadata", "click", "rich")
 
 
 def versions() -> Section:
-    """Return the versions of everything that takes part; torch is imported for it."""
+    """Return the versions of Python, torch and this project; imports torch."""
     findings = [
         Finding("ok", "Python", f"{platform.python_version()}, {sys.executable}"),
         Finding("ok", "system", platform.platform()),
@@ -38,7 +38,7 @@ def versions() -> Section:
 
 
 def torch_bridge() -> Section:
-    """Return whether the bridge is in place, and what of torch it misses."""
+    """Return whether the bridge is installed, and which of torch's private names are missing."""
     from rpc_backends_core.spi import torch_internals
 
     state = bridge()
@@ -58,7 +58,7 @@ def torch_bridge() -> Section:
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> Section:
-    """Return which ``RPC_BACKENDS_...`` variables are set, and whether they mean anything."""
+    """Return the ``RPC_BACKENDS_...`` variables that are set, and whether their values are valid."""
     findings = [
         _variable(name, environ) for name in settings.VARIABLES if environ.get(name, "").strip()
     ]
@@ -67,7 +67,7 @@ def variables(environ: Mapping[str, str] = os.environ) -> Section:
     for name, close in settings.unknown_variables(environ):
         backend = next((one for one in installed if name.startswith(f"RPC_BACKENDS_{one}_")), None)
         if backend is not None:
-            # Without the value, which may be a secret.
+            # Without its value, which may be a secret.
             findings.append(Finding("ok", name, f"is set, for {backend}", {"backend": backend}))
             continue
         package = next(
@@ -107,7 +107,7 @@ def _override(environ: Mapping[str, str]) -> None:
 
 
 def _check_name(name: str | None) -> None:
-    """Check that the backend which programs get is there."""
+    """Check that the named backend exists."""
     from rpc_backends_core.spi.inspection import default_registry
 
     if name is not None:

@@ -1,4 +1,4 @@
-"""``rpc-backends doctor``: looks at everything that can be wrong, and tries every backend."""
+"""``rpc-backends doctor``: looks for problems and tests every backend."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Status = Callable[[str], None]
 
 
 def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) -> Iterator[Section]:
-    """Look at one thing after the other; what is broken is a finding and stops nothing.
+    """Run the checks in turn. A problem becomes a finding and does not stop the other checks.
 
-    :param names: the backends to try; all where there are none.
-    :param limit: seconds for loading a package, and for the calls over a backend.
-    :param status: is told what is being done.
+    :param names: the backends to test; all if empty.
+    :param limit: time limit in seconds for loading a package, and for the calls over a backend.
+    :param status: called with a description of each step.
     """
     from rpc_backends_cli import addresses, checks, installed_checks, name_server
 
@@ -39,9 +39,9 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
         return
     yield from _guarded("bridge", lambda: [checks.torch_bridge()])
     yield from _guarded("variables", lambda: [checks.variables()])
-    status("looking at network interfaces")
+    status("checking network interfaces")
     yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
-    status("looking up the name of an address")
+    status("timing name lookups")
     yield from _guarded("names", lambda: [name_server.check(addresses.own())])
     yield from _guarded("packages", lambda: installed_checks.check(_KEYS, limit, status))
     yield from _guarded("backends", lambda: _backends(names, limit, calls, status))
@@ -63,7 +63,7 @@ _KEYS = (
 
 
 def _guarded(key: str, look: Callable[[], Iterable[Section]]) -> Iterator[Section]:
-    """Yield what ``look`` gives; if it fails, that is a finding too."""
+    """Yield the sections of ``look``; an exception becomes a finding."""
     from rpc_backends_cli.report import Finding, Section
     from rpc_backends_core.spi import RpcBackendsError
 
@@ -73,7 +73,7 @@ def _guarded(key: str, look: Callable[[], Iterable[Section]]) -> Iterator[Sectio
         if click.get_current_context().meta.get(DEBUG):
             raise
         text = str(error) if isinstance(error, RpcBackendsError) else unexpected(error)
-        yield Section(key, key.capitalize(), [Finding("problem", "not looked at", text)])
+        yield Section(key, key.capitalize(), [Finding("problem", "not checked", text)])
 
 
 def _backends(
@@ -87,7 +87,7 @@ def _backends(
     hooks = default_registry().hook_packages()
     unknown = _unknown(names, known)
     if unknown:
-        yield Section("unknown", "Names that no backend has", unknown)
+        yield Section("unknown", "Unknown backend names", unknown)
     if names:
         folds = {name.casefold() for name in names}
         known = [record for record in known if record.name.casefold() in folds]
@@ -99,7 +99,7 @@ def _backends(
     usable = [one.about for one in sections[0].findings if one.data["state"] in _USABLE]
     findings = []
     for number, name in enumerate(usable, 1):
-        status(f"calling over {name} ({number} of {len(usable)})")
+        status(f"making calls over {name} ({number} of {len(usable)})")
         findings.append(probe.check(name, limit))
     yield Section("calls", f"Calls between two processes (median of {probe.CALLS})", findings)
 
@@ -139,20 +139,20 @@ Examples:
     default=60,
     show_default=True,
     metavar="SECONDS",
-    help="How long loading a package, and the calls over a backend, may take.",
+    help="Time limit for loading a package, and for the calls over a backend.",
 )
 @click.option(
-    "--calls/--no-calls", default=True, help="Make real calls, or do not.  [default: calls]"
+    "--calls/--no-calls", default=True, help="Whether to make real calls.  [default: calls]"
 )
 @json_option
 @debug_option
 def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) -> None:
-    """Find out what is wrong, and try every backend.
+    """Look for problems and test every backend.
 
-    Looks at versions, the bridge to torch, environment variables, the address that workers would use and
-    how long its name takes to look up, and whatever installed packages add to that;
-    loads every backend, or those of the given NAMEs; and makes calls between two processes over each.
-    Ends with status 1 if something is broken.
+    Checks versions, the bridge to torch, environment variables, the address that workers would use
+    and how long its name takes to look up; runs the checks of installed packages; loads every backend
+    (or only the given NAMEs) and makes calls between two processes over each. The exit status is 1 if
+    something is broken.
     """
     from rpc_backends_cli.report import render, render_verdict, summary
 

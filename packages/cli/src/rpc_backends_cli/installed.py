@@ -1,6 +1,6 @@
-"""What installed packages add to the command: subcommands, and things for doctor to look at.
+"""Subcommands and doctor checks from installed packages.
 
-Each is an entry point. One that is broken says so where it is used, and harms no other.
+Each is an entry point. A broken one is reported when it is used and does not affect the others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class UnusableError(Exception):
-    """What a package declares cannot be used; the text says what to do."""
+    """A package's entry point cannot be used; the message says what to do."""
 
 
 def commands(taken: Iterable[str]) -> dict[str, list[Record]]:
-    """Return the subcommands of installed packages by name, with all who claim the name.
+    """Return the subcommands of installed packages by name, with all packages that claim the name.
 
-    :param taken: the names of the command's own, which go first.
+    :param taken: the names of built-in subcommands, which take precedence.
     """
     taken = set(taken)
     by_name: dict[str, list[Record]] = {}
@@ -35,7 +35,7 @@ def commands(taken: Iterable[str]) -> dict[str, list[Record]]:
 
 
 def load_command(claims: list[Record]) -> click.Command:
-    """Import the subcommand that ``claims`` are of.
+    """Import the subcommand that ``claims`` declare.
 
     :raises UnusableError: it cannot be used.
     """
@@ -45,12 +45,14 @@ def load_command(claims: list[Record]) -> click.Command:
     (found,) = claims
     loaded = _load(found)
     if not isinstance(loaded, click.Command):
-        raise UnusableError(f"{found.value} of {found.origin} is no click.Command. {remedy(found)}")
+        raise UnusableError(
+            f"{found.value} of {found.origin} is not a click.Command. {remedy(found)}"
+        )
     return loaded
 
 
 def run_check(found: Record) -> Section:
-    """Look at what the check of an installed package looks at.
+    """Run the doctor check of an installed package.
 
     :raises UnusableError: it cannot be used.
     """
@@ -60,18 +62,18 @@ def run_check(found: Record) -> Section:
     section = check()
     if not isinstance(section, Section):
         raise UnusableError(
-            f"{found.value} of {found.origin} returned {type(section).__name__} and no "
-            f"rpc_backends_cli.Section. {remedy(found)}"
+            f"{found.value} of {found.origin} returned {type(section).__name__}; it must return "
+            f"an rpc_backends_cli.Section. {remedy(found)}"
         )
     return section
 
 
 def remedy(found: Record) -> str:
-    """Return what to do about a package that is broken."""
+    """Return what to do about a broken package."""
     if found.distribution is None:
-        return "Mend or remove the package."
+        return "Fix or remove the package."
     return (
-        f"Mend or reinstall it (pip install --force-reinstall {found.distribution}), or uninstall it: "
+        f"Fix or reinstall it (pip install --force-reinstall {found.distribution}), or uninstall it: "
         f"pip uninstall {found.distribution}."
     )
 

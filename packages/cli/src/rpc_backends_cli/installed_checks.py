@@ -1,4 +1,4 @@
-"""What installed packages have doctor look at: each in a process of its own, which may hang or crash."""
+"""Running doctor checks of installed packages, each in its own process in case it hangs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -> Iterator[Section]:
-    """Yield a section for each check of an installed package.
+    """Yield one section for each check of an installed package.
 
     :param taken: keys of doctor's own sections.
-    :param limit: seconds for one of them.
+    :param limit: time limit of one check in seconds.
     """
     keys = set(taken)
     for number, found in enumerate(inspection.declared(inspection.CHECKS_GROUP)):
-        status(f"looking at what {found.origin} looks at")
+        status(f"running the check of {found.origin}")
         key = found.name if found.name not in keys else f"{found.name} of {found.origin}"
         keys.add(key)
         yield _section(key, number, found, limit)
@@ -40,17 +40,17 @@ def _section(key: str, number: int, found: Record, limit: float) -> Section:
     if text is None:
         text = f"{found.value} of {found.origin}: {outcome.error}\n"
         if outcome.timed_out:
-            text += f"The limit was {limit:g} s; --timeout sets another.\n"
+            text += f"The limit was {limit:g} s; change it with --timeout.\n"
         text += remedy(found)
-    return Section(key, found.name, [Finding("problem", "not looked at", text)])
+    return Section(key, found.name, [Finding("problem", "not checked", text)])
 
 
 def _look(_me: WorkerContext, number: int) -> tuple[str | None, dict[str, Any] | None]:
-    """Run check ``number`` of all packages; return why it cannot be used, or its section as data."""
+    """Run check ``number``; return an error message or the section as data."""
     found = inspection.declared(inspection.CHECKS_GROUP)[number]
     try:
         section = run_check(found)
     except UnusableError as error:
         return str(error), None
-    # What is not JSON by itself travels as text, which is how it is printed.
+    # Values that JSON cannot represent are sent as text, as they are printed.
     return None, json.loads(json.dumps(asdict(section), default=str))

@@ -1,4 +1,4 @@
-"""Running what may crash or hang in processes of its own, and saying what became of it."""
+"""Running functions that may crash or hang in separate processes, and reporting how they ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rpc_backends_cli.processes import (
     exit_on_signals,
 )
 
-#: Seconds that the others have to end by themselves when one has failed.
+#: Seconds that the other processes have to end by themselves after one has failed.
 _GRACE_PERIOD = 5.0
 _LOG_LINES = 15
 _PLACES = 3
@@ -36,16 +36,16 @@ _OURS = re.compile(r"/rpc_backends_(cli|core)/")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a function in a process of its own.
+    """The outcome of a function in a separate process.
 
-    :ivar result: what it returned; None if it did not.
-    :ivar reported: what it reported on its way (``me.tell``).
+    :ivar result: its return value; None if it did not return.
+    :ivar reported: what it reported while running (``me.tell``).
     :ivar error: what went wrong, None if nothing did.
     :ivar traceback: of the exception, if there was one.
-    :ivar stage: what it reported that it did last (``me.doing``).
+    :ivar stage: the last step it announced (``me.doing``).
     :ivar log: the end of what it wrote to stdout and stderr.
-    :ivar timed_out: whether its time was up.
-    :ivar at: the innermost places of its Python code then, or where it crashed; "" if not known.
+    :ivar timed_out: whether it exceeded its time limit.
+    :ivar at: its innermost Python stack frames at that time, or at the crash; "" if unknown.
     :ivar when: ``time.monotonic()`` of the exception; infinity without one.
     """
 
@@ -69,8 +69,8 @@ def run(
 ) -> list[Outcome]:
     """Run ``function(me, *one)`` for each of ``arguments``, side by side, in fresh interpreters.
 
-    :param limit: seconds for all of it; what still runs then is ended.
-    :param each: the limit is that between two reports instead.
+    :param limit: time limit in seconds for all of them; those still running are then killed.
+    :param each: the limit applies between two reports instead.
     """
     template = Template(variables={"OMP_NUM_THREADS": "1", **os.environ})
     seconds = math.inf if each else limit
@@ -87,7 +87,7 @@ def run(
                 reported[step].append(report.value)
             else:
                 step.worker.finish()
-        # The end of a process belongs to what is tried: libraries crash or hang there as well.
+        # Wait for the processes to exit too: libraries can crash or hang at exit.
         failed = any(not isinstance(step.ending, Done) for step in steps)
         end = time.monotonic() + min(workers.seconds_left(), _GRACE_PERIOD if failed else limit)
         late = {
@@ -132,19 +132,19 @@ def _outcome(step: Step, reported: list[Any], timed_out: bool) -> Outcome:
 
 
 def _how_it_ended(step: Step, timed_out: bool) -> str | None:
-    """Return what was wrong with the end of a process that raised nothing, None if all was well."""
+    """Return how a process ended abnormally without an exception; None if it ended normally."""
     status = step.worker.status
     if timed_out or status is None:
-        return "it was not done in time and was ended"
+        return "it exceeded the time limit and was killed"
     if status < 0:
-        return f"the process was ended by {signal.Signals(-status).name}"
+        return f"the process was killed by {signal.Signals(-status).name}"
     if status > 0:
         return f"the process ended with status {status}"
-    return None if isinstance(step.ending, Done) else "the process ended silently"
+    return None if isinstance(step.ending, Done) else "the process ended without a result"
 
 
 def _innermost(dump: str) -> str:
-    """Return where the main thread was, the innermost place first; its stack is the last one."""
+    """Return the main thread's stack, innermost frame first; its dump is the last one."""
     stacks = _STACK.findall(dump)
     places: list[str] = []
     others = False
@@ -153,7 +153,7 @@ def _innermost(dump: str) -> str:
             continue
         ours = _OURS.search(file) is not None
         if ours and others:
-            break  # nobody needs to know how we got there
+            break  # the frames outside an import do not matter
         others = others or not ours
         places.append(f"{Path(file).name}:{line} ({name})")
     return " < ".join(places[:_PLACES])

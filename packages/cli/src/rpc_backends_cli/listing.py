@@ -1,4 +1,4 @@
-"""``rpc-backends list``: every backend there is; no package of a backend is imported for it."""
+"""``rpc-backends list``: lists all backends without importing their packages."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ STATE_STYLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One backend as it is listed.
+    """One row of the list.
 
-    :ivar description: the backend's own where it is loaded, else its package's summary.
-    :ivar capabilities: None where it is not loaded, and so not known.
+    :ivar description: the backend's own description if it is loaded, else its package's summary.
+    :ivar capabilities: None if the backend is not loaded and they are unknown.
     :ivar error: why it cannot be used, and what to do.
     """
 
@@ -57,14 +57,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Listing:
-    """All backends, and what a reader has to know besides."""
+    """All backends, with notes."""
 
     backends: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def gather() -> Listing:
-    """Return what is there, as a program that imports torch finds it."""
+    """Return the backends as a program that imports torch finds them."""
     from rpc_backends_cli.torch_state import bridge, import_torch
 
     notes = []
@@ -74,12 +74,14 @@ def gather() -> Listing:
     else:
         state = bridge()
         if state.state != "in place":
-            notes.append(f"The bridge to torch is not in place: {state.text}.")
+            notes.append(f"The bridge to torch is not installed: {state.text}.")
         elif (override := settings.value(settings.OVERRIDE)) is not None:
-            notes.append(f"{settings.OVERRIDE}={override}: programs get it whatever they name.")
+            notes.append(
+                f"{settings.OVERRIDE}={override}: all programs get this backend, whichever they name."
+            )
     from rpc_backends_core.spi.inspection import records
 
-    # By name; of equal names the one that is used goes first.
+    # Sorted by name; among equal names, the one that is used comes first.
     rows: list[Row] = []
     for record in sorted(records(), key=lambda one: one.name):
         before = next((row for row in rows if row.name == record.name), None)
@@ -90,9 +92,9 @@ def gather() -> Listing:
 def _row(record: Record, before: Row | None) -> Row:
     description, capabilities = "", None
     if record.state == "shadowed" and before is not None:
-        description = f"not used: {before.origin} goes first"
+        description = f"not used: {before.origin} takes precedence"
     elif record.state in ("loaded", "registered"):
-        # What is loaded is asked itself; that imports nothing.
+        # A loaded backend describes itself; this imports nothing.
         from rpc_backends_core.spi.inspection import default_registry
 
         backend = default_registry().backend(record.name)
@@ -123,7 +125,7 @@ def _summary(record: Record) -> str:
 
 
 def render(listing: Listing, to: Console) -> None:
-    """Show ``listing`` as a table, with what is wrong below it."""
+    """Print ``listing`` as a table, followed by the errors."""
     from rich.text import Text
 
     table = grid("NAME", "STATE", "PACKAGE")
@@ -139,7 +141,7 @@ def render(listing: Listing, to: Console) -> None:
         to.print(table)
     else:
         to.print(
-            "No RPC backend is installed. One to start with: pip install rpc-backend-tensorpipe"
+            "No RPC backend is installed. To start with one: pip install rpc-backend-tensorpipe"
         )
     errors = {row.error: row for row in listing.backends if row.error}
     for row in errors.values():
@@ -161,10 +163,10 @@ Example:
 @json_option
 @debug_option
 def command(as_json: bool) -> None:
-    """List all backends, also those that cannot be used.
+    """List all backends, including those that cannot be used.
 
-    No backend is imported for it, so a broken one is still "found"; doctor tries each. A "shadowed"
-    backend is not used, because another one of its name goes first.
+    The list does not import backends, so a broken one still shows as "found"; use doctor to test
+    them. A "shadowed" backend is not used, because another backend of the same name takes precedence.
     """
     if as_json:
         print_json(asdict(gather()))

@@ -1,4 +1,4 @@
-"""Loading every plugin in a process of its own, so that one which hangs or crashes stops nothing."""
+"""Loading each plugin in a separate process, so that a hang or crash does not stop the others."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Item = tuple[str, str]  # ("backend" or "hook", name)
 
 @dataclass(frozen=True)
 class Loaded:
-    """How loading one package went.
+    """The result of loading one package.
 
-    :ivar failure: why it failed, None if it did not.
-    :ivar complete: whether ``failure`` is the registry's own text, which has the package and the remedy.
+    :ivar failure: why it failed; None if it did not.
+    :ivar complete: whether ``failure`` is the registry's message, which includes the package and the
+        remedy.
     """
 
     seconds: float | None
@@ -33,29 +34,29 @@ class Loaded:
 
 
 def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
-    """Load each of ``items``; ``limit`` has the seconds for one of them."""
+    """Load each of ``items``; ``limit`` is in seconds for one item."""
     left, results = list(items), dict[Item, Loaded]()
     while left:
         (outcome,) = isolation.run(_load, [(left,)], limit, each=True)
         results.update(outcome.reported)
         left = [item for item in left if item not in results]
         if left:
-            # The first of them took the process with it; the rest is tried in a new one.
-            failure = outcome.error or "the process ended silently"
+            # Loading the first item ended the process; try the rest in a new process.
+            failure = outcome.error or "the process ended without a result"
             if outcome.timed_out:
-                failure += f"\nThe limit was {limit:g} s; --timeout sets another."
+                failure += f"\nThe limit was {limit:g} s; change it with --timeout."
             results[left.pop(0)] = Loaded(None, failure, complete=False)
     return results
 
 
 def _load(me: WorkerContext, items: Sequence[Item]) -> None:
-    """Load ``items`` one after the other and report how each went."""
+    """Load ``items`` one after the other and report each result."""
     me.doing("importing torch")
     import torch  # noqa: F401  # as in every program, and not to be counted as the first plugin's time
 
     from rpc_backends_core.spi.inspection import default_registry
 
-    default_registry().on_loaded = None  # hook packages are tried on their own
+    default_registry().on_loaded = None  # hook packages are tested separately
     for kind, name in items:
         me.doing(f"loading {name}")
         started = time.perf_counter()
@@ -64,7 +65,7 @@ def _load(me: WorkerContext, items: Sequence[Item]) -> None:
 
 
 def _load_backend(name: str) -> str | None:
-    """Return why a backend cannot be loaded, None if it can."""
+    """Return why a backend cannot be loaded; None if it can."""
     from rpc_backends_core.spi import RpcBackendsError
     from rpc_backends_core.spi.inspection import default_registry
 
@@ -81,27 +82,27 @@ def _load_hooks(name: str) -> str | None:
 
     found = [one for one in default_registry().hook_packages() if hook_id(one) == name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the same is in the record
+        warnings.simplefilter("ignore")  # the record has the same message
         errors = [record.error for record in Hooks(found).records if record.error is not None]
     return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
 
 
 def hook_id(found: Record) -> str:
-    """Return what tells a hook package from others: several may choose one name."""
+    """Return a unique id of a hook package; several packages may use the same name."""
     return f"{found.name} of {found.origin}"
 
 
 def check(records: list[Record], found_hooks: list[Record], limit: float) -> list[Section]:
-    """Return every backend and every hook package, and how loading it went."""
+    """Return the loading result of every backend and hook package."""
     tried = [record for record in records if record.state == "found"]
     items = [("backend", record.name) for record in tried]
     items += dict.fromkeys(("hook", hook_id(found)) for found in found_hooks)
     results = load_all(items, limit)
     backends = [_backend(record, results.get(("backend", record.name))) for record in records]
-    # Packages that claim one name have one error between them.
+    # Packages that claim the same name share one error.
     backends = list({(one.about, one.text): one for one in backends}.values())
     hooks = [_hook(found, results["hook", hook_id(found)]) for found in found_hooks]
-    sections = [Section("backends", "Backends, and the time to load them", backends)]
+    sections = [Section("backends", "Backends (with loading times)", backends)]
     return [*sections, Section("hooks", "Hook packages", hooks)] if hooks else sections
 
 
@@ -133,7 +134,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     if not loaded.complete:
         text = data["error"] = (
             f"RPC backend {record.name!r} of {where} cannot be used: loading {record.value}: {text}\n"
-            f"Mend or reinstall the package, or uninstall it: pip uninstall {record.distribution}."
+            f"Fix or reinstall the package, or uninstall it: pip uninstall {record.distribution}."
         )
     return Finding("problem", record.name, text, data)
 
@@ -147,11 +148,11 @@ def _hook(found: Record, loaded: Loaded) -> Finding:
         "load_seconds": loaded.seconds,
     }
     if loaded.failure is None:
-        return Finding("ok", found.name, f"{found.origin}, takes part", data)
+        return Finding("ok", found.name, f"{found.origin}, in use", data)
     return Finding(
         "problem",
         found.name,
-        f"{found.origin} is left out: loading {found.value}: {loaded.failure}\nMend it, or uninstall "
+        f"{found.origin} is skipped: loading {found.value}: {loaded.failure}\nFix it, or uninstall "
         f"it: pip uninstall {found.distribution}.",
         data,
     )

@@ -1,4 +1,4 @@
-"""``rpc-backends new NAME``: writes the package of a new backend."""
+"""``rpc-backends new NAME``: creates a package for a new backend."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ Examples:
     "folder",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="The folder to make (default: the package's name, here).",
+    help="The folder to create (default: ./ and the package's name).",
 )
 @click.option(
     "--package",
     metavar="NAME",
-    help="What Python imports (default: rpc_backend_ and NAME in small letters).",
+    help="The name to import (default: rpc_backend_ and NAME in lower case).",
 )
 @click.option("--author", metavar="TEXT", help='"Name" or "Name <address>".')
 @debug_option
 def command(name: str, folder: Path | None, package: str | None, author: str | None) -> None:
-    """Write a package with a backend NAME that works.
+    """Create a package with a working backend called NAME.
 
-    It has typed options, tests that run the conformance suite, and a workflow for CI. It runs on torch's
-    TensorPipe agent until you replace that. NAME is in capital letters: MY_BACKEND. Nothing is
-    overwritten.
+    The package has typed options, tests that run the conformance suite, and a CI workflow. It uses
+    torch's TensorPipe agent until you replace it with your own. NAME is in capital letters, for
+    example MY_BACKEND. Existing files are never overwritten.
     """
     from rpc_backends_cli import scaffold
     from rpc_backends_cli.scaffold.names import package_name
@@ -66,34 +66,39 @@ def command(name: str, folder: Path | None, package: str | None, author: str | N
 
 def _check_folder(folder: Path) -> None:
     if folder.exists() or folder.is_symlink():
-        raise Failure(f"{folder} is there already. Choose another with --path, or move it away.")
+        raise Failure(
+            f"{folder} already exists. Choose another folder with --path, or move this one away."
+        )
     if not folder.parent.is_dir():
-        raise Failure(f"{folder} cannot be made: there is no folder {folder.parent}.")
+        raise Failure(f"{folder} cannot be created: there is no folder {folder.parent}.")
 
 
 def _check_package(names: Names) -> None:
     if find_spec(names.package) is not None:
         raise Failure(
-            f"a package {names.package} can be imported here already. Choose another name with --package."
+            f"the name {names.package} is taken: a package of that name can already be imported. "
+            "Choose another with --package."
         )
 
 
 def _check_taken(names: Names) -> None:
-    """See that no backend of this name is installed, and that it is not one of torch's."""
+    """Check that no backend of this name is installed or built into torch."""
     from rpc_backends_cli.torch_state import import_torch
     from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, records
 
     failure = import_torch()
     if failure is not None:
-        raise Failure(f"torch cannot be imported, so nobody knows which names are taken: {failure}")
+        raise Failure(
+            f"torch cannot be imported, so it is unknown which names are taken: {failure}"
+        )
     holders = [one.origin for one in records() if one.name.casefold() == names.member.casefold()]
     if names.member in BUILTIN_CAPABILITIES and not holders:
         holders.append("torch itself")
     if holders:
         who = " and ".join(dict.fromkeys(holders))
         raise Failure(
-            f"the name {names.member} is taken, by {who}. Choose another: of two installed packages that "
-            "claim one name, neither can be used."
+            f"the name {names.member} is taken by {who}. Choose another: if two installed packages "
+            "claim the same name, neither can be used."
         )
 
 
@@ -109,7 +114,7 @@ def _render(names: Names, folder: Path, paths: list[str], to: Console) -> None:
         to.print(Text(f"  {line}", "green"), soft_wrap=True)
     to.print()
     for line in (
-        f"There is then a BackendType.{names.member}, on torch's agent until you put yours into",
+        f"This gives you BackendType.{names.member}, on torch's agent until you put your own into",
         f"src/{names.package}/handlers.py. The licence is yours to choose.",
     ):
         to.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What options a backend takes: read from its construct handler and from its options type."""
+"""The options of a backend, read from its construct handler and its options type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rpc_backends_core.spi import Backend
 
-# The handler gets these two by position, and torch has the defaults.
+# The handler takes these two by position; the defaults are torch's.
 _TORCHS_DEFAULTS = (60.0, "env://")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _FIELD = re.compile(r"^:param\s+(?:\S+\s+)?(\w+):\s*(.*?)(?=^:|^\s*$|\Z)", re.MULTILINE | re.DOTALL)
@@ -23,11 +23,11 @@ _ROLE = re.compile(r"(?::\w+:)?`+~?([^`]*)`+")
 class Option:
     """One keyword of ``construct_rpc_backend_options`` for a backend.
 
-    :ivar type: as written in the source, None where it is not.
-    :ivar default: its ``repr``; None where the option must be given.
+    :ivar type: as written in the source; None if there is no annotation.
+    :ivar default: its ``repr``; None if the option is required.
     :ivar meaning: from the handler's docstring (``:param name: meaning``).
-    :ivar declared_by: ``handler``; or ``options type``, if the handler takes any keyword and the class
-        of the options names this one.
+    :ivar declared_by: ``handler``; or ``options type`` if the handler takes any keyword and the
+        options class declares this one.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Option:
 
 
 def options_of(backend: Backend) -> list[Option]:
-    """Return the options, in the handler's order; none where a signature cannot be read."""
+    """Return the options in the handler's order; empty if no signature can be read."""
     handler = backend.construct_rpc_backend_options_handler
     declared = _parameters(handler)
     of_type = _parameters(backend.options_type) if backend.options_type else {}

@@ -1,4 +1,4 @@
-"""What all commands share: the console, JSON, and ``--debug``."""
+"""Shared by all commands: the console, JSON output and ``--debug``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rpc_backends_core import Record
 
-#: The key in a click context's ``meta`` under which ``--debug`` is remembered.
+#: The key in a click context's ``meta`` that stores ``--debug``.
 DEBUG = "rpc_backends_core.debug"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -29,7 +29,7 @@ def console() -> Console:
     from rich.console import Console
 
     class Plain(Console):
-        """Leaves out the spaces with which tables are filled up, where nobody sees them."""
+        """Strips the trailing spaces of tables if the output is not a terminal."""
 
         def print(self, *objects: Any, **settings: Any) -> None:
             if self.is_terminal:
@@ -39,12 +39,12 @@ def console() -> Console:
                 super().print(*objects, **settings)
             self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
 
-    # Names and versions are not to be coloured by what they happen to look like.
+    # rich would otherwise colour names and versions by what they look like.
     return Plain(highlight=False, emoji=False, markup=False)
 
 
 def grid(*columns: str, title: bool = True) -> Table:
-    """Return a table without lines, whose last column takes what room is left.
+    """Return a table without lines, whose last column takes the remaining width.
 
     :param columns: the headings.
     :param title: whether to show them.
@@ -59,19 +59,19 @@ def grid(*columns: str, title: bool = True) -> Table:
 
 
 def print_json(data: object) -> None:
-    """Print ``data`` as JSON: what is not JSON by itself as text."""
+    """Print ``data`` as JSON; values that JSON cannot represent become text."""
     click.echo(json.dumps(data, indent=2, default=str))
 
 
 def origin(record: Record) -> str:
-    """Return where a backend is from, in words."""
+    """Return the origin of a backend, for people."""
     if record.source == "process":
         return f"registered by {record.distribution}"
     return record.origin
 
 
 class Failure(click.ClickException):
-    """An error of the command, wrapped between words where a person reads it."""
+    """An error of the command; wrapped at word boundaries on a terminal."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print it."""
@@ -84,15 +84,16 @@ class Failure(click.ClickException):
 
 
 def unexpected(error: Exception) -> str:
-    """Return the text for an error that is a defect, ours or that of somebody we called."""
+    """Return the message for an unexpected error, a defect here or in a library."""
     return (
-        f"{type(error).__name__}: {error}\nThis was not expected; with --debug you see where it comes "
+        f"{type(error).__name__}: {error}\nThis error was not expected; --debug shows where it "
+        "comes "
         "from."
     )
 
 
 def debug_option(function: _Function) -> _Function:
-    """Give a command ``--debug``, so that it can stand before and behind the command's name."""
+    """Add ``--debug`` to a command; it works before and after the command's name."""
 
     def remember(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
         if value:

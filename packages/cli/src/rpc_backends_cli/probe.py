@@ -1,4 +1,4 @@
-"""A real call between two processes over a backend, with a time limit."""
+"""Real calls between two processes over a backend, with a time limit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CALLS = 100
 
 
 def check(backend: str, limit: float) -> Finding:
-    """Start two workers on ``backend``, call one from the other, and say how long it took.
+    """Start two workers on ``backend``, call one from the other, and time the calls.
 
-    :param limit: seconds for all of it, importing torch included.
+    :param limit: time limit in seconds for everything, including importing torch.
     """
     with tempfile.TemporaryDirectory(prefix="rpc-backends-") as folder:
         url = f"file://{Path(folder, 'store')}"
@@ -41,15 +41,15 @@ def check(backend: str, limit: float) -> Finding:
     }
     text = f"failed while {stage}: {failed.error}"
     if failed.timed_out:
-        text += f"\nThe limit was {limit:g} s; --timeout sets another."
+        text += f"\nThe limit was {limit:g} s; change it with --timeout."
     return Finding("problem", backend, text, data)
 
 
 def _well(backend: str, data: dict[str, Any], other: dict[str, Any]) -> Finding:
     if "required" in data:
-        text = f"not tried: without a default there is {', '.join(data['required'])}"
+        text = f"not tested: it requires the options {', '.join(data['required'])}"
         return Finding("note", backend, text, data)
-    # The one that came first has waited for the other to import torch.
+    # The faster worker waited while the other one imported torch.
     data["start_seconds"] = min(data["start_seconds"], other["start_seconds"])
     text = (
         f"{seconds(data['median_call_seconds'])} a call, "
@@ -59,9 +59,9 @@ def _well(backend: str, data: dict[str, Any], other: dict[str, Any]) -> Finding:
 
 
 def _first_failed(outcomes: list[isolation.Outcome]) -> isolation.Outcome | None:
-    """Return the worker that explains the failure: one that raised, else one that crashed."""
+    """Return the outcome that explains the failure: an exception, else a crash."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]
-    # Who failed first did so of itself; the other one may have failed, or waited, because of that.
+    # The first failure is the cause; the other worker may have failed or waited because of it.
     failed.sort(key=lambda outcome: (outcome.when, outcome.timed_out))
     return failed[0] if failed else None
 
@@ -69,9 +69,9 @@ def _first_failed(outcomes: list[isolation.Outcome]) -> isolation.Outcome | None
 def _call_each_other(
     me: WorkerContext, backend: str, url: str, rank: int, rpc_timeout: float
 ) -> dict[str, Any]:
-    """Join a group of two, in which rank 0 calls rank 1; return how long it all took in seconds.
+    """Join a group of two in which rank 0 calls rank 1; return the durations in seconds.
 
-    Without a default for one of the backend's options, return their names as ``required`` instead.
+    If the backend has required options, return their names as ``required`` instead.
     """
     me.doing("importing torch")
     from torch.distributed import rpc
@@ -80,12 +80,11 @@ def _call_each_other(
     from rpc_backends_cli.options import options_of
     from rpc_backends_core.spi.inspection import HookWarning, default_registry, settings
 
-    warnings.simplefilter("ignore", HookWarning)  # doctor looks at hook packages by themselves
-    # It may have been switched off, or another backend put in its place, for programs; what is tried
-    # here is the backend.
+    warnings.simplefilter("ignore", HookWarning)  # doctor checks hook packages separately
+    # The environment may disable the bridge or override the backend; this tests the backend.
     rpc_backends_core.install()
     os.environ.pop(settings.OVERRIDE, None)
-    me.doing("constructing its options")
+    me.doing("constructing the options")
     known = options_of(default_registry().backend(backend))
     required = [o.name for o in known if o.default is None and o.declared_by == "handler"]
     if required:

@@ -1,4 +1,4 @@
-"""What doctor finds, as data, and how it is shown."""
+"""doctor's findings as data, and their output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: ``note``: somebody chose it so; ``warning``: may do harm elsewhere; ``problem``: broken.
+#: ``note``: a deliberate setting; ``warning``: may cause trouble; ``problem``: broken.
 Level = Literal["ok", "note", "warning", "problem"]
 
 _STYLES = {"ok": "green", "note": "blue", "warning": "yellow", "problem": "bold red"}
@@ -21,10 +21,10 @@ _ABOUT_WIDTH = 18
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
-    :ivar about: what, in a word or two.
-    :ivar text: what was found and, where something is wrong, what to do.
+    :ivar about: its subject, in a word or two.
+    :ivar text: what was found and, if something is wrong, what to do.
     :ivar data: the same for programs; times are in seconds.
     """
 
@@ -47,7 +47,7 @@ class Section:
 
 
 def summary(sections: Iterable[Section]) -> dict[str, Any]:
-    """Return everything as what JSON can hold, and whether all is well."""
+    """Return all sections as JSON data, and whether nothing is broken."""
     sections = list(sections)
     counts = Counter(finding.level for section in sections for finding in section.findings)
     return {
@@ -61,7 +61,7 @@ def summary(sections: Iterable[Section]) -> dict[str, Any]:
 
 
 def render(section: Section, to: Console) -> None:
-    """Show one section: a line for each finding, or, where it does not fit, a block below."""
+    """Print one section: one line per finding, or an indented block if it does not fit."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -80,7 +80,7 @@ def render(section: Section, to: Console) -> None:
 
 
 def render_verdict(report: dict[str, Any], to: Console) -> None:
-    """Show the last line."""
+    """Print the last line."""
     from rich.text import Text
 
     problems, warnings = report["problems"], report["warnings"]
@@ -96,5 +96,5 @@ def _count(number: int, what: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a time in words: milliseconds below one second."""
+    """Format a duration; below one second, in milliseconds."""
     return f"{value:.2f} s" if value >= 0.9995 else f"{value * 1000:.3g} ms"

@@ -1,4 +1,4 @@
-"""``rpc-backends show NAME``: all about one backend, which is loaded for it."""
+"""``rpc-backends show NAME``: loads one backend and shows its details."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Page:
-    """One backend, in full.
+    """The details of one backend.
 
     :ivar entry_point: as declared (``module:object``).
-    :ivar file: where the object, or else the init handler, is written.
-    :ivar goes_before: other backends of the name, which are not used.
+    :ivar file: the source file of the object, or of the init handler.
+    :ivar goes_before: other backends of the same name, which are not used.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Page:
 
 
 def gather(name: str) -> Page:
-    """Load the backend that ``name`` finds and return everything there is to say of it.
+    """Load the backend called ``name`` and return its details.
 
-    :raises UnknownBackendError: there is none.
+    :raises UnknownBackendError: there is no such backend.
     :raises BackendLoadError: it cannot be loaded.
     """
     from rpc_backends_cli.torch_state import import_torch
@@ -68,7 +68,7 @@ def gather(name: str) -> Page:
     registry = default_registry()
     record = registry.load(name)
     backend = registry.backend(name)
-    # Not all names are ours: a backend may declare what only its users know.
+    # A backend may also declare capabilities that this project does not know.
     commitments = {str(name): text for name, text in COMMITMENTS.items()}
     others = [one for one in records() if one.name == record.name and one.state == "shadowed"]
     return Page(
@@ -131,7 +131,7 @@ def render(page: Page, to: Console) -> None:
         if option.meaning:
             kind.append(f"\n{option.meaning}", "dim")
         if option.declared_by != "handler":
-            kind.append("\nof the options type; the handler takes any keyword", "dim")
+            kind.append("\nfrom the options type; the handler takes any keyword", "dim")
         options.add_row(Text(option.name, "cyan"), default, kind)
     section("Options", options)
 
@@ -171,10 +171,10 @@ Examples:
 @json_option
 @debug_option
 def command(name: str, as_json: bool) -> None:
-    """Show one backend: its options, where it comes from.
+    """Show one backend: its origin, options and capabilities.
 
-    Also what it can do, and what each option means where its author has said so. NAME is looked up as
-    init_rpc does it, without regard to case. The backend's package is imported.
+    Explains each option if the backend's author documented it. NAME is looked up as in init_rpc,
+    ignoring case. This imports the backend's package.
     """
     if as_json:
         print_json(asdict(gather(name)))

@@ -1,4 +1,4 @@
-"""Importing torch, and whether the bridge is in it afterwards."""
+"""Importing torch and checking whether the bridge is installed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-#: Torch calls the entry points of ``torch.backends`` only where this variable is 1, which is the default.
+#: Torch runs the entry points of ``torch.backends`` only if this variable is 1 (the default).
 TORCH_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """Whether ``torch.distributed.rpc`` has the registry.
+    """Whether the registry is installed in ``torch.distributed.rpc``.
 
-    :ivar state: ``in place``; ``off`` (somebody chose so); ``absent`` (this torch has no RPC);
+    :ivar state: ``in place``; ``off`` (disabled by a setting); ``absent`` (this torch has no RPC);
         ``failed``.
-    :ivar text: the reason and, where there is one, the remedy.
+    :ivar text: the reason and, if there is one, the remedy.
     """
 
     state: Literal["in place", "off", "absent", "failed"]
@@ -26,7 +26,7 @@ class Bridge:
 def import_torch() -> str | None:
     """Import torch, which registers its own backends and those of other packages.
 
-    :returns: why that cannot be done, None where it can.
+    :returns: why the import failed; None if it succeeded.
     """
     try:
         import torch  # noqa: F401
@@ -36,7 +36,7 @@ def import_torch() -> str | None:
 
 
 def bridge() -> Bridge:
-    """Return whether the bridge is in place, and why not; torch must have been imported."""
+    """Return whether the bridge is installed, and why not; torch must be imported already."""
     import torch.distributed
 
     from rpc_backends_core.spi import inspection
@@ -44,12 +44,12 @@ def bridge() -> Bridge:
     if inspection.is_installed():
         return _installed()
     if not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
-        return Bridge("absent", "this torch is built without RPC; install one that has it")
+        return Bridge("absent", "this torch is built without RPC; install a build that includes it")
     off = _switched_off()
     if off is not None:
         return Bridge(
             "off",
-            f"switched off by {off}; unset it, or let the program call rpc_backends_core.install()",
+            f"disabled by {off}; unset it, or call rpc_backends_core.install() in the program",
         )
     return Bridge("failed", _why_not())
 
@@ -63,14 +63,14 @@ def _installed() -> Bridge:
         if place.__dict__.get("BackendType") is not BackendType:
             return Bridge(
                 "failed",
-                f"{place.__name__}.BackendType has been replaced by {place.BackendType!r} since: a "
-                "package that is imported with torch does this",
+                f"{place.__name__}.BackendType was later replaced by {place.BackendType!r}, by a "
+                "package that is imported with torch",
             )
-    return Bridge("in place", "torch.distributed.rpc has the registry")
+    return Bridge("in place", "torch.distributed.rpc uses the registry")
 
 
 def _switched_off() -> str | None:
-    """Return the variable that somebody has switched it off with."""
+    """Return the setting that disables the bridge, or None."""
     from rpc_backends_core.spi.inspection import settings
 
     if os.environ.get(TORCH_AUTOLOAD, "1") != "1":
@@ -88,10 +88,10 @@ def _why_not() -> str:
         return f"installing it failed with {type(failure).__name__}: {failure}"
     if not _has_entry_point():
         return (
-            "the entry point in the group torch.backends is not installed, so `import torch` does not "
-            "know of this package; install it with pip install rpc-backends-core"
+            "the entry point in the group torch.backends is not installed, so `import torch` does "
+            "not load this package; install it with: pip install rpc-backends-core"
         )
-    return "somebody has taken it out: rpc_backends_core.install() puts it back"
+    return "the program removed it; rpc_backends_core.install() installs it again"
 
 
 def _has_entry_point() -> bool:

@@ -49,6 +49,8 @@ def render(report: Report) -> str:
             (name, results, _row(report, results)) for name, results in report.chapters().items()
         ],
         total=_row(report, report.results),
+        tried=len(report.results) - report.count()[Outcome.NOT_RUN],
+        not_run=report.count()[Outcome.NOT_RUN],
         columns=_columns(report),
         capabilities=[_capability(report, *one) for one in report.capabilities().items()],
         tones=_TONES,

@@ -1,4 +1,4 @@
-"""Writing the package of a new backend: what it is called, and its files."""
+"""Creating the package of a new backend: its names and its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names in a new package, all made of the backend's."""
+"""The names in a new package, derived from the backend's name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MEMBER = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 
 
 class BadNameError(RpcBackendsError):
-    """A name that cannot be used; the message says why and what to use instead."""
+    """A name cannot be used; the message says why and suggests another."""
 
 
 def member_name(text: str) -> str:
-    """Return ``text`` if it is a good name for a backend.
+    """Return ``text`` if it is a valid name for a backend.
 
     :raises BadNameError: it is not; the message suggests one.
     """
@@ -25,14 +25,14 @@ def member_name(text: str) -> str:
         return text
     good = suggestion(text)
     raise BadNameError(
-        f"{text!r} is not a good name for a backend: as a member of BackendType it is written in capital "
-        "letters, digits and single underscores, and begins with a letter."
-        + (f" How about {good}?" if good else " MY_BACKEND would be one.")
+        f"{text!r} is not a valid backend name: it must begin with a letter and consist of capital "
+        "letters, digits and single underscores."
+        + (f" Did you mean {good}?" if good else " Example: MY_BACKEND.")
     )
 
 
 def suggestion(text: str) -> str:
-    """Return the name that ``text`` may have been meant to be, "" if none can be seen in it."""
+    """Return a valid name similar to ``text``, or ""."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain)  # MyBackend is MY_BACKEND
     name = re.sub(r"[^A-Z0-9]+", "_", parted.upper()).strip("_")
@@ -40,24 +40,24 @@ def suggestion(text: str) -> str:
 
 
 def package_name(text: str) -> str:
-    """Return ``text`` if a package can be imported by that name.
+    """Return ``text`` if it is a valid name for a Python package.
 
-    :raises BadNameError: it cannot.
+    :raises BadNameError: it is not.
     """
     if re.fullmatch(r"[a-z][a-z0-9_]*", text) and not keyword.iskeyword(text):
         return text
     raise BadNameError(
-        f"{text!r} is not a good name for a package: it must be small letters, digits and underscores, "
-        "begin with a letter, and be no keyword of Python."
+        f"{text!r} is not a valid package name: it must begin with a letter, consist of lower-case "
+        "letters, digits and underscores, and not be a Python keyword."
     )
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the parts of a package are called.
+    """The names used in a package.
 
     :ivar member: the backend, as in ``BackendType``.
-    :ivar package: what Python imports.
+    :ivar package: the Python package.
     """
 
     member: str
@@ -65,15 +65,15 @@ class Names:
 
     @classmethod
     def of(cls, member: str, package: str | None = None) -> Names:
-        """Return the names for a backend; the package's is made of it, unless it is given."""
+        """Return the names for a backend; the package's name is derived unless given."""
         return cls(member, package or f"rpc_backend_{member.lower()}")
 
     @property
     def distribution(self) -> str:
-        """What pip installs."""
+        """The distribution's name."""
         return re.sub("_+", "-", self.package).strip("-")
 
     @property
     def class_prefix(self) -> str:
-        """What the names of classes begin with."""
+        """The prefix of class names."""
         return "".join(word.capitalize() for word in self.member.split("_"))

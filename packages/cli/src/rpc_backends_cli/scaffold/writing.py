@@ -15,7 +15,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 class _Template(Template):
-    """Marked so that neither Python nor GitHub's workflows have the mark for something else."""
+    """Uses a placeholder mark that neither Python nor GitHub workflows use."""
 
     delimiter = "%%"
 
@@ -55,7 +55,7 @@ def files(names: Names, author: str | None = None) -> dict[str, str]:
 def write(folder: Path, texts: dict[str, str]) -> None:
     """Write files into a new folder; if that fails, the folder is removed.
 
-    :raises OSError: the folder is there already, or cannot be written.
+    :raises OSError: the folder already exists or cannot be written.
     """
     folder.mkdir()
     try:
@@ -74,7 +74,7 @@ def _fill(name: str, values: dict[str, str]) -> str:
 
 
 def _author(text: str) -> str:
-    """Return an author as pyproject.toml has it: TOML's strings are written as JSON's."""
+    """Return an author as a table for pyproject.toml; JSON strings are valid in TOML."""
     found = re.fullmatch(r"\s*([^<>]*?)\s*<\s*([^<>]+?)\s*>\s*", text)
     if found is None:
         return f"{{ name = {json.dumps(text.strip())} }}"
