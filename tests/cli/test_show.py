@@ -25,7 +25,7 @@ def test_a_backend_is_shown_with_its_options_and_where_it_comes_from(command: An
         "name": "num_worker_threads",
         "type": "int",
         "default": "16",
-        "meaning": "threads that execute requests",
+        "meaning": "number of threads that execute requests",
         "declared_by": "handler",
     }
 

@@ -194,7 +194,7 @@ def test_a_count_of_records_that_is_none_costs_nobody_anything(where: Meeting, t
             for seconds, mebibytes in workers.run(look):
                 assert seconds < AT_ONCE / 2
                 assert mebibytes < 50
-        said(workers[0], "'records'", "use a store that nobody else writes to")
+        said(workers[0], "'records'", "start again with a store that only these workers use")
         workers[2].kill()
         assert_all_is_well(workers, (0, 1))
 
@@ -223,7 +223,7 @@ def test_a_list_of_members_that_is_none_is_told_who_joins_and_harms_no_member(
 
         error = workers[2].start(steps.join_dynamic, where.url).error()
         assert "'members'" in error.text
-        assert "use a store that nobody else writes to" in error.text
+        assert "start again with a store that only these workers use" in error.text
         assert_all_is_well(workers, (0, 1))
 
 

@@ -193,7 +193,7 @@ def test_devices_are_refused_and_without_the_variable_the_process_can_start(
 
         assert failure.kinds[0] == "ValueError"
         assert asked in failure.text
-        assert "FAULTY_TENSORPIPE has no device maps" in failure.text
+        assert "FAULTY_TENSORPIPE does not support devices or device maps" in failure.text
         assert "unset RPC_BACKENDS_OVERRIDE" in failure.text
         assert workers.run(steps.is_running) == [False]
         assert not workers[0].call(start_without).faulty

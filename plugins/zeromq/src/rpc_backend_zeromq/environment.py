@@ -44,14 +44,14 @@ def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
 def boolean(name: str, environ: Mapping[str, str] = os.environ) -> bool | None:
     """Return the value of a boolean variable; None if it is unset or empty.
 
-    :raises SettingError: the value is not a boolean.
+    :raises SettingError: the value is neither true nor false.
     """
     value = text(name, environ)
     if value is None:
         return None
     if value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
-    raise SettingError(f"{name}={value!r} is not a boolean. Set it to 1 or 0.")
+    raise SettingError(f"{name}={value!r} is neither true nor false. Set it to 1 or 0.")
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str | None]]:
