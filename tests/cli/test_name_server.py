@@ -16,7 +16,7 @@ def test_quick_answers_are_well_and_the_longest_is_told() -> None:
     assert asked == ["::ffff:192.0.2.7"] * LOOKUPS
     assert finding.level == "ok"
     assert finding.data["lookups"] == LOOKUPS
-    assert f"of {LOOKUPS} lookups" in finding.text
+    assert f"in {LOOKUPS} lookups" in finding.text
 
 
 def test_an_ipv6_address_is_looked_up_as_it_is() -> None:

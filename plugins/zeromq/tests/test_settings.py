@@ -76,9 +76,9 @@ def test_encryption_and_unix_sockets_cannot_both_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("ENCRYPTION", "perhaps", "not a boolean. Set it to 1 or 0"),
-        ("TRUSTED_NETWORK", "2", "not a boolean"),
-        ("UNIX_SOCKETS", "tmp", "not a boolean"),
+        ("ENCRYPTION", "perhaps", "neither true nor false. Set it to 1 or 0"),
+        ("TRUSTED_NETWORK", "2", "neither true nor false"),
+        ("UNIX_SOCKETS", "tmp", "neither true nor false"),
         ("PORTS", "5000,5001", "neither a port nor a range of ports. Example: "),
     ],
 )
