@@ -46,7 +46,7 @@ class SettingError(RpcBackendsError, ValueError):
 class RefusedError(RpcBackendsError, RuntimeError):
     """Raised by a hook that forbids something on purpose, for example as site policy.
 
-    It reaches the caller unchanged. Any other exception that a hook raises becomes a
+    The error reaches the caller unchanged. Any other exception that a hook raises becomes a
     :class:`HookError` that names the hook's package.
     """
 

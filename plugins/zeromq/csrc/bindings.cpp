@@ -4,9 +4,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <set>
+#include <thread>
 
 #include "zeromq_transport.h"
 
@@ -53,6 +57,7 @@ class PythonTransport final : public ZeroMQTransport,
 
   // Called before the interpreter exits: afterwards the callback threads could not end.
   static void close_all() {
+    exiting_thread() = std::this_thread::get_id();
     for (;;) {
       // Keeps the transport alive while it closes: its callbacks may hold the last reference.
       std::shared_ptr<PythonTransport> next;
@@ -70,10 +75,23 @@ class PythonTransport final : public ZeroMQTransport,
     }
   }
 
+  // Never returns once another thread has begun to end the interpreter. Call it before the GIL is taken back: Python
+  // ends a thread that asks for the GIL too late, and in a frame of C++ that aborts the process.
+  static void stay_if_exiting() {
+    const std::thread::id exiting = exiting_thread();
+    while (exiting != std::thread::id() && exiting != std::this_thread::get_id()) {
+      ::pause();
+    }
+  }
+
  private:
   static std::mutex& mutex() {
     static std::mutex mutex;
     return mutex;
+  }
+  static std::atomic<std::thread::id>& exiting_thread() {
+    static std::atomic<std::thread::id> thread{std::thread::id()};
+    return thread;
   }
   static std::set<PythonTransport*>& all() {
     static std::set<PythonTransport*> all;
@@ -223,6 +241,7 @@ Inbox::Outcome receive_with_signals(PythonTransport& transport, Event& event, Cl
     {
       const py::gil_scoped_release release;
       outcome = transport.receive_until(event, std::min(deadline, now + slice));
+      PythonTransport::stay_if_exiting();
     }
     if (outcome != Inbox::Outcome::kTimeout || Clock::now() >= deadline) {
       return outcome;

@@ -30,7 +30,8 @@ def init_backend(
 ) -> Any:
     """Start torch's faulty agent in a static group.
 
-    :param group: the group that ``init_rpc`` has formed; with None, this joins a group on ``store``.
+    :param group: the group that ``init_rpc`` has formed; if None, this function joins a group
+        on ``store``.
 
     :returns: the agent, running and set as torch's current agent.
     :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.

@@ -42,10 +42,10 @@ class Publication:
     :ivar group: the group's token, unique among all groups, past ones included.
     :ivar tcp: endpoints with numeric addresses, without scopes, the preferred one first.
     :ivar unix: the worker's Unix socket; None if it has none.
-    :ivar public_key: the public key of its session (Z85); None without encryption.
-    :ivar max_message_bytes: the size in bytes of the longest message that it accepts.
+    :ivar public_key: the public key of the worker's session (Z85); None without encryption.
+    :ivar max_message_bytes: the size in bytes of the longest message that the worker accepts.
     :ivar session: 32 hexadecimal digits, unique to the session.
-    :ivar place: how its address was found, for messages.
+    :ivar place: how the worker's address was found, for messages.
     """
 
     group: str
