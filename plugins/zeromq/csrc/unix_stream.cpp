@@ -258,20 +258,27 @@ Clock::duration UnixStream::check_liveness() {
 void UnixStream::pump() {
   std::lock_guard<std::mutex> lock(reading_);
   size_t bytes = 0;
+  bool is_drained = false;
   for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0; ++i) {
     const MessageReader::Outcome outcome = reader_.next(fd());
     for (const Part& part : reader_.parts()) {
       bytes += outcome == MessageReader::Outcome::kMessage ? part.size : 0;
     }
     if (outcome == MessageReader::Outcome::kBlocked) {
+      is_drained = true;
       break;
     }
     if (!handle(outcome)) {
       return;
     }
   }
-  if (source_ != 0) {
+  if (source_ == 0) {
+    return;
+  }
+  if (is_drained) {
     services_.inbox.rearm(source_, fd());
+  } else {
+    services_.inbox.again(source_);  // the reader may hold messages already, of which the socket knows nothing
   }
 }
 

@@ -342,3 +342,15 @@ def test_who_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path: Path) -
     zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen(f"ipc://{tmp_path}/zero")
     with connect(zero, greet_as=2) as connection:
         assert message(kind=3) in ended(connection, zero)
+
+
+def test_a_burst_of_small_messages_arrives_without_further_traffic(
+    make: MakeWorker, tmp_path: Path
+) -> None:
+    """One read takes more messages than a thread handles at once; nothing else wakes the reader."""
+    quiet = {"heartbeat": 2 * PATIENCE, "heartbeat_timeout": 4 * PATIENCE}
+    zero, one = (make(n, **quiet).listen(f"ipc://{tmp_path}/{n}") for n in range(2))
+    one.learn(zero.learn(one))
+    for number in range(1000):
+        one.send(0, b"%d" % number)
+    assert [zero.message()[1] for _ in range(1000)] == [[b"%d" % number] for number in range(1000)]
