@@ -47,7 +47,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         except BaseException as error:
             outcomes.put((None, error))
 
-    # Under the name of the thread that asks, for whoever looks at threads.
+    # Named after the calling thread, so that a list of threads shows who waits.
     name = threading.current_thread().name
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -65,7 +65,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
             left -= piece
             if left <= 0:
                 raise LateError(thread) from None
-    thread.join()  # it has nothing more to do; nobody is to find it still ending
+    thread.join()  # the request is done; leave no thread that is still ending
     if raised is not None:
         try:
             raise raised

@@ -19,11 +19,8 @@ class Answers {
   // `most`: the bytes of unsent answers to one peer from which on the peer counts as behind.
   explicit Answers(uint64_t most) : most_(most) {}
 
-  // Adds an answer. `unsent` expires when the transport has released the message.
+  // Adds an answer of kLarge bytes or more. `unsent` expires when the transport has released the message.
   void add(int peer, uint64_t bytes, std::weak_ptr<void> unsent) {
-    if (bytes < kLarge) {
-      return;
-    }
     std::lock_guard<std::mutex> lock(mutex_);
     Peer& found = peers_[peer];
     forget_sent(found);

@@ -231,7 +231,7 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kFound:
       handling.wait_for_earlier();
-      set_found(event.peer);
+      forget_loss(event.peer);
       break;
     case Event::Kind::kUnsent:
       handling.note();
@@ -427,7 +427,9 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
 void TransportAgent::Core::send_answer(int peer, uint64_t call, Parts parts) {
   const uint64_t bytes = size_of(parts);
   bytes_sent_ += bytes;
-  answers_.add(peer, bytes, last_to_leave(parts));
+  if (bytes >= Answers::kLarge) {
+    answers_.add(peer, bytes, last_to_leave(parts));
+  }
   bool is_lost = false;
   const auto error = error_in([&] {
     try {
@@ -483,7 +485,7 @@ Parts TransportAgent::Core::encode_reply(uint64_t call, JitFuture& response) con
 
 // --- peers ------------------------------------------------------------------------------------------
 
-void TransportAgent::Core::set_found(int peer) {
+void TransportAgent::Core::forget_loss(int peer) {
   std::lock_guard<std::mutex> lock(lost_mutex_);
   lost_.erase(peer);
   lost_now_ = lost_.size();
@@ -521,9 +523,7 @@ void TransportAgent::Core::forget(int peer, const std::string& reason) {
     end_call(call, reason);
   }
   members.remove(peer);
-  std::lock_guard<std::mutex> lock(lost_mutex_);
-  lost_.erase(peer);
-  lost_now_ = lost_.size();
+  forget_loss(peer);
 }
 
 // --- active calls -----------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // Handles an invalid message: fails its call if the head is readable, otherwise closes the connection.
   void refuse(int peer, const Parts& parts, const std::string& why);
   void lose(const Event& event);
-  void set_found(int peer);
+  void forget_loss(int peer);
   void fail_late(std::vector<Calls::Call> late);
 
   // Return the parts of a message. encode_reply() returns the parts of an error if the message cannot be sent.

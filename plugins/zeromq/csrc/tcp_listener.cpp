@@ -151,8 +151,11 @@ SocketSource::Read TcpListener::read_one() {
   if (!std::exchange(caller->begun, true) && first.size() == 0 && !first.more()) {
     return read;
   }
-  caller->last_frame = Clock::now();
   Assembler::Outcome outcome = caller->assembler.take(std::move(first), *socket_);
+  if (caller->assembler.is_in_message()) {
+    caller->last_frame = Clock::now();
+    schedule_check();
+  }
   switch (outcome.kind) {
     case Assembler::Outcome::Kind::kMessage:
       push(caller->route.worker, std::move(outcome.parts));
@@ -161,7 +164,6 @@ SocketSource::Read TcpListener::read_one() {
       read.kind = Read::Kind::kPiece;
       read.peer = caller->route.worker;
       read.piece = std::move(outcome.piece);
-      schedule_check();
       break;
     case Assembler::Outcome::Kind::kMalformed:
       ++counters_.rejected;

@@ -261,12 +261,14 @@ void UnixStream::pump() {
   bool is_drained = false;
   for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0; ++i) {
     const MessageReader::Outcome outcome = reader_.next(fd());
-    for (const Part& part : reader_.parts()) {
-      bytes += outcome == MessageReader::Outcome::kMessage ? part.size : 0;
-    }
     if (outcome == MessageReader::Outcome::kBlocked) {
       is_drained = true;
       break;
+    }
+    if (outcome == MessageReader::Outcome::kMessage) {
+      for (const Part& part : reader_.parts()) {
+        bytes += part.size;
+      }
     }
     if (!handle(outcome)) {
       return;
