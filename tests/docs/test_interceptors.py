@@ -12,12 +12,12 @@ GUIDE = ROOT / "docs" / "how-to" / "write-an-interceptor.md"
 SHOWN = re.findall(r"<!-- file: (\S+) -->\n\n```\w+\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 
-def test_the_tutorial_shows_the_whole_example() -> None:
-    folder = ROOT / "examples" / "interceptor"
+def test_the_tutorial_shows_the_whole_examples() -> None:
     files = {
         str(path.relative_to(ROOT))
+        for folder in ("interceptor", "call_policy")
         for ending in ("cpp", "py", "toml")
-        for path in folder.rglob(f"*.{ending}")
+        for path in (ROOT / "examples" / folder).rglob(f"*.{ending}")
         if "build" not in path.parts
     }
     assert {name for name, _ in SHOWN} == files
@@ -31,3 +31,11 @@ def test_what_the_tutorial_shows_is_the_file(name: str, text: str) -> None:
 def test_the_interceptor_is_about_forty_lines() -> None:
     lines = (ROOT / "examples/interceptor/csrc/allowlist.cpp").read_text().splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 40
+
+
+def test_the_interceptor_in_python_is_ten_lines() -> None:
+    lines = (ROOT / "examples/call_policy/rpc_call_policy.py").read_text().splitlines()
+    code = [
+        line for line in lines if line.strip() and not line.startswith(('"""', "import", "from"))
+    ]
+    assert len(code) <= 10

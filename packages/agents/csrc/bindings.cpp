@@ -3,9 +3,11 @@
 #include <pybind11/stl.h>
 
 #include "agent.h"
+#include "call_interceptor.h"
 #include "capsule.h"
 #include "intercepting_agent.h"
 #include "log.h"
+#include "for_python.h"
 #include "python_transport.h"
 
 namespace py = pybind11;
@@ -16,16 +18,6 @@ namespace {
 
 using torch::distributed::rpc::RpcAgent;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
-
-// A text may contain bytes from a peer that are not valid UTF-8.
-py::object for_python(const std::string& text) {
-  return py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
-}
-
-int for_python(int number) {
-  return number;
-}
 
 // Wraps a Python function for calls from C++ threads. Exceptions go to `on_error`, which is called with the GIL.
 template <typename... Arguments>
@@ -80,6 +72,7 @@ std::shared_ptr<TransportAgent> make_agent(const std::string& name, int id, cons
 PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed.rpc");  // registers the base class
   bind_transports(module);
+  bind_call_interceptor(module);
 
   py::class_<Traffic>(module, "Traffic")
       .def_readonly("sent", &Traffic::sent)

@@ -1,3 +1,4 @@
 // The files that use Python objects; see unit_agent.cc.
 #include "bindings.cpp"
+#include "call_interceptor.cpp"
 #include "python_transport.cpp"

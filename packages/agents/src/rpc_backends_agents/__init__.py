@@ -6,14 +6,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rpc_backends_agents._C import Call
+    from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept
     from rpc_backends_agents.start import Settings, start_agent
     from rpc_backends_agents.transport import Inbox, Transport
 
-__all__ = ["Inbox", "Settings", "Transport", "include_dir", "intercept", "start_agent"]
+__all__ = [
+    "Call",
+    "CallInterceptor",
+    "Inbox",
+    "Settings",
+    "Transport",
+    "include_dir",
+    "intercept",
+    "start_agent",
+]
 __version__ = "0.1.0"
 
 _MODULES = {
+    "Call": "_C",
+    "CallInterceptor": "calls",
     "Inbox": "transport",
     "Settings": "start",
     "Transport": "transport",

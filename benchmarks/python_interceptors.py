@@ -1,0 +1,134 @@
+"""What an interceptor written in Python costs a call.
+
+On TENSORPIPE and on ZEROMQ, calls from one process to another; the caller has the interceptor:
+
+* *observer*: `on_end` is called after each call, which does not wait for it;
+* *policy*: `on_outgoing` is called before each call, which waits for it;
+* the *control*: the bare backend beside itself; its difference from 1 is the method's error.
+
+The groups are alive at once and run short blocks of calls one after the other, in an order that is
+drawn; idle ones are suspended. Callers and callees have cores of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import _interceptor_tasks
+from _report import Report, parser, run
+
+from rpc_backends_bench.calls import start_pair
+from rpc_backends_bench.participants import Group
+from rpc_backends_bench.process_set import shuffled
+from rpc_backends_bench.progress import Progress
+from rpc_backends_bench.subjects import Subject
+
+BACKENDS = ("TENSORPIPE", "ZEROMQ")
+SIDES = {"bare": "", "control": "", "observer": "Observer", "policy": "Policy"}
+#: Seconds after which a block ends, however few calls it has made.
+_SECONDS = 10.0
+
+HOOK = """
+import os
+from rpc_backends_agents import CallInterceptor, intercept
+from rpc_backends_core import hookimpl
+
+class Observer(CallInterceptor):
+    def on_end(self, call, seconds, error):
+        assert error is None
+
+class Policy(CallInterceptor):
+    def on_outgoing(self, call):
+        assert call.function
+
+@hookimpl(wrapper=True)
+def rpc_backends_agent():
+    agent = yield
+    kind = os.environ.get("MEASURED_INTERCEPTOR")
+    return agent if kind is None else intercept(agent, globals()[kind](), name="measured")
+"""
+
+
+def write_hook_package(folder: Path) -> None:
+    """Write an installed hook package into a folder for `PYTHONPATH`."""
+    (folder / "measured_interceptor.py").write_text(HOOK)
+    metadata = folder / "measured_interceptor-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: measured-interceptor\nVersion: 1\n"
+    )
+    (metadata / "entry_points.txt").write_text(
+        "[rpc.backends.hooks]\nmeasured = measured_interceptor\n"
+    )
+
+
+def start(group: Group, *, intercepted: bool) -> None:
+    """Start a pair of workers, make some calls, and suspend them."""
+    start_pair(group, pinned=True)
+    if group.call(0, _interceptor_tasks.is_intercepted) != intercepted:
+        raise AssertionError(f"{group.label}: the interceptor is {'not ' * intercepted}in front")
+    group.suspend()
+    block(group)
+
+
+def block(group: Group) -> float:
+    """Return the median time of a no-op."""
+    group.resume()
+    (times,) = group.latency("latency.noop", 200, _SECONDS).values()
+    group.suspend()
+    return statistics.median(times)
+
+
+def measure(backend: str, number: int, rounds: int, rng: random.Random, report: Report) -> None:
+    """Measure a backend with one process set."""
+    with contextlib.ExitStack() as stack:
+        groups = {}
+        for side, kind in SIDES.items():
+            env = {"MEASURED_INTERCEPTOR": kind} if kind else {}
+            group = groups[side] = Group(Subject(side, backend), 2, seconds=900, env=env)
+            stack.callback(group.close)
+            group.open()
+            start(group, intercepted=bool(kind))
+        for turn in range(rounds):
+            times = {side: block(groups[side]) for side in shuffled([*SIDES], rng)}
+            for side in list(SIDES)[1:]:
+                pair = (times[side], times["bare"])
+                report.add_pair(f"{backend}: {side}", "no-op", (number, turn), pair)
+        for group in groups.values():
+            group.resume()
+            group.stop()
+
+
+def main() -> int:
+    """Measure and print."""
+    options = parser(__doc__)
+    options.add_argument("--sets", type=int, default=4, help="sets of processes (4)")
+    options.add_argument("--rounds", type=int, default=8, help="rounds with each set (8)")
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.sets, arguments.rounds = 1, 3
+    if min(arguments.sets, arguments.rounds) < 1:
+        options.error("a comparison needs one process set and one round at least")
+    report = Report("Interceptors in Python", "with", "without", "rpc-backends-agents")
+    rng = random.Random(arguments.seed)
+
+    def measure_all(progress: Progress) -> None:
+        for number in range(arguments.sets):
+            for backend in BACKENDS:
+                progress.describe(f"{backend}, process set {number + 1}")
+                measure(backend, number, arguments.rounds, rng, report)
+                progress.advance(1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_hook_package(Path(folder))
+        sys.path.append(folder)  # workers get the same path
+        return run(report, arguments, arguments.sets * len(BACKENDS), measure_all)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""Lets a worker run only the functions of the modules in RPC_MODULES, a comma-separated list."""
+
+import os
+
+from rpc_backends_agents import CallInterceptor, intercept
+from rpc_backends_core import RefusedError, hookimpl
+
+
+class Policy(CallInterceptor):
+    def on_incoming(self, call):
+        if call.function.rpartition(".")[0] not in os.environ["RPC_MODULES"].split(","):
+            raise RefusedError(f"{call.worker} does not run {call.function!r} for {call.peer}")
+
+
+@hookimpl(wrapper=True)
+def rpc_backends_agent():
+    return intercept((yield), Policy(), name="policy")
