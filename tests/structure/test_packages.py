@@ -27,6 +27,7 @@ BELOW = {
     "rpc_backends_bench": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_testing"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
+    "rpc_backends_inspect": {"rpc_backends_core", "rpc_backends_agents", "rpc_backends_cli"},
 }
 #: What other packages may import from one; every other module of it is its own.
 PUBLIC = {

@@ -43,6 +43,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables a child is started with: ours and Python's dropped, then `extra`."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES_TO_DROP)}
     environ["OMP_NUM_THREADS"] = "1"
+    environ["RPC_BACKENDS_RECORDER"] = "off"  # its own tests turn it on
     environ.update(extra or {})
     return environ
 

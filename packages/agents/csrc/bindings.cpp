@@ -9,6 +9,7 @@
 #include "log.h"
 #include "for_python.h"
 #include "python_transport.h"
+#include "recorder.h"
 
 namespace py = pybind11;
 
@@ -134,6 +135,8 @@ PYBIND11_MODULE(_C, module) {
            py::arg("interceptor"), py::arg("name"), py::arg("order"))
       .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
            py::arg("timeout") = 0.0, Unlocked());
+
+  bind_recorder(module);
 
   module.def("send_warnings_to", [](py::function sink) {
     send_warnings_to(from_cpp<const std::string&>(std::move(sink), [](py::error_already_set& error) {

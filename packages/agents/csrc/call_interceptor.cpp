@@ -4,9 +4,10 @@
 #include <string_view>
 #include <utility>
 
+#include "capsule.h"
+#include "for_python.h"
 #include "log.h"
 #include "python_state.h"
-#include "for_python.h"
 
 namespace py = pybind11;
 
@@ -42,6 +43,8 @@ Call::Call(const RequestHead& head)
 class CallInterceptor::Watch final : public Observer {
  public:
   Watch(std::shared_ptr<Jobs> jobs, CallPtr call) : jobs_(std::move(jobs)), call_(std::move(call)) {}
+
+  bool wants_answers() const noexcept override { return false; }
 
   void on_end(const End& end) override {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - call_->begin;
@@ -234,9 +237,7 @@ void bind_call_interceptor(py::module_& module) {
            py::kw_only(), py::arg("on_outgoing"), py::arg("on_incoming"), py::arg("on_end"))
       .def("stop", &CallInterceptor::on_stop, py::call_guard<py::gil_scoped_release>())
       .def("__rpc_interceptor__", [](const std::shared_ptr<CallInterceptor>& self) {
-        return py::capsule(new std::shared_ptr<Interceptor>(self), kInterceptorCapsule, [](PyObject* capsule) {
-          delete static_cast<std::shared_ptr<Interceptor>*>(PyCapsule_GetPointer(capsule, kInterceptorCapsule));
-        });
+        return give_capsule<Interceptor>(self, kInterceptorCapsule);
       });
 }
 

@@ -1,12 +1,21 @@
-// Receives an object from another extension module: a capsule with a std::shared_ptr<T>*.
+// Passes objects between extension modules: in a capsule with a std::shared_ptr<T>*.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace rpc_backends {
+
+// Returns a capsule named `name`, which must outlive the capsule.
+template <typename T>
+pybind11::capsule give_capsule(std::shared_ptr<T> object, const char* name) {
+  return pybind11::capsule(new std::shared_ptr<T>(std::move(object)), name, [](PyObject* capsule) {
+    delete static_cast<std::shared_ptr<T>*>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)));
+  });
+}
 
 // Calls `method` of a Python object to get a capsule named `name`; `what` names the object in errors.
 template <typename T>

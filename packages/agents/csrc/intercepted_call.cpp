@@ -28,6 +28,10 @@ FuturePtr error_of(const std::string& text, ErrorKind kind) {
       std::runtime_error(is_plain ? text : torch::distributed::rpc::makeRPCError(text, torchs))));
 }
 
+uint64_t bytes_of(const Message& message) {
+  return message.payload().size() + tensor_bytes_of(message);
+}
+
 MessagePtr copy_of(const Message& message) {
   std::vector<char> payload = message.payload();
   std::vector<at::Tensor> tensors = message.tensors();
@@ -313,7 +317,7 @@ class PassingAnswer final : public Answer, public Decision {
     return is_error() ? std::string_view() : std::string_view(message().payload().data(), message().payload().size());
   }
   uint64_t bytes() const override {
-    return is_error() ? 0 : message().payload().size() + tensor_bytes_of(message());
+    return is_error() ? 0 : bytes_of(message());
   }
 
   void pass() override {
@@ -392,7 +396,7 @@ void InterceptedCall::advance(size_t step, const std::shared_ptr<MessageHead>& m
 void InterceptedCall::come_back(PassingRequestPtr last, FuturePtr answer) {
   for (; last; last = last->back()) {
     const auto observer = last->observer();
-    if (!observer) {
+    if (!observer || !observer->wants_answers()) {
       continue;
     }
     if (over_) {
@@ -408,13 +412,24 @@ void InterceptedCall::come_back(PassingRequestPtr last, FuturePtr answer) {
   end(answer->hasError() ? End::Kind::kError : End::Kind::kAnswer, answer.get());
 }
 
-bool InterceptedCall::is_observed(const PassingRequest* last) {
+bool InterceptedCall::wants_answers(const PassingRequest* last) {
   for (; last != nullptr; last = last->back().get()) {
-    if (last->observer()) {
+    if (last->observer() && last->observer()->wants_answers()) {
       return true;
     }
   }
   return false;
+}
+
+void InterceptedCall::observe_end(JitFuture& answer) {
+  if (observing_ == nullptr) {
+    return;
+  }
+  answer.addCallback([self = shared_from_this()](JitFuture& done) {
+    if (!self->over_.exchange(true)) {
+      self->tell_observers(done.hasError() ? End::Kind::kError : End::Kind::kAnswer, &done);
+    }
+  });
 }
 
 void InterceptedCall::add_observer(const std::shared_ptr<Observer>& observer) {
@@ -460,14 +475,25 @@ void InterceptedCall::end(End::Kind kind, JitFuture* answer) {
   if (kept_) {
     chain_->let_go(*this);
   }
-  if (Observing* one = observing_.exchange(nullptr)) {
-    const End end{kind, answer != nullptr && answer->hasError() ? answer->tryRetrieveErrorMessage() : std::string()};
-    while (one != nullptr) {
-      contained("in an interceptor at the end of a call", [&] { one->observer->on_end(end); });
-      delete std::exchange(one, one->next);
-    }
-  }
+  tell_observers(kind, answer);
   contained("while delivering the answer of a call", [&] { finish(answer); });
+}
+
+void InterceptedCall::tell_observers(End::Kind kind, JitFuture* answer) {
+  Observing* one = observing_.exchange(nullptr);
+  if (one == nullptr) {
+    return;
+  }
+  End end{kind, {}, 0};
+  if (answer != nullptr && answer->hasError()) {
+    end.text = answer->tryRetrieveErrorMessage();
+  } else if (answer != nullptr) {
+    end.bytes = bytes_of(*answer->constValue().toCustomClass<Message>());
+  }
+  while (one != nullptr) {
+    contained("in an interceptor at the end of a call", [&] { one->observer->on_end(end); });
+    delete std::exchange(one, one->next);
+  }
 }
 
 }  // namespace rpc_backends

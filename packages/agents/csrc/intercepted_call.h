@@ -54,8 +54,10 @@ class InterceptedCall : public std::enable_shared_from_this<InterceptedCall> {
 
   // Passes an answer to the interceptors that the request has passed, from `last` back to the first.
   void come_back(PassingRequestPtr last, FuturePtr answer);
-  // Whether any interceptor that the request has passed observes the call.
-  static bool is_observed(const PassingRequest* last);
+  // Whether any interceptor that the request has passed wants to see its answers.
+  static bool wants_answers(const PassingRequest* last);
+  // For a request that wants no answers: makes observers see the end of the call.
+  void observe_end(JitFuture& answer);
 
   const std::shared_ptr<InterceptorChain> chain_;
   const Direction direction_;
@@ -75,6 +77,7 @@ class InterceptedCall : public std::enable_shared_from_this<InterceptedCall> {
   void keep();
   void drop();
   void end(End::Kind kind, JitFuture* answer);
+  void tell_observers(End::Kind kind, JitFuture* answer);
 
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   const Contexts arrived_;

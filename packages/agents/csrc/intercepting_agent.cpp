@@ -64,7 +64,8 @@ class OutgoingCall final : public InterceptedCall {
       come_back(last, error);
       return;
     }
-    if (in_send && !repeated_ && !is_observed(last.get())) {
+    if (in_send && !repeated_ && !wants_answers(last.get())) {
+      observe_end(*answer);
       unobserved_ = std::move(answer);
       return;
     }
@@ -95,7 +96,7 @@ class OutgoingCall final : public InterceptedCall {
   // Used by the sending thread while it is in send():
   const std::thread::id sender_ = std::this_thread::get_id();
   bool sending_ = false;
-  FuturePtr unobserved_;  // the inner agent's future, if no interceptor observes the answer
+  FuturePtr unobserved_;  // the inner agent's future, if no interceptor wants the answer
   FuturePtr thrown_;      // the exception that the inner agent has thrown
 };
 

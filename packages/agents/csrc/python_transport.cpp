@@ -247,10 +247,7 @@ void bind_transports(py::module_& module) {
   py::class_<MemoryTransport, std::shared_ptr<MemoryTransport>>(module, "MemoryTransport")
       .def(py::init<>())
       .def("__rpc_transport__", [](const std::shared_ptr<MemoryTransport>& self) {
-        auto* held = new std::shared_ptr<Transport>(self);
-        return py::capsule(held, kTransportCapsule, [](PyObject* capsule) {
-          delete static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(capsule, kTransportCapsule));
-        });
+        return give_capsule<Transport>(self, kTransportCapsule);
       });
 }
 

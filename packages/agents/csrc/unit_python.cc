@@ -2,3 +2,4 @@
 #include "bindings.cpp"
 #include "call_interceptor.cpp"
 #include "python_transport.cpp"
+#include "recorder.cpp"

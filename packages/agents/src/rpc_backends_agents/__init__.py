@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rpc_backends_agents._C import Call
+    from rpc_backends_agents._C import Call, Recorder
     from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept
     from rpc_backends_agents.start import Settings, start_agent
@@ -16,6 +16,7 @@ __all__ = [
     "Call",
     "CallInterceptor",
     "Inbox",
+    "Recorder",
     "Settings",
     "Transport",
     "include_dir",
@@ -28,6 +29,7 @@ _MODULES = {
     "Call": "_C",
     "CallInterceptor": "calls",
     "Inbox": "transport",
+    "Recorder": "_C",
     "Settings": "start",
     "Transport": "transport",
     "intercept": "interception",

@@ -28,7 +28,7 @@ namespace rpc_backends {
 // An extension module passes its interceptor to rpc_backends_agents.intercept() as an object with a method
 // __rpc_interceptor__(). The method returns a capsule with this name that holds a std::shared_ptr<Interceptor>*. The
 // number in the name increases with every incompatible change of this header.
-inline constexpr const char* kInterceptorCapsule = "rpc_backends.Interceptor.1";
+inline constexpr const char* kInterceptorCapsule = "rpc_backends.Interceptor.2";
 
 // Limits on the context that interceptors attach to a request: the bytes of one interceptor; the bytes of all together,
 // including their names and two more bytes each; and the length of a name.
@@ -167,7 +167,8 @@ struct End {
   };
 
   Kind kind = Kind::kAnswer;
-  std::string text;  // the text of the error
+  std::string text;    // the text of the error
+  uint64_t bytes = 0;  // the size of the answer: payload and tensors; 0 for an error
 };
 
 // Observes one call.
@@ -179,6 +180,8 @@ class Observer {
   virtual void on_answer(AnswerPtr answer) { answer->pass(); }
   // The call has ended; called once, before the program gets the result.
   virtual void on_end(const End& /*end*/) {}
+  // Whether on_answer() is to be called. An observer that only needs on_end() returns false and costs a call less.
+  virtual bool wants_answers() const noexcept { return true; }
 };
 
 // A request on its way. An interceptor decides it exactly once by calling one of pass(), repeat(), answer(), drop() and

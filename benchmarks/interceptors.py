@@ -1,7 +1,8 @@
-"""What an interceptor written in Python costs a call.
+"""What the flight recorder, and an interceptor written in Python, cost a call.
 
-On TENSORPIPE and on ZEROMQ, calls from one process to another; the caller has the interceptor:
+On TENSORPIPE and on ZEROMQ, no-ops from one process to another; both have the interceptor:
 
+* *recorder*: the recorder of rpc-backends-inspect;
 * *observer*: `on_end` is called after each call, which does not wait for it;
 * *policy*: `on_outgoing` is called before each call, which waits for it;
 * the *control*: the bare backend beside itself; its difference from 1 is the method's error.
@@ -29,7 +30,14 @@ from rpc_backends_bench.progress import Progress
 from rpc_backends_bench.subjects import Subject
 
 BACKENDS = ("TENSORPIPE", "ZEROMQ")
-SIDES = {"bare": "", "control": "", "observer": "Observer", "policy": "Policy"}
+#: The environment of each side.
+SIDES: dict[str, dict[str, str]] = {
+    "bare": {},
+    "control": {},
+    "recorder": {"RPC_BACKENDS_RECORDER": "on"},
+    "observer": {"MEASURED_INTERCEPTOR": "Observer"},
+    "policy": {"MEASURED_INTERCEPTOR": "Policy"},
+}
 #: Seconds after which a block ends, however few calls it has made.
 _SECONDS = 10.0
 
@@ -88,12 +96,12 @@ def measure(backend: str, number: int, rounds: int, rng: random.Random, report: 
     """Measure a backend with one process set."""
     with contextlib.ExitStack() as stack:
         groups = {}
-        for side, kind in SIDES.items():
-            env = {"MEASURED_INTERCEPTOR": kind} if kind else {}
+        for side, variables in SIDES.items():
+            env = {"RPC_BACKENDS_RECORDER": "off", **variables}
             group = groups[side] = Group(Subject(side, backend), 2, seconds=900, env=env)
             stack.callback(group.close)
             group.open()
-            start(group, intercepted=bool(kind))
+            start(group, intercepted=bool(variables))
         for turn in range(rounds):
             times = {side: block(groups[side]) for side in shuffled([*SIDES], rng)}
             for side in list(SIDES)[1:]:
@@ -114,7 +122,7 @@ def main() -> int:
         arguments.sets, arguments.rounds = 1, 3
     if min(arguments.sets, arguments.rounds) < 1:
         options.error("a comparison needs one process set and one round at least")
-    report = Report("Interceptors in Python", "with", "without", "rpc-backends-agents")
+    report = Report("Interceptors", "with", "without", "rpc-backends-agents")
     rng = random.Random(arguments.seed)
 
     def measure_all(progress: Progress) -> None:

@@ -1,0 +1,245 @@
+"""Why workers hang: who waits for whom, followed from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rpc_backends_inspect.stacks import Frame, Thread
+from rpc_backends_inspect.workers import Call, WorkerState
+
+#: The file of torch's collectives.
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
+#: Calls that are younger (seconds) are not the reason of anything.
+_YOUNG = 1.0
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason to wait.
+
+    :ivar kind: ``cycle``, ``threads``, ``gone``, ``shutdown`` or ``slow``.
+    :ivar text: the reason in a sentence.
+    :ivar workers: the names of the workers that take part.
+    """
+
+    kind: str
+    text: str
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """One thread that waits for another worker.
+
+    :ivar reason: what it does there: the function that it has called, or the collective that it is in.
+    """
+
+    worker: str
+    target: str
+    reason: str
+    thread: Thread | None
+
+
+def explain(states: Iterable[WorkerState]) -> list[Cause]:
+    """Return why the workers wait, the most certain cause first.
+
+    :param states: the states of the workers of one or more groups, as far as they are known.
+    """
+    states = list(states)
+    causes = []
+    for name in dict.fromkeys(state.group for state in states if not state.problem):
+        # A worker that cannot be asked may belong to any group.
+        group = _Group(state for state in states if state.problem or state.group == name)
+        found = [*group.gone(), *group.cycles(), *group.used_up(), *group.shutdowns()]
+        causes += found or list(group.slow())
+    return causes
+
+
+class _Group:
+    def __init__(self, states: Iterable[WorkerState]) -> None:
+        self.by_name: dict[str, WorkerState] = {}
+        for state in sorted(states, key=lambda state: not state.problem):
+            self.by_name[state.worker] = state  # one that answers replaces one of an earlier run
+
+    # --- the causes -----------------------------------------------------------------------------------
+
+    def gone(self) -> Iterator[Cause]:
+        """Find workers that cannot answer, and that others wait for."""
+        for name, state in self.by_name.items():
+            waiting = [wait for wait in self._waits() if wait.target == name]
+            if state.problem and waiting:
+                callers = sorted({wait.worker for wait in waiting})
+                calls = f"{len(waiting)} call{'s' * (len(waiting) > 1)} of {_names(callers)} to it"
+                yield Cause(
+                    "gone",
+                    f"{name!r} (process {state.pid}) {state.problem}; {calls} cannot be answered",
+                    (name, *callers),
+                )
+
+    def cycles(self) -> Iterator[Cause]:
+        """Find workers that wait for each other."""
+        seen: set[frozenset[str]] = set()
+        for start in self._waits():
+            for path in self._paths([start]):
+                names = frozenset(wait.worker for wait in path)
+                if names not in seen:
+                    seen.add(names)
+                    yield Cause("cycle", self._sentence(path), tuple(wait.worker for wait in path))
+
+    def used_up(self) -> Iterator[Cause]:
+        """Find thread pools in which every thread waits for a call that it has made itself."""
+        for state in self.by_name.values():
+            size = state.metrics.get("agent.thread_pool_size", "")
+            serving = [thread for thread in state.threads if thread.serves]
+            nested = [wait for wait in self._waits_of(state) if wait.thread in serving]
+            if not size.isdecimal() or len(serving) < int(size) or not nested:
+                continue
+            if {wait.thread for wait in nested} != set(serving):
+                continue
+            targets = sorted({wait.target for wait in nested})
+            functions = sorted(
+                {f"`{thread.serves.function}`" for thread in serving if thread.serves}
+            )
+            yield Cause(
+                "threads",
+                f"all {size} threads of {state.worker!r} are used up: they run {', '.join(functions)} "
+                f"for other workers, and each waits for a call of its own to {_names(targets)}. Raise "
+                "num_worker_threads, or use rpc.functions.async_execution for calls that make calls",
+                (state.worker, *targets),
+            )
+
+    def shutdowns(self) -> Iterator[Cause]:
+        """Find workers that wait in ``shutdown`` for others."""
+        here = [state for state in self.by_name.values() if _in_shutdown(state)]
+        if not here:
+            return
+        absent = [
+            state
+            for state in self.by_name.values()
+            if state not in here and any(state.worker in one.members.values() for one in here)
+        ]
+        for state in absent:
+            what = state.problem or _doing(state)
+            yield Cause(
+                "shutdown",
+                f"{_names(sorted(one.worker for one in here))} wait{'s' * (len(here) == 1)} in shutdown "
+                f"for {state.worker!r} (process {state.pid}), which {what}",
+                (*(one.worker for one in here), state.worker),
+            )
+
+    def slow(self) -> Iterator[Cause]:
+        """Find the oldest call that a worker is running."""
+        calls = [
+            (call, state)
+            for state in self.by_name.values()
+            for call in state.in_flight
+            if not call.incoming and call.seconds >= _YOUNG
+        ]
+        for call, state in sorted(calls, key=lambda one: -one[0].seconds)[:1]:
+            wait = _Wait(state.worker, call.peer, _short(call), state.thread(call.thread))
+            yield Cause(
+                "slow",
+                f"{state.worker!r} has waited {call.seconds:.1f} s for {call.peer!r} in "
+                f"`{wait.reason}`{self._where(wait)}",
+                (state.worker, call.peer),
+            )
+
+    # --- who waits for whom ---------------------------------------------------------------------------
+
+    def _waits(self) -> Iterator[_Wait]:
+        for state in self.by_name.values():
+            yield from self._waits_of(state)
+
+    def _waits_of(self, state: WorkerState) -> Iterator[_Wait]:
+        for call in state.in_flight:
+            if not call.incoming:
+                yield _Wait(state.worker, call.peer, _short(call), state.thread(call.thread))
+        for thread in state.threads:
+            if collective := _collective(thread):
+                for other in self.by_name.values():
+                    if other is not state and not any(map(_collective, other.threads)):
+                        yield _Wait(state.worker, other.worker, collective, thread)
+
+    def _next(self, wait: _Wait) -> Iterator[_Wait]:
+        """Yield what the threads wait for that could end this wait."""
+        target = self.by_name.get(wait.target)
+        if target is None or target.problem:
+            return
+        ending = self._ending(wait, target)
+        for one in self._waits_of(target):
+            if one.thread in ending:
+                yield one
+
+    def _ending(self, wait: _Wait, target: WorkerState) -> list[Thread]:
+        """Return the threads of the target that run the function, or may still come to the collective."""
+        if wait.thread is not None and _collective(wait.thread) == wait.reason:
+            return target.threads[-1:]  # faulthandler writes the main thread last
+        serving = [thread for thread in target.threads if thread.serves]
+        return [one for one in serving if _runs(one, wait.reason)] or (
+            serving if _is_full(target) else []
+        )
+
+    def _paths(self, path: list[_Wait]) -> Iterator[list[_Wait]]:
+        """Yield the ways that lead back to the worker at the start."""
+        for wait in self._next(path[-1]):
+            if wait.target == path[0].worker:
+                yield [*path, wait]
+            elif wait.target not in {one.worker for one in path}:
+                yield from self._paths([*path, wait])
+
+    def _sentence(self, path: list[_Wait]) -> str:
+        first, *rest = path
+        text = f"{first.worker!r} waits for {first.target!r} in `{first.reason}`"
+        for wait in rest:
+            text += f", which waits for {wait.target!r} in `{wait.reason}`"
+        return text + self._where(path[-1])
+
+    def _where(self, wait: _Wait) -> str:
+        """Say where the target of a wait is."""
+        target = self.by_name.get(wait.target)
+        threads = self._ending(wait, target) if target else []
+        if not target or not threads or threads[0].position is None:
+            return ""
+        if not _runs(threads[0], wait.reason) and _is_full(target):
+            return f"; all threads of {target.worker!r} are in use"
+        return f"; there, {target.worker!r} is at {threads[0].position}"
+
+
+def _collective(thread: Thread) -> str | None:
+    """Return the collective that a thread is in: the outermost function of torch's file."""
+    found = [frame.function for frame in thread.frames if frame.file.endswith(_COLLECTIVES)]
+    return found[-1] if found else None
+
+
+def _runs(thread: Thread, function: str) -> bool:
+    return thread.serves is not None and thread.serves.function == function
+
+
+def _is_full(state: WorkerState) -> bool:
+    size = state.metrics.get("agent.thread_pool_size", "")
+    return size.isdecimal() and sum(thread.serves is not None for thread in state.threads) >= int(
+        size
+    )
+
+
+def _in_shutdown(state: WorkerState) -> bool:
+    return any(
+        frame.is_rpc and frame.function == "shutdown"
+        for thread in state.threads
+        for frame in thread.frames
+    )
+
+
+def _doing(state: WorkerState) -> str:
+    position: Frame | None = state.threads[-1].position if state.threads else None
+    return f"is in {position}" if position else "is not in shutdown"
+
+
+def _short(call: Call) -> str:
+    """Return the last part of the name."""
+    return call.name.rpartition(".")[2]
+
+
+def _names(names: Iterable[str]) -> str:
+    return " and ".join(map(repr, names))

@@ -1,0 +1,118 @@
+"""The command ``rpc-backends inspect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rpc_backends_cli import Failure, debug_option, json_option, print_json
+
+if TYPE_CHECKING:
+    from rpc_backends_inspect.workers import WorkerState
+
+# \b keeps click from joining the lines of a paragraph.
+_EXAMPLES = """\b
+Examples:
+  rpc-backends inspect                     the workers of this host
+  rpc-backends inspect --worker ps         one of them
+  rpc-backends inspect --save dumps        write their states to files
+  rpc-backends inspect dumps/*.json        states of several hosts together
+"""
+
+
+@click.command("inspect", epilog=_EXAMPLES)
+@click.option("--worker", metavar="NAME", help="Only workers with this name.")
+@click.option(
+    "--pid", "pids", type=int, multiple=True, help="Only workers of this process; may repeat."
+)
+@click.option("--stacks", is_flag=True, help="Show the Python stacks of all threads.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write each worker's state to a file in this folder.",
+)
+@click.argument("dumps", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@json_option
+@debug_option
+def command(
+    worker: str | None,
+    pids: tuple[int, ...],
+    stacks: bool,
+    save: Path | None,
+    dumps: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Show what RPC workers are waiting for, and why they hang.
+
+    Asks the workers of this user on this host, also when they hang or hold the GIL. DUMPS are files
+    of --save, of several hosts for example; with them no worker is asked. Arguments of calls are
+    never recorded.
+    """
+    from rpc_backends_inspect import causes
+
+    states = _states(worker, pids, dumps)
+    if save is not None:
+        _save(states, save)
+    found = causes.explain(states)
+    if as_json:
+        print_json(
+            {
+                "workers": [
+                    {"worker": one.worker, "pid": one.pid, "problem": one.problem} | one.document
+                    for one in states
+                ],
+                "causes": [
+                    {"kind": one.kind, "text": one.text, "workers": one.workers} for one in found
+                ],
+            }
+        )
+        return
+    from rpc_backends_inspect.view import show
+
+    show(states, found, stacks=stacks)
+
+
+def _states(
+    worker: str | None, pids: tuple[int, ...], dumps: tuple[Path, ...]
+) -> list[WorkerState]:
+    from rpc_backends_inspect import workers
+
+    if dumps:
+        try:
+            return [workers.read(path) for path in dumps]
+        except (OSError, workers.NoStateError) as error:
+            raise Failure(str(error)) from error
+    states = workers.running(worker=worker, pids=pids)
+    if not states:
+        named = f"named {worker!r} " if worker is not None else ""
+        asked = named + (f"in process {', '.join(map(str, pids))} " if pids else "")
+        raise Failure(
+            f"no RPC worker {asked}of this user runs on this host. A worker can "
+            "be inspected from init_rpc to shutdown, if rpc-backends-inspect is installed in its "
+            "environment and RPC_BACKENDS_RECORDER is not 'off'."
+        )
+    return states
+
+
+def _save(states: list[WorkerState], folder: Path) -> None:
+    import json
+    import os
+    import socket
+    from urllib.parse import quote
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for state in states:
+        if not state.document:
+            click.echo(
+                f"{state.worker} (process {state.pid}) {state.problem}: nothing to save", err=True
+            )
+            continue
+        path = folder / f"{socket.gethostname()}-{state.pid}-{quote(state.worker, safe='')}.json"
+        # Names of functions and workers are not for other users.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:  # noqa: PTH123, a descriptor
+            json.dump(state.document, file)
+        click.echo(str(path), err=True)

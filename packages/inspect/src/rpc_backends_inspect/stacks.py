@@ -1,0 +1,82 @@
+"""The stacks that faulthandler writes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+
+_HEAD = re.compile(
+    r"(?:Thread|Current thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
+)
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_RPC = "torch/distributed/rpc/"
+#: The function of torch that runs a function which another worker has called.
+_RUNS_A_CALL = "_run_function"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether it belongs to torch."""
+        return "/torch/" in self.file
+
+    @property
+    def is_rpc(self) -> bool:
+        """Whether it belongs to ``torch.distributed.rpc``."""
+        return _RPC in self.file
+
+    def __str__(self) -> str:
+        return f"{self.function} ({PurePath(self.file).name}:{self.line})"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread that runs Python.
+
+    :ivar number: as ``threading.get_ident`` gives it.
+    :ivar frames: the innermost first.
+    """
+
+    number: int
+    frames: tuple[Frame, ...]
+
+    @property
+    def serves(self) -> Frame | None:
+        """The function that another worker has called and this thread runs; None if it runs none."""
+        for inner, outer in zip(self.frames, self.frames[1:], strict=False):
+            if outer.function == _RUNS_A_CALL and outer.is_rpc:
+                return inner
+        return None
+
+    @property
+    def position(self) -> Frame | None:
+        """The innermost frame that is neither torch's nor the standard library's."""
+        return next((frame for frame in self.frames if _is_of_the_program(frame)), None)
+
+
+def parse(text: str) -> list[Thread]:
+    """Return the threads in what faulthandler has written."""
+    threads: list[tuple[int, list[Frame]]] = []
+    for line in text.splitlines():
+        if head := _HEAD.fullmatch(line):
+            threads.append((int(head[1], 16), []))
+        elif threads and (frame := _FRAME.fullmatch(line)):
+            threads[-1][1].append(Frame(frame[1], int(frame[2]), frame[3]))
+    return [Thread(number, tuple(frames)) for number, frames in threads]
+
+
+def _is_of_the_program(frame: Frame) -> bool:
+    path = PurePath(frame.file)
+    if frame.is_torchs or frame.file.startswith("<"):
+        return False
+    # The standard library lies in .../lib/python3.11, packages in its site-packages.
+    below = [part for part in path.parts if part.startswith("python3")]
+    return not below or "site-packages" in path.parts

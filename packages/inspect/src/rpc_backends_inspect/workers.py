@@ -1,0 +1,190 @@
+"""The states of workers, from their sockets or from files."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rpc_backends_inspect import folder
+from rpc_backends_inspect.stacks import Thread, parse
+
+#: Seconds for a worker to answer.
+_ANSWER = 5.0
+_VERSION = 1
+_ENDED = "has ended without a shutdown"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that a worker has made or received.
+
+    :ivar seconds: how long it took, or how old it is.
+    :ivar thread: the thread that made it, or on which it arrived.
+    """
+
+    number: int
+    caller_number: int
+    incoming: bool
+    peer: str
+    peer_id: int
+    function: str
+    type: str
+    thread: int
+    begin_us: int
+    seconds: float
+    bytes: int
+    answer_bytes: int
+    timeout: float
+    state: str
+    error: str
+
+    @property
+    def name(self) -> str:
+        """The function's name, or the type of a message that calls none."""
+        return self.function or self.type
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What a worker is doing.
+
+    :ivar group: where its group meets: equal for the workers of a group.
+    :ivar problem: why nothing more is known of it (it has ended, or is stopped); empty if all is known.
+    """
+
+    worker: str
+    pid: int
+    problem: str = ""
+    backend: str = ""
+    group: str = ""
+    time_us: int = 0
+    members: dict[int, str] = field(default_factory=dict)
+    in_flight: list[Call] = field(default_factory=list)
+    recent: list[Call] = field(default_factory=list)
+    threads: list[Thread] = field(default_factory=list)
+    metrics: dict[str, str] = field(default_factory=dict)
+    rrefs: dict[str, str] = field(default_factory=dict)
+    document: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def thread(self, number: int) -> Thread | None:
+        """Return the thread with this number, if it runs Python."""
+        return next((thread for thread in self.threads if thread.number == number), None)
+
+
+class NoStateError(ValueError):
+    """A document is no worker's state; the text says what is wrong with it."""
+
+
+def running(*, worker: str | None = None, pids: Collection[int] = ()) -> list[WorkerState]:
+    """Ask this user's workers on this host, all at the same time.
+
+    :param worker: only workers with this name.
+    :param pids: only workers of these processes; none means all.
+    """
+    wanted = [
+        one
+        for one in folder.sockets()
+        if (not pids or one.pid in pids) and (worker is None or worker.startswith(one.worker))
+    ]
+    if not wanted:
+        return []
+    with ThreadPoolExecutor(min(32, len(wanted))) as pool:
+        states = list(pool.map(_ask, wanted))
+    missed = {name for state in states for name in state.members.values()}
+    missed -= {state.worker for state in states if not state.problem}
+    found = []
+    for one, state in zip(wanted, states, strict=True):
+        if state.problem == _ENDED and state.worker not in missed:
+            one.path.unlink(missing_ok=True)  # left behind, and no worker misses it
+        elif worker in {None, state.worker}:
+            found.append(state)
+    return found
+
+
+def read(path: Path) -> WorkerState:
+    """Read a state that was written to a file.
+
+    :raises NoStateError: the file does not hold one.
+    :raises OSError: the file cannot be read.
+    """
+    try:
+        return parse_state(json.loads(path.read_text()))
+    except ValueError as error:
+        raise NoStateError(f"{path} is no dump of a worker: {error}") from error
+
+
+def parse_state(document: Any) -> WorkerState:
+    """Return the state in a document of the recorder.
+
+    :raises NoStateError: it is none.
+    """
+    try:
+        if document["version"] != _VERSION:
+            raise NoStateError(
+                f"its version is {document['version']!r}, but this rpc-backends-inspect reads "
+                f"{_VERSION}; install the version that the worker uses"
+            )
+        now = int(document["time_us"])
+        return WorkerState(
+            worker=str(document["worker"]),
+            pid=int(document["pid"]),
+            backend=str(document["backend"]),
+            group=str(document["group"]),
+            time_us=now,
+            members={int(one["id"]): str(one["name"]) for one in document["members"]},
+            in_flight=[_call(one, now) for one in document["in_flight"]],
+            recent=[_call(one, now) for one in document["recent"]],
+            threads=parse(str(document["stacks"])),
+            metrics=dict(document["metrics"]),
+            rrefs=dict(document["rrefs"]),
+            document=document,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NoStateError(f"it lacks {error}") from error
+
+
+def _call(one: dict[str, Any], now: int) -> Call:
+    return Call(
+        number=one["number"],
+        caller_number=one["caller_number"],
+        incoming=one["direction"] == "incoming",
+        peer=one["peer"],
+        peer_id=one["peer_id"],
+        function=one["function"],
+        type=one["type"],
+        thread=one["thread"],
+        begin_us=one["begin_us"],
+        seconds=((one["end_us"] or now) - one["begin_us"]) / 1e6,
+        bytes=one["bytes"],
+        answer_bytes=one["answer_bytes"],
+        timeout=one["timeout_ms"] / 1e3,
+        state=one["state"],
+        error=one["error"],
+    )
+
+
+def _ask(one: folder.WorkerSocket) -> WorkerState:
+    match one.process_state():
+        case None | "Z":
+            return WorkerState(one.worker, one.pid, _ENDED)
+        case "T" | "t":
+            return WorkerState(one.worker, one.pid, "is stopped by a signal or a debugger")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_ANSWER)
+            connection.connect(str(one.path))
+            connection.sendall(b"a")
+            with connection.makefile("rb") as stream:
+                text = stream.read()
+        return parse_state(json.loads(text))
+    except TimeoutError:
+        return WorkerState(one.worker, one.pid, f"does not answer within {_ANSWER:.0f} s")
+    except OSError as error:
+        return WorkerState(one.worker, one.pid, f"cannot be asked: {error}")
+    except ValueError as error:
+        return WorkerState(one.worker, one.pid, f"gives no valid answer: {error}")

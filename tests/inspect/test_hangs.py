@@ -1,0 +1,191 @@
+"""Real workers hang, and `rpc-backends inspect` names the cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from support import steps
+from support.workers import WorkerContext, Workers
+
+LIMIT = 60.0
+LOCK = threading.Lock()
+
+
+# --- what the workers do ----------------------------------------------------------------------------
+
+
+def fetch() -> int:
+    with LOCK:
+        return 1
+
+
+def update(peer: str) -> int:
+    return rpc.rpc_sync(peer, fetch, timeout=0)
+
+
+def sleep_long() -> None:
+    time.sleep(1000)
+
+
+def hold_gil() -> None:
+    # PyDLL does not release the GIL during the call.
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def wait_in_barrier() -> None:
+    dist.barrier()
+
+
+def call_in_background(me: WorkerContext, to: str, function: Any, *arguments: Any) -> None:
+    """Make a call on a thread that may hang."""
+    threading.Thread(
+        target=rpc.rpc_sync, args=(to, function, arguments), kwargs={"timeout": 0}, daemon=True
+    ).start()
+
+
+def call_under_lock_once(me: WorkerContext, to: str, function: Any, *arguments: Any) -> None:
+    LOCK.acquire(blocking=False)
+    call_in_background(me, to, function, *arguments)
+
+
+def sleep_here(me: WorkerContext) -> None:
+    time.sleep(1000)
+
+
+def call_barrier(me: WorkerContext, to: str) -> None:
+    rpc.rpc_sync(to, wait_in_barrier, timeout=0)
+
+
+def call_under_lock(me: WorkerContext, to: str, function: Any, *arguments: Any) -> None:
+    """Make a call on a thread; this worker cannot answer `fetch`."""
+    LOCK.acquire()
+    call_in_background(me, to, function, *arguments)
+
+
+def shut_down_in_background(me: WorkerContext) -> None:
+    threading.Thread(target=rpc.shutdown, daemon=True).start()
+
+
+def make_process_group(me: WorkerContext, url: str) -> None:
+    dist.init_process_group("gloo", init_method=url, rank=me.index, world_size=2)
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def inspect(workers: Workers, *arguments: str) -> dict[str, Any]:
+    """Run `rpc-backends inspect --json` for these workers."""
+    command = [sys.executable, "-m", "rpc_backends_cli", "inspect", "--json", *arguments]
+    for worker in workers:
+        command += ["--pid", str(worker.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def cause(workers: Workers, kind: str, text: str = "") -> str:
+    """Ask until there is a cause of this kind with this text; return it whole."""
+    end = time.monotonic() + LIMIT
+    while True:
+        found = inspect(workers)["causes"]
+        for one in found:
+            if one["kind"] == kind and text in one["text"]:
+                return str(one["text"])
+        assert time.monotonic() < end, f"no cause {kind!r} with {text!r}: {found}"
+
+
+@pytest.fixture(params=["TENSORPIPE", "ZEROMQ"])
+def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
+    """Two workers, worker0 and worker1, with two threads each and a recorder."""
+    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
+        workers.run(
+            steps.join, f"file://{tmp_path}/store", backend=request.param, num_worker_threads=2
+        )
+        yield workers
+
+
+def test_a_cycle_is_named_with_its_functions(two: Workers) -> None:
+    two[0].call(call_under_lock, "worker1", update, "worker0")
+    assert cause(two, "cycle").startswith(
+        "'worker0' waits for 'worker1' in `update`, which waits for 'worker0' in `fetch`; there, "
+        "'worker0' is at fetch (test_hangs.py:"
+    )
+
+
+def test_a_stopped_worker_is_named(two: Workers) -> None:
+    two[0].call(call_in_background, "worker1", sleep_long)
+    os.kill(two[1].pid, signal.SIGSTOP)
+    try:
+        text = cause(two, "gone")
+    finally:
+        os.kill(two[1].pid, signal.SIGCONT)
+    assert text == (
+        f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger; 1 call of 'worker0' to "
+        "it cannot be answered"
+    )
+
+
+def test_a_worker_that_holds_the_gil_shows_where(two: Workers) -> None:
+    two[0].call(call_in_background, "worker1", hold_gil)
+    text = cause(two, "slow", "hold_gil")
+    assert "'worker1' is at hold_gil (test_hangs.py:" in text
+
+
+def test_a_thread_pool_that_nested_calls_use_up_is_named(two: Workers) -> None:
+    for _ in range(2):
+        two[0].call(call_under_lock_once, "worker1", update, "worker0")
+    text = cause(two, "threads")
+    assert text.startswith(
+        "all 2 threads of 'worker1' are used up: they run `update` for other workers, and each waits "
+        "for a call of its own to 'worker0'. Raise num_worker_threads"
+    )
+
+
+def test_a_shutdown_names_who_has_not_come(two: Workers) -> None:
+    two[0].call(shut_down_in_background)
+    step = two[1].start(sleep_here)
+    text = cause(two, "shutdown")
+    assert text.startswith(
+        f"'worker0' waits in shutdown for 'worker1' (process {two[1].pid}), which is in"
+    )
+    assert "sleep_here (test_hangs.py:" in text
+    step.worker.kill()
+
+
+def test_a_call_and_a_barrier_that_wait_for_each_other_are_named(
+    two: Workers, tmp_path: Path
+) -> None:
+    two.run(make_process_group, f"file://{tmp_path}/group")
+    step = two[0].start(call_barrier, "worker1")
+    assert (
+        "'worker0' waits for 'worker1' in `wait_in_barrier`, which waits for 'worker0' in `barrier`"
+        in (cause(two, "cycle"))
+    )
+    step.worker.kill()
+
+
+def test_dumps_of_several_workers_are_read_together(two: Workers, tmp_path: Path) -> None:
+    two[0].call(call_under_lock, "worker1", update, "worker0")
+    live = cause(two, "cycle")
+    inspect(two, "--save", str(tmp_path / "dumps"))
+    files = sorted((tmp_path / "dumps").iterdir())
+    assert len(files) == 2
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    command = [sys.executable, "-m", "rpc_backends_cli", "inspect", "--json", *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert live in [one["text"] for one in json.loads(done.stdout)["causes"]]
