@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ from support.workers import WorkerContext
 #: Seconds in which what must happen "at once" has happened, also on a machine that is busy; well below
 #: the time limits that a hang would run into (60 s for a call, half an hour for a group).
 AT_ONCE = 10.0
+
+#: Constants that say how many seconds a worker waits for a store or for other workers.
+_GRACE_PERIODS = (
+    ("rpc_backends_core._bridge.rendezvous", "_MORE_THAN_TORCHS"),
+    ("rpc_backends_core._bridge.session", "_HOST_GRACE_PERIOD"),
+    ("rpc_backends_core._group.formation", "_READING_PATIENCE"),
+    ("rpc_backends_core._group.group", "STORE_PATIENCE"),
+    ("rpc_backends_agents.roster", "STORE_PATIENCE"),
+    ("rpc_backend_tensorpipe.membership", "STORE_PATIENCE"),
+)
 
 
 @dataclass(frozen=True)
@@ -164,6 +176,17 @@ def differentiate(me: WorkerContext, to: str) -> list[float]:
 def is_running(me: WorkerContext) -> bool:
     """Return whether RPC is started in this process."""
     return bool(rpc.api._is_current_rpc_agent_set())
+
+
+def shorten_waits(me: WorkerContext, seconds: float = 1.0) -> None:
+    """Wait one second, not three or five, for a store that hangs and for workers that were killed."""
+    from rpc_backends_core._group.waiting import StoreAccess
+
+    StoreAccess.ask.__defaults__ = (seconds,)
+    for module, name in _GRACE_PERIODS:
+        if find_spec(module.partition(".")[0]):
+            assert getattr(importlib.import_module(module), name) in (3.0, 5.0)
+            setattr(sys.modules[module], name, seconds)
 
 
 # --- what a process has open ---------------------------------------------------------------------
