@@ -18,7 +18,7 @@ from torch.distributed import rpc
 from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import WorkerContext, Workers
-from support.zeromq import eventually, said
+from support.zeromq import eventually, logged_line
 
 BACKENDS = ["ZEROMQ", "TENSORPIPE"]
 HOST, LOST = 0, 1
@@ -100,7 +100,9 @@ def test_members_go_on_without_the_store_host(where: Meeting, backend: str, endi
             assert seconds < AT_ONCE
             if backend == "ZEROMQ":
                 assert "store" in error
-                said(workers[me], "cannot read the member list", "calls between known members")
+                logged_line(
+                    workers[me], "cannot read the member list", "calls between known members"
+                )
                 assert workers[me].output.count("cannot read the member list") == 1
         assert_all_is_well(workers, REMAINING)
 
@@ -194,7 +196,7 @@ def test_an_invalid_record_count_costs_no_time_or_memory(where: Meeting, text: s
             for seconds, mebibytes in workers.run(read_members):
                 assert seconds < AT_ONCE / 2
                 assert mebibytes < 50
-        said(workers[0], "'records'", "start again with a store that only these workers use")
+        logged_line(workers[0], "'records'", "start again with a store that only these workers use")
         workers[2].kill()
         assert_all_is_well(workers, (0, 1))
 
