@@ -12,11 +12,11 @@ from support.command import BACKEND, Command
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Give the command, with an empty folder for more packages on its path."""
+    """Return the command, with an empty folder for more packages on its path."""
     return Command(tmp_path)
 
 
 @pytest.fixture
 def backend_source() -> Callable[[str], str]:
-    """Give the source of a backend that runs a statement first when it is started."""
+    """Return a function that gives the source of a backend which first runs a statement."""
     return lambda first: BACKEND % first

@@ -41,7 +41,7 @@ BACKEND = Backend(
 
 @pytest.fixture
 def pigeon(command: Any) -> Any:
-    """Give the command and a backend PIGEON that fails to start."""
+    """Return the command, with a backend PIGEON that fails to start."""
     command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, FAILING)
     return command
 

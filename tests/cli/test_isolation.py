@@ -22,7 +22,7 @@ Run = Callable[..., list[isolation.Outcome]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Give a function that runs pieces of code in one process each; each first reports its process id."""
+    """Return a function that runs each piece of code in a process, which first reports its process id."""
     (tmp_path / "some_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     import some_module

@@ -81,7 +81,7 @@ def children() -> Iterator[Children]:
 
 @pytest.fixture
 def broken_backend(site: Site) -> Callable[[str, str], None]:
-    """Give a function that installs a backend whose module runs a statement that raises."""
+    """Return a function that installs a backend whose module runs a statement that raises."""
 
     def add(name: str, statement: str) -> None:
         site.add_backend(name, f"import sys\n{statement}\n")

@@ -30,7 +30,7 @@ def store() -> Any:
 
 @pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    """Give a function that connects one more worker to a store of each kind."""
+    """Yield a function that connects one more worker to a store of each kind."""
     if request.param == "HashStore":
         shared = dist.HashStore()
         yield lambda: shared
@@ -104,7 +104,7 @@ def test_a_rank_outside_the_world_size_is_refused(
 
 
 def test_a_restarted_worker_takes_over_its_slot(store: Any) -> None:
-    # This thread stands for a killed process. Nothing tells the others.
+    # This thread stands for a killed process, which cannot tell the others.
     dead = Workers()
     dead.start(0, joining(store, "w0", 0, 2))
     wait_for_key(store, "0/arrived")
@@ -367,7 +367,7 @@ def test_a_worker_may_rejoin_a_dynamic_group(store: Any) -> None:
 
 @pytest.fixture
 def process_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Give a function that makes the following calls look like those of another process."""
+    """Return a function that makes the following calls look like those of another process."""
 
     def become(process: str) -> None:
         monkeypatch.setattr(formation, "_process_nonce", lambda: process)

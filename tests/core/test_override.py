@@ -67,7 +67,7 @@ def installed(with_torchs: Registry) -> None:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
-    """Give a function that returns the package's log, as pairs of level and text."""
+    """Return a function that returns the package's log, as pairs of level and text."""
     caplog.set_level(logging.INFO, "rpc_backends")
     return lambda: [(one.levelname, one.getMessage()) for one in caplog.records]
 

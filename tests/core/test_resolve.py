@@ -221,7 +221,7 @@ def test_a_nearer_type_wins_over_the_variable(
     assert selected(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
 
 
-def test_an_options_type_from_elsewhere_is_searched_in_all_plugins(
+def test_a_foreign_options_type_is_searched_in_all_plugins(
     site: Site, with_torchs: Registry
 ) -> None:
     site.add("options-elsewhere", modules={"elsewhere": "class Options: ..."})

@@ -84,7 +84,7 @@ def _environment(
 def make_environment(
     core_only: Environment, wheels: dict[str, Path], tmp_path: Path
 ) -> Iterator[MakeEnvironment]:
-    """Give a function that makes an environment with the core and the given wheels."""
+    """Yield a function that makes an environment with the core and the given wheels."""
     made: list[Environment] = []
 
     def make(*packages: Path | str) -> Environment:

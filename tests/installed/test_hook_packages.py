@@ -358,7 +358,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_a_failing_hook_is_an_error_that_names_its_package(
+def test_the_error_of_a_failing_hook_names_its_package(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:
     """The start fails, and no agent runs."""

@@ -175,7 +175,7 @@ def test_an_unloadable_package_is_skipped_with_a_warning(url: str, tmp_path: Pat
         workers.run(steps.leave)
 
 
-def test_an_unloadable_package_whose_variable_is_set_is_an_error(url: str, tmp_path: Path) -> None:
+def test_its_variable_makes_an_unloadable_package_an_error(url: str, tmp_path: Path) -> None:
     with Workers(2, env={"RPC_BACKENDS_SAMPLE": "1"}) as workers:
         workers.run(steps.put_on_path, package(tmp_path, UNLOADABLE))
 

@@ -165,7 +165,7 @@ def test_joining_a_suspended_store_times_out_and_names_it(where: Meeting, join: 
         assert not workers[1].call(steps.is_running)
 
 
-def test_a_store_suspended_while_the_group_forms_is_an_error(where: Meeting) -> None:
+def test_a_store_suspended_while_joining_is_an_error(where: Meeting) -> None:
     with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
         workers.run(steps.shorten_waits)
         # Both wait for a third worker, which never starts.

@@ -92,7 +92,7 @@ def test_steps_run_in_separate_processes_that_keep_state(fresh: bool) -> None:
         assert workers.run(add_up, 0, on=[2, 1]) == [2, 5]
 
 
-def test_an_error_shows_the_traceback_of_the_worker_that_failed() -> None:
+def test_an_error_shows_the_workers_traceback() -> None:
     with Workers(2) as workers, pytest.raises(WorkerError) as caught:
         workers.run(fail_on_the_second)
 
@@ -115,7 +115,7 @@ def test_a_timeout_shows_where_each_worker_is() -> None:
     assert str(caught.value).count(" in sleep\n") == 2
 
 
-def test_a_worker_that_exits_is_an_error_with_its_output() -> None:
+def test_the_error_of_an_exited_worker_shows_its_output() -> None:
     with Workers(1) as workers, pytest.raises(WorkerError) as caught:
         workers.run(end_abruptly)
 
@@ -165,7 +165,7 @@ def test_workers_interrupted_while_starting_are_cleaned_up() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_asking_whether_a_step_is_over_does_not_abort_it() -> None:
+def test_is_over_does_not_abort_the_step() -> None:
     with Workers(1) as workers:
         step = workers[0].start(sleep)
         assert step.news() == "sleeping"

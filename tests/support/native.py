@@ -48,7 +48,7 @@ def compiled(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def prebuilt(*folders: Path) -> Iterator[dict[str, str]]:
-    """Give environment variables that make setuptools use the compiled extensions.
+    """Yield environment variables that make setuptools use the compiled extensions.
 
     A wheel contains every extension that setuptools finds: to build a wheel, pass one folder.
     """

@@ -61,14 +61,14 @@ def enter(me: WorkerContext, host: Host) -> None:
 
 @contextlib.contextmanager
 def lonely_host() -> Iterator[Host]:
-    """Give a host that has only its loopback interface."""
+    """Yield a host that has only its loopback interface."""
     with contextlib.ExitStack() as stack:
         yield Host(_make_namespace(stack, "alone"))
 
 
 @contextlib.contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
-    """Give hosts that reach each other over a switch, by IPv4 and IPv6."""
+    """Yield hosts that reach each other over a switch, by IPv4 and IPv6."""
     with contextlib.ExitStack() as stack:
         switch = _make_namespace(stack, "switch")
         _ip_or_skip("-n", switch, "link", "add", "bridge", "type", "bridge")

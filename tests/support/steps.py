@@ -50,7 +50,7 @@ class Meeting:
 
 @contextlib.contextmanager
 def meeting(kind: str, folder: Path) -> Iterator[Meeting]:
-    """Give a store on which workers can meet.
+    """Yield a store on which workers can meet.
 
     :param kind: ``file``; ``tcp``, a TCP store that rank 0 hosts, as in torch; or ``agent``, a TCP store
         that this process hosts, as torchrun does.
