@@ -108,7 +108,7 @@ def test_a_process_that_hangs_at_exit_is_killed(run: Run) -> None:
 def test_the_time_limit_may_apply_to_each_report(run: Run) -> None:
     code = "for _ in range(5): time.sleep(0.6); me.tell('on')\nif hang: time.sleep(600)"
 
-    (well,), (hung,) = (run(f"hang = {hang}\n{code}", limit=2, each=True) for hang in (False, True))
+    well, hung = run(*(f"hang = {hang}\n{code}" for hang in (False, True)), limit=2, each=True)
 
     assert (well.error, well.reported[1:]) == (None, ["on"] * 5)
     assert (hung.timed_out, hung.reported[1:]) == (True, ["on"] * 5)
