@@ -17,12 +17,12 @@ def without_world_size(store: Any, name: str, rank: int, rpc_backend_options: An
     raise NotImplementedError
 
 
-class Unstoppable:
-    """An agent without ``shutdown``."""
+class Incomplete:
+    """An agent with only one of the required methods."""
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None: ...
 
 
 CONSTRUCT: ConstructOptionsHandler = without_init_method
 INIT: InitBackendHandler = without_world_size
-AGENT: type[Agent] = Unstoppable
+AGENT: type[Agent] = Incomplete
