@@ -1,4 +1,4 @@
-"""The command as these tests have it."""
+"""Fixtures that run the command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from support.command import BACKEND, Command
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Give the command, with no other packages than are installed here."""
+    """Return the command, with an empty folder for more packages on its path."""
     return Command(tmp_path)
 
 
 @pytest.fixture
 def backend_source() -> Callable[[str], str]:
-    """Give the source of a backend that does something first when it is started."""
+    """Return a function that gives the source of a backend which first runs a statement."""
     return lambda first: BACKEND % first

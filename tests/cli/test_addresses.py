@@ -1,4 +1,4 @@
-"""Which address a worker uses: what torch's agent does, said beforehand."""
+"""`addresses.choose` predicts which address torch's agent listens on."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _found(here: Machine, **environ: str) -> tuple[str, str]:
     return finding.level, finding.text
 
 
-def test_the_interface_that_is_asked_for_gives_its_first_address() -> None:
+def test_a_set_interface_gives_its_first_address() -> None:
     chosen = choose(_machine(["127.0.1.1"]), {"TP_SOCKET_IFNAME": "eth0"})
 
     assert (chosen.address, chosen.interface, chosen.failure) == ("192.0.2.2", "eth0", None)
 
 
-def test_an_interface_that_is_not_there_is_a_problem_that_names_those_there_are() -> None:
+def test_a_missing_interface_is_a_problem_that_lists_others() -> None:
     level, text = _found(_machine(["192.0.2.2"]), TP_SOCKET_IFNAME="eth7")
 
     assert level == "problem"
@@ -37,7 +37,7 @@ def test_an_interface_that_is_not_there_is_a_problem_that_names_those_there_are(
     assert "eth0 (192.0.2.2)" in text
 
 
-def test_the_first_address_of_the_hostname_that_can_be_bound_is_used() -> None:
+def test_the_hostnames_first_bindable_address_is_used() -> None:
     here = _machine(["198.51.100.7", "2001:db8::2"], ["2001:db8::2"])
 
     chosen = choose(here, {})
@@ -45,7 +45,7 @@ def test_the_first_address_of_the_hostname_that_can_be_bound_is_used() -> None:
     assert (chosen.address, chosen.interface) == ("2001:db8::2", "eth0")
 
 
-def test_a_hostname_with_an_address_that_no_interface_has_is_a_warning() -> None:
+def test_a_hostname_with_a_foreign_address_is_a_warning() -> None:
     level, text = _found(_machine(["198.51.100.7"], []))
 
     assert level == "warning"
@@ -53,7 +53,7 @@ def test_a_hostname_with_an_address_that_no_interface_has_is_a_warning() -> None
     assert "Set TP_SOCKET_IFNAME" in text
 
 
-def test_a_hostname_that_does_not_resolve_is_a_warning() -> None:
+def test_an_unresolvable_hostname_is_a_warning() -> None:
     level, text = _found(_machine([]))
 
     assert level == "warning"
@@ -71,7 +71,7 @@ def test_loopback_is_fine_on_one_machine() -> None:
     "environ",
     [{"MASTER_ADDR": "203.0.113.9"}, {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}],
 )
-def test_loopback_is_a_warning_where_there_are_workers_on_other_machines(
+def test_loopback_is_a_warning_with_several_machines(
     environ: dict[str, str],
 ) -> None:
     level, text = _found(_machine(["127.0.1.1"]), **environ)
@@ -80,13 +80,13 @@ def test_loopback_is_a_warning_where_there_are_workers_on_other_machines(
     assert next(iter(environ)) in text
 
 
-def test_loopback_is_fine_where_the_master_is_this_machine() -> None:
+def test_loopback_is_fine_if_the_master_is_local() -> None:
     level, _ = _found(_machine(["127.0.0.1"]), MASTER_ADDR="192.0.2.2")
 
     assert level == "note"
 
 
-def test_the_interfaces_of_this_machine_have_the_addresses_it_can_bind() -> None:
+def test_the_found_addresses_can_be_bound() -> None:
     found = interfaces()
 
     assert {one.name for one in found} <= {name for _, name in socket.if_nameindex()}
@@ -101,7 +101,7 @@ def test_the_interfaces_of_this_machine_have_the_addresses_it_can_bind() -> None
     "variable",
     [None, "lo", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("", "no-such-if"))],
 )
-def test_torch_s_agent_listens_where_it_is_said_to(command: Any, variable: str | None) -> None:
+def test_torchs_agent_listens_on_the_predicted_address(command: Any, variable: str | None) -> None:
     code = """
         import torch.distributed as dist
         from torch.distributed import rpc

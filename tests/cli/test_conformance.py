@@ -1,4 +1,4 @@
-"""`rpc-backends conformance NAME`: a run that nothing around it changes, its summary and its status."""
+"""`rpc-backends conformance NAME`: an isolated run, its summary and its exit status."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ BACKEND = Backend(
 
 @pytest.fixture
 def pigeon(command: Any) -> Any:
-    """Give the command with a backend PIGEON that cannot be started."""
+    """Return the command, with a backend PIGEON that fails to start."""
     command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, FAILING)
     return command
 
 
-def test_a_backend_is_tested_and_the_summary_shown(command: Any) -> None:
+def test_a_run_prints_a_summary(command: Any) -> None:
     ended = command("conformance", "FAULTY_TENSORPIPE", *CALLS)
 
     assert ended.status == 0, ended.stderr
@@ -57,7 +57,7 @@ def test_a_backend_is_tested_and_the_summary_shown(command: Any) -> None:
     assert "FAULTY_TENSORPIPE" in ended.stdout.splitlines()[-1]
 
 
-def test_a_backend_that_fails_is_status_1_with_the_chapter_the_call_and_the_difference(
+def test_a_failing_backend_is_status_1_with_details(
     pigeon: Any,
 ) -> None:
     ended = pigeon("conformance", "PIGEON", "--chapter", "calls", "-k", "test_self and remote")
@@ -73,7 +73,7 @@ def test_a_backend_that_fails_is_status_1_with_the_chapter_the_call_and_the_diff
     assert "PIGEON does not conform" in ended.stdout.splitlines()[-1]
 
 
-def test_json_is_the_report_and_nothing_else(pigeon: Any) -> None:
+def test_json_prints_only_the_report(pigeon: Any) -> None:
     ended = pigeon("conformance", "pigeon", "--json", "--chapter", "calls", "-k", "test_self")
 
     assert ended.status == 1
@@ -100,7 +100,7 @@ def test_options_version_and_report_reach_the_run(command: Any, tmp_path: Path) 
     ]
 
 
-def test_nothing_of_the_current_folder_has_a_part_in_it(command: Any) -> None:
+def test_the_current_folder_does_not_affect_the_run(command: Any) -> None:
     here = command.packages.parent
     (here / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     (here / "conftest.py").write_text("raise RuntimeError('a conftest of somebody')\n")
@@ -143,17 +143,17 @@ def test_several_jobs_give_the_same_report(command: Any) -> None:
         (("FAULTY_TENSORPIPE", "--report", "/proc/no/such"), "the report cannot be written"),
     ],
 )
-def test_what_cannot_be_done_is_status_2(command: Any, given: tuple[str, ...], error: str) -> None:
+def test_wrong_arguments_are_status_2(command: Any, given: tuple[str, ...], error: str) -> None:
     ended = command("conformance", *given)
 
     assert ended.status == 2
     assert ended.stdout == ""
     assert error in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "--rpc-" not in ended.stderr  # those are pytest's
+    assert "--rpc-" not in ended.stderr  # those are options of pytest
 
 
-def test_a_backend_that_cannot_be_loaded_is_status_2_with_the_cause(command: Any) -> None:
+def test_an_unloadable_backend_is_status_2_with_the_cause(command: Any) -> None:
     command.install("rpc-backend-broken", {"BROKEN": "B"}, "import no_such_library")
 
     ended = command("conformance", "BROKEN", *CALLS)
@@ -162,20 +162,20 @@ def test_a_backend_that_cannot_be_loaded_is_status_2_with_the_cause(command: Any
     assert "No module named 'no_such_library'" in ended.stderr
 
 
-def test_on_a_terminal_one_line_tells_where_the_run_is(command: Any) -> None:
-    ours, theirs = pty.openpty()
+def test_a_terminal_shows_progress_on_one_line(command: Any) -> None:
+    terminal, command_end = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],
         env=command.environ({"TERM": "xterm", "COLUMNS": "90"}),
         cwd=command.packages.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=theirs,
+        stderr=command_end,
     )
-    os.close(theirs)
-    shown = b"".join(_read(ours))
+    os.close(command_end)
+    shown = b"".join(_read(terminal))
     stdout, _ = process.communicate()
-    os.close(ours)
+    os.close(terminal)
 
     assert process.returncode == 0
     text = shown.decode()
@@ -189,14 +189,14 @@ def _read(descriptor: int) -> Iterator[bytes]:
     while True:
         try:
             data = os.read(descriptor, 4096)
-        except OSError:  # the other side is closed: the end, on a terminal
+        except OSError:  # on a terminal: the other side is closed
             return
         if not data:
             return
         yield data
 
 
-def test_what_is_interrupted_leaves_no_process(command: Any) -> None:
+def test_an_interrupted_run_leaves_no_process(command: Any) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],
         env=command.environ({"RUN_OF_A_TEST": str(command.packages)}),
@@ -207,7 +207,7 @@ def test_what_is_interrupted_leaves_no_process(command: Any) -> None:
         start_new_session=True,
     )
     mark = f"RUN_OF_A_TEST={command.packages}".encode()
-    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest, the template of the workers
+    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest and the fork server
 
     process.send_signal(signal.SIGINT)
 
@@ -215,7 +215,7 @@ def test_what_is_interrupted_leaves_no_process(command: Any) -> None:
     wait_until(lambda: not marked(mark))
 
 
-def test_leaving_the_events_early_ends_the_run(tmp_path: Path) -> None:
+def test_closing_the_events_early_ends_the_run(tmp_path: Path) -> None:
     reported = events(arguments("FAULTY_TENSORPIPE", tmp_path, chapters=["calls"]))
 
     first = next(reported)

@@ -9,7 +9,7 @@ import pytest
 NAMES = ("list", "show", "doctor", "new", "conformance", "bench")
 
 
-def test_help_imports_neither_torch_nor_what_draws_tables(command: Any) -> None:
+def test_help_imports_neither_torch_nor_rich(command: Any) -> None:
     code = """
         import sys
         from rpc_backends_cli.app import cli
@@ -40,13 +40,13 @@ def test_each_command_shows_an_example(command: Any, name: str) -> None:
     assert f"rpc-backends {name}" in ended.stdout.partition("Example")[2]
 
 
-def test_the_version_is_the_core_s(command: Any) -> None:
+def test_the_version_is_that_of_the_core(command: Any) -> None:
     from rpc_backends_core import __version__
 
     assert __version__ in command("--version").stdout
 
 
-def test_a_command_that_cannot_be_imported_harms_no_other(command: Any) -> None:
+def test_an_unimportable_command_does_not_affect_others(command: Any) -> None:
     code = """
         import sys
         sys.modules["rpc_backends_cli.show"] = None
@@ -74,7 +74,7 @@ def test_a_command_that_cannot_be_imported_harms_no_other(command: Any) -> None:
         ("demo", "`make demo`"),
     ],
 )
-def test_a_command_of_ours_that_is_not_installed_says_what_to_do(
+def test_a_command_that_is_not_installed_names_its_package(
     command: Any, name: str, remedy: str
 ) -> None:
     code = """
@@ -92,7 +92,7 @@ def test_a_command_of_ours_that_is_not_installed_says_what_to_do(
     assert remedy in ended.stderr
 
 
-def test_what_packages_import_from_the_command_is_imported_when_it_is_used(command: Any) -> None:
+def test_the_public_names_are_imported_lazily(command: Any) -> None:
     code = """
         import sys
         import rpc_backends_cli
@@ -106,14 +106,14 @@ def test_what_packages_import_from_the_command_is_imported_when_it_is_used(comma
     assert "False" not in ended.stdout.splitlines()[1]
 
 
-def test_a_wrong_use_is_status_2(command: Any) -> None:
+def test_wrong_usage_is_status_2(command: Any) -> None:
     assert command("no-such-command").status == 2
     assert command("show").status == 2
     assert command("list", "--no-such-option").status == 2
 
 
 @pytest.mark.slow
-def test_an_error_is_one_message_and_a_traceback_only_with_debug(command: Any) -> None:
+def test_an_error_shows_a_traceback_only_with_debug(command: Any) -> None:
     env = {"RPC_BACKENDS_DENY": "TENSORPIP"}
 
     short, long = command("list", env=env), command("--debug", "list", env=env)

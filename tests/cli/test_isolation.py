@@ -1,4 +1,4 @@
-"""What crashes, hangs or fails in a process of its own leaves a reason and no process."""
+"""Code in a process of its own: a crash, hang or error is reported, and no process is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., list[isolation.Outcome]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Give what runs code, each in a process; the first that each reports is its id."""
+    """Return a function that runs each piece of code in a process, which first reports its process id."""
     (tmp_path / "some_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     import some_module
@@ -34,7 +34,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process still runs a moment from now: one that was killed takes a while."""
+    """Return whether a process still runs after five seconds; a kill takes a while."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:
@@ -47,7 +47,7 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def test_result_and_reports_come_back(run: Run) -> None:
+def test_a_process_returns_its_reports(run: Run) -> None:
     (outcome,) = run("print('noise'); me.doing('sums'); me.tell(42)")
 
     assert outcome.reported[1:] == [42]
@@ -56,14 +56,14 @@ def test_result_and_reports_come_back(run: Run) -> None:
     assert not _runs(outcome.reported[0])
 
 
-def test_an_exception_comes_back_with_its_traceback(run: Run) -> None:
+def test_an_exception_is_returned_with_its_traceback(run: Run) -> None:
     (outcome,) = run("raise ValueError('no')")
 
     assert outcome.error == "ValueError: no"
     assert "some_module.py" in (outcome.traceback or "")
 
 
-def test_a_crash_is_named_with_its_place_and_the_last_output(run: Run) -> None:
+def test_a_crash_is_reported_with_place_and_output(run: Run) -> None:
     (outcome,) = run("print('last words', flush=True); os.abort()")
 
     assert outcome.error is not None
@@ -81,13 +81,13 @@ def test_a_crash_is_named_with_its_place_and_the_last_output(run: Run) -> None:
     ],
     ids=["status 7", "status 0", "after the function"],
 )
-def test_an_exit_without_a_word_is_an_error(run: Run, code: str, error: str) -> None:
+def test_an_exit_without_a_result_is_an_error(run: Run, code: str, error: str) -> None:
     (outcome,) = run(code)
 
     assert outcome.error == error
 
 
-def test_what_hangs_is_ended_with_what_it_started(run: Run) -> None:
+def test_a_hanging_process_is_killed_with_its_children(run: Run) -> None:
     (outcome,) = run("me.tell(subprocess.Popen(['sleep', '600']).pid); time.sleep(600)", limit=2)
 
     assert outcome.timed_out
@@ -98,24 +98,24 @@ def test_what_hangs_is_ended_with_what_it_started(run: Run) -> None:
     assert not _runs(started)
 
 
-def test_what_hangs_when_its_process_ends_is_ended(run: Run) -> None:
+def test_a_process_that_hangs_at_exit_is_killed(run: Run) -> None:
     (outcome,) = run("import atexit; atexit.register(time.sleep, 600)", limit=2)
 
     assert outcome.timed_out
     assert not _runs(outcome.reported[0])
 
 
-def test_the_limit_can_be_that_of_each_report(run: Run) -> None:
+def test_the_time_limit_may_apply_to_each_report(run: Run) -> None:
     code = "for _ in range(5): time.sleep(0.6); me.tell('on')\nif hang: time.sleep(600)"
 
-    (well,), (hung,) = (run(f"hang = {hang}\n{code}", limit=2, each=True) for hang in (False, True))
+    well, hung = run(*(f"hang = {hang}\n{code}" for hang in (False, True)), limit=2, each=True)
 
     assert (well.error, well.reported[1:]) == (None, ["on"] * 5)
     assert (hung.timed_out, hung.reported[1:]) == (True, ["on"] * 5)
 
 
 @pytest.mark.slow
-def test_when_one_fails_the_other_is_not_waited_for(run: Run) -> None:
+def test_after_a_failure_the_others_are_not_awaited(run: Run) -> None:
     started = time.monotonic()
 
     failed, other = run("raise ValueError('no')", "time.sleep(600)", limit=60)

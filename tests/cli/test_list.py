@@ -1,4 +1,4 @@
-"""`rpc-backends list`: what is there, without importing any of it."""
+"""`rpc-backends list` shows all backends and imports none of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _states(ended: Any) -> list[tuple[str, str, str]]:
     return [(row["name"], row["state"], row["distribution"]) for row in ended.json["backends"]]
 
 
-def test_installed_backends_are_listed_before_torch_s_own_that_they_replace(command: Any) -> None:
+def test_plugins_are_listed_before_the_backends_they_shadow(command: Any) -> None:
     ended = command("list", "--json")
 
     assert ended.status == 0
@@ -26,7 +26,7 @@ def test_installed_backends_are_listed_before_torch_s_own_that_they_replace(comm
 
 
 @pytest.mark.slow
-def test_the_table_says_what_the_json_says_without_control_codes(command: Any) -> None:
+def test_the_table_and_the_json_agree(command: Any) -> None:
     table, rows = command("list").stdout, command("list", "--json").json["backends"]
 
     assert "\x1b" not in table
@@ -45,11 +45,11 @@ def test_no_plugin_is_imported(command: Any) -> None:
     ended = command("list", "--json")
 
     assert ("LOUD", "found", "rpc-backend-loud") in _states(ended)
-    assert "about rpc-backend-loud" in ended.stdout  # the summary needs no import
+    assert "about rpc-backend-loud" in ended.stdout  # the summary comes from the metadata
 
 
 @pytest.mark.slow
-def test_what_cannot_be_used_is_shown_with_the_reason(
+def test_unusable_backends_are_shown_with_the_reason(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
     command.install("pigeon-one", {"PIGEON": "BACKEND"}, backend_source("pass"))
@@ -72,21 +72,21 @@ def test_what_cannot_be_used_is_shown_with_the_reason(
         assert " ".join(table.split()).count(" ".join(error.split())) == 1
 
 
-def test_a_bridge_that_is_switched_off_is_said(command: Any) -> None:
+def test_a_note_says_that_the_bridge_is_off(command: Any) -> None:
     ended = command("list", "--json", env={"RPC_BACKENDS_AUTOLOAD": "0"})
 
     (note,) = ended.json["notes"]
     assert "RPC_BACKENDS_AUTOLOAD=0" in note
 
 
-def test_a_backend_that_every_program_gets_is_said(command: Any) -> None:
+def test_a_note_names_the_override(command: Any) -> None:
     ended = command("list", "--json", env={"RPC_BACKENDS_OVERRIDE": "FAULTY_TENSORPIPE"})
 
     (note,) = ended.json["notes"]
     assert "RPC_BACKENDS_OVERRIDE=FAULTY_TENSORPIPE" in note
 
 
-def test_without_torch_the_installed_ones_are_listed_all_the_same(command: Any) -> None:
+def test_without_torch_plugins_are_still_listed(command: Any) -> None:
     torch = command.packages / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise ImportError('libtorch.so is not there')")

@@ -1,4 +1,4 @@
-"""A name server that makes groups start slowly is told of before anybody wonders why."""
+"""`doctor` finds a name server that makes groups start slowly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from rpc_backends_cli.name_server import LIMIT, LOOKUPS, SLOW, check
 
 
-def test_quick_answers_are_well_and_the_longest_is_told() -> None:
+def test_quick_answers_are_ok_and_the_longest_is_shown() -> None:
     asked: list[str] = []
 
     (finding,) = check("192.0.2.7", asked.append).findings
@@ -19,7 +19,7 @@ def test_quick_answers_are_well_and_the_longest_is_told() -> None:
     assert f"in {LOOKUPS} lookups" in finding.text
 
 
-def test_an_ipv6_address_is_looked_up_as_it_is() -> None:
+def test_an_ipv6_address_is_looked_up_unchanged() -> None:
     asked: list[str] = []
 
     check("2001:db8::7", asked.append)
@@ -27,7 +27,7 @@ def test_an_ipv6_address_is_looked_up_as_it_is() -> None:
     assert set(asked) == {"2001:db8::7"}
 
 
-def test_a_slow_answer_is_a_warning_that_says_what_to_do() -> None:
+def test_a_slow_answer_is_a_warning_with_a_remedy() -> None:
     count = iter(range(LOOKUPS))
 
     def third_is_slow(_address: str) -> None:
@@ -43,7 +43,7 @@ def test_a_slow_answer_is_a_warning_that_says_what_to_do() -> None:
         assert words in finding.text
 
 
-def test_a_name_server_that_does_not_answer_is_not_waited_for() -> None:
+def test_a_name_server_that_hangs_is_a_warning() -> None:
     answer = threading.Event()
 
     (finding,) = check("192.0.2.7", lambda _: answer.wait(), limit=0.2).findings
@@ -54,7 +54,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for() -> None:
     assert finding.data["longest"] < LIMIT
 
 
-def test_this_machine_is_asked_by_default() -> None:
+def test_the_machines_own_name_server_is_asked_by_default() -> None:
     (finding,) = check("127.0.0.1").findings
 
     assert finding.data["address"] == "::ffff:127.0.0.1"

@@ -1,4 +1,4 @@
-"""Fixtures of the core's tests. Every warning is an error here."""
+"""Fixtures of the core's tests. In this folder, every warning is an error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from core.kit import Children, Site
 from rpc_backends_core import _hooks
+from rpc_backends_core._group import waiting
 from rpc_backends_core._process_state import STATE
 from rpc_backends_core._registry import Registry
 
@@ -25,15 +26,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what the shell has set out of the tests."""
+    """Unset this project's variables, so that the shell's settings do not reach the tests."""
     for name in list(os.environ):
         if name.startswith("RPC_BACKENDS_"):
             monkeypatch.delenv(name)
 
 
 @pytest.fixture
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make waits for a store look again after a tenth of a second instead of a second."""
+    monkeypatch.setattr(waiting, "_SLICE", 0.1)
+
+
+@pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Make an empty folder on sys.path to install packages into."""
+    """Make an empty folder on ``sys.path`` to install packages into."""
     made = Site(tmp_path / "site")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(made.folder))
@@ -43,7 +50,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def registry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """Make the registry of this process one that sees the packages in `site` and no others."""
+    """Give this process a registry that sees only the packages in `site`."""
     made = Registry(scan=site.scan)
     made.on_loaded = lambda record: _hooks.notify(made, record)
     monkeypatch.setattr(STATE, "registry", made)
@@ -53,7 +60,7 @@ def registry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 @pytest.fixture
 def with_torchs(registry: Registry) -> Registry:
-    """Give that registry torch's own TENSORPIPE."""
+    """Register torch's own TENSORPIPE in that registry."""
     from torch.distributed.rpc import backend_registry
 
     handlers: Any = (
@@ -66,7 +73,7 @@ def with_torchs(registry: Registry) -> Registry:
 
 @pytest.fixture(scope="session")
 def children() -> Iterator[Children]:
-    """Give processes that have torch and not yet our bridge."""
+    """Give processes that have imported torch and not installed the bridge."""
     made = Children()
     yield made
     made.close()
@@ -74,7 +81,7 @@ def children() -> Iterator[Children]:
 
 @pytest.fixture
 def broken_backend(site: Site) -> Callable[[str, str], None]:
-    """Give a function that installs a backend whose module raises."""
+    """Return a function that installs a backend whose module runs a statement that raises."""
 
     def add(name: str, statement: str) -> None:
         site.add_backend(name, f"import sys\n{statement}\n")

@@ -1,4 +1,4 @@
-"""What the tests of the core share: a folder of small real packages, and processes to run code in."""
+"""Helpers of the core's tests: a folder of small packages, and processes to run code in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rpc_backends_core import _discovery as discovery
 
 GROUPS = {"backends": discovery.BACKENDS_GROUP, "hooks": discovery.HOOKS_GROUP}
 
-#: A module that is a complete backend; `CALLS` tells which of its handlers were called.
+#: The source of a complete backend; `CALLS` lists the handlers that were called.
 BACKEND = """
     from rpc_backends_core import Backend
 
@@ -48,7 +48,7 @@ BACKEND = """
 
 
 class Site:
-    """A folder on ``sys.path`` with distributions in it, each as pip would leave it there."""
+    """A folder on ``sys.path`` that contains distributions as pip installs them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,9 +66,9 @@ class Site:
     ) -> Path:
         """Install a distribution and return its ``.dist-info``.
 
-        :param backends: entry points, value by name or as pairs; `hooks` likewise.
+        :param backends: entry points, value by name or as pairs; the same for `hooks`.
         :param modules: source (dedented) by module name.
-        :param metadata: what METADATA holds instead of what it should; None for no such file.
+        :param metadata: contents of METADATA, if not the usual ones; None for no such file.
         """
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
@@ -86,8 +86,8 @@ class Site:
         return info
 
     def add_backend(self, name: str, source: str = BACKEND, version: str = "1.0") -> str:
-        """Install ``rpc-backend-NAME`` with one backend, and return the name of its module."""
-        # Not a name that an installed plugin has, and may have been imported under.
+        """Install ``rpc-backend-NAME`` with one backend; return the name of its module."""
+        # A name that no installed plugin has: a plugin's module may be imported already.
         module = f"sample_backend_{name.lower()}"
         self.add(
             f"rpc-backend-{name.lower()}",
@@ -98,38 +98,38 @@ class Site:
         return module
 
     def add_hooks(self, name: str, source: str) -> str:
-        """Install ``rpc-hooks-NAME``, whose module is itself the object with the hooks."""
+        """Install ``rpc-hooks-NAME``, whose module itself is the object with the hooks."""
         module = f"rpc_hooks_{name}"
         head = "import sys\nfrom rpc_backends_core import RefusedError, hookimpl\nCALLS = []\n"
         self.add(f"rpc-hooks-{name}", hooks={name: module}, modules={module: head + dedent(source)})
         return module
 
     def remove(self, distribution: str) -> None:
-        """Uninstall a distribution; its modules stay."""
+        """Uninstall a distribution; its modules stay on disk."""
         for info in self.folder.glob(f"{distribution.replace('-', '_')}-*.dist-info"):
             shutil.rmtree(info)
         importlib.invalidate_caches()
 
     def scan(self) -> discovery.Scan:
-        """Look at this folder as the core looks at all of ``sys.path``."""
+        """Scan this folder as the core scans ``sys.path``."""
         distributions = importlib_metadata.distributions(path=[str(self.folder)])
         return discovery.select(one for each in distributions for one in each.entry_points)
 
     def forget_modules(self) -> None:
-        """Drop what was imported from here, so that the next test's module of that name is its own."""
+        """Remove modules of this folder from ``sys.modules``, so that each test imports its own."""
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None)).startswith(str(self.folder)):
                 del sys.modules[name]
 
 
 def calls(module: str) -> list[Any]:
-    """Return what a package of a test has noted; nothing if it was never imported."""
+    """Return what the module of a test package has recorded; empty if it was never imported."""
     noted: list[Any] = getattr(sys.modules.get(module), "CALLS", [])
     return noted
 
 
 class ChildFailedError(AssertionError):
-    """Code that had to succeed in another process did not."""
+    """Code that had to succeed in another process failed."""
 
 
 _FORKS = """
@@ -169,9 +169,9 @@ _discovery.scan = _scan
 
 
 class Children:
-    """Runs code in processes that have torch imported and our bridge not yet in it.
+    """Runs code in processes that have imported torch and not installed the bridge.
 
-    Each is a fork of one process, in milliseconds.
+    Each is forked from one process, which takes milliseconds.
     """
 
     def __init__(self) -> None:
@@ -188,8 +188,8 @@ class Children:
     ) -> str:
         """Run `code` (dedented) and return what it printed.
 
-        :param site: where alone it is to find backends and hooks; none at all if it is not given.
-        :raises ChildFailedError: it raised.
+        :param site: the only folder in which the code finds backends and hooks; by default it finds none.
+        :raises ChildFailedError: the code failed.
         """
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
@@ -209,7 +209,7 @@ class Children:
         return output.strip()
 
     def close(self) -> None:
-        """End the process that forks."""
+        """End the process that the others are forked from."""
         self._popen.communicate()
 
 
@@ -227,14 +227,14 @@ def fresh(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> F
 
 @dataclass
 class Fresh:
-    """A process under way."""
+    """A running interpreter."""
 
     popen: subprocess.Popen[str]
 
     def output(self) -> str:
-        """Wait for the end and return what it printed.
+        """Wait until it ends; return what it printed.
 
-        :raises ChildFailedError: it did not succeed.
+        :raises ChildFailedError: it failed.
         """
         output, _ = self.popen.communicate(timeout=60)
         if self.popen.returncode:
@@ -243,13 +243,13 @@ class Fresh:
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's variables without those of ours."""
+    """Return the environment of this process without this project's variables."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("RPC_BACKENDS_")}
     return {**environ, "OMP_NUM_THREADS": "1", **(extra or {})}
 
 
 class Workers:
-    """Threads that each do one thing; what they return or raise is kept, by key."""
+    """Threads that stand for workers; their results and errors are kept by key."""
 
     def __init__(self) -> None:
         self._threads: dict[Any, threading.Thread] = {}
@@ -269,14 +269,14 @@ class Workers:
         self._threads[key].start()
 
     def join(self, seconds: float = 15) -> Workers:
-        """Wait for all; a thread that still runs then is an error."""
+        """Wait for all threads; one that still runs after that time is an error."""
         for key, thread in self._threads.items():
             thread.join(seconds)
             assert not thread.is_alive(), f"worker {key!r} still runs"
         return self
 
     def all_results(self) -> list[Any]:
-        """Wait for all, and return their results by key; the first error is raised."""
+        """Wait for all threads; return the results by key, or raise the first error."""
         self.join()
         for error in self.errors.values():
             raise error
@@ -284,7 +284,7 @@ class Workers:
 
 
 def at_once(count: int, work: Callable[[int], Any]) -> Workers:
-    """Run `work` with 0..count-1 in threads that begin together, and wait for them."""
+    """Run `work` with 0..count-1 in threads that start together, and wait for them."""
     barrier = threading.Barrier(count)
 
     def one(number: int) -> Any:
@@ -298,7 +298,7 @@ def at_once(count: int, work: Callable[[int], Any]) -> Workers:
 
 
 def joining(store: Any, name: str, rank: int, world_size: int | None, **options: Any) -> Any:
-    """Return what joins a group when it is called; a group never takes long in these tests."""
+    """Return a function that joins a group, with time limits of ten seconds."""
     from rpc_backends_core._group import join_group
 
     options = {"backend": "PIGEON", "timeout": 10.0, "join_timeout": 10.0, **options}
@@ -306,7 +306,7 @@ def joining(store: Any, name: str, rank: int, world_size: int | None, **options:
 
 
 def form(store: Any, world_size: int, **options: Any) -> list[Any]:
-    """Form a static group of workers w0, w1, ... in threads; return the group that each sees."""
+    """Form a static group of workers w0, w1, ... in threads; return the group as each sees it."""
     workers = Workers()
     for rank in range(world_size):
         workers.start(rank, joining(store, f"w{rank}", rank, world_size, **options))

@@ -1,4 +1,4 @@
-"""`BackendType`: one enum object, extended in place; members that keep identity wherever they go."""
+"""`BackendType` is one enum object that grows in place; its members keep their identity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.rpc import backend_registry
 
 import rpc_backends_core
 from core.kit import Site, calls, fresh
-from rpc_backends_core import _api as functions
+from rpc_backends_core import _api as api
 from rpc_backends_core import _patches as patches
 from rpc_backends_core._backend import Backend
 from rpc_backends_core._backend_type import BackendType
@@ -26,7 +26,7 @@ from rpc_backends_core._errors import (
 from rpc_backends_core._registry import Registry
 from rpc_backends_core._resolve import name_of
 
-# What enum's own tables say is asked of the registry, so mypy cannot know the members.
+# The members come from the registry, so mypy cannot know them.
 B: Any = BackendType
 
 
@@ -47,14 +47,14 @@ def old_enum(*names: str) -> Any:
 # --- one object ------------------------------------------------------------------------------------
 
 
-def test_it_is_one_object_in_torch_its_registry_and_here() -> None:
+def test_torch_and_the_core_share_one_object() -> None:
     patches.install()
     assert rpc.BackendType is B
     assert backend_registry.BackendType is B
     assert rpc_backends_core.BackendType is B
 
 
-def test_it_is_an_enum_to_whoever_checks() -> None:
+def test_it_passes_checks_for_an_enum() -> None:
     assert issubclass(BackendType, enum.Enum)
     assert isinstance(BackendType, enum.EnumMeta)
     assert inspect.isclass(BackendType)
@@ -66,12 +66,10 @@ def test_its_members_are_instances_of_it(with_torchs: Registry) -> None:
     assert type(B.TENSORPIPE) is BackendType
 
 
-# --- access ----------------------------------------------------------------------------------------
+# --- lookup ----------------------------------------------------------------------------------------
 
 
-def test_a_member_is_had_by_attribute_item_call_and_iteration_without_being_imported(
-    site: Site, registry: Registry
-) -> None:
+def test_every_way_of_lookup_gives_the_same_member(site: Site, registry: Registry) -> None:
     module = site.add_backend("PIGEON")
     member = B.PIGEON
     assert B["PIGEON"] is member
@@ -83,9 +81,7 @@ def test_a_member_is_had_by_attribute_item_call_and_iteration_without_being_impo
     assert calls(module) == []
 
 
-def test_strings_are_understood_in_any_case_and_attributes_as_they_are_written(
-    site: Site, registry: Registry
-) -> None:
+def test_strings_ignore_case_and_attributes_do_not(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
     assert B["pigeon"] is B("Pigeon") is B.PIGEON
     assert "pigeon" in BackendType
@@ -95,7 +91,7 @@ def test_strings_are_understood_in_any_case_and_attributes_as_they_are_written(
     assert not hasattr(BackendType, "pigeon")
 
 
-def test_an_unknown_name_is_the_error_that_each_way_of_asking_promises(registry: Registry) -> None:
+def test_an_unknown_name_raises_the_error_of_each_lookup(registry: Registry) -> None:
     with pytest.raises(AttributeError):
         _ = B.NOTHING
     with pytest.raises(KeyError):
@@ -106,7 +102,7 @@ def test_an_unknown_name_is_the_error_that_each_way_of_asking_promises(registry:
 
 
 @pytest.mark.parametrize("key", [5, None, [], {}, object(), b"TENSORPIPE", 1.5])
-def test_what_is_neither_name_nor_member_is_nothing_it_has(with_torchs: Registry, key: Any) -> None:
+def test_other_objects_are_not_contained(with_torchs: Registry, key: Any) -> None:
     assert key not in BackendType
     with pytest.raises((KeyError, TypeError)):
         B[key]
@@ -118,24 +114,22 @@ def test_private_names_are_not_looked_up(site: Site, registry: Registry) -> None
     site.add_backend("PIGEON")
     for name in ("_repr_html_", "__wrapped__", "_PRIVATE"):
         assert not hasattr(BackendType, name)
-    # Nothing was scanned for it, as it would be for every probe of an inspecting tool.
+    # Nothing was scanned: tools that inspect a class ask for many such names.
     assert registry._plugins is None
 
 
 @pytest.mark.parametrize("name", ["mro", "name", "value", "register"])
-def test_a_plugin_whose_name_a_class_has_already_is_its_member_or_invalid(
-    site: Site, registry: Registry, name: str
-) -> None:
+def test_a_plugin_named_like_a_class_attribute(site: Site, registry: Registry, name: str) -> None:
     module = site.add_backend("PIGEON")
     site.add("rpc-backend-odd", backends={name: f"{module}:BACKEND"})
-    (record,) = [one for one in functions.records() if one.name == name]
+    (record,) = [one for one in api.records() if one.name == name]
     if record.state != "invalid":
         assert getattr(BackendType, name) is B[name]
 
 
 def test_length_iteration_members_and_dir_agree(site: Site, with_torchs: Registry) -> None:
     site.add_backend("PIGEON")
-    registered = functions.register_backend("MINE", construct, init)
+    registered = api.register_backend("MINE", construct, init)
     members = [B.TENSORPIPE, registered, B.PIGEON]
     assert list(BackendType) == members
     assert list(reversed(BackendType)) == members[::-1]
@@ -149,14 +143,12 @@ def test_it_is_true_even_when_it_is_empty(registry: Registry) -> None:
     assert bool(BackendType) is True
 
 
-def test_members_cannot_be_written_through_the_mapping(with_torchs: Registry) -> None:
+def test_the_mapping_of_members_is_read_only(with_torchs: Registry) -> None:
     with pytest.raises(TypeError):
         B.__members__["NEW"] = 1
 
 
-def test_a_conflict_is_raised_when_the_name_is_used_and_not_when_members_are_listed(
-    site: Site, registry: Registry
-) -> None:
+def test_a_conflict_is_raised_when_the_name_is_used(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
     site.add("dist-a", backends={"CLAIMED": "a:X"})
     site.add("dist-b", backends={"CLAIMED": "b:X"})
@@ -169,43 +161,41 @@ def test_a_conflict_is_raised_when_the_name_is_used_and_not_when_members_are_lis
 # --- identity --------------------------------------------------------------------------------------
 
 
-def test_a_member_keeps_its_identity_when_others_are_added_and_found(
-    site: Site, with_torchs: Registry
-) -> None:
+def test_a_member_keeps_its_identity_when_others_appear(site: Site, with_torchs: Registry) -> None:
     site.add_backend("PIGEON")
     before = {"TENSORPIPE": B.TENSORPIPE, "PIGEON": B.PIGEON}
-    functions.register_backend("MINE", construct, init)
+    api.register_backend("MINE", construct, init)
     site.add_backend("CARRIER")
-    functions.refresh()
+    api.refresh()
     B.PIGEON.value  # noqa: B018 - loads it
     for name, member in before.items():
         assert B[name] is member
         assert member in BackendType
 
 
-def test_a_name_that_comes_back_is_the_same_member_with_its_new_handlers(
+def test_a_name_registered_again_is_the_same_member(
     registry: Registry,
 ) -> None:
-    member: Any = functions.register_backend("MINE", print, print)
-    functions.unregister_backend("MINE")
+    member: Any = api.register_backend("MINE", print, print)
+    api.unregister_backend("MINE")
     assert member not in BackendType
     with pytest.raises(UnknownBackendError):
         _ = member.value
-    assert functions.register_backend("MINE", construct, init) is member
+    assert api.register_backend("MINE", construct, init) is member
     assert member.value == (construct, init)
 
 
 def test_backends_with_the_same_handlers_stay_two_members(registry: Registry) -> None:
-    one: Any = functions.register_backend("ONE", construct, init)
-    two: Any = functions.register_backend("TWO", construct, init)
+    one: Any = api.register_backend("ONE", construct, init)
+    two: Any = api.register_backend("TWO", construct, init)
     assert one is not two
     assert one != two
     assert [member.name for member in BackendType] == ["ONE", "TWO"]
     assert one.value == two.value
 
 
-def test_members_are_keys_of_dicts_and_sets(with_torchs: Registry) -> None:
-    other = functions.register_backend("MINE", construct, init)
+def test_members_are_hashable(with_torchs: Registry) -> None:
+    other = api.register_backend("MINE", construct, init)
     table = {B.TENSORPIPE: 1, other: 2}
     assert table[B["tensorpipe"]] == 1
     assert len({B.TENSORPIPE, B("TENSORPIPE"), other}) == 2
@@ -225,7 +215,7 @@ def test_a_member_shows_its_name(site: Site, registry: Registry) -> None:
     assert B.PIGEON.name == "PIGEON"
 
 
-def test_the_class_shows_itself_without_looking_at_packages(registry: Registry) -> None:
+def test_the_repr_of_the_class_scans_nothing(registry: Registry) -> None:
     assert repr(BackendType) == "<enum 'BackendType'>"
     assert registry._plugins is None
 
@@ -233,9 +223,7 @@ def test_the_class_shows_itself_without_looking_at_packages(registry: Registry) 
 # --- value -----------------------------------------------------------------------------------------
 
 
-def test_a_members_value_has_torchs_two_handlers_under_torchs_names(
-    site: Site, registry: Registry
-) -> None:
+def test_a_value_has_torchs_two_handler_fields(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
     value = B.PIGEON.value
     assert isinstance(value, backend_registry.BackendValue)
@@ -243,7 +231,7 @@ def test_a_members_value_has_torchs_two_handlers_under_torchs_names(
     assert value.init_backend_handler is value[1]
 
 
-def test_a_members_value_raises_why_its_plugin_is_broken(site: Site, registry: Registry) -> None:
+def test_the_value_of_a_broken_plugin_raises_the_cause(site: Site, registry: Registry) -> None:
     site.add_backend("ODD", "raise OSError('boom')")
     member = B.ODD
     with pytest.raises(BackendLoadError) as caught:
@@ -251,27 +239,25 @@ def test_a_members_value_raises_why_its_plugin_is_broken(site: Site, registry: R
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_pair_of_handlers_finds_the_member_that_was_registered_with_it(
+def test_lookup_by_handlers_finds_the_member(
     with_torchs: Registry,
 ) -> None:
-    member = functions.register_backend("MINE", construct, init)
+    member = api.register_backend("MINE", construct, init)
     assert B(backend_registry.BackendValue(construct, init)) is member
 
 
-def test_looking_for_a_pair_loads_no_plugin(site: Site, registry: Registry) -> None:
+def test_lookup_by_handlers_loads_no_plugin(site: Site, registry: Registry) -> None:
     module = site.add_backend("PIGEON")
     with pytest.raises(ValueError, match="not a valid BackendType"):
         B((construct, init))
     assert calls(module) == []
 
 
-def test_looking_for_a_pair_is_not_disturbed_by_names_that_cannot_be_used(
-    site: Site, with_torchs: Registry
-) -> None:
+def test_lookup_by_handlers_skips_unusable_names(site: Site, with_torchs: Registry) -> None:
     site.add("dist-a", backends={"TENSORPIPE": "a:X"})
     site.add("dist-b", backends={"TENSORPIPE": "b:X"})
-    functions.register_backend("ODD", None, None)
-    member = functions.register_backend("MINE", construct, init)
+    api.register_backend("ODD", None, None)
+    member = api.register_backend("MINE", construct, init)
     assert B((construct, init)) is member
 
 
@@ -279,15 +265,13 @@ def test_looking_for_a_pair_is_not_disturbed_by_names_that_cannot_be_used(
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_member_comes_back_from_a_pickle_as_itself(
-    site: Site, registry: Registry, protocol: int
-) -> None:
+def test_a_pickled_member_keeps_its_identity(site: Site, registry: Registry, protocol: int) -> None:
     module = site.add_backend("PIGEON")
     assert pickle.loads(pickle.dumps(B.PIGEON, protocol)) is B.PIGEON
     assert calls(module) == []
 
 
-def test_a_member_is_copied_as_itself_alone_and_inside_of_other_things(
+def test_a_copied_member_keeps_its_identity(
     with_torchs: Registry,
 ) -> None:
     member = B.TENSORPIPE
@@ -295,20 +279,18 @@ def test_a_member_is_copied_as_itself_alone_and_inside_of_other_things(
     assert copy.deepcopy({"backend": [member]}) == {"backend": [member]}
 
 
-def test_a_pickle_of_a_name_that_is_gone_says_so(registry: Registry) -> None:
-    data = pickle.dumps(functions.register_backend("MINE", construct, init))
-    functions.unregister_backend("MINE")
+def test_unpickling_an_unregistered_name_is_an_error(registry: Registry) -> None:
+    data = pickle.dumps(api.register_backend("MINE", construct, init))
+    api.unregister_backend("MINE")
     with pytest.raises(UnknownBackendError, match="'MINE'"):
         pickle.loads(data)
 
 
-def test_the_class_is_pickled_as_itself() -> None:
+def test_the_pickled_class_keeps_its_identity() -> None:
     assert pickle.loads(pickle.dumps(BackendType)) is BackendType
 
 
-def test_a_member_is_unpickled_in_a_process_that_has_imported_nothing_yet(
-    site: Site, registry: Registry
-) -> None:
+def test_a_fresh_process_unpickles_a_member(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
     output = fresh(
         """
@@ -328,7 +310,7 @@ def test_a_member_is_unpickled_in_a_process_that_has_imported_nothing_yet(
 # --- torch's own enums -----------------------------------------------------------------------------
 
 
-def test_a_member_of_an_enum_that_torch_made_is_understood(with_torchs: Registry) -> None:
+def test_members_of_torchs_own_enum_are_accepted(with_torchs: Registry) -> None:
     torchs = old_enum("TENSORPIPE", "UNKNOWN")
     assert B(torchs.TENSORPIPE) is B.TENSORPIPE
     assert torchs.TENSORPIPE in BackendType
@@ -338,7 +320,7 @@ def test_a_member_of_an_enum_that_torch_made_is_understood(with_torchs: Registry
         name_of(torchs.UNKNOWN)
 
 
-def test_a_member_of_another_enum_is_not_taken_for_a_backend(with_torchs: Registry) -> None:
+def test_members_of_other_enums_are_refused(with_torchs: Registry) -> None:
     class Color(enum.Enum):
         TENSORPIPE = 1
 
@@ -347,7 +329,7 @@ def test_a_member_of_another_enum_is_not_taken_for_a_backend(with_torchs: Regist
         name_of(Color.TENSORPIPE)
 
 
-# --- what cannot be done ---------------------------------------------------------------------------
+# --- refused operations ----------------------------------------------------------------------------
 
 
 def test_it_cannot_be_subclassed() -> None:
@@ -357,15 +339,15 @@ def test_it_cannot_be_subclassed() -> None:
             pass
 
 
-def test_the_functional_way_to_make_enums_is_refused_with_what_to_do_instead() -> None:
+def test_the_functional_enum_api_is_refused() -> None:
     with pytest.raises(TypeError, match="register a backend to extend it"):
         B("New", names=["A"])
 
 
-# --- what a plugin hands over ----------------------------------------------------------------------
+# --- the handlers of a plugin ----------------------------------------------------------------------
 
 
-def test_a_backend_refuses_what_could_not_work_where_its_author_sees_it() -> None:
+def test_a_backend_refuses_fields_of_a_wrong_type() -> None:
     good: Any = {
         "construct_rpc_backend_options_handler": construct,
         "init_backend_handler": init,

@@ -1,6 +1,6 @@
-"""The bridge goes into `torch.distributed.rpc` and comes out again; each test in a process of its own.
+"""Installing and uninstalling the bridge in `torch.distributed.rpc`, each test in its own process.
 
-The processes have torch imported and nothing of ours in it: what is there right before our entry point
+The processes have imported torch and not this project. That is the state right before our entry point
 runs at the end of ``import torch``.
 """
 
@@ -23,9 +23,7 @@ def snapshot():
 """
 
 
-def test_installing_scans_nothing_and_imports_neither_pluggy_nor_importlib_metadata(
-    site: Site, children: Children
-) -> None:
+def test_installing_scans_nothing_and_imports_little(site: Site, children: Children) -> None:
     site.add_backend("PIGEON")
     site.add_hooks("tracing", "")
     output = children.run(
@@ -34,7 +32,7 @@ def test_installing_scans_nothing_and_imports_neither_pluggy_nor_importlib_metad
         before = set(sys.modules)
         from rpc_backends_core import autoload
         from rpc_backends_core import _discovery as discovery
-        discovery.scan = None  # would fail
+        discovery.scan = None  # a scan would fail
         autoload.install()
         assert autoload.failure() is None
         new = set(sys.modules) - before
@@ -46,11 +44,11 @@ def test_installing_scans_nothing_and_imports_neither_pluggy_nor_importlib_metad
     )
     new = json.loads(output)
     assert not [name for name in new if name.partition(".")[0] in (*HEAVY, "sample_backend_pigeon")]
-    # Little else either: this is paid for at every `import torch`.
+    # Little else may be imported: every `import torch` pays for it.
     assert [name for name in new if not name.startswith("rpc_backends_core")] == []
 
 
-def test_installing_makes_no_registry_yet(children: Children) -> None:
+def test_installing_creates_no_registry(children: Children) -> None:
     children.run(
         """
         import sys
@@ -63,7 +61,7 @@ def test_installing_makes_no_registry_yet(children: Children) -> None:
     )
 
 
-def test_uninstalling_gives_torch_back_exactly_what_it_had(children: Children) -> None:
+def test_uninstalling_restores_torch_exactly(children: Children) -> None:
     children.run(
         SNAPSHOT
         + """
@@ -83,7 +81,7 @@ for _ in range(2):
     )
 
 
-def test_installing_twice_is_installing_once(children: Children) -> None:
+def test_installing_twice_has_no_further_effect(children: Children) -> None:
     children.run(
         SNAPSHOT
         + """
@@ -98,7 +96,7 @@ patches.uninstall()
     )
 
 
-def test_a_plugin_used_meanwhile_changes_nothing_of_what_torch_gets_back(
+def test_uninstalling_after_a_plugin_was_used_restores_torch(
     site: Site, children: Children
 ) -> None:
     site.add_backend("PIGEON")
@@ -117,7 +115,7 @@ assert [member.name for member in torchs] == ["TENSORPIPE"]
     )
 
 
-def test_a_backend_registered_before_is_taken_over_and_one_registered_since_survives(
+def test_registered_backends_survive_install_and_uninstall(
     children: Children,
 ) -> None:
     children.run(
@@ -147,7 +145,7 @@ for name, pair in pairs.items():
     )
 
 
-def test_uninstalling_leaves_no_backend_out_because_another_one_is_odd(children: Children) -> None:
+def test_uninstalling_keeps_backends_beside_an_invalid_one(children: Children) -> None:
     children.run(
         SNAPSHOT
         + """
@@ -162,7 +160,7 @@ assert {"A", "Z"} <= {m.name for m in rpc.BackendType}
     )
 
 
-def test_uninstalling_works_whatever_is_wrong_with_the_variables(children: Children) -> None:
+def test_uninstalling_works_with_invalid_variables(children: Children) -> None:
     children.run(
         SNAPSHOT
         + """
@@ -179,7 +177,7 @@ assert "MINE" in {m.name for m in rpc.BackendType}
     )
 
 
-def test_what_was_imported_from_torch_before_uninstalling_still_works_after_it(
+def test_names_imported_before_uninstalling_still_work(
     children: Children,
 ) -> None:
     children.run(
@@ -197,7 +195,7 @@ def test_what_was_imported_from_torch_before_uninstalling_still_works_after_it(
     )
 
 
-def test_torchs_own_backend_is_torchs_own_and_knows_its_options_without_being_loaded(
+def test_torchs_own_backend_has_its_options_type(
     children: Children,
 ) -> None:
     children.run(
@@ -215,8 +213,8 @@ def test_torchs_own_backend_is_torchs_own_and_knows_its_options_without_being_lo
     )
 
 
-def test_everything_can_be_imported_from_torchs_rpc_by_a_star(children: Children) -> None:
-    # Stock torch lacks five of the names that its own `__all__` promises.
+def test_a_star_import_of_torchs_rpc_works(children: Children) -> None:
+    # Stock torch lacks five names that its own `__all__` lists.
     children.run(
         """
         from rpc_backends_core import _patches as patches
@@ -230,7 +228,7 @@ def test_everything_can_be_imported_from_torchs_rpc_by_a_star(children: Children
     )
 
 
-def test_a_typo_in_a_list_does_not_keep_the_bridge_out(children: Children) -> None:
+def test_a_misspelt_list_does_not_prevent_the_install(children: Children) -> None:
     children.run(
         """
         from rpc_backends_core import autoload
@@ -243,7 +241,7 @@ def test_a_typo_in_a_list_does_not_keep_the_bridge_out(children: Children) -> No
     )
 
 
-# --- torch's own later registration ----------------------------------------------------------------
+# --- backends that torch registers later -----------------------------------------------------------
 
 TESTING = """
 import torch
@@ -258,18 +256,18 @@ assert rpc.backend_registry.backend_registered("FAULTY_TENSORPIPE")
 """
 
 
-def test_torchs_testing_module_registers_its_backend_as_torchs_own(children: Children) -> None:
+def test_torchs_testing_module_registers_torchs_own_backend(children: Children) -> None:
     assert children.run(TESTING) == "[('FAULTY_TENSORPIPE', 'torch', 'registered')]"
 
 
-def test_torchs_testing_module_takes_no_name_from_a_plugin(site: Site, children: Children) -> None:
+def test_torchs_testing_module_does_not_replace_a_plugin(site: Site, children: Children) -> None:
     site.add_backend("FAULTY_TENSORPIPE")
     assert children.run(TESTING, site=site) == str(
         [("FAULTY_TENSORPIPE", "plugin", "found"), ("FAULTY_TENSORPIPE", "torch", "shadowed")]
     )
 
 
-def test_the_options_of_torchs_testing_backend_find_it(children: Children) -> None:
+def test_options_of_torchs_testing_backend_select_it(children: Children) -> None:
     children.run(
         TESTING
         + """
@@ -306,7 +304,7 @@ assert rpc_backends_core.record("CARRIER").source == "process"
 """
 
 
-def test_an_old_style_package_whose_entry_point_ran_before_ours_is_a_member(
+def test_an_old_style_package_may_run_before_the_core(
     children: Children,
 ) -> None:
     children.run(
@@ -322,7 +320,7 @@ from torch.distributed import rpc
     )
 
 
-def test_an_old_style_package_whose_entry_point_runs_after_ours_is_a_member(
+def test_an_old_style_package_may_run_after_the_core(
     children: Children,
 ) -> None:
     children.run(
@@ -338,7 +336,7 @@ member = register()
     )
 
 
-def test_members_come_in_one_order_whichever_entry_point_ran_first(children: Children) -> None:
+def test_the_order_of_entry_points_does_not_order_members(children: Children) -> None:
     ours = "from rpc_backends_core import autoload; autoload.install()\n"
     order = "from torch.distributed import rpc; print([m.name for m in rpc.BackendType])\n"
     theirs_first = children.run(OLD_STYLE + "register()\n" + ours + order)
@@ -367,18 +365,18 @@ patches.uninstall()
     )
 
 
-def test_a_torch_without_rpc_is_left_alone(children: Children) -> None:
+def test_a_torch_without_rpc_is_unchanged(children: Children) -> None:
     children.run(without("torch.distributed.rpc.is_available"))
 
 
-def test_a_torch_without_distributed_is_left_alone(children: Children) -> None:
+def test_a_torch_without_distributed_is_unchanged(children: Children) -> None:
     children.run(without("torch.distributed.is_available"))
 
 
-# --- failing ---------------------------------------------------------------------------------------
+# --- failures --------------------------------------------------------------------------------------
 
 
-def test_a_failing_install_is_kept_and_leaves_torch_as_it_was(children: Children) -> None:
+def test_a_failed_install_is_recorded_and_undone(children: Children) -> None:
     children.run(
         SNAPSHOT
         + """
@@ -394,7 +392,7 @@ assert not patches.is_installed()
     )
 
 
-def test_a_failing_import_of_the_bridge_is_kept(children: Children) -> None:
+def test_a_failed_import_of_the_bridge_is_recorded(children: Children) -> None:
     children.run(
         """
         import sys
@@ -422,10 +420,10 @@ def test_a_later_success_clears_the_failure(children: Children) -> None:
     )
 
 
-def test_a_torch_without_one_of_the_private_names_keeps_what_does_not_need_it(
+def test_without_a_private_name_the_rest_works(
     children: Children,
 ) -> None:
-    # Each name in _bridge.torch_internals says what fails without it; importing torch never does.
+    # _bridge.torch_internals says what fails without each name. Importing torch never fails.
     children.run(
         SNAPSHOT
         + """
@@ -441,7 +439,7 @@ assert not hasattr(rpc.api, "_delete_all_user_and_unforked_owner_rrefs")
     )
 
 
-def test_the_entry_point_can_be_switched_off_and_the_bridge_installed_by_hand(
+def test_autoload_0_allows_install_by_hand(
     children: Children,
 ) -> None:
     for value in ("0", "false", " OFF "):
@@ -458,7 +456,7 @@ def test_the_entry_point_can_be_switched_off_and_the_bridge_installed_by_hand(
         )
 
 
-def test_a_switch_that_means_nothing_is_kept_as_a_failure_that_says_so(children: Children) -> None:
+def test_an_invalid_autoload_value_is_a_recorded_failure(children: Children) -> None:
     children.run(
         """
         from rpc_backends_core import autoload
@@ -472,7 +470,7 @@ def test_a_switch_that_means_nothing_is_kept_as_a_failure_that_says_so(children:
 # --- private names ---------------------------------------------------------------------------------
 
 
-def test_every_private_name_that_the_bridge_stands_on_is_in_this_torch() -> None:
+def test_this_torch_has_every_private_name() -> None:
     from rpc_backends_core._bridge import torch_internals
 
     assert torch_internals.missing() == []

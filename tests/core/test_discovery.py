@@ -1,4 +1,4 @@
-"""Discovery: what packages declare is found as they declare it, whatever state they are in."""
+"""Discovery finds what installed packages declare, even if a package is broken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found_as(site: Site, name: str) -> Record:
 # --- entry points ----------------------------------------------------------------------------------
 
 
-def test_select_takes_our_two_groups_and_leaves_all_others() -> None:
+def test_select_takes_only_the_two_groups() -> None:
     found = discovery.select(
         [
             entry("A"),
@@ -46,7 +46,7 @@ def test_select_takes_our_two_groups_and_leaves_all_others() -> None:
     assert [one.name for one in found.hooks] == ["B"]
 
 
-def test_select_gives_one_order_for_every_order_of_the_entry_points() -> None:
+def test_select_sorts_the_entry_points() -> None:
     entries = [entry("B"), entry("A", "two:X"), entry("A", "one:X"), entry("a")]
     orders = {
         tuple((one.name, one.value) for one in discovery.select(each).backends)
@@ -64,14 +64,14 @@ def test_select_counts_equal_entry_points_once() -> None:
 # --- distributions on a path -----------------------------------------------------------------------
 
 
-def test_a_record_has_name_distribution_version_and_value(site: Site) -> None:
+def test_a_record_shows_its_distribution_and_version(site: Site) -> None:
     site.add("rpc-backend-pigeon", "2.5", backends={"PIGEON": "pigeon.main:BACKEND"})
     assert found_as(site, "PIGEON") == Record(
         "PIGEON", "plugin", "rpc-backend-pigeon", "2.5", "pigeon.main:BACKEND", "found"
     )
 
 
-def test_finding_imports_nothing_of_a_plugin(site: Site) -> None:
+def test_discovery_imports_no_plugin(site: Site) -> None:
     module = site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
     assert registry.names() == ["PIGEON"]
@@ -81,15 +81,15 @@ def test_finding_imports_nothing_of_a_plugin(site: Site) -> None:
 
 
 def everything_installed(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> discovery.Scan:
-    """Scan as in production, with `folders` before all else on sys.path."""
+    """Scan as in production, with `folders` first on ``sys.path``."""
     monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
     return discovery.scan()
 
 
-def test_a_distribution_met_twice_on_the_path_counts_once_and_as_its_first_copy(
+def test_the_first_copy_of_a_distribution_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The second spells its name in another way that means the same.
+    # The second copy spells the name differently; both spellings are the same distribution.
     copies = [Site(tmp_path / "first"), Site(tmp_path / "second")]
     copies[0].add("rpc-backend-pigeon", "2.0", backends={"PIGEON": "pigeon:BACKEND"})
     copies[1].add("RPC_Backend.Pigeon", "1.0", backends={"PIGEON": "pigeon:BACKEND"})
@@ -98,7 +98,7 @@ def test_a_distribution_met_twice_on_the_path_counts_once_and_as_its_first_copy(
     assert (found.distribution, found.version) == ("rpc-backend-pigeon", "2.0")
 
 
-def test_what_is_found_does_not_depend_on_the_order_of_the_path(
+def test_results_do_not_depend_on_path_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = Site(tmp_path / "one"), Site(tmp_path / "two")
@@ -118,9 +118,7 @@ def test_what_is_found_does_not_depend_on_the_order_of_the_path(
     [None, b"\n", b"Metadata-Version: 2.1\n", b"\xff\xfe\x00not text at all"],
     ids=["missing", "empty", "without a name", "not text"],
 )
-def test_broken_metadata_of_a_package_hides_neither_its_backend_nor_others(
-    site: Site, metadata: bytes | None
-) -> None:
+def test_broken_metadata_hides_no_backend(site: Site, metadata: bytes | None) -> None:
     site.add_backend("PIGEON")
     site.add(
         "rpc-backend-odd",
@@ -132,7 +130,7 @@ def test_broken_metadata_of_a_package_hides_neither_its_backend_nor_others(
     assert registry.backend("ODD") is registry.backend("PIGEON")
 
 
-def test_an_error_about_a_package_with_broken_metadata_invents_no_name_for_it(site: Site) -> None:
+def test_errors_invent_no_name_for_broken_metadata(site: Site) -> None:
     site.add("rpc-backend-odd", backends={"ODD": "no_such_module:X"}, metadata=b"\n")
     with pytest.raises(BackendLoadError) as caught:
         Registry(scan=site.scan).backend("ODD")
@@ -145,9 +143,7 @@ def test_an_error_about_a_package_with_broken_metadata_invents_no_name_for_it(si
 @pytest.mark.parametrize(
     "name", ["my-backend", "2fast", "with space", "a.b", "_PRIVATE", "__len__"]
 )
-def test_a_name_that_cannot_be_a_member_is_recorded_with_its_package_and_harms_nobody(
-    site: Site, name: str
-) -> None:
+def test_an_invalid_name_is_recorded_and_hides_no_other(site: Site, name: str) -> None:
     module = site.add_backend("PIGEON")
     site.add("rpc-backend-odd", "3.1", backends={name: f"{module}:BACKEND"})
     odd = found_as(site, name)
@@ -159,7 +155,7 @@ def test_a_name_that_cannot_be_a_member_is_recorded_with_its_package_and_harms_n
     assert calls(module) == []
 
 
-def test_asking_for_an_invalid_name_says_why_it_cannot_be_had(site: Site) -> None:
+def test_looking_up_an_invalid_name_gives_the_reason(site: Site) -> None:
     site.add("rpc-backend-odd", backends={"my-backend": "odd:X"})
     with pytest.raises(KeyError, match="must be a Python identifier"):
         Registry(scan=site.scan).find("my-backend")
@@ -168,7 +164,7 @@ def test_asking_for_an_invalid_name_says_why_it_cannot_be_had(site: Site) -> Non
 # --- conflicts -------------------------------------------------------------------------------------
 
 
-def test_two_packages_with_one_name_conflict_and_both_are_named_with_a_remedy(site: Site) -> None:
+def test_a_conflict_names_both_packages_and_a_remedy(site: Site) -> None:
     site.add("dist-a", "1.1", backends={"PIGEON": "a:X"})
     site.add("dist-b", "2.2", backends={"PIGEON": "b:X"})
     with pytest.raises(BackendConflictError) as caught:
@@ -182,7 +178,7 @@ def test_two_packages_with_one_name_conflict_and_both_are_named_with_a_remedy(si
         assert part in str(caught.value)
 
 
-def test_packages_conflict_also_where_they_declare_the_same_value(site: Site) -> None:
+def test_packages_with_equal_values_conflict_too(site: Site) -> None:
     site.add("dist-a", backends={"PIGEON": "same:X"})
     site.add("dist-b", backends={"PIGEON": "same:X"})
     assert [record.state for record in records(site)] == ["conflict", "conflict"]
@@ -196,7 +192,7 @@ def test_a_conflict_has_a_record_for_every_claimant(site: Site) -> None:
     assert sorted(str(record.distribution) for record in found) == ["dist-a", "dist-b", "dist-c"]
 
 
-def test_names_that_differ_in_case_conflict_under_either_of_them(site: Site) -> None:
+def test_names_that_differ_only_in_case_conflict(site: Site) -> None:
     site.add("dist-a", backends={"PIGEON": "a:X"})
     site.add("dist-b", backends={"Pigeon": "b:X"})
     for name in ("PIGEON", "Pigeon", "pigeon"):
@@ -205,24 +201,24 @@ def test_names_that_differ_in_case_conflict_under_either_of_them(site: Site) -> 
     assert {record.name for record in records(site)} == {"PIGEON", "Pigeon"}
 
 
-def test_one_package_with_two_values_for_a_name_conflicts_with_itself_and_is_told_so(
+def test_one_package_with_two_values_conflicts_with_itself(
     site: Site,
 ) -> None:
     site.add("dist-a", backends=[("PIGEON", "a:ONE"), ("PIGEON", "a:TWO")])
     with pytest.raises(BackendConflictError, match=r"a:ONE.*a:TWO") as caught:
         Registry(scan=site.scan).find("PIGEON")
-    # There is one package: uninstalling "all but one" of them mends nothing.
+    # There is only one package: the advice to uninstall all but one would not help.
     assert "more than one installed package" not in str(caught.value)
 
 
-def test_one_package_that_says_the_same_twice_is_understood(site: Site) -> None:
+def test_one_package_may_declare_a_backend_twice(site: Site) -> None:
     module = site.add_backend("PIGEON")
     site.remove("rpc-backend-pigeon")
     site.add("dist-a", backends=[("PIGEON", f"{module}:BACKEND")] * 2)
     assert Registry(scan=site.scan).backend("PIGEON").description == ""
 
 
-def test_a_conflict_harms_no_other_name(site: Site) -> None:
+def test_a_conflict_leaves_other_names_usable(site: Site) -> None:
     site.add_backend("OTHER")
     site.add("dist-a", backends={"PIGEON": "a:X"})
     site.add("dist-b", backends={"PIGEON": "b:X"})

@@ -1,4 +1,4 @@
-"""What a store holds that no worker of the group has written is an error that names the key."""
+"""If a store contains what no worker of the group wrote, the error names the key."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rpc_backends_core._group import contents
 from rpc_backends_core._group.waiting import StoreAccess
 from rpc_backends_core.spi import StoreError
 
+pytestmark = pytest.mark.usefixtures("short_slices")
+
 GARBAGE = ["", "none", "[]", "[" * 100_000, '{"members": 1}', "null", "x" * 4_000_000]
 
 
@@ -21,8 +23,8 @@ def store() -> Any:
     return dist.HashStore()
 
 
-def join_beside(store: Any, key: str, text: str, world_size: int | None = 2) -> str:
-    """Join on a store in which ``key`` holds ``text``; return the error."""
+def join_error(store: Any, key: str, text: str, world_size: int | None = 2) -> str:
+    """Join on a store whose ``key`` has the value ``text``; return the error."""
     store.set(f"rpc_backends/{key}", text)
     with pytest.raises(StoreError) as caught:
         joining(store, "w0", 0, world_size)()
@@ -31,35 +33,33 @@ def join_beside(store: Any, key: str, text: str, world_size: int | None = 2) -> 
 
 
 @pytest.mark.parametrize("text", GARBAGE)
-def test_a_group_that_is_none_is_an_error_with_its_key(store: Any, text: str) -> None:
+def test_an_invalid_group_names_its_key(store: Any, text: str) -> None:
     if text == "":
-        text = " "  # an empty value is one that is not there yet
-    assert "under '0/group'" in join_beside(store, "0/group", text)
+        text = " "  # an empty value means a missing one
+    assert "under '0/group'" in join_error(store, "0/group", text)
 
 
 @pytest.mark.parametrize("text", ["none", "static/x", "static/0", "dynamic!", "9" * 30])
-def test_a_kind_that_is_none_is_an_error_with_its_key(store: Any, text: str) -> None:
-    assert "under '0/kind'" in join_beside(store, "0/kind", text)
+def test_an_invalid_kind_names_its_key(store: Any, text: str) -> None:
+    assert "under '0/kind'" in join_error(store, "0/kind", text)
 
 
 @pytest.mark.parametrize("world_size", [2, None])
-def test_a_generation_that_is_no_number_is_an_error_with_its_key(
-    store: Any, world_size: int | None
-) -> None:
-    assert "under 'generation'" in join_beside(store, "generation", "none", world_size)
+def test_an_invalid_generation_names_its_key(store: Any, world_size: int | None) -> None:
+    assert "under 'generation'" in join_error(store, "generation", "none", world_size)
 
 
-def test_a_generation_without_the_one_before_is_an_error(store: Any) -> None:
-    assert "there is no group 6" in join_beside(store, "generation", "7", None)
+def test_a_generation_without_its_predecessor_is_an_error(store: Any) -> None:
+    assert "there is no group 6" in join_error(store, "generation", "7", None)
 
 
 @pytest.mark.parametrize("spare", ["none", "-8", "40000"])
-def test_ids_that_run_out_or_were_never_there_are_an_error(store: Any, spare: str) -> None:
+def test_invalid_or_exhausted_ids_are_an_error(store: Any, spare: str) -> None:
     store.set("rpc_backends/0/autograd/0", "another process")
-    assert "under '0/autograd/spare'" in join_beside(store, "0/autograd/spare", spare, None)
+    assert "under '0/autograd/spare'" in join_error(store, "0/autograd/spare", spare, None)
 
 
-def test_an_arrival_that_is_none_is_an_error_for_all_who_have_arrived(store: Any) -> None:
+def test_an_invalid_arrival_fails_the_waiting_workers(store: Any) -> None:
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))
     store.set("rpc_backends/0/slot/1", '{"name": 3}')
@@ -68,20 +68,20 @@ def test_an_arrival_that_is_none_is_an_error_for_all_who_have_arrived(store: Any
 
 
 @pytest.mark.parametrize("text", GARBAGE)
-def test_what_is_exchanged_and_is_none_is_an_error_with_its_key(store: Any, text: str) -> None:
+def test_an_invalid_exchange_names_its_key(store: Any, text: str) -> None:
     (group,) = form(store, 1)
     group.store.set("exchange/1/all", text or " ")
     with pytest.raises(StoreError, match="under 'exchange/1/all'"):
         group.exchange("mine")
 
 
-def test_more_than_is_read_is_not_exchanged(store: Any) -> None:
+def test_too_large_an_exchange_is_refused(store: Any) -> None:
     (group,) = form(store, 1)
     with pytest.raises(ValueError, match="the limit is 1048576"):
         group.exchange("x" * contents.MOST_BYTES)
 
 
-def test_a_request_that_hangs_is_given_up_and_those_after_it_fail_at_once(store: Any) -> None:
+def test_requests_after_a_hanging_one_fail_at_once(store: Any) -> None:
     access = StoreAccess(store)
     gate = threading.Event()
     with pytest.raises(StoreError, match="has not answered for"):

@@ -1,4 +1,4 @@
-"""Members of a static group exchange data; if one cannot go on, all others learn why."""
+"""Members of a static group exchange data; if one fails, all others learn why."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def start(groups: list[Any], work: Any, *, but: int | None = None) -> Workers:
 @pytest.mark.parametrize(
     "payload", [None, "", "ä\x00\n", 0, [1, [2, None]], {"a": {"b": [True, 1.5]}}, "x" * 100_000]
 )
-def test_everybody_gets_what_everybody_gave_by_rank(store: Any, payload: Any) -> None:
+def test_each_member_gets_all_payloads_by_rank(store: Any, payload: Any) -> None:
     groups = form(store, 3)
     results = start(groups, lambda group: group.exchange([group.rank, payload])).all_results()
     assert results == [[[rank, payload] for rank in range(3)]] * 3
 
 
-def test_exchanges_one_after_the_other_are_kept_apart(store: Any) -> None:
+def test_consecutive_exchanges_are_separate(store: Any) -> None:
     def twice(group: Any) -> Any:
         return [group.exchange(turn * 10 + group.rank) for turn in range(5)]
 
@@ -44,7 +44,7 @@ def test_exchanges_one_after_the_other_are_kept_apart(store: Any) -> None:
     assert results == [[[turn * 10 + rank for rank in range(3)] for turn in range(5)]] * 3
 
 
-def test_a_member_that_does_not_come_ends_the_exchange_of_all_others_by_its_name(
+def test_the_timeout_names_the_missing_member(
     store: Any,
 ) -> None:
     groups = form(store, 3, timeout=0.5)
@@ -54,12 +54,12 @@ def test_a_member_that_does_not_come_ends_the_exchange_of_all_others_by_its_name
     assert "waited 0.5 s" in text
     assert len(workers.errors) == 2
     assert {type(error) for error in workers.errors.values()} == {GroupTimeoutError}
-    # Whoever comes after that does not wait for those who have given up.
+    # A later member does not wait for those that have given up.
     with pytest.raises(GroupError, match="waited"):
         groups[1].exchange(None)
 
 
-def test_a_failure_is_told_to_those_who_wait_in_the_same_exchange(store: Any) -> None:
+def test_a_failure_ends_the_wait_of_the_others(store: Any) -> None:
     groups = form(store, 3)
     workers = start(groups, lambda group: group.exchange(None), but=2)
     groups[2].fail("the disk is full")
@@ -69,7 +69,7 @@ def test_a_failure_is_told_to_those_who_wait_in_the_same_exchange(store: Any) ->
 
 
 @pytest.mark.parametrize("stages", [0, 1, 2])
-def test_a_failure_between_two_exchanges_is_told_in_the_next(store: Any, stages: int) -> None:
+def test_a_failure_between_exchanges_ends_the_next_one(store: Any, stages: int) -> None:
     groups = form(store, 2)
     for _ in range(stages):
         start(groups, lambda group: group.exchange(None)).all_results()
@@ -80,7 +80,7 @@ def test_a_failure_between_two_exchanges_is_told_in_the_next(store: Any, stages:
     assert str(workers.errors[0]) == "bad device map"
 
 
-def test_a_failure_does_not_undo_an_exchange_that_is_complete(store: Any) -> None:
+def test_a_failure_keeps_completed_exchanges(store: Any) -> None:
     groups = form(store, 2)
     results = start(groups, lambda group: group.exchange(group.rank)).all_results()
     groups[0].fail("too late for that one")
@@ -89,7 +89,7 @@ def test_a_failure_does_not_undo_an_exchange_that_is_complete(store: Any) -> Non
         groups[1].exchange(None)
 
 
-def test_the_first_of_several_failures_is_what_all_read(store: Any) -> None:
+def test_members_read_the_first_of_several_failures(store: Any) -> None:
     groups = form(store, 3)
     groups[0].fail("first")
     groups[1].fail("second")
@@ -97,17 +97,17 @@ def test_the_first_of_several_failures_is_what_all_read(store: Any) -> None:
         groups[2].exchange(None)
 
 
-def test_a_group_has_ended_when_all_of_it_have_left(store: Any) -> None:
+def test_a_group_has_ended_when_all_members_left(store: Any) -> None:
     groups = form(store, 3)
     for group in groups[:2]:
         group.end()
-        group.end()  # twice is once
+        group.end()  # a second call does nothing
     assert groups[0].wait_until_ended(0.2) is False
     groups[2].end()
     assert groups[0].wait_until_ended(5) is True
 
 
-def test_a_meeting_lasts_until_the_last_has_come_and_is_forgotten_then(store: Any) -> None:
+def test_a_meeting_lasts_until_the_last_arrives(store: Any) -> None:
     groups = form(store, 3)
     for turn, late in enumerate((2, 0)):
         workers = start(groups, lambda group: group.meet(), but=late)
@@ -116,7 +116,7 @@ def test_a_meeting_lasts_until_the_last_has_come_and_is_forgotten_then(store: An
         workers.all_results()
 
 
-def test_a_meeting_that_is_too_long_says_how_many_came(store: Any) -> None:
+def test_the_timeout_of_a_meeting_counts_arrivals(store: Any) -> None:
     groups = form(store, 3)
     workers = start(groups, lambda group: group.meet(0.3), but=1).join()
     assert len(workers.errors) == 2
@@ -125,7 +125,7 @@ def test_a_meeting_that_is_too_long_says_how_many_came(store: Any) -> None:
         assert "2 of 3 arrived" in str(error)
 
 
-def test_an_exchange_lasts_no_longer_than_its_caller_says(store: Any) -> None:
+def test_an_exchange_may_have_its_own_timeout(store: Any) -> None:
     groups = form(store, 2, timeout=60)
     with pytest.raises(GroupTimeoutError, match=r"waited 0\.3 s for 'w1' \(rank 1\)"):
         groups[0].exchange(None, timeout=0.3)
@@ -147,7 +147,7 @@ class Hanging:
     [lambda group: group.meet(0.2), lambda group: group.fail("the disk is full")],
     ids=["meet", "fail"],
 )
-def test_a_store_that_hangs_is_named_with_the_time_limit(
+def test_a_hanging_store_is_named_with_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, request_of: Any
 ) -> None:
     monkeypatch.setattr(group_module, "STORE_PATIENCE", 0.3)

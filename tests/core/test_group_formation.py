@@ -18,6 +18,8 @@ from rpc_backends_core._errors import GroupError, GroupTimeoutError, SettingErro
 from rpc_backends_core._group import formation
 from support.stores import CountingStore
 
+pytestmark = pytest.mark.usefixtures("short_slices")
+
 MakeStore = Callable[[], Any]
 
 
@@ -28,7 +30,7 @@ def store() -> Any:
 
 @pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    """Give a function that connects one more worker to one store of each kind."""
+    """Yield a function that connects one more worker to a store of each kind."""
     if request.param == "HashStore":
         shared = dist.HashStore()
         yield lambda: shared
@@ -44,8 +46,8 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStor
         )
 
 
-def all_fail_alike(workers: Workers, kind: type[Exception] = GroupError) -> str:
-    """Check that all workers got one error, and return its text."""
+def assert_same_error(workers: Workers, kind: type[Exception] = GroupError) -> str:
+    """Check that all workers got the same error; return its text."""
     workers.join()
     assert workers.results == {}
     assert {type(error) for error in workers.errors.values()} == {kind}
@@ -56,7 +58,7 @@ def all_fail_alike(workers: Workers, kind: type[Exception] = GroupError) -> str:
 # --- static groups ---------------------------------------------------------------------------------
 
 
-def test_workers_become_one_group_on_every_kind_of_store(connect: MakeStore) -> None:
+def test_every_kind_of_store_forms_a_group(connect: MakeStore) -> None:
     workers = Workers()
     for rank in range(3):
         workers.start(rank, joining(connect(), f"w{rank}", rank, 3))
@@ -75,7 +77,7 @@ def test_a_group_of_one_is_complete_at_once(store: Any) -> None:
     assert [member.name for member in group.members] == ["w0"]
 
 
-def test_groups_one_after_the_other_on_one_store_are_kept_apart(store: Any) -> None:
+def test_consecutive_groups_on_one_store_are_separate(store: Any) -> None:
     first = form(store, 2)
     first[0].store.set("key", "first")
     second = form(store, 2)
@@ -84,7 +86,7 @@ def test_groups_one_after_the_other_on_one_store_are_kept_apart(store: Any) -> N
     assert first[1].store.get("key") == b"first"
 
 
-def test_groups_of_other_sizes_may_follow_on_one_store(store: Any) -> None:
+def test_consecutive_groups_may_differ_in_size(store: Any) -> None:
     for size in (2, 3, 1, 2):
         groups = form(store, size)
         assert len(groups[0].members) == size
@@ -92,7 +94,7 @@ def test_groups_of_other_sizes_may_follow_on_one_store(store: Any) -> None:
             group.end()
 
 
-def test_a_rank_that_is_not_below_the_world_size_is_refused_before_others_see_it(
+def test_a_rank_outside_the_world_size_is_refused(
     store: Any,
 ) -> None:
     for rank in (-1, 2):
@@ -101,21 +103,21 @@ def test_a_rank_that_is_not_below_the_world_size_is_refused_before_others_see_it
     assert len(form(store, 2)) == 2
 
 
-def test_the_place_of_an_attempt_that_died_while_it_waited_is_taken_over(store: Any) -> None:
-    # Stands for a process that was killed: nobody hears of it again.
+def test_a_restarted_worker_takes_over_its_slot(store: Any) -> None:
+    # This thread stands for a killed process, which cannot tell the others.
     dead = Workers()
     dead.start(0, joining(store, "w0", 0, 2))
     wait_for_key(store, "0/arrived")
     slot = "rpc_backends/0/slot/0"
-    of_the_dead = store.get(slot)
+    before = store.get(slot)
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))
-    wait_until(lambda: store.get(slot) != of_the_dead)
+    wait_until(lambda: store.get(slot) != before)
     workers.start(1, joining(store, "w1", 1, 2))
     groups = workers.all_results()
     assert [member.name for member in groups[0].members] == ["w0", "w1"]
     assert groups[0].members == groups[1].members
-    # If it lives after all, it waits for the next group.
+    # If that attempt is still alive after all, it waits for the next group.
     store.set("rpc_backends/1/group", '{"error": "it waited here"}')
     dead.join()
     assert str(dead.errors[0]) == "it waited here"
@@ -129,12 +131,12 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 
 def wait_for_key(store: Any, key: str) -> None:
-    # Not the store's own wait: a HashStore wakes nobody when a counter appears.
+    # The store's own wait does not work: a HashStore wakes no waiter when a counter appears.
     wait_until(lambda: bool(store.check([f"rpc_backends/{key}"])))
 
 
 def die_while_arriving(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """Make the next worker die, as it were, right before or after it counts itself as arrived."""
+    """Make the next worker stop right before or after it counts itself as arrived."""
     real = dist.PrefixStore.add
 
     def dying(store: Any, key: str, amount: int) -> int:
@@ -149,11 +151,11 @@ def die_while_arriving(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("dying_rank", [0, 1])
-def test_an_attempt_that_died_while_it_arrived_does_not_spoil_the_next(
+def test_a_worker_killed_while_arriving_can_be_restarted(
     store: Any, monkeypatch: pytest.MonkeyPatch, when: str, dying_rank: int
 ) -> None:
     workers = Workers()
-    if dying_rank == 1:  # the last to come
+    if dying_rank == 1:  # the last to arrive
         workers.start(0, joining(store, "w0", 0, 2))
         wait_for_key(store, "0/arrived")
     die_while_arriving(monkeypatch, when)
@@ -161,44 +163,44 @@ def test_an_attempt_that_died_while_it_arrived_does_not_spoil_the_next(
         joining(store, f"w{dying_rank}", dying_rank, 2)()
     monkeypatch.undo()
     slot = f"rpc_backends/0/slot/{dying_rank}"
-    of_the_dead = store.get(slot)
+    before = store.get(slot)
     workers.start(dying_rank, joining(store, f"w{dying_rank}", dying_rank, 2))
     if dying_rank == 0:
-        # Whoever comes before the place is taken over takes the dead for living.
-        wait_until(lambda: bool(store.get(slot) != of_the_dead))
+        # A worker that arrives before the slot is taken over would take the dead worker for a live one.
+        wait_until(lambda: bool(store.get(slot) != before))
         workers.start(1, joining(store, "w1", 1, 2))
     assert len(workers.all_results()) == 2
 
 
-def test_names_that_are_not_unique_are_told_to_all_with_their_ranks(store: Any) -> None:
+def test_a_name_used_twice_is_an_error_for_all(store: Any) -> None:
     workers = Workers()
     for rank, name in enumerate(["a", "b", "a"]):
         workers.start(rank, joining(store, name, rank, 3))
-    assert all_fail_alike(workers) == "RPC worker name a is not unique: ranks 0 and 2 share it."
+    assert assert_same_error(workers) == "RPC worker name a is not unique: ranks 0 and 2 share it."
 
 
-def test_workers_of_different_backends_are_told_to_all_with_their_backends(store: Any) -> None:
+def test_different_backends_are_an_error_for_all(store: Any) -> None:
     workers = Workers()
     for rank, backend in enumerate(["PIGEON", "CARRIER"]):
         workers.start(rank, joining(store, f"w{rank}", rank, 2, backend=backend))
-    text = all_fail_alike(workers)
+    text = assert_same_error(workers)
     assert "'w0' (rank 0): PIGEON" in text
     assert "'w1' (rank 1): CARRIER" in text
 
 
-def test_workers_that_disagree_on_the_size_are_all_told_both_sizes(store: Any) -> None:
+def test_different_world_sizes_are_an_error_for_all(store: Any) -> None:
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))
     wait_for_key(store, "0/arrived")
     workers.start(1, joining(store, "w1", 1, 3))
-    text = all_fail_alike(workers)
+    text = assert_same_error(workers)
     assert "'w1' (rank 1) has 3, but an earlier worker has 2" in text
 
 
-def test_the_reason_is_known_though_the_host_went_before_it_confirmed_the_reading(
+def test_the_reason_survives_the_loss_of_the_host(
     store: Any,
 ) -> None:
-    class GoesAtTheLast(CountingStore):
+    class LosesTheHostAtTheEnd(CountingStore):
         def add(self, key: str, amount: int) -> int:
             found = super().add(key, amount)
             if key.endswith("/read"):
@@ -207,15 +209,15 @@ def test_the_reason_is_known_though_the_host_went_before_it_confirmed_the_readin
 
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))
-    workers.start(1, joining(GoesAtTheLast(store), "w1", 1, 3))
-    assert "disagree on world_size" in all_fail_alike(workers)
+    workers.start(1, joining(LosesTheHostAtTheEnd(store), "w1", 1, 3))
+    assert "disagree on world_size" in assert_same_error(workers)
 
 
-def test_after_a_group_that_failed_its_workers_may_try_again(store: Any) -> None:
+def test_workers_may_try_again_after_a_failure(store: Any) -> None:
     workers = Workers()
     for rank in range(2):
         workers.start(rank, joining(store, "same", rank, 2))
-    all_fail_alike(workers)
+    assert_same_error(workers)
     assert [member.name for member in form(store, 2)[0].members] == ["w0", "w1"]
 
 
@@ -225,19 +227,17 @@ def test_after_a_group_that_failed_its_workers_may_try_again(store: Any) -> None
 @pytest.mark.parametrize(
     ("present", "missing"), [([0, 2], "Missing: rank 1."), ([1], "Missing: ranks 0, 2.")]
 )
-def test_a_group_that_stays_incomplete_names_the_missing_ranks_to_all_who_came(
-    store: Any, present: list[int], missing: str
-) -> None:
+def test_the_timeout_names_the_missing_ranks(store: Any, present: list[int], missing: str) -> None:
     workers = Workers()
     for rank in present:
         workers.start(rank, joining(store, f"w{rank}", rank, 3, join_timeout=1.0))
-    text = all_fail_alike(workers, GroupTimeoutError)
+    text = assert_same_error(workers, GroupTimeoutError)
     assert "the group of 3 workers was not complete after 1 s" in text
     assert missing in text
     assert "RPC_BACKENDS_JOIN_TIMEOUT=SECONDS" in text
 
 
-def test_a_worker_that_comes_too_late_waits_for_the_next_group(store: Any) -> None:
+def test_a_late_worker_waits_for_the_next_group(store: Any) -> None:
     with pytest.raises(GroupTimeoutError):
         joining(store, "w0", 0, 2, join_timeout=0.2)()
     workers = Workers()
@@ -246,9 +246,7 @@ def test_a_worker_that_comes_too_late_waits_for_the_next_group(store: Any) -> No
     assert len(workers.all_results()) == 2
 
 
-def test_the_variable_says_how_long_workers_wait(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variable_sets_the_time_limit(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPC_BACKENDS_JOIN_TIMEOUT", "0.2")
     with pytest.raises(GroupTimeoutError, match=r"after 0\.2 s"):
         joining(store, "w0", 0, 2, join_timeout=None)()
@@ -257,7 +255,7 @@ def test_the_variable_says_how_long_workers_wait(
         joining(store, "w0", 0, 2, join_timeout=None)()
 
 
-def test_a_wait_can_be_interrupted_and_the_others_are_told(store: Any) -> None:
+def test_an_interrupt_ends_the_start_of_all_workers(store: Any) -> None:
     workers = Workers()
     workers.start(1, joining(store, "w1", 1, 3, join_timeout=20))
 
@@ -274,11 +272,11 @@ def test_a_wait_can_be_interrupted_and_the_others_are_told(store: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - start < 10
-    text = all_fail_alike(workers)
+    text = assert_same_error(workers)
     assert "RPC worker 'w0' (rank 0) gave up: KeyboardInterrupt" in text
 
 
-def test_a_store_that_goes_away_ends_the_wait_with_its_own_error() -> None:
+def test_losing_the_store_ends_the_wait() -> None:
     timeout = timedelta(seconds=20)
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
     guest = dist.TCPStore(
@@ -294,7 +292,7 @@ def test_a_store_that_goes_away_ends_the_wait_with_its_own_error() -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_long_wait_is_told_in_the_log_with_who_is_missing(
+def test_a_long_wait_logs_the_missing_ranks(
     store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rpc_backends_core._group.waiting._FIRST_NEWS", 0.1)
@@ -302,13 +300,13 @@ def test_a_long_wait_is_told_in_the_log_with_who_is_missing(
     with caplog.at_level(logging.WARNING), pytest.raises(GroupTimeoutError):
         joining(store, "w0", 0, 2, join_timeout=0.5)()
     assert "RPC worker 'w0' (rank 0) has waited 0 s for rank 1" in caplog.messages
-    assert len(caplog.messages) <= 3  # less and less often
+    assert len(caplog.messages) <= 3  # the intervals grow
 
 
 # --- dynamic groups --------------------------------------------------------------------------------
 
 
-def test_workers_of_a_dynamic_group_share_a_store_and_wait_for_nobody(connect: MakeStore) -> None:
+def test_a_dynamic_group_waits_for_no_worker(connect: MakeStore) -> None:
     first = joining(connect(), "a", 0, None)()
     first.store.set("key", "value")
     second = joining(connect(), "b", 1, 0)()
@@ -316,18 +314,18 @@ def test_workers_of_a_dynamic_group_share_a_store_and_wait_for_nobody(connect: M
     assert (first.world_size, first.members) == (None, ())
 
 
-def test_a_static_group_may_follow_when_all_have_left_a_dynamic_one(connect: MakeStore) -> None:
+def test_a_static_group_may_follow_a_dynamic_one(connect: MakeStore) -> None:
     groups = [joining(connect(), name, rank, None)() for rank, name in enumerate("ab")]
     for group in groups:
         group.end()
-        group.end()  # twice is once
+        group.end()  # a second call does nothing
     workers = Workers()
     for rank in range(2):
         workers.start(rank, joining(connect(), f"w{rank}", rank, 2))
     assert len(workers.all_results()) == 2
 
 
-def test_a_dynamic_group_may_follow_when_all_have_left_a_static_one(store: Any) -> None:
+def test_a_dynamic_group_may_follow_a_static_one(store: Any) -> None:
     groups = form(store, 2)
     groups[0].end()
     with pytest.raises(GroupError, match="mixes statically and dynamically"):
@@ -336,13 +334,13 @@ def test_a_dynamic_group_may_follow_when_all_have_left_a_static_one(store: Any) 
     assert joining(store, "d", 0, None)().world_size is None
 
 
-def test_a_dynamic_group_may_follow_a_static_one_that_never_formed(store: Any) -> None:
+def test_a_dynamic_group_may_follow_an_incomplete_one(store: Any) -> None:
     with pytest.raises(GroupTimeoutError):
         joining(store, "w0", 0, 2, join_timeout=0.1)()
     assert joining(store, "d", 0, None)().world_size is None
 
 
-def test_static_and_dynamic_members_are_not_mixed_whichever_comes_first(store: Any) -> None:
+def test_static_and_dynamic_members_do_not_mix(store: Any) -> None:
     dynamic = joining(store, "d", 0, None)()
     with pytest.raises(GroupError, match=r"mixes.*'w1', rank 1\) asks for a static.*is dynamic"):
         joining(store, "w1", 1, 2)()
@@ -353,12 +351,12 @@ def test_static_and_dynamic_members_are_not_mixed_whichever_comes_first(store: A
     wait_for_key(store, "1/arrived")
     with pytest.raises(GroupError, match=r"mixes.*'d', rank 1\) asks for a dynamic.*is static"):
         joining(store, "d", 1, None)()
-    # Those who wait for the static group are not disturbed by it.
+    # Workers that wait for the static group are not affected.
     workers.start(1, joining(store, "w1", 1, 2))
     assert len(workers.all_results()) == 2
 
 
-def test_a_worker_that_left_a_dynamic_group_may_come_back_to_it(store: Any) -> None:
+def test_a_worker_may_rejoin_a_dynamic_group(store: Any) -> None:
     stays = joining(store, "a", 0, None)()
     leaves = joining(store, "b", 1, None)()
     leaves.end()
@@ -369,7 +367,7 @@ def test_a_worker_that_left_a_dynamic_group_may_come_back_to_it(store: Any) -> N
 
 @pytest.fixture
 def process_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Give a function that makes what follows the doing of another process."""
+    """Return a function that makes the following calls look like those of another process."""
 
     def become(process: str) -> None:
         monkeypatch.setattr(formation, "_process_nonce", lambda: process)
@@ -377,11 +375,11 @@ def process_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return become
 
 
-def test_no_two_processes_of_a_dynamic_group_get_one_autograd_id(
+def test_processes_of_a_dynamic_group_get_unique_autograd_ids(
     store: Any, process_of: Callable[[str], None]
 ) -> None:
     ids = []
-    # Ranks are what a program likes, and workers come and go.
+    # A program may choose any ranks, and workers come and go.
     for number, rank in enumerate([0, 1, 1, 0, 5, 1]):
         process_of(f"process {number}")
         ids.append(joining(store, f"w{number}", rank, None)().autograd_id)
@@ -390,18 +388,18 @@ def test_no_two_processes_of_a_dynamic_group_get_one_autograd_id(
     assert all(0 <= each < 2**15 for each in ids)
 
 
-def test_a_process_that_comes_back_keeps_its_autograd_id(
+def test_a_rejoining_process_keeps_its_autograd_id(
     store: Any, process_of: Callable[[str], None]
 ) -> None:
     process_of("one")
     first = joining(store, "a", 3, None)()
     first.end()
-    # Torch has fixed it for the process by now.
+    # By now torch has fixed the id for this process.
     again = joining(store, "a", 4, None, fixed_id=first.autograd_id)()
     assert again.autograd_id == first.autograd_id == 3
 
 
-def test_an_autograd_id_that_two_processes_have_fixed_is_kept_and_warned_of(
+def test_an_autograd_id_fixed_twice_is_a_warning(
     store: Any, process_of: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     process_of("one")

@@ -1,4 +1,4 @@
-"""Worker and autograd ids: properties that hold whatever ids torch has fixed in earlier groups."""
+"""Properties of worker ids and autograd ids, for any ids that torch has fixed in earlier groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fixed = list[int | None]
 
 
 def cases() -> Iterator[Fixed]:
-    """Give all small groups, and some large ones, with ids of an earlier group or none."""
+    """Yield all small groups and some large ones: for each worker, an id of an earlier group or None."""
     for size in range(1, 5):
         yield from map(list, itertools.product([None, *range(size + 1)], repeat=size))
     dice = random.Random(1)
@@ -27,12 +27,12 @@ def cases() -> Iterator[Fixed]:
         yield [dice.choice(ids) for _ in range(size)]
 
 
-def test_worker_ids_are_each_of_the_ids_below_the_size_once() -> None:
+def test_worker_ids_are_a_permutation_of_the_ranks() -> None:
     for fixed in cases():
         assert sorted(composition.worker_ids(fixed)) == list(range(len(fixed))), fixed
 
 
-def test_a_worker_keeps_the_id_that_it_has_had_where_nobody_else_has_it() -> None:
+def test_a_worker_keeps_an_earlier_id_that_is_unique() -> None:
     for fixed in cases():
         ids = composition.worker_ids(fixed)
         for rank, one in enumerate(fixed):
@@ -40,7 +40,7 @@ def test_a_worker_keeps_the_id_that_it_has_had_where_nobody_else_has_it() -> Non
                 assert ids[rank] == one, fixed
 
 
-def test_of_workers_that_have_had_one_id_exactly_one_keeps_it() -> None:
+def test_exactly_one_worker_keeps_a_shared_id() -> None:
     for fixed in cases():
         ids = composition.worker_ids(fixed)
         for one in {one for one in fixed if one is not None and one < len(fixed)}:
@@ -48,14 +48,14 @@ def test_of_workers_that_have_had_one_id_exactly_one_keeps_it() -> None:
             assert len(keepers) == 1, fixed
 
 
-def test_in_a_group_of_fresh_processes_every_id_is_the_rank() -> None:
+def test_ids_of_fresh_processes_are_their_ranks() -> None:
     for size in (1, 2, 50):
         ranks = list(range(size))
         assert composition.worker_ids([None] * size) == ranks
         assert composition.autograd_ids([None] * size, ranks) == ranks
 
 
-def test_a_fresh_process_gets_its_rank_unless_another_one_has_had_that_id() -> None:
+def test_a_fresh_process_gets_its_rank_if_free() -> None:
     for fixed in cases():
         ids = composition.worker_ids(fixed)
         for rank, one in enumerate(fixed):
@@ -70,7 +70,7 @@ def test_autograd_ids_that_torch_has_fixed_are_kept() -> None:
             assert one is None or ids[rank] == one, fixed
 
 
-def test_no_two_workers_share_an_autograd_id_unless_torch_has_fixed_it_for_both() -> None:
+def test_autograd_ids_are_unique_unless_fixed() -> None:
     for fixed in cases():
         ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
         for one, other in itertools.combinations(range(len(fixed)), 2):
@@ -78,7 +78,7 @@ def test_no_two_workers_share_an_autograd_id_unless_torch_has_fixed_it_for_both(
                 assert ids[one] != ids[other], fixed
 
 
-def test_every_id_fits_into_what_torch_keeps_it_in() -> None:
+def test_every_id_fits_into_15_bits() -> None:
     for fixed in cases():
         ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
         assert all(0 <= one < 2**15 for one in ids), fixed

@@ -1,4 +1,4 @@
-"""What a group costs its store: a number of requests per worker that does not grow with the group."""
+"""A worker makes a number of store requests that does not grow with the group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = (2, 4, 8, 16, 32)
 
 
 def count(world_size: int, *, exchanges: int) -> list[int]:
-    """Form a group, exchange, and leave; return the requests of each worker, fewest first."""
+    """Form a group, exchange and leave; return the number of requests of each worker, ascending."""
     store = CountingStore(dist.HashStore())
     workers = Workers()
 
@@ -33,16 +33,16 @@ def count(world_size: int, *, exchanges: int) -> list[int]:
 
 
 @pytest.mark.parametrize("exchanges", [0, 1, 3])
-def test_the_requests_of_a_worker_do_not_grow_with_the_group(exchanges: int) -> None:
+def test_requests_per_worker_do_not_grow(exchanges: int) -> None:
     counts = {size: count(size, exchanges=exchanges) for size in SIZES}
-    # About six to form the group and leave it, and three for an exchange. Who comes last has a few
-    # more, and in each step that may be another one.
+    # About six requests to form the group and leave it, and three for each exchange. The last to arrive
+    # makes a few more, and the last may be another worker in each step.
     most = 13 + 5 * exchanges
     for size, each in counts.items():
         assert each[-1] <= most, (size, each)
 
 
-def test_joining_a_dynamic_group_takes_as_many_requests_whoever_is_there() -> None:
+def test_joining_a_dynamic_group_costs_constant_requests() -> None:
     store = CountingStore(dist.HashStore())
     numbers = []
     for rank in range(8):

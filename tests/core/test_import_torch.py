@@ -1,4 +1,4 @@
-"""What ``import torch`` alone gives and costs, in new interpreters, started side by side."""
+"""What ``import torch`` provides and imports, in new interpreters that run side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN = """
     assert init_rpc is rpc.init_rpc and register_backend is rpc.register_backend
     assert BackendType["TENSORPIPE"].name == "TENSORPIPE"
 """
-OURS_FIRST = """
+CORE_FIRST = """
     import sys
     import rpc_backends_core
     assert "torch" not in sys.modules
@@ -45,29 +45,29 @@ SWITCHED_OFF = """
 """
 CASES = {
     "plain": (PLAIN, {}),
-    "ours first": (OURS_FIRST, {}),
+    "ours first": (CORE_FIRST, {}),
     "switched off": (SWITCHED_OFF, {"RPC_BACKENDS_AUTOLOAD": "0"}),
 }
 
 
 @pytest.fixture(scope="module")
 def interpreters() -> Iterator[dict[str, Fresh]]:
-    """Start all of them; importing torch is mostly waiting for files."""
+    """Start all interpreters; importing torch mostly waits for files."""
     yield {name: fresh(code, env=env) for name, (code, env) in CASES.items()}
 
 
 @pytest.mark.slow
-def test_torch_alone_gives_the_registry_under_torchs_names(interpreters: dict[str, Fresh]) -> None:
+def test_import_torch_installs_the_registry(interpreters: dict[str, Fresh]) -> None:
     assert interpreters["plain"].output() == ""
 
 
-def test_importing_ours_first_imports_torch_when_it_is_needed_and_installs_the_bridge(
+def test_importing_the_core_first_imports_torch_later(
     interpreters: dict[str, Fresh],
 ) -> None:
     assert interpreters["ours first"].output() == ""
 
 
-def test_switched_off_torch_has_its_own_enum_until_the_bridge_is_installed_by_hand(
+def test_autoload_0_keeps_torchs_enum_until_install(
     interpreters: dict[str, Fresh],
 ) -> None:
     assert interpreters["switched off"].output() == ""

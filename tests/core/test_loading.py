@@ -1,4 +1,4 @@
-"""Loading: only what is asked for, once; a failure is data, and raised again for whoever asks."""
+"""Only the requested backend is loaded, once. A failure is recorded and raised at each request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from rpc_backends_core._errors import BackendLoadError
 from rpc_backends_core._registry import Registry
 
 
-def failing(site: Site, source: str, value: str = "sample_backend_odd:BACKEND") -> BackendLoadError:
-    """Install a backend of that source, and return the error that asking for it gives."""
+def load_error(
+    site: Site, source: str, value: str = "sample_backend_odd:BACKEND"
+) -> BackendLoadError:
+    """Install a backend with that source; return the error that requesting it raises."""
     modules = {"sample_backend_odd": source}
     site.add("rpc-backend-odd", "1.2", backends={"ODD": value}, modules=modules)
     with pytest.raises(BackendLoadError) as caught:
@@ -21,7 +23,7 @@ def failing(site: Site, source: str, value: str = "sample_backend_odd:BACKEND") 
     return caught.value
 
 
-def test_only_the_backend_asked_for_is_imported(site: Site) -> None:
+def test_only_the_requested_backend_is_imported(site: Site) -> None:
     wanted, other = site.add_backend("WANTED"), site.add_backend("OTHER")
     registry = Registry(scan=site.scan)
     registry.backend("wanted")
@@ -30,7 +32,7 @@ def test_only_the_backend_asked_for_is_imported(site: Site) -> None:
     assert [record.state for record in registry.records()] == ["found", "loaded"]
 
 
-def test_a_loaded_backend_is_the_same_object_ever_after(site: Site) -> None:
+def test_a_loaded_backend_stays_the_same_object(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
     assert registry.backend("PIGEON") is registry.backend("PIGEON")
@@ -53,10 +55,10 @@ def test_a_loaded_backend_is_the_same_object_ever_after(site: Site) -> None:
         ("", "", Exception),
     ],
 )
-def test_a_plugin_that_cannot_be_loaded_raises_its_cause_and_names_its_package(
+def test_an_unloadable_plugin_names_its_package_and_cause(
     site: Site, source: str, value: str, cause: type[BaseException]
 ) -> None:
-    error = failing(site, source, value)
+    error = load_error(site, source, value)
     assert isinstance(error.__cause__, cause)
     for part in ("'ODD'", "rpc-backend-odd 1.2", value, type(error.__cause__).__name__):
         assert part in str(error)
@@ -82,10 +84,8 @@ HANDLERS = """
         "def init(store, name, rank, world_size, rpc_backend_options, /): ...",
     ],
 )
-def test_a_handler_that_torch_could_not_call_is_refused_with_both_signatures(
-    site: Site, change: str
-) -> None:
-    error = failing(site, f"{HANDLERS}\n    {change}\n    BACKEND = (construct, init)")
+def test_a_handler_torch_cannot_call_is_refused(site: Site, change: str) -> None:
+    error = load_error(site, f"{HANDLERS}\n    {change}\n    BACKEND = (construct, init)")
     wrong = "construct_rpc_backend_options_handler" if "construct" in change else "init_backend"
     assert isinstance(error.__cause__, TypeError)
     assert wrong in str(error)
@@ -105,7 +105,7 @@ def test_a_handler_that_torch_could_not_call_is_refused_with_both_signatures(
         "construct = dict",
     ],
 )
-def test_a_handler_that_torch_can_call_is_taken(site: Site, change: str) -> None:
+def test_a_handler_torch_can_call_is_accepted(site: Site, change: str) -> None:
     source = f"{HANDLERS}\n    {change}\n    BACKEND = (construct, init)"
     site.add_backend("PIGEON", source)
     Registry(scan=site.scan).backend("PIGEON")
@@ -137,11 +137,11 @@ def test_a_class_whose_handlers_need_an_instance_is_refused(site: Site) -> None:
         def construct_rpc_backend_options_handler(self, rpc_timeout, init_method): ...
         def init_backend_handler(self, store, name, rank, world_size, rpc_backend_options): ...
     """
-    error = failing(site, source)
+    error = load_error(site, source)
     assert "self" in str(error)
 
 
-def test_a_failure_is_data_on_the_record(site: Site) -> None:
+def test_a_failure_is_kept_on_the_record(site: Site) -> None:
     site.add_backend("ODD", "raise RuntimeError('boom')")
     registry = Registry(scan=site.scan)
     with pytest.raises(BackendLoadError):
@@ -152,7 +152,7 @@ def test_a_failure_is_data_on_the_record(site: Site) -> None:
     assert str(record.error.__cause__) == "boom"
 
 
-def test_a_failed_plugin_is_tried_once_and_fails_the_same_way_again(site: Site) -> None:
+def test_a_failed_plugin_is_imported_only_once(site: Site) -> None:
     site.add_backend("ODD", "import builtins; builtins.tries.append(1); raise OSError('boom')")
     import builtins
 
@@ -169,7 +169,7 @@ def test_a_failed_plugin_is_tried_once_and_fails_the_same_way_again(site: Site) 
     assert len({(str(error), error.__cause__) for error in errors}) == 1
 
 
-def test_raising_a_remembered_failure_does_not_pile_up_tracebacks(site: Site) -> None:
+def test_repeated_failures_do_not_grow_the_traceback(site: Site) -> None:
     site.add_backend("ODD", "raise OSError('boom')")
     registry = Registry(scan=site.scan)
     lengths = []
@@ -180,7 +180,7 @@ def test_raising_a_remembered_failure_does_not_pile_up_tracebacks(site: Site) ->
     assert lengths[1] == lengths[2]
 
 
-def test_a_failure_of_one_plugin_leaves_all_others_usable(site: Site) -> None:
+def test_a_failed_plugin_leaves_others_usable(site: Site) -> None:
     site.add_backend("ODD", "raise OSError('boom')")
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
@@ -190,7 +190,7 @@ def test_a_failure_of_one_plugin_leaves_all_others_usable(site: Site) -> None:
     assert registry.names() == ["ODD", "PIGEON"]
 
 
-def test_a_plugin_in_torchs_place_that_fails_tells_how_to_use_torchs_own(site: Site) -> None:
+def test_a_failed_tensorpipe_plugin_says_how_to_use_torchs(site: Site) -> None:
     site.add_backend("TENSORPIPE", "raise OSError('boom')")
     registry = Registry(scan=site.scan)
     registry.register("TENSORPIPE", (print, print), owner="torch", torch_own=True)
@@ -198,17 +198,17 @@ def test_a_plugin_in_torchs_place_that_fails_tells_how_to_use_torchs_own(site: S
         registry.backend("TENSORPIPE")
 
 
-def test_a_failure_whose_own_text_cannot_be_made_is_recorded_too(site: Site) -> None:
+def test_a_failure_whose_str_raises_is_recorded(site: Site) -> None:
     source = """
     class Mute(Exception):
         def __str__(self):
             raise ValueError("no text")
     raise Mute
     """
-    assert "Mute" in str(failing(site, source))
+    assert "Mute" in str(load_error(site, source))
 
 
-def test_an_interrupt_while_a_plugin_is_imported_is_no_failure_of_the_plugin(site: Site) -> None:
+def test_an_interrupt_is_not_a_failure_of_the_plugin(site: Site) -> None:
     source = """
     import builtins
     if not hasattr(builtins, "interrupted_once"):

@@ -1,4 +1,4 @@
-"""What `RPC_BACKENDS_OVERRIDE` puts in a backend's place, and what becomes of the program's options."""
+"""Which backend `RPC_BACKENDS_OVERRIDE` starts, and how it converts the program's options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.distributed import rpc
 
 from core.kit import Children, Site, calls
-from rpc_backends_core import _api as functions
+from rpc_backends_core import _api as api
 from rpc_backends_core import _patches as patches
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._default_registry import default_registry
@@ -28,7 +28,7 @@ MAPS = {"worker1": {"cuda:0": "cuda:1"}}
 
 
 class Options(rpc.RpcBackendOptions):
-    """The options of MINE; what its handler was given is kept."""
+    """The options of MINE; they keep the arguments of its handler."""
 
     def __init__(self, rpc_timeout: float, init_method: str, **given: Any) -> None:
         super().__init__(rpc_timeout, init_method)
@@ -48,15 +48,15 @@ def with_threads(rpc_timeout: float, init_method: str, num_worker_threads: int =
 
 
 def convert(options: Any, construct: Callable[..., Any] = with_threads) -> Any:
-    """Return ``options`` as those of a backend MINE whose handler is ``construct``."""
-    if not functions.backend_registered("MINE"):
-        functions.register_backend("MINE", construct, init)
+    """Convert ``options`` to those of a backend MINE whose handler is ``construct``."""
+    if not api.backend_registered("MINE"):
+        api.register_backend("MINE", construct, init)
     settings = Settings(default=None, override="MINE", join_timeout=1.0)
     return resolve_start("MINE", options, settings).options
 
 
 def backend_for(backend: Any, options: Any) -> Any:
-    """Return the member of the backend that a start with these arguments uses."""
+    """Return the backend member that a start with these arguments uses."""
     return B[resolve_start(backend, options, Settings.from_environment()).name]
 
 
@@ -66,8 +66,8 @@ def installed(with_torchs: Registry) -> None:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
-    """Give what the package has logged, by level."""
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """Return a function that returns the package's log, as pairs of level and text."""
     caplog.set_level(logging.INFO, "rpc_backends")
     return lambda: [(one.levelname, one.getMessage()) for one in caplog.records]
 
@@ -76,12 +76,12 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]
 
 
 @pytest.mark.parametrize("text", [None, "", "  "])
-def test_not_set_or_empty_it_changes_nothing(
+def test_an_unset_or_empty_variable_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     if text is not None:
         monkeypatch.setenv(VARIABLE, text)
-    functions.register_backend("MINE", only_common, init)
+    api.register_backend("MINE", only_common, init)
     given = TensorPipeOptions()
     for backend in ("TENSORPIPE", "MINE"):
         resolved = resolve_start(backend, given, Settings.from_environment())
@@ -101,7 +101,7 @@ def test_not_set_or_empty_it_changes_nothing(
     ],
     ids=["name", "member", "options", "member and options", "nothing"],
 )
-def test_it_goes_before_all_that_a_program_says(
+def test_it_overrides_everything_that_a_program_passes(
     site: Site, monkeypatch: pytest.MonkeyPatch, name: str, ask: Callable[[], tuple[Any, Any]]
 ) -> None:
     site.add_backend("PIGEON")
@@ -109,14 +109,14 @@ def test_it_goes_before_all_that_a_program_says(
     assert backend_for(*ask()) is B.PIGEON
 
 
-def test_it_goes_before_the_default(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_wins_over_the_default(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGEON")
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", "TYPO")
     assert backend_for(None, None) is B.PIGEON
 
 
-def test_the_backend_that_a_program_names_need_not_be_there(
+def test_the_named_backend_need_not_be_installed(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")
@@ -125,7 +125,7 @@ def test_the_backend_that_a_program_names_need_not_be_there(
 
 
 @pytest.mark.parametrize("backend", [3, object(), ["TENSORPIPE"]])
-def test_what_is_no_backend_is_torchs_type_error_all_the_same(
+def test_a_backend_of_a_wrong_type_is_still_refused(
     monkeypatch: pytest.MonkeyPatch, backend: Any
 ) -> None:
     monkeypatch.setenv(VARIABLE, "TENSORPIPE")
@@ -133,7 +133,7 @@ def test_what_is_no_backend_is_torchs_type_error_all_the_same(
         backend_for(backend, None)
 
 
-def test_a_typo_is_an_error_with_the_variable_the_nearest_name_and_all_that_are_known(
+def test_a_misspelt_name_is_an_error_with_suggestions(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")
@@ -146,7 +146,7 @@ def test_a_typo_is_an_error_with_the_variable_the_nearest_name_and_all_that_are_
     assert "TENSORPIPE, PIGEON" in text
 
 
-def test_a_denied_backend_is_an_error_that_says_who_denies_it(
+def test_a_denied_backend_names_the_denying_variable(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")
@@ -169,9 +169,7 @@ def test_a_broken_backend_is_an_error_with_its_cause(
     assert isinstance(caught.value.__cause__.__cause__, OSError)
 
 
-def test_a_backend_that_two_packages_claim_names_both(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conflict_names_both_packages(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.add("dist-a", backends={"PIGEON": "a:X"})
     site.add("dist-b", backends={"PIGEON": "b:X"})
     monkeypatch.setenv(VARIABLE, "PIGEON")
@@ -189,33 +187,33 @@ def test_a_backend_that_two_packages_claim_names_both(
     ],
     ids=["name", "member", "options", "nothing"],
 )
-def test_one_line_says_what_the_program_asked_for_and_what_it_gets(
+def test_one_log_line_names_both_backends(
     site: Site,
     monkeypatch: pytest.MonkeyPatch,
-    said: Callable[[], list[tuple[str, str]]],
+    logged: Callable[[], list[tuple[str, str]]],
     ask: Callable[[], tuple[Any, Any]],
     asked: str,
 ) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGEON")
     backend_for(*ask())
-    ((level, text),) = said()
+    ((level, text),) = logged()
     assert level == "INFO"
     assert text.startswith("RPC_BACKENDS_OVERRIDE: ")
     assert asked in text
     assert text.endswith("starting PIGEON")
 
 
-def test_a_program_that_names_that_very_backend_is_no_news(
-    site: Site, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[tuple[str, str]]]
+def test_naming_the_same_backend_logs_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[tuple[str, str]]]
 ) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv(VARIABLE, "PIGEON")
     assert backend_for("pigeon", None) is B.PIGEON
-    assert said() == []
+    assert logged() == []
 
 
-# --- what options share ----------------------------------------------------------------------------
+# --- options that both backends have ---------------------------------------------------------------
 
 
 def test_timeout_init_method_and_threads_are_carried_over() -> None:
@@ -227,38 +225,38 @@ def test_timeout_init_method_and_threads_are_carried_over() -> None:
     assert made.given == {"num_worker_threads": 3}
 
 
-def test_a_program_keeps_the_number_of_threads_that_its_options_have_by_default() -> None:
+def test_the_default_number_of_threads_is_carried_over() -> None:
     assert convert(TensorPipeOptions()).given == {"num_worker_threads": 16}
 
 
-def test_options_without_threads_leave_their_number_to_the_backend() -> None:
+def test_options_without_threads_use_the_backends_number() -> None:
     assert convert(rpc.RpcBackendOptions(5, "file:///there")).given == {"num_worker_threads": 4}
 
 
-def test_a_timeout_of_never_stays_never() -> None:
+def test_an_infinite_timeout_is_carried_over() -> None:
     assert convert(TensorPipeOptions(rpc_timeout=0)).rpc_timeout == 0
 
 
-def test_threads_of_a_backend_that_has_no_such_option_are_named_if_the_program_set_them(
-    said: Callable[[], list[tuple[str, str]]],
+def test_dropping_a_set_number_of_threads_is_a_warning(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     convert(TensorPipeOptions(), only_common)
-    assert said() == []
+    assert logged() == []
     convert(TensorPipeOptions(num_worker_threads=3), only_common)
-    ((level, text),) = said()
+    ((level, text),) = logged()
     assert level == "WARNING"
     assert "MINE runs without num_worker_threads" in text
 
 
 @pytest.mark.parametrize("kind", [Options, type("Derived", (Options,), {})])
-def test_options_that_the_backend_has_itself_are_passed_as_they_are(kind: type) -> None:
-    functions.register_backend("MINE", with_threads, init)
+def test_options_of_the_same_backend_are_passed_unchanged(kind: type) -> None:
+    api.register_backend("MINE", with_threads, init)
     options = kind(5, "env://")
     assert convert(options) is options
 
 
-def test_every_backends_base_class_of_options_makes_none_its_own() -> None:
-    functions.register_backend("MINE", rpc.RpcBackendOptions, init)
+def test_the_base_class_of_options_is_converted_too() -> None:
+    api.register_backend("MINE", rpc.RpcBackendOptions, init)
     options = TensorPipeOptions(rpc_timeout=5)
     made = convert(options)
     assert type(made) is rpc.RpcBackendOptions
@@ -266,7 +264,7 @@ def test_every_backends_base_class_of_options_makes_none_its_own() -> None:
     assert convert(made) is made
 
 
-def test_a_handler_that_takes_any_keyword_gets_those_that_it_names() -> None:
+def test_a_handler_with_kwargs_gets_only_named_parameters() -> None:
     def construct(
         rpc_timeout: float, init_method: str, *, num_worker_threads: int = 4, **more: Any
     ) -> Any:
@@ -276,15 +274,15 @@ def test_a_handler_that_takes_any_keyword_gets_those_that_it_names() -> None:
     assert made.given == {"num_worker_threads": 3}
 
 
-def test_a_handler_without_a_signature_gets_timeout_and_init_method_alone() -> None:
-    handler = rpc.RpcBackendOptions  # in C++
+def test_a_handler_without_a_signature_gets_two_arguments() -> None:
+    handler = rpc.RpcBackendOptions  # written in C++
     with pytest.raises(ValueError, match="no signature"):
         inspect.signature(handler)
     made = convert(TensorPipeOptions(rpc_timeout=5, num_worker_threads=3), handler)
     assert made.rpc_timeout == 5
 
 
-def test_what_a_handler_calls_timeout_and_url_is_given_by_position() -> None:
+def test_timeout_and_init_method_are_passed_by_position() -> None:
     def construct(seconds: float, url: str, num_worker_threads: int = 4) -> Any:
         return Options(seconds, url, num_worker_threads=num_worker_threads)
 
@@ -295,7 +293,7 @@ def test_what_a_handler_calls_timeout_and_url_is_given_by_position() -> None:
     assert made.given == {"num_worker_threads": 2}
 
 
-def test_a_required_option_that_no_other_options_have_is_the_handlers_own_error() -> None:
+def test_a_missing_required_option_raises_the_handlers_error() -> None:
     def construct(rpc_timeout: float, init_method: str, certificate: str) -> Any:
         raise AssertionError("not reached")
 
@@ -318,60 +316,60 @@ def test_options_are_constructed_through_the_hooks(site: Site) -> None:
 
 
 def with_declared_type(construct: Callable[..., Any]) -> None:
-    """Register MINE, its type of options known, so that none are constructed to see it."""
-    functions.register_backend("MINE", construct, init)
+    """Register MINE with a known options type, so that nothing constructs options to find it out."""
+    api.register_backend("MINE", construct, init)
     registry = default_registry()
     registry.learn_options_type(registry.find("MINE"), Options)
 
 
-# --- what has no counterpart -----------------------------------------------------------------------
+# --- options that the new backend does not have ----------------------------------------------------
 
 
-def test_transports_and_channels_are_named_in_one_warning(
-    said: Callable[[], list[tuple[str, str]]],
+def test_transports_and_channels_are_dropped_with_one_warning(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     made = convert(TensorPipeOptions(_transports=["uv"], _channels=["basic"]))
-    ((level, text),) = said()
+    ((level, text),) = logged()
     assert level == "WARNING"
     assert "MINE runs without _transports, _channels" in text
     assert "TensorPipeRpcBackendOptions" in text
     assert made.given == {"num_worker_threads": 16}
 
 
-def test_what_is_left_at_its_default_is_no_warning(
-    said: Callable[[], list[tuple[str, str]]],
+def test_options_at_their_defaults_cause_no_warning(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     convert(TensorPipeOptions(device_maps={}, devices=[], _transports=None, _channels=None))
-    assert said() == []
+    assert logged() == []
 
 
-def test_transports_of_a_programs_own_class_of_options_are_seen(
-    said: Callable[[], list[tuple[str, str]]],
+def test_dropped_options_of_a_subclass_are_named(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     class Slow(TensorPipeOptions):  # type: ignore[misc]  # made Any above
         def __init__(self, **options: Any) -> None:
             super().__init__(_transports=["uv"], **options)
 
     convert(Slow())
-    assert "MINE runs without _transports," in said()[0][1]
+    assert "MINE runs without _transports," in logged()[0][1]
 
 
-def test_faults_that_are_not_the_default_are_named(
-    said: Callable[[], list[tuple[str, str]]],
+def test_dropped_fault_options_are_named(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     from torch.distributed.rpc._testing import FaultyTensorPipeRpcBackendOptions as Faulty
 
     plain = {"num_worker_threads": 2, "rpc_timeout": 5, "init_method": "env://"}
     none = {"messages_to_fail": [], "messages_to_delay": {}, "num_fail_sends": 0}
     assert convert(Faulty(**plain, **none)).given == {"num_worker_threads": 2}
-    assert said() == []
+    assert logged() == []
     some = {"messages_to_fail": ["PYTHON_CALL"], "messages_to_delay": {}, "num_fail_sends": 3}
     convert(Faulty(**plain, **some))
-    assert "MINE runs without messages_to_fail, num_fail_sends," in said()[0][1]
+    assert "MINE runs without messages_to_fail, num_fail_sends," in logged()[0][1]
 
 
 class Guarded(rpc.RpcBackendOptions):
-    """The options of some other backend."""
+    """The options of a third backend."""
 
     def __init__(
         self, *, secret: str = "", level: int = 3, colour: str = "red", num_worker_threads: int = 8
@@ -388,25 +386,25 @@ class Guarded(rpc.RpcBackendOptions):
         return not self.secret
 
 
-def test_options_of_another_backend_are_named_where_they_differ_from_their_defaults(
-    said: Callable[[], list[tuple[str, str]]],
+def test_only_options_that_differ_from_defaults_are_named(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     made = convert(Guarded(secret="", level=0))
     assert (made.rpc_timeout, made.init_method) == (5, "file:///there")
     assert made.given == {"num_worker_threads": 8}
-    assert "MINE runs without level," in said()[0][1]
+    assert "MINE runs without level," in logged()[0][1]
 
 
-def test_the_warning_shows_no_value_for_it_may_be_a_secret(
-    said: Callable[[], list[tuple[str, str]]],
+def test_the_warning_shows_no_values(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     convert(Guarded(secret="open sesame"))
-    ((_, text),) = said()
+    ((_, text),) = logged()
     assert "MINE runs without secret," in text
     assert "sesame" not in text
 
 
-def test_an_option_of_the_same_name_is_carried_over_if_it_is_not_the_default() -> None:
+def test_options_with_equal_names_are_carried_over() -> None:
     def construct(
         rpc_timeout: float, init_method: str, level: int = 1, colour: str = "blue"
     ) -> Any:
@@ -418,8 +416,8 @@ def test_an_option_of_the_same_name_is_carried_over_if_it_is_not_the_default() -
 # --- devices ---------------------------------------------------------------------------------------
 
 
-def test_device_maps_are_refused_with_what_was_asked_and_what_to_do(
-    said: Callable[[], list[tuple[str, str]]],
+def test_device_maps_are_refused_with_a_remedy(
+    logged: Callable[[], list[tuple[str, str]]],
 ) -> None:
     with pytest.raises(ValueError, match="RPC_BACKENDS_OVERRIDE") as caught:
         convert(TensorPipeOptions(device_maps=MAPS, _transports=["uv"]))
@@ -427,7 +425,7 @@ def test_device_maps_are_refused_with_what_was_asked_and_what_to_do(
     assert "device_maps={'worker1': {'cuda:0': 'cuda:1'}}" in text
     assert "MINE does not support devices or device maps" in text
     assert "Remove device_maps from the options, or unset RPC_BACKENDS_OVERRIDE." in text
-    assert said() == []
+    assert logged() == []
 
 
 def test_device_maps_set_after_construction_are_refused_too() -> None:
@@ -444,7 +442,7 @@ def test_devices_are_refused() -> None:
         convert(TensorPipeOptions(devices=["cuda:0", "cuda:1"]))
 
 
-def test_a_backend_that_takes_device_maps_gets_them() -> None:
+def test_a_backend_with_device_maps_gets_them() -> None:
     def construct(
         rpc_timeout: float, init_method: str, device_maps: Any = None, devices: Any = None
     ) -> Any:
@@ -458,7 +456,7 @@ def test_a_backend_that_takes_device_maps_gets_them() -> None:
 # --- torch's class of options ----------------------------------------------------------------------
 
 
-def test_torchs_options_are_constructed_and_refuse_as_before(children: Children) -> None:
+def test_torchs_options_class_behaves_as_before(children: Children) -> None:
     children.run(
         """
         import inspect

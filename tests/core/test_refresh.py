@@ -1,4 +1,4 @@
-"""Refresh: what was installed, removed or mended since is seen, and what is in use stays."""
+"""Refresh sees packages that were installed, removed or fixed, and keeps loaded backends."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rpc_backends_core._errors import BackendConflictError, BackendDeniedError, 
 from rpc_backends_core._registry import Registry
 
 
-def test_without_refresh_nothing_is_looked_at_again(site: Site) -> None:
+def test_without_refresh_nothing_is_scanned_again(site: Site) -> None:
     registry = Registry(scan=site.scan)
     assert registry.names() == []
     site.add_backend("PIGEON")
     assert registry.names() == []
 
 
-def test_a_package_installed_since_is_seen(site: Site) -> None:
+def test_a_new_package_is_found(site: Site) -> None:
     registry = Registry(scan=site.scan)
     assert registry.names() == []
     site.add_backend("PIGEON")
@@ -24,7 +24,7 @@ def test_a_package_installed_since_is_seen(site: Site) -> None:
     registry.backend("PIGEON")
 
 
-def test_a_package_removed_since_is_gone(site: Site) -> None:
+def test_a_removed_package_is_gone(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
     registry.backend("PIGEON")
@@ -33,7 +33,7 @@ def test_a_package_removed_since_is_gone(site: Site) -> None:
     assert registry.names() == []
 
 
-def test_a_loaded_backend_stays_the_object_it_was(site: Site) -> None:
+def test_a_loaded_backend_stays_the_same_object(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
     before = registry.backend("PIGEON")
@@ -42,7 +42,7 @@ def test_a_loaded_backend_stays_the_object_it_was(site: Site) -> None:
     assert registry.backend("PIGEON") is before
 
 
-def test_another_version_of_a_loaded_backend_is_a_new_record(site: Site) -> None:
+def test_a_new_version_gets_a_new_record(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
     registry.backend("PIGEON")
@@ -53,18 +53,18 @@ def test_another_version_of_a_loaded_backend_is_a_new_record(site: Site) -> None
     assert (record.version, record.state) == ("2.0", "found")
 
 
-def test_what_had_failed_is_tried_anew(site: Site) -> None:
+def test_a_failed_backend_is_tried_again(site: Site) -> None:
     site.add_backend("PIGEON", "raise OSError('boom')")
     registry = Registry(scan=site.scan)
     with pytest.raises(BackendLoadError):
         registry.backend("PIGEON")
     site.remove("rpc-backend-pigeon")
-    site.add_backend("PIGEON")  # the same version, mended
+    site.add_backend("PIGEON")  # the same version, fixed
     registry.refresh()
     registry.backend("PIGEON")
 
 
-def test_what_the_process_registered_is_untouched(site: Site) -> None:
+def test_registrations_of_the_process_are_kept(site: Site) -> None:
     registry = Registry(scan=site.scan)
     record = registry.register("MINE", (print, print), owner="program")
     registry.refresh()
@@ -72,7 +72,7 @@ def test_what_the_process_registered_is_untouched(site: Site) -> None:
 
 
 @pytest.mark.parametrize("second", ["aaa", "zzz"])
-def test_a_second_package_that_claims_a_loaded_name_is_a_conflict(site: Site, second: str) -> None:
+def test_a_second_package_with_a_loaded_name_conflicts(site: Site, second: str) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
     registry.backend("PIGEON")
@@ -82,9 +82,7 @@ def test_a_second_package_that_claims_a_loaded_name_is_a_conflict(site: Site, se
         registry.backend("PIGEON")
 
 
-def test_a_loaded_backend_that_is_denied_since_is_refused(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loaded_backend_can_be_denied(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.add_backend("PIGEON")
     registry = Registry(scan=site.scan)
     registry.backend("PIGEON")
@@ -95,7 +93,7 @@ def test_a_loaded_backend_that_is_denied_since_is_refused(
     assert registry.names() == []
 
 
-def test_a_loaded_backend_whose_package_another_one_replaced_is_told_under_the_new_one(
+def test_a_loaded_backend_is_recorded_under_its_new_package(
     site: Site,
 ) -> None:
     module = site.add_backend("PIGEON")
@@ -107,7 +105,7 @@ def test_a_loaded_backend_whose_package_another_one_replaced_is_told_under_the_n
     assert registry.find("PIGEON").distribution == "fork-of-pigeon"
 
 
-def test_a_refresh_that_fails_leaves_what_is_loaded_as_it_was(
+def test_a_failed_refresh_keeps_loaded_backends(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")

@@ -1,4 +1,4 @@
-"""Lookup: which backend a name means, and what registering in the process changes."""
+"""Which backend a name finds, and what a registration in the process changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def states(registry: Registry, name: str) -> list[tuple[str, str]]:
 # --- order of lookup -------------------------------------------------------------------------------
 
 
-def test_a_plugin_goes_before_torchs_own_which_is_shown_as_shadowed(site: Site) -> None:
+def test_a_plugin_shadows_torchs_own_backend(site: Site) -> None:
     site.add_backend("TENSORPIPE")
     registry = registry_of(site)
     registry.register("TENSORPIPE", PAIR, owner="torch", torch_own=True)
@@ -41,7 +41,7 @@ def test_a_plugin_goes_before_torchs_own_which_is_shown_as_shadowed(site: Site) 
     assert states(registry, "TENSORPIPE") == [("plugin", "found"), ("torch", "shadowed")]
 
 
-def test_what_the_process_registers_goes_before_a_plugin_found_later(site: Site) -> None:
+def test_a_registration_shadows_a_plugin_found_later(site: Site) -> None:
     registry = registry_of(site)
     registry.register("PIGEON", PAIR, owner="program")
     module = site.add_backend("PIGEON")
@@ -51,7 +51,7 @@ def test_what_the_process_registers_goes_before_a_plugin_found_later(site: Site)
     assert calls(module) == []
 
 
-def test_an_exact_name_goes_before_one_that_differs_in_case(site: Site) -> None:
+def test_an_exact_name_wins_over_another_case(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
     registry.register("Pigeon", PAIR, owner="program")
@@ -61,7 +61,7 @@ def test_an_exact_name_goes_before_one_that_differs_in_case(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", ["PIGEON", "pigeon", "PiGeOn"])
-def test_a_string_is_looked_up_without_regard_to_case(site: Site, name: str) -> None:
+def test_lookup_ignores_case(site: Site, name: str) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
     assert registry.find(name).name == "PIGEON"
@@ -69,7 +69,7 @@ def test_a_string_is_looked_up_without_regard_to_case(site: Site, name: str) -> 
 
 
 @pytest.mark.parametrize("name", [5, None, b"PIGEON", ("PIGEON",)])
-def test_what_is_no_string_is_no_name_of_a_backend(site: Site, name: Any) -> None:
+def test_only_strings_are_names(site: Site, name: Any) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
     assert registry.knows(name) is False
@@ -77,7 +77,7 @@ def test_what_is_no_string_is_no_name_of_a_backend(site: Site, name: Any) -> Non
         registry.find(name)
 
 
-def test_a_conflict_goes_before_torchs_own_rather_than_falling_back_in_silence(site: Site) -> None:
+def test_a_conflict_does_not_fall_back_to_torchs_own(site: Site) -> None:
     site.add("dist-a", backends={"TENSORPIPE": "a:X"})
     site.add("dist-b", backends={"TENSORPIPE": "b:X"})
     registry = registry_of(site)
@@ -86,7 +86,7 @@ def test_a_conflict_goes_before_torchs_own_rather_than_falling_back_in_silence(s
         registry.backend("TENSORPIPE")
 
 
-def test_registering_in_the_process_settles_a_conflict_of_packages(site: Site) -> None:
+def test_a_registration_resolves_a_conflict_of_packages(site: Site) -> None:
     site.add("dist-a", backends={"PIGEON": "a:X"})
     site.add("dist-b", backends={"PIGEON": "b:X"})
     registry = registry_of(site)
@@ -97,7 +97,7 @@ def test_registering_in_the_process_settles_a_conflict_of_packages(site: Site) -
 # --- unknown names ---------------------------------------------------------------------------------
 
 
-def test_an_unknown_name_gets_the_nearest_the_known_ones_and_what_to_install(site: Site) -> None:
+def test_an_unknown_name_is_an_error_with_suggestions(site: Site) -> None:
     site.add_backend("PIGEON")
     site.add_backend("CARRIER")
     with pytest.raises(UnknownBackendError) as caught:
@@ -113,7 +113,7 @@ def test_an_unknown_name_gets_the_nearest_the_known_ones_and_what_to_install(sit
         assert part in str(caught.value)
 
 
-def test_an_unknown_name_is_a_key_error_and_an_attribute_error_that_reads_as_a_text(
+def test_unknown_backend_error_has_the_bases_torch_raises(
     site: Site,
 ) -> None:
     with pytest.raises(UnknownBackendError) as caught:
@@ -126,7 +126,7 @@ def test_an_unknown_name_is_a_key_error_and_an_attribute_error_that_reads_as_a_t
 # --- registering -----------------------------------------------------------------------------------
 
 
-def test_a_registration_is_recorded_with_the_module_that_made_it(site: Site) -> None:
+def test_a_registration_records_its_module(site: Site) -> None:
     record = registry_of(site).register("MINE", PAIR, owner="my.module")
     assert (record.source, record.distribution, record.state) == (
         "process",
@@ -136,7 +136,7 @@ def test_a_registration_is_recorded_with_the_module_that_made_it(site: Site) -> 
 
 
 @pytest.mark.parametrize("of", ["process", "plugin", "torch"])
-def test_a_taken_name_is_refused_with_torchs_text_wherever_it_is_from(site: Site, of: str) -> None:
+def test_a_taken_name_is_refused_with_torchs_text(site: Site, of: str) -> None:
     registry = registry_of(site)
     if of == "plugin":
         site.add_backend("TAKEN")
@@ -146,7 +146,7 @@ def test_a_taken_name_is_refused_with_torchs_text_wherever_it_is_from(site: Site
         registry.register("TAKEN", PAIR, owner="me")
 
 
-def test_torchs_own_may_come_after_a_plugin_or_a_registration_of_that_name(site: Site) -> None:
+def test_torchs_own_may_be_registered_last(site: Site) -> None:
     site.add_backend("ONE")
     registry = registry_of(site)
     registry.register("TWO", PAIR, owner="program")
@@ -156,7 +156,7 @@ def test_torchs_own_may_come_after_a_plugin_or_a_registration_of_that_name(site:
 
 
 @pytest.mark.parametrize("name", [5, None, ("A", "B")])
-def test_a_name_that_is_no_string_is_refused_and_spoils_nothing(site: Site, name: Any) -> None:
+def test_registering_another_type_than_a_string_is_refused(site: Site, name: Any) -> None:
     registry = registry_of(site)
     with pytest.raises((TypeError, ValueError)):
         registry.register(name, PAIR, owner="program")
@@ -164,10 +164,10 @@ def test_a_name_that_is_no_string_is_refused_and_spoils_nothing(site: Site, name
     assert registry.knows("ANY") is False
 
 
-def test_a_pair_that_cannot_be_called_harms_nobody_who_did_not_ask_for_it(site: Site) -> None:
+def test_uncallable_handlers_fail_only_when_requested(site: Site) -> None:
     site.add_backend("PIGEON")
     registry = registry_of(site)
-    # torch takes whatever it is given and fails when it is called.
+    # Torch accepts any handlers and fails when it calls them.
     registry.register("ODD", (None, None), owner="program")
     assert registry.names() == ["ODD", "PIGEON"]
     registry.backend("PIGEON")
@@ -175,7 +175,7 @@ def test_a_pair_that_cannot_be_called_harms_nobody_who_did_not_ask_for_it(site: 
         registry.backend("ODD")
 
 
-def test_unregistering_brings_back_what_was_shadowed(site: Site) -> None:
+def test_unregistering_restores_the_shadowed_backend(site: Site) -> None:
     registry = registry_of(site)
     registry.register("PIGEON", PAIR, owner="program")
     site.add_backend("PIGEON")
@@ -184,7 +184,7 @@ def test_unregistering_brings_back_what_was_shadowed(site: Site) -> None:
     assert registry.find("PIGEON").source == "plugin"
 
 
-def test_an_unregistered_name_can_be_registered_again_with_other_handlers(site: Site) -> None:
+def test_an_unregistered_name_can_be_registered_again(site: Site) -> None:
     registry = registry_of(site)
     registry.register("MINE", (print, print), owner="program")
     registry.unregister("MINE")
@@ -196,7 +196,7 @@ def test_an_unregistered_name_can_be_registered_again_with_other_handlers(site: 
 @pytest.mark.parametrize(
     ("name", "where"), [("PIGEON", "installed"), ("OWN", "torch's own"), ("NOTHING", "unknown")]
 )
-def test_only_what_the_process_registered_can_be_unregistered(
+def test_only_registrations_of_the_process_can_be_unregistered(
     site: Site, name: str, where: str
 ) -> None:
     site.add_backend("PIGEON")
@@ -211,7 +211,7 @@ def test_only_what_the_process_registered_can_be_unregistered(
 # --- order of names --------------------------------------------------------------------------------
 
 
-def test_a_name_keeps_its_place_whatever_comes_after_it(site: Site) -> None:
+def test_names_keep_their_order(site: Site) -> None:
     site.add_backend("M")
     registry = registry_of(site)
     registry.register("Z", PAIR, owner="program")
@@ -222,7 +222,7 @@ def test_a_name_keeps_its_place_whatever_comes_after_it(site: Site) -> None:
     assert registry.names() == ["Z", "M", "B", "A"]
 
 
-def test_a_name_that_was_away_comes_back_to_its_place(site: Site) -> None:
+def test_a_name_registered_again_keeps_its_place(site: Site) -> None:
     registry = registry_of(site)
     for name in ("X", "Y", "Z"):
         registry.register(name, PAIR, owner="program")

@@ -1,4 +1,4 @@
-"""Which backend `init_rpc` takes: the one named, the one of the options' type, or the default."""
+"""`init_rpc` starts the named backend, or the one that the options belong to, or the default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import rpc
 
 from core.kit import BACKEND, Site, calls
-from rpc_backends_core import _api as functions
+from rpc_backends_core import _api as api
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._errors import BackendConflictError, HookError, SettingError
 from rpc_backends_core._record import ResolvedBackend
@@ -21,12 +21,12 @@ B: Any = BackendType
 
 
 def resolve(backend: Any, options: Any) -> ResolvedBackend:
-    """Return what a start with these arguments means, with the variables as they are set."""
+    """Resolve the arguments of a start under the variables that are set now."""
     return resolve_start(backend, options, Settings.from_environment())
 
 
-def choose(backend: Any, options: Any) -> Any:
-    """Return the member of the backend that a start with these arguments uses."""
+def selected(backend: Any, options: Any) -> Any:
+    """Return the backend member that a start with these arguments uses."""
     return B[resolve(backend, options).name]
 
 
@@ -39,7 +39,7 @@ def init(store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options:
 
 
 def options_of(site: Site, module: str) -> Any:
-    """Import a plugin's module, as a program does that makes its options, and make them."""
+    """Import a plugin's module and make its options, as a program does."""
     assert site.folder.joinpath(f"{module}.py").exists()
     __import__(module)
     return sys.modules[module].Options()
@@ -55,35 +55,37 @@ def with_options(base: str) -> str:
 
 TENSORPIPES = "rpc.TensorPipeRpcBackendOptions"
 
-# --- named, or nothing at all ----------------------------------------------------------------------
+# --- a named backend, or no arguments --------------------------------------------------------------
 
 
-def test_a_backend_that_is_named_is_taken_whatever_the_options_and_variables(
+def test_a_named_backend_wins_over_options_and_variables(
     with_torchs: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    functions.register_backend("MINE", construct, init)
+    api.register_backend("MINE", construct, init)
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", "TENSORPIPE")
     for backend in ("mine", "MINE", B.MINE):
-        assert choose(backend, rpc.TensorPipeRpcBackendOptions()) is B.MINE
+        assert selected(backend, rpc.TensorPipeRpcBackendOptions()) is B.MINE
 
 
-def test_without_name_options_and_variable_it_is_tensorpipe(with_torchs: Registry) -> None:
-    assert choose(None, None) is B.TENSORPIPE
+def test_tensorpipe_is_the_default(with_torchs: Registry) -> None:
+    assert selected(None, None) is B.TENSORPIPE
 
 
 @pytest.mark.parametrize("name", ["PIGEON", "pigeon", " Pigeon "])
-def test_the_variable_decides_for_a_program_that_names_none(
+def test_the_variable_sets_the_default_backend(
     site: Site, with_torchs: Registry, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     module = site.add_backend("PIGEON")
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", name)
     resolved = resolve(None, None)
     assert B[resolved.name] is B.PIGEON
-    assert calls(module) == ["construct"]  # its own options, and nothing is started yet
+    assert calls(module) == [
+        "construct"
+    ]  # the backend's own default options; nothing is started yet
     assert type(resolved.options) is sys.modules[module].Options
 
 
-def test_a_typo_in_the_variable_is_an_error_with_the_nearest_name(
+def test_a_misspelt_default_is_an_error_with_a_suggestion(
     site: Site, with_torchs: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")
@@ -91,27 +93,27 @@ def test_a_typo_in_the_variable_is_an_error_with_the_nearest_name(
     with pytest.raises(
         SettingError, match=r"RPC_BACKENDS_DEFAULT='PIGOEN': .*Did you mean 'PIGEON'"
     ):
-        choose(None, None)
+        selected(None, None)
 
 
-def test_a_typo_in_the_variable_is_no_matter_for_a_program_that_names_its_backend(
+def test_a_named_backend_ignores_a_misspelt_default(
     with_torchs: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", "PIGOEN")
-    assert choose("TENSORPIPE", None) is B.TENSORPIPE
+    assert selected("TENSORPIPE", None) is B.TENSORPIPE
 
 
-def test_a_default_that_two_packages_claim_names_both(
+def test_a_default_in_conflict_names_both_packages(
     site: Site, with_torchs: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add("dist-a", backends={"PIGEON": "a:X"})
     site.add("dist-b", backends={"PIGEON": "b:X"})
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", "PIGEON")
     with pytest.raises(BackendConflictError, match=r"dist-a.*dist-b"):
-        choose(None, None)
+        selected(None, None)
 
 
-# --- by the type of the options --------------------------------------------------------------------
+# --- selected by the type of the options -----------------------------------------------------------
 
 
 def test_torchs_options_load_tensorpipe_alone(site: Site, with_torchs: Registry) -> None:
@@ -122,40 +124,40 @@ def test_torchs_options_load_tensorpipe_alone(site: Site, with_torchs: Registry)
     assert other not in sys.modules
 
 
-def test_options_that_are_given_are_passed_on(site: Site, with_torchs: Registry) -> None:
-    functions.register_backend("MINE", construct, init)
+def test_given_options_are_passed_on(site: Site, with_torchs: Registry) -> None:
+    api.register_backend("MINE", construct, init)
     given = rpc.TensorPipeRpcBackendOptions()
     for backend in (None, "TENSORPIPE", "MINE"):
         assert resolve(backend, given).options is given
 
 
-def test_the_options_of_a_plugin_find_it_and_construct_nothing_of_any_other(
+def test_options_of_a_plugin_select_it_without_constructing_others(
     site: Site, with_torchs: Registry
 ) -> None:
     module = site.add_backend("PIGEON")
-    functions.register_backend("ASSERTING", construct, init)
-    assert choose(None, options_of(site, module)) is B.PIGEON
+    api.register_backend("ASSERTING", construct, init)
+    assert selected(None, options_of(site, module)) is B.PIGEON
     assert calls(module) == []
 
 
-def test_the_options_of_a_plugin_import_no_other_plugin(site: Site, with_torchs: Registry) -> None:
+def test_options_of_a_plugin_import_no_other_plugin(site: Site, with_torchs: Registry) -> None:
     module = site.add_backend("PIGEON")
     others = [site.add_backend("ABOVE"), site.add_backend("ZEBRA")]
-    assert choose(None, options_of(site, module)) is B.PIGEON
+    assert selected(None, options_of(site, module)) is B.PIGEON
     assert not set(others) & set(sys.modules)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-def test_options_that_derive_from_torchs_find_the_plugin_they_are_of(
+def test_options_derived_from_torchs_select_their_plugin(
     site: Site, with_torchs: Registry, loaded: bool
 ) -> None:
     module = site.add_backend("PIGEON", with_options(TENSORPIPES))
     if loaded:
         _ = B.PIGEON.value
-    assert choose(None, options_of(site, module)) is B.PIGEON
+    assert selected(None, options_of(site, module)) is B.PIGEON
 
 
-def test_a_programs_own_class_of_options_finds_the_backend_of_its_base(
+def test_a_programs_own_options_class_selects_by_its_base(
     site: Site, with_torchs: Registry
 ) -> None:
     site.add_backend("PIGEON", with_options(TENSORPIPES))
@@ -163,10 +165,10 @@ def test_a_programs_own_class_of_options_finds_the_backend_of_its_base(
     class Mine(rpc.TensorPipeRpcBackendOptions):
         pass
 
-    assert choose(None, Mine()) is B.TENSORPIPE
+    assert selected(None, Mine()) is B.TENSORPIPE
 
 
-def test_of_several_types_that_fit_the_nearest_decides(site: Site, with_torchs: Registry) -> None:
+def test_the_nearest_options_type_wins(site: Site, with_torchs: Registry) -> None:
     far = site.add_backend("FAR")
     source = with_options(f"{far}.Options").replace(
         "from torch", f"import {far}\n    from torch", 1
@@ -174,8 +176,8 @@ def test_of_several_types_that_fit_the_nearest_decides(site: Site, with_torchs: 
     near = site.add_backend("NEAR", source)
     _ = B.FAR.value, B.NEAR.value
     own = type("Own", (sys.modules[near].Options,), {})
-    assert choose(None, own()) is B.NEAR
-    assert choose(None, options_of(site, far)) is B.FAR
+    assert selected(None, own()) is B.NEAR
+    assert selected(None, options_of(site, far)) is B.FAR
 
 
 SHARED = """
@@ -194,7 +196,7 @@ SHARED = """
 @pytest.mark.parametrize(
     ("default", "chosen"), [(None, "First"), ("Second", "Second"), ("second", "Second")]
 )
-def test_of_backends_that_share_a_type_the_variable_decides_and_then_the_order(
+def test_the_variable_decides_between_equal_options_types(
     site: Site,
     with_torchs: Registry,
     monkeypatch: pytest.MonkeyPatch,
@@ -208,59 +210,57 @@ def test_of_backends_that_share_a_type_the_variable_decides_and_then_the_order(
     )
     if default is not None:
         monkeypatch.setenv("RPC_BACKENDS_DEFAULT", default)
-    assert choose(None, options_of(site, "shared")).name == chosen
+    assert selected(None, options_of(site, "shared")).name == chosen
 
 
-def test_the_variable_does_not_outweigh_a_better_type(
+def test_a_nearer_type_wins_over_the_variable(
     site: Site, with_torchs: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")
     monkeypatch.setenv("RPC_BACKENDS_DEFAULT", "PIGEON")
-    assert choose(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
+    assert selected(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
 
 
-def test_a_type_that_no_plugins_package_has_is_looked_for_in_all_of_them(
+def test_a_foreign_options_type_is_searched_in_all_plugins(
     site: Site, with_torchs: Registry
 ) -> None:
     site.add("options-elsewhere", modules={"elsewhere": "class Options: ..."})
     source = BACKEND.replace("class Options:", "from elsewhere import Options\n    class Unused:")
     site.add_backend("PIGEON", source)
-    assert choose(None, options_of(site, "elsewhere")) is B.PIGEON
+    assert selected(None, options_of(site, "elsewhere")) is B.PIGEON
 
 
-def test_plugins_that_cannot_be_used_are_in_nobodys_way(site: Site, with_torchs: Registry) -> None:
+def test_unusable_plugins_do_not_disturb_the_search(site: Site, with_torchs: Registry) -> None:
     site.add_backend("BROKEN", "raise OSError('boom')")
     site.add("dist-a", backends={"TENSORPIPE": "a:X"})
     site.add("dist-b", backends={"TENSORPIPE": "b:X"})
     site.add("options-elsewhere", modules={"elsewhere": "class Options: ..."})
     source = BACKEND.replace("class Options:", "from elsewhere import Options\n    class Unused:")
     site.add_backend("PIGEON", source)
-    assert choose(None, options_of(site, "elsewhere")) is B.PIGEON
+    assert selected(None, options_of(site, "elsewhere")) is B.PIGEON
 
 
-def test_torchs_options_are_told_of_a_conflict_over_tensorpipe(
-    site: Site, with_torchs: Registry
-) -> None:
+def test_torchs_options_raise_a_conflict_over_tensorpipe(site: Site, with_torchs: Registry) -> None:
     site.add("dist-a", backends={"TENSORPIPE": "a:X"})
     site.add("dist-b", backends={"TENSORPIPE": "b:X"})
     with pytest.raises(BackendConflictError, match=r"dist-a.*dist-b"):
-        choose(None, rpc.TensorPipeRpcBackendOptions())
+        selected(None, rpc.TensorPipeRpcBackendOptions())
 
 
 # --- old-style backends ----------------------------------------------------------------------------
 
 
 class OldOptions:
-    """The options of a backend that says nowhere of what type they are."""
+    """The options of a backend that does not declare their type."""
 
 
-def test_an_old_style_backend_is_found_by_its_default_options(with_torchs: Registry) -> None:
-    functions.register_backend("NEEDY", construct, init)  # its default options cannot be made
-    functions.register_backend("OLD", lambda rpc_timeout, init_method: OldOptions(), init)
-    assert choose(None, OldOptions()) is B.OLD
+def test_default_options_select_an_old_style_backend(with_torchs: Registry) -> None:
+    api.register_backend("NEEDY", construct, init)  # its default options cannot be constructed
+    api.register_backend("OLD", lambda rpc_timeout, init_method: OldOptions(), init)
+    assert selected(None, OldOptions()) is B.OLD
 
 
-def test_options_that_derive_from_those_of_an_old_style_backend_find_it(
+def test_derived_options_select_their_old_style_backend(
     with_torchs: Registry,
 ) -> None:
     made: list[Any] = []
@@ -269,17 +269,17 @@ def test_options_that_derive_from_those_of_an_old_style_backend_find_it(
         made.append(init_method)
         raise TypeError("an option is required")
 
-    functions.register_backend("NEEDY", needy, init)
-    functions.register_backend("OLD", lambda rpc_timeout, init_method: OldOptions(), init)
+    api.register_backend("NEEDY", needy, init)
+    api.register_backend("OLD", lambda rpc_timeout, init_method: OldOptions(), init)
 
     class Derived(OldOptions):
         pass
 
-    assert choose(None, Derived()) is B.OLD
+    assert selected(None, Derived()) is B.OLD
     assert len(made) == 1
 
 
-def test_an_old_style_backend_whose_options_the_program_has_made_is_not_asked_again(
+def test_options_made_once_are_not_constructed_again(
     with_torchs: Registry,
 ) -> None:
     made: list[Any] = []
@@ -288,42 +288,40 @@ def test_an_old_style_backend_whose_options_the_program_has_made_is_not_asked_ag
         made.append(needed)
         return OldOptions()
 
-    functions.register_backend("OLD", counting, init)
-    functions.register_backend("NEEDY", construct, init)
-    options = functions.construct_rpc_backend_options("OLD", needed=1)
-    assert choose(None, options) is B.OLD
+    api.register_backend("OLD", counting, init)
+    api.register_backend("NEEDY", construct, init)
+    options = api.construct_rpc_backend_options("OLD", needed=1)
+    assert selected(None, options) is B.OLD
     assert made == [1]
 
 
 class DerivedOptions(rpc.TensorPipeRpcBackendOptions):
-    """The options of an old-style backend that is built on torch's TENSORPIPE; torch_npu's are."""
+    """The options of an old-style backend that derive from torch's, as those of torch_npu do."""
 
 
 def test_options_of_an_old_style_backend_outrank_their_base(with_torchs: Registry) -> None:
-    """A backend whose options are exactly of that class goes before one that has a base of it."""
+    """The backend that made options of exactly that class wins over the backend of a base class."""
 
     def construct_derived(rpc_timeout: float, init_method: str, **options: Any) -> Any:
         return DerivedOptions(rpc_timeout=rpc_timeout, init_method=init_method, **options)
 
-    functions.register_backend("OLD", construct_derived, init)
+    api.register_backend("OLD", construct_derived, init)
     given = DerivedOptions(num_worker_threads=3)
     resolved = resolve(None, given)
     assert resolved.name == "OLD"
     assert resolved.options is given
-    assert choose(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
+    assert selected(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
 
 
-def test_an_old_style_pair_of_a_package_is_found_by_its_default_options(
-    site: Site, with_torchs: Registry
-) -> None:
+def test_default_options_select_a_packages_bare_handlers(site: Site, with_torchs: Registry) -> None:
     source = BACKEND.replace(
         "BACKEND = Backend(", "BACKEND = (construct, init)\n    UNUSED = dict("
     )
     module = site.add_backend("PIGEON", source)
-    assert choose(None, options_of(site, module)) is B.PIGEON
+    assert selected(None, options_of(site, module)) is B.PIGEON
 
 
-def test_old_style_backends_are_not_constructed_where_a_declared_type_fits(
+def test_a_declared_type_avoids_constructing_other_options(
     with_torchs: Registry,
 ) -> None:
     made: list[Any] = []
@@ -332,24 +330,22 @@ def test_old_style_backends_are_not_constructed_where_a_declared_type_fits(
         made.append(init_method)
         return OldOptions()
 
-    functions.register_backend("OLD", noting, init)
-    assert choose(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
+    api.register_backend("OLD", noting, init)
+    assert selected(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
     assert made == []
 
 
-def test_options_of_no_backend_are_refused_with_torchs_text_and_the_types_there_are(
-    site: Site, with_torchs: Registry
-) -> None:
+def test_options_of_no_backend_list_the_known_types(site: Site, with_torchs: Registry) -> None:
     site.add_backend("PIGEON")
     with pytest.raises(TypeError, match="Could not infer backend for options") as caught:
-        choose(None, object())
+        selected(None, object())
     assert "TENSORPIPE: TensorPipeRpcBackendOptions" in str(caught.value)
-    # It was loaded to see its type, which is thereby known.
+    # PIGEON was loaded during the search, so its type is known.
     assert "PIGEON: Options" in str(caught.value)
 
 
 def test_a_hook_that_fails_during_inference_is_named(site: Site, with_torchs: Registry) -> None:
-    """The program learns of the hook, and not that no backend fits its options."""
+    """The error names the hook and does not say that no backend fits the options."""
     site.add_hooks(
         "broken",
         """
@@ -358,7 +354,7 @@ def test_a_hook_that_fails_during_inference_is_named(site: Site, with_torchs: Re
             raise OSError("mine")
         """,
     )
-    functions.register_backend("OLD", construct, init)
+    api.register_backend("OLD", construct, init)
 
     class Strange(rpc.RpcBackendOptions):
         pass

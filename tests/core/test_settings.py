@@ -1,4 +1,4 @@
-"""Environment variables are parsed strictly: a typo is an error that shows it and says what to do."""
+"""Environment variables are parsed strictly: an error shows the value and says what to do."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from rpc_backends_core._registry import Registry
     ("text", "enabled"),
     [("", True), ("1", True), (" Yes ", True), ("0", False), ("OFF", False), (" no\n", False)],
 )
-def test_autoload_understands_a_yes_or_a_no(text: str, enabled: bool) -> None:
+def test_autoload_accepts_yes_and_no(text: str, enabled: bool) -> None:
     assert settings.autoload_enabled({"RPC_BACKENDS_AUTOLOAD": text}) is enabled
 
 
 @pytest.mark.parametrize("text", ["2", "flase", "0.0", "none"])
-def test_autoload_refuses_anything_else_with_value_and_remedy(text: str) -> None:
+def test_autoload_refuses_other_values(text: str) -> None:
     with pytest.raises(SettingError, match=f"RPC_BACKENDS_AUTOLOAD='{text}'.*Set it to 1 or 0"):
         settings.autoload_enabled({"RPC_BACKENDS_AUTOLOAD": text})
 
 
 @pytest.mark.parametrize(("text", "name"), [("", None), ("  ", None), (" ZEROMQ ", "ZEROMQ")])
-def test_default_backend_is_a_name_or_nothing(text: str, name: str | None) -> None:
+def test_the_default_is_a_name_or_none(text: str, name: str | None) -> None:
     assert settings.Settings.from_environment({"RPC_BACKENDS_DEFAULT": text}).default == name
 
 
 @pytest.mark.parametrize(("text", "name"), [("", None), ("  ", None), (" ZEROMQ ", "ZEROMQ")])
-def test_override_backend_is_a_name_or_nothing(text: str, name: str | None) -> None:
+def test_the_override_is_a_name_or_none(text: str, name: str | None) -> None:
     assert settings.Settings.from_environment({"RPC_BACKENDS_OVERRIDE": text}).override == name
 
 
-def test_join_timeout_is_half_an_hour_unless_it_is_set() -> None:
+def test_join_timeout_defaults_to_half_an_hour() -> None:
     assert settings.join_timeout({}) == 1800
     assert settings.join_timeout({"RPC_BACKENDS_JOIN_TIMEOUT": " 2.5 "}) == 2.5
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "5 min", "1e400", "ten"])
-def test_join_timeout_refuses_what_is_no_positive_number_of_seconds(text: str) -> None:
+def test_join_timeout_must_be_a_positive_number(text: str) -> None:
     with pytest.raises(
         SettingError, match=r"positive number of seconds. Example: .*=300"
     ) as caught:
@@ -50,27 +50,25 @@ def test_join_timeout_refuses_what_is_no_positive_number_of_seconds(text: str) -
     assert repr(text) in str(caught.value)
 
 
-# --- which plugins may be used ---------------------------------------------------------------------
+# --- allow and deny lists --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variable", ["RPC_BACKENDS_ALLOW", "RPC_BACKENDS_DENY"])
 @pytest.mark.parametrize("text", ["A,,B", "A,", "A;B", "A B", "rpc-backend-zeromq"])
-def test_a_list_that_is_not_names_with_commas_is_refused_with_an_example(
-    variable: str, text: str
-) -> None:
+def test_a_malformed_list_is_refused_with_an_example(variable: str, text: str) -> None:
     with pytest.raises(SettingError, match=f"for example {variable}=TENSORPIPE,ZEROMQ") as caught:
         settings.Choice({variable: text})
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("variable", ["RPC_BACKENDS_ALLOW", "RPC_BACKENDS_DENY"])
-def test_a_name_that_nobody_has_is_refused_with_the_nearest(variable: str) -> None:
+def test_an_unknown_name_in_a_list_is_refused(variable: str) -> None:
     choice = settings.Choice({variable: "ZEROMG"})
     with pytest.raises(SettingError, match=rf"{variable} names 'ZEROMG'.*Did you mean 'ZEROMQ'\?"):
         choice.check(["ZEROMQ", "PIGEON"])
 
 
-def test_a_name_in_both_lists_is_refused_whatever_its_case() -> None:
+def test_a_name_in_both_lists_is_refused() -> None:
     with pytest.raises(SettingError, match="'pigeon' is in both"):
         settings.Choice({"RPC_BACKENDS_ALLOW": "PIGEON", "RPC_BACKENDS_DENY": "pigeon"})
 
@@ -80,15 +78,15 @@ def test_an_empty_list_is_no_list() -> None:
     assert choice.denial("ANY") is None
 
 
-def test_a_variable_that_nobody_reads_is_shown_with_the_nearest_real_one() -> None:
+def test_an_unknown_variable_gets_a_suggestion() -> None:
     environ = {"RPC_BACKENDS_DEFUALT": "X", "RPC_BACKENDS_DENY": "X", "PATH": ""}
     assert settings.unknown_variables(environ) == [("RPC_BACKENDS_DEFUALT", "RPC_BACKENDS_DEFAULT")]
 
 
-# --- their effect on the registry ------------------------------------------------------------------
+# --- effect on the registry ------------------------------------------------------------------------
 
 
-def test_a_denied_plugin_is_refused_with_its_package_and_the_variable(
+def test_a_denied_plugin_names_its_package_and_the_variable(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = site.add_backend("PIGEON")
@@ -101,7 +99,7 @@ def test_a_denied_plugin_is_refused_with_its_package_and_the_variable(
     assert calls(module) == []
 
 
-def test_an_allow_list_leaves_out_all_other_plugins(
+def test_an_allow_list_excludes_all_other_plugins(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")
@@ -113,7 +111,7 @@ def test_an_allow_list_leaves_out_all_other_plugins(
         registry.find("CARRIER")
 
 
-def test_lists_do_not_touch_what_is_registered_in_the_process(
+def test_lists_do_not_affect_registrations_of_the_process(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")
@@ -123,7 +121,7 @@ def test_lists_do_not_touch_what_is_registered_in_the_process(
     assert registry.names() == ["MINE", "PIGEON"]
 
 
-def test_a_denied_plugin_gives_way_to_torchs_own(
+def test_denying_a_plugin_falls_back_to_torchs_own(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("TENSORPIPE")
@@ -134,20 +132,18 @@ def test_a_denied_plugin_gives_way_to_torchs_own(
     assert registry.names() == ["TENSORPIPE"]
 
 
-def test_denying_a_name_that_two_packages_claim_settles_the_conflict(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_denying_a_name_resolves_its_conflict(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.add("dist-a", backends={"TENSORPIPE": "a:X"})
     site.add("dist-b", backends={"TENSORPIPE": "b:X"})
     monkeypatch.setenv("RPC_BACKENDS_DENY", "TENSORPIPE")
     registry = Registry(scan=site.scan)
     registry.register("TENSORPIPE", (print, print), owner="torch", torch_own=True)
-    # Neither of the two may be used, so which of them is meant is no question any more.
+    # Neither package may be used, so there is no conflict any more.
     assert registry.find("TENSORPIPE").source == "torch"
 
 
 @pytest.mark.parametrize("variable", ["RPC_BACKENDS_ALLOW", "RPC_BACKENDS_DENY"])
-def test_a_typo_is_told_to_whoever_asks_first_and_to_all_after(
+def test_a_misspelt_list_is_an_error_each_time(
     site: Site, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     site.add_backend("PIGEON")
@@ -158,7 +154,7 @@ def test_a_typo_is_told_to_whoever_asks_first_and_to_all_after(
             registry.names()
 
 
-def test_what_is_registered_in_the_process_is_usable_whatever_the_variables_say(
+def test_registrations_work_with_a_misspelt_list(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_DENY", "TYPO")
@@ -167,7 +163,7 @@ def test_what_is_registered_in_the_process_is_usable_whatever_the_variables_say(
     assert registry.backend("MINE").value == (print, print)
 
 
-def test_a_variable_mended_since_is_seen_without_a_new_process(
+def test_a_corrected_variable_takes_effect_at_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("PIGEON")

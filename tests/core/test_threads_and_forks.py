@@ -1,4 +1,4 @@
-"""The registry under many threads, under imports that ask it back, and in a forked process."""
+"""The registry under many threads, with reentrant imports, and in a forked process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.kit import Children, Site, Workers, at_once, calls
-from rpc_backends_core import _api as functions
+from rpc_backends_core import _api as api
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._discovery import Scan
@@ -20,7 +20,7 @@ from rpc_backends_core._registry import Registry
 PAIR: Any = (lambda rpc_timeout, init_method: None, lambda **kwargs: None)
 
 
-def test_threads_that_load_one_plugin_at_once_get_one_backend_imported_once(site: Site) -> None:
+def test_threads_import_a_plugin_once(site: Site) -> None:
     module = site.add_backend(
         "PIGEON",
         """
@@ -39,7 +39,7 @@ def test_threads_that_load_one_plugin_at_once_get_one_backend_imported_once(site
     assert outcomes == ["loaded"]
 
 
-def test_threads_that_load_one_broken_plugin_at_once_all_get_its_cause(site: Site) -> None:
+def test_threads_all_get_the_cause_of_a_failure(site: Site) -> None:
     site.add_backend("ODD", "import time; time.sleep(0.05); raise OSError('boom')")
     registry = Registry(scan=site.scan)
     outcomes: list[str] = []
@@ -54,7 +54,7 @@ def test_threads_that_load_one_broken_plugin_at_once_all_get_its_cause(site: Sit
 
 
 @pytest.mark.parametrize("first_to_end", ["success", "failure"])
-def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict_itself(
+def test_concurrent_success_and_failure_leave_a_consistent_record(
     site: Site, first_to_end: str
 ) -> None:
     site.add_backend("PIGEON")
@@ -62,7 +62,7 @@ def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict
     ended = {"success": threading.Event(), "failure": threading.Event()}
 
     class EntryPoint:
-        """Loads for one thread and not for the other; one is slower."""
+        """Loads in one thread and fails in the other, one after the other."""
 
         def load(self) -> Any:
             how = threading.current_thread().name
@@ -93,15 +93,15 @@ def test_a_success_and_a_failure_at_once_leave_a_record_that_does_not_contradict
     assert registry.backend("PIGEON").value == PAIR
 
 
-def test_of_threads_that_register_one_name_at_once_one_wins(registry: Registry) -> None:
-    workers = at_once(16, lambda _: functions.register_backend("MINE", *PAIR))
+def test_only_one_thread_registers_a_name(registry: Registry) -> None:
+    workers = at_once(16, lambda _: api.register_backend("MINE", *PAIR))
     assert len(workers.results) == 1
     assert {str(error) for error in workers.errors.values()} == {
         "RPC backend MINE: already registered"
     }
 
 
-def test_threads_that_make_a_member_at_once_get_one_object(registry: Registry) -> None:
+def test_threads_get_one_member_object(registry: Registry) -> None:
     name = "MADE_AT_ONCE"
     registry.register(name, PAIR, owner="program")
     assert name not in BackendType._member_map_
@@ -109,7 +109,7 @@ def test_threads_that_make_a_member_at_once_get_one_object(registry: Registry) -
     assert len({id(member) for member in members}) == 1
 
 
-def test_threads_that_ask_first_at_once_share_one_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_one_default_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(STATE, "registry", None)
     prepared: list[Registry] = []
     monkeypatch.setattr(STATE, "preparations", [prepared.append])
@@ -118,7 +118,7 @@ def test_threads_that_ask_first_at_once_share_one_registry(monkeypatch: pytest.M
     assert registries[0] in prepared
 
 
-def test_asking_listing_registering_and_refreshing_at_once_never_fails(site: Site) -> None:
+def test_concurrent_use_of_the_registry_never_fails(site: Site) -> None:
     for number in range(4):
         site.add_backend(f"PLUGIN{number}")
     registry = Registry(scan=site.scan)
@@ -139,7 +139,7 @@ def test_asking_listing_registering_and_refreshing_at_once_never_fails(site: Sit
     assert registry.names() == ["PLUGIN0", "PLUGIN1", "PLUGIN2", "PLUGIN3"]
 
 
-def test_a_plugin_may_ask_the_registry_while_it_is_imported(site: Site, registry: Registry) -> None:
+def test_a_plugin_may_use_the_registry_at_import(site: Site, registry: Registry) -> None:
     site.add_backend("OTHER")
     site.add_backend(
         "PIGEON",
@@ -157,9 +157,7 @@ def test_a_plugin_may_ask_the_registry_while_it_is_imported(site: Site, registry
     assert backend.value == registry.backend("OTHER").value
 
 
-def test_a_thread_that_a_plugin_starts_and_awaits_at_import_may_ask_the_registry(
-    site: Site, registry: Registry
-) -> None:
+def test_a_plugins_thread_may_use_the_registry_at_import(site: Site, registry: Registry) -> None:
     site.add_backend("OTHER")
     site.add_backend(
         "PIGEON",
@@ -183,9 +181,7 @@ def test_a_thread_that_a_plugin_starts_and_awaits_at_import_may_ask_the_registry
     assert backend.value == registry.backend("OTHER").value
 
 
-def test_a_plugin_that_asks_for_itself_at_import_fails_and_does_not_hang(
-    site: Site, registry: Registry
-) -> None:
+def test_a_plugin_that_loads_itself_fails_without_hanging(site: Site, registry: Registry) -> None:
     site.add_backend("ODD", "from rpc_backends_core import BackendType\nBackendType.ODD.value\n")
     workers = Workers()
     workers.start("load", lambda: registry.backend("ODD"))
@@ -229,9 +225,7 @@ def hold_and_fork(lock: str, work: str) -> str:
     return HOLD_AND_FORK.replace("LOCK", lock).replace("WORK", work)
 
 
-def test_the_registry_is_usable_after_a_fork_while_another_thread_held_its_lock(
-    site: Site, children: Children
-) -> None:
+def test_the_registry_works_after_a_fork_under_lock(site: Site, children: Children) -> None:
     site.add_backend("PIGEON")
     code = hold_and_fork(
         "default_registry()._lock",
@@ -240,9 +234,7 @@ def test_the_registry_is_usable_after_a_fork_while_another_thread_held_its_lock(
     assert children.run(code, site=site) == "0"
 
 
-def test_what_is_loaded_and_registered_before_a_fork_is_there_after_it(
-    site: Site, children: Children
-) -> None:
+def test_loaded_and_registered_backends_survive_a_fork(site: Site, children: Children) -> None:
     module = site.add_backend("PIGEON")
     output = children.run(
         f"""

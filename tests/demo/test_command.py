@@ -1,4 +1,4 @@
-"""Errors of the command that come before any process is started."""
+"""Errors that the command reports before it starts any process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from demo.__main__ import demo
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(
+def test_without_scikit_learn_the_error_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
@@ -25,7 +25,7 @@ def test_without_scikit_learn_the_error_says_what_to_install(
     assert "pip install -r examples/demo/requirements.txt" in result.output
 
 
-def test_an_unknown_backend_is_named_in_the_error() -> None:
+def test_the_error_names_an_unknown_backend() -> None:
     result = CliRunner().invoke(demo, ["--backend", "TENSORPIPE", "--backend", "NO_SUCH_BACKEND"])
 
     assert result.exit_code == 1
@@ -39,7 +39,7 @@ def test_less_than_one_epoch_is_refused() -> None:
     assert "--epochs" in result.output
 
 
-def test_the_command_imports_nothing_heavy_before_it_runs() -> None:
+def test_importing_the_command_is_cheap() -> None:
     code = (
         "import sys; import demo.__main__; "
         "print({'torch', 'sklearn', 'numpy', 'rich'} & set(sys.modules))"

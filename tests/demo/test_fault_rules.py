@@ -1,4 +1,4 @@
-"""The plan's faults as a rule file, and the count of what the rules did."""
+"""The plan's faults are written as a rule file, and the effects of its rules are counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from demo.fault_rules import Fired, text
 from demo.plan import FAULTS, Plan
 
 
-def test_each_type_of_message_that_fails_or_is_delayed_has_a_rule() -> None:
+def test_each_faulty_message_type_has_a_rule() -> None:
     plan = Plan("ZEROMQ", "run", "data", seed=7, faults=FAULTS["ZEROMQ"])
 
     written = tomllib.loads(text(plan))
@@ -26,11 +26,11 @@ def test_a_plan_without_faults_has_no_rules() -> None:
     assert tomllib.loads(text(Plan("TENSORPIPE", "run", "data"))) == {"seed": 0}
 
 
-def test_what_rules_did_is_counted_by_message_type_since_the_last_look() -> None:
+def test_effects_are_counted_since_the_last_call() -> None:
     metrics = {
         "agent.num_pending_requests": "3",
         "faults.held": "1",
-        "faults.fail-PYTHON_CALL": "5",  # of all, and below by type and receiver
+        "faults.fail-PYTHON_CALL": "5",  # the total; the entries below are by message type and receiver
         "faults.fail-PYTHON_CALL.PYTHON_CALL.parameter-server": "4",
         "faults.fail-PYTHON_CALL.PYTHON_CALL.trainer.1": "1",
         "faults.delay-RREF.PYTHON_REMOTE_CALL.parameter-server": "2",

@@ -1,4 +1,4 @@
-"""Calls that were not sent are made again and counted; nothing else is."""
+"""Only calls that were not sent are retried and counted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ INTENDED = RuntimeError("RPCErr:2:Send attempt failed intentionally for torch.op
 
 
 def undecodable(prefix: bytes = b"RPCErr:2:Send attempt failed intentionally for ") -> Exception:
-    """Return what Python makes of an error text in which torch has put bytes that are no UTF-8."""
+    """Return the error of Python for a text in which torch has put bytes that are not UTF-8."""
     with pytest.raises(UnicodeDecodeError) as caught:
         (prefix + b"\x80\x05").decode()
     return caught.value
 
 
 class Flaky:
-    """A call that raises the given errors, one at a time, and then returns 42."""
+    """A call that raises the given errors one after another, then returns 42."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -32,7 +32,7 @@ class Flaky:
         return 42
 
 
-def test_a_call_that_was_not_sent_is_made_again_and_each_failure_counted() -> None:
+def test_a_call_that_was_not_sent_is_retried() -> None:
     log = FaultLog()
     call = Flaky(INTENDED, undecodable(), RuntimeError())
 
@@ -52,7 +52,7 @@ def test_a_call_that_was_not_sent_is_made_again_and_each_failure_counted() -> No
     ],
     ids=["timeout", "lost connection", "failure on the far side", "other bytes", "own error"],
 )
-def test_a_call_that_may_have_run_is_not_made_again(error: Exception) -> None:
+def test_a_call_that_may_have_run_is_not_retried(error: Exception) -> None:
     log = FaultLog()
     call = Flaky(error)
 
@@ -64,7 +64,7 @@ def test_a_call_that_may_have_run_is_not_made_again(error: Exception) -> None:
     assert log.take() == ({}, {})
 
 
-def test_a_call_that_never_passes_is_given_up_with_its_own_error() -> None:
+def test_retries_end_with_the_calls_own_error() -> None:
     log = FaultLog(attempts=3, pause=0)
     call = Flaky(*[INTENDED] * 9)
 
@@ -75,12 +75,12 @@ def test_a_call_that_never_passes_is_given_up_with_its_own_error() -> None:
     assert log.take() == ({"PYTHON_CALL": 3}, {})
 
 
-def test_a_log_that_would_never_call_says_so() -> None:
+def test_zero_attempts_are_refused() -> None:
     with pytest.raises(ValueError, match="attempts must be at least 1, not 0"):
         FaultLog(attempts=0)
 
 
-def test_a_delay_counts_only_when_the_send_took_that_long() -> None:
+def test_a_delay_counts_only_if_the_send_was_slow() -> None:
     log = FaultLog(delays={"PYTHON_REMOTE_CALL": 0.05})
     now = time.perf_counter()
 
@@ -91,7 +91,7 @@ def test_a_delay_counts_only_when_the_send_took_that_long() -> None:
     assert log.take() == ({}, {"PYTHON_REMOTE_CALL": 1})
 
 
-def test_what_was_taken_is_not_counted_again() -> None:
+def test_take_resets_the_counts() -> None:
     log = FaultLog(pause=0)
     log.call("PYTHON_CALL", Flaky(INTENDED))
 

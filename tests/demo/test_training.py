@@ -1,4 +1,4 @@
-"""The demo for real: four processes, real data, real faults, and none of it left behind."""
+"""The demo with four real processes, real data and real faults. It leaves no process behind."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(autouse=True)
 def demo_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the demo on the path of processes, as `make demo` does."""
+    """Put the demo on the path of child processes, as `make demo` does."""
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
-    """Return a function that lists the processes this test has started and that still run."""
+    """Return a function that lists the processes started by this test that still run."""
     mark = f"DEMO_TEST={uuid.uuid4()}"
     monkeypatch.setenv(*mark.split("="))
 
@@ -43,7 +43,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int
             try:
                 if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
-            except OSError:  # it has ended meanwhile, or is somebody else's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
         return found
 
@@ -98,7 +98,7 @@ def test_training_reaches_the_goal(backend: str, processes: Callable[[], list[in
 
 
 @pytest.mark.parametrize("backend", list(FAULTS))
-def test_each_meeting_and_each_fetch_fails_as_often_as_asked(tmp_path: Path, backend: str) -> None:
+def test_each_call_fails_as_often_as_planned(tmp_path: Path, backend: str) -> None:
     prepare(tmp_path, seed=0)
     faults = FAULTS[backend]
     folder = str(tmp_path)
@@ -110,10 +110,10 @@ def test_each_meeting_and_each_fetch_fails_as_often_as_asked(tmp_path: Path, bac
 
     assert [part.worker for part in sorted(parts, key=lambda part: part.worker)] == list(TRAINERS)
     steps //= len(TRAINERS)
-    # Plain calls: one meeting before each step, one after the epoch, one for the parameters.
+    # Plain calls: one rendezvous before each step, one after the epoch, one for the parameters.
     calls = steps + 2
     contexts = steps
-    if faults.by:  # rules see what happens in autograd contexts: a meeting, and the optimizer's own
+    if faults.by:  # rules also affect autograd contexts: a call and the optimizer's own
         calls += steps
         contexts += 1
     for part in parts:
@@ -128,7 +128,7 @@ def test_each_meeting_and_each_fetch_fails_as_often_as_asked(tmp_path: Path, bac
 
 
 @pytest.mark.thorough
-def test_the_same_seed_takes_the_same_course(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_losses(tmp_path: Path) -> None:
     losses = []
     for name in ("first", "second"):
         folder = tmp_path / name
@@ -142,9 +142,7 @@ def test_the_same_seed_takes_the_same_course(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_the_plans_backend_and_faults_are_used_whatever_programs_get(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_wins_over_the_environment(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPC_BACKENDS_OVERRIDE", "NO_SUCH_BACKEND")
     monkeypatch.setenv("RPC_BACKENDS_FAULTS", "no-such-file.toml")
 
@@ -152,7 +150,7 @@ def test_the_plans_backend_and_faults_are_used_whatever_programs_get(
         assert any(isinstance(report, StepDone) for report in train(workers, plan))
 
 
-def test_a_failing_worker_is_shown_with_its_traceback(
+def test_the_error_shows_a_failing_workers_traceback(
     tmp_path: Path, processes: Callable[[], list[int]]
 ) -> None:
     plan = Plan("TENSORPIPE", str(tmp_path), str(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""What the console shows, on terminals wide and narrow and on none."""
+"""The console's output on wide terminals, narrow ones and none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTE = "SMOKE is skipped: it is not installed. To add it: pip install rpc-backen
 
 
 def shown(accuracy: float = 0.97, width: int = 100, terminal: bool = False) -> str:
-    """Return what a made-up demo prints."""
+    """Return the output of a made-up run of the demo."""
     output = io.StringIO()
     view = View(Console(file=output, width=width, force_terminal=terminal))
     choice = Choice([(one, FAULTS.get(one.backend, Faults())) for one in ORIGINS], [NOTE])
@@ -47,7 +47,7 @@ def test_each_backend_is_shown_with_its_package() -> None:
     assert "  FAULTY_TENSORPIPE  from rpc-backend-faulty-tensorpipe 2.0" in lines
 
 
-def test_epochs_and_faults_are_lines_of_their_own() -> None:
+def test_epochs_and_faults_are_separate_lines() -> None:
     lines = shown().splitlines()
 
     assert "    1  0.1234     0.970       0        0     0.50" in lines
@@ -57,14 +57,14 @@ def test_epochs_and_faults_are_lines_of_their_own() -> None:
     assert "      40  PYTHON_RREF_FETCH_CALL" in lines
 
 
-def test_it_is_said_who_makes_the_faults_of_a_backend_that_has_no_options_for_them() -> None:
+def test_the_package_that_injects_faults_is_named() -> None:
     lines = shown().splitlines()
 
     assert lines[lines.index("3/3  ZEROMQ") + 1] == "faults injected by rpc-backends-faults:"
     assert "faults by" not in lines[lines.index("2/3  FAULTY_TENSORPIPE") + 1]
 
 
-def test_what_is_left_out_is_shown_with_what_to_install() -> None:
+def test_notes_on_missing_packages_are_shown() -> None:
     assert NOTE in shown().splitlines()
 
 

@@ -1,4 +1,4 @@
-"""The site needs every package to be tested; `make test-lowest` has only those without C++."""
+"""The test of the site needs every package; `make test-lowest` installs only those without C++."""
 
 from __future__ import annotations
 

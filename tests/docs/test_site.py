@@ -1,4 +1,4 @@
-"""The site's tables are those of the code, its links lead somewhere, and its examples run."""
+"""The site's tables agree with the code, its links work, and its examples run."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ PAGES = sorted(
 
 
 def rows(page: Path) -> list[list[str]]:
-    """Return the cells of all tables of a page, a list a row."""
+    """Return the rows of all tables of a page; each row is a list of cells."""
     lines = re.findall(r"^\| (.+) \|$", page.read_text(), re.MULTILINE)
     return [[cell.strip() for cell in re.split(r" \|(?: |$)", line)] for line in lines]
 
 
-# --- the environment ---------------------------------------------------------------------------------
+# --- environment variables ---------------------------------------------------------------------------
 
 
 @cache
 def variables_in_the_code() -> set[str]:
-    """Return the variables that modules declare, and every one that a string of the code is."""
+    """Return the variables that modules declare, and every string of the code that is a variable."""
     declared = {*settings.VARIABLES, *zeromq_variables.VARIABLES, *faults_variables.VARIABLES}
     for source in SOURCES:
         for file in source.rglob("*.py"):
@@ -58,7 +58,7 @@ def variables_in_the_code() -> set[str]:
     return declared
 
 
-def test_the_table_has_each_variable_that_the_code_reads() -> None:
+def test_the_table_lists_every_variable() -> None:
     shown = [match[1] for row in rows(REFERENCE / "environment.md") if (match := VARIABLE(row[0]))]
     assert sorted(shown) == sorted(variables_in_the_code())
 
@@ -66,14 +66,14 @@ def test_the_table_has_each_variable_that_the_code_reads() -> None:
 VARIABLE = re.compile(r"`(RPC_BACKENDS_\w+)`").fullmatch
 
 
-def test_no_page_names_a_variable_that_nothing_reads() -> None:
+def test_no_page_names_an_unknown_variable() -> None:
     known = variables_in_the_code() | {"RPC_BACKENDS_NAME"}
     for page in DOCS.rglob("*.md"):
         named = set(re.findall(r"\bRPC_BACKENDS_[A-Z_]*[A-Z]\b", page.read_text()))
         assert named <= known, page
 
 
-def test_the_tables_have_each_option_of_zeromq() -> None:
+def test_the_tables_list_every_option_of_zeromq() -> None:
     page = (
         (REFERENCE / "environment.md").read_text().partition("## ZEROMQ")[2].partition("\n## ")[0]
     )
@@ -87,7 +87,7 @@ def test_the_tables_have_each_option_of_zeromq() -> None:
 
 
 def text_of(node: ast.AST) -> str:
-    """Return the text of a string of the code, with … for what is filled in."""
+    """Return the text of a string in the code; … stands for each inserted value."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     assert isinstance(node, ast.JoinedStr)
@@ -96,14 +96,14 @@ def text_of(node: ast.AST) -> str:
 
 @cache
 def texts() -> str:
-    """Return every string of the Python and C++ of the packages, a line each."""
+    """Return all strings of the packages' Python and C++, one on each line."""
     found = []
     for file in (file for source in SOURCES for file in source.rglob("*.py")):
         nodes = ast.walk(ast.parse(file.read_text()))
         found += [text_of(one) for one in nodes if isinstance(one, ast.JoinedStr | ast.Constant)]
     for file in (*ROOT.glob("packages/*/csrc/*.cpp"), *ROOT.glob("plugins/*/csrc/*.cpp")):
         joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
-        # Literals with an expression between them are one message.
+        # In C++, literals joined by expressions are one message.
         found.append(
             re.sub(r'"(?:\s*\+[^;"]+\+\s*|\s*,[^;"]+,\s*)"', "…", joined).replace("\n", " ")
         )
@@ -115,7 +115,7 @@ ERRORS = re.findall(r"^\| `([^`]+)` ", OURS, re.MULTILINE)
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_an_error_on_the_page_is_one_of_the_code(text: str) -> None:
+def test_every_error_on_the_page_is_in_the_code(text: str) -> None:
     missing = [piece for piece in text.split("…") if piece.strip() not in texts()]
     assert not missing
 
@@ -123,7 +123,7 @@ def test_an_error_on_the_page_is_one_of_the_code(text: str) -> None:
 # --- capabilities ------------------------------------------------------------------------------------
 
 
-def test_the_capabilities_are_those_of_the_code() -> None:
+def test_the_page_lists_every_capability() -> None:
     commitments = {
         row[0].strip("`"): row[1] for row in rows(REFERENCE / "capabilities.md") if len(row) == 2
     }
@@ -132,7 +132,7 @@ def test_the_capabilities_are_those_of_the_code() -> None:
 
 
 def declared(title: str) -> dict[str, list[bool]]:
-    """Return which capabilities have a yes in the table under a heading."""
+    """Return the table under a heading: for each capability, whether each cell says yes."""
     page = (
         (REFERENCE / "capabilities.md")
         .read_text()
@@ -143,7 +143,7 @@ def declared(title: str) -> dict[str, list[bool]]:
     return {name: [cell.strip() == "yes" for cell in cells.split("|")] for name, cells in found}
 
 
-def test_the_page_says_what_each_backend_declares() -> None:
+def test_the_page_shows_the_capabilities_of_each_backend() -> None:
     names = ("ZEROMQ", "TENSORPIPE", "FAULTY_TENSORPIPE")
     ours = [default_registry().backend(name).capabilities for name in names]
     assert declared("What each backend declares") == {
@@ -151,7 +151,7 @@ def test_the_page_says_what_each_backend_declares() -> None:
     }
 
 
-def test_the_page_says_what_torchs_own_backends_do() -> None:
+def test_the_page_shows_the_capabilities_of_torchs_backends() -> None:
     torchs = [BUILTIN_CAPABILITIES[name] for name in ("TENSORPIPE", "FAULTY_TENSORPIPE")]
     assert declared("What torch's own backends do") == {
         one: [one in all_ for all_ in torchs] for one in Capability
@@ -162,12 +162,12 @@ def test_the_page_says_what_torchs_own_backends_do() -> None:
 
 
 def section(page: str, title: str) -> str:
-    """Return what stands under a heading of a page of the reference, up to the next one."""
+    """Return the text under a heading of a reference page, up to the next heading."""
     text = (REFERENCE / page).read_text().partition(f" {title}\n")[2]
     return text.partition("\n## ")[0].partition("\n### ")[0]
 
 
-def test_the_table_of_faults_has_each_kind_with_its_keys() -> None:
+def test_the_table_lists_every_fault_with_its_keys() -> None:
     table = re.findall(
         r"^\| `(\w+)` \|.*\|([^|]*)\|$", section("file-formats.md", "Kinds of faults"), re.MULTILINE
     )
@@ -178,12 +178,12 @@ def test_the_table_of_faults_has_each_kind_with_its_keys() -> None:
     }
 
 
-def test_the_page_has_each_type_of_message() -> None:
+def test_the_page_lists_every_message_type() -> None:
     text = section("file-formats.md", "Which messages")
     assert not [name for name in MESSAGE_TYPES if not re.search(rf"\b{name}\b", text)]
 
 
-def test_the_pages_have_the_limits_of_rules() -> None:
+def test_the_page_shows_the_limits_of_rules() -> None:
     text = section("file-formats.md", "Limits")
     for limit in (
         limits.MOST_SECONDS,
@@ -203,7 +203,7 @@ def test_the_pages_have_the_limits_of_rules() -> None:
         ("Bench results", set(Results({}, {}, [], "").to_json())),
     ],
 )
-def test_the_page_has_each_member_of_a_report(title: str, names: set[str]) -> None:
+def test_the_page_lists_every_member_of_a_report(title: str, names: set[str]) -> None:
     text = section("file-formats.md", title)
     assert not [name for name in names if f"`{name}`" not in text]
 
@@ -212,13 +212,13 @@ def test_the_page_has_each_member_of_a_report(title: str, names: set[str]) -> No
 
 
 def slug(heading: str) -> str:
-    """Return the anchor that both GitHub and the site give a heading."""
+    """Return the anchor of a heading, which is the same on GitHub and on the site."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[^\w -]", "", plain).strip().lower().replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_works(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\((?!https?://|mailto:)([^)\s]+)\)", text):
         file, _, anchor = target.partition("#")
@@ -229,7 +229,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             assert anchor in map(slug, headings), target
 
 
-def test_the_architecture_page_has_each_module_of_the_packages() -> None:
+def test_the_architecture_page_names_every_module() -> None:
     page = (DOCS / "explanation" / "architecture.md").read_text()
     tables = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", tables))))
@@ -247,7 +247,7 @@ def test_the_architecture_page_has_each_module_of_the_packages() -> None:
     assert not (modules | native) - named - {"templates"}
 
 
-def test_each_file_that_the_architecture_page_says_to_change_exists() -> None:
+def test_files_named_on_the_architecture_page_exist() -> None:
     page = (DOCS / "explanation" / "architecture.md").read_text()
     table = page.partition("## Where to change what")[2].partition("\n## ")[0]
     paths = re.findall(
@@ -285,7 +285,7 @@ def test_an_example_runs(page: Path, code: str) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the built site; a warning of the build is an error, as in `make docs`."""
+    """Build the site; as in `make docs`, a warning is an error."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
     done = subprocess.run(
@@ -299,7 +299,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_built_site_takes_nothing_from_the_network(site: Path) -> None:
+def test_the_built_site_loads_nothing_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         taken = re.findall(
             r"<(?:script|link|img|object|iframe)[^>]+(?:src|href|data)=\"([^\"]+)", page.read_text()
@@ -309,7 +309,7 @@ def test_the_built_site_takes_nothing_from_the_network(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_link_of_the_built_site_leads_somewhere(site: Path) -> None:
+def test_every_link_of_the_built_site_works(site: Path) -> None:
     anchors = {
         page: set(re.findall(r'\bid="([^"]+)"', page.read_text())) for page in site.rglob("*.html")
     }
@@ -329,14 +329,14 @@ def test_the_diagrams_are_drawn(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_finds_a_variable_by_a_part_of_its_name(site: Path) -> None:
+def test_the_search_finds_part_of_a_variable(site: Path) -> None:
     index = (site / "searchindex.js").read_text()
     assert '"overrid":' in index
     assert '"rpc_backends_overrid' in index
 
 
 @pytest.mark.slow
-def test_the_page_of_the_command_has_each_subcommand(site: Path) -> None:
+def test_the_page_of_the_command_lists_every_subcommand(site: Path) -> None:
     page = (site / "reference" / "command.html").read_text()
     for name in (
         "list",
@@ -353,7 +353,7 @@ def test_the_page_of_the_command_has_each_subcommand(site: Path) -> None:
         assert f'id="rpc-backends-{name.replace(" ", "-")}"' in page, name
 
 
-def test_without_graphviz_the_build_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_graphviz_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_args, **_more: None)
     with pytest.raises(RuntimeError, match=r"pip install graphviz-pure.*apt install graphviz"):
         runpy.run_path(str(DOCS / "conf.py"))

@@ -1,4 +1,4 @@
-"""The backend of the document passes what it declares, as its author would see it."""
+"""The backend on the how-to page conforms to what it declares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "small_backend"
 
 
 def report(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """Run the conformance suite on it, all of which must pass; return the report."""
+    """Run the conformance suite on the backend; no test may fail. Return the report."""
     wheel = write_package(
         tmp_path,
         "rpc-backend-small",

@@ -1,4 +1,4 @@
-"""The tutorial shows code of the examples as it is, and commands that print what it shows."""
+"""The tutorial shows code of the examples, and its commands print the output that it shows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("file", "code"), PARTS)
-def test_code_of_the_tutorial_is_that_of_the_example(file: str, code: str) -> None:
+def test_the_tutorial_shows_code_of_the_examples(file: str, code: str) -> None:
     text = (ROOT / file).read_text()
     assert any(indent(code, " " * width) in text for width in (0, 4, 8))
 
 
-def test_commands_on_the_parameter_server_print_what_its_readme_shows() -> None:
+def test_tutorial_and_readme_show_the_same_output() -> None:
     # A test of fault injection runs each command of that README and compares the output.
     readme = (ROOT / "examples" / "parameter_server" / "README.md").read_text()
     shown = {
@@ -48,7 +48,7 @@ def test_commands_on_the_parameter_server_print_what_its_readme_shows() -> None:
     ("command", "output"),
     [(command, output) for folder, command, output in COMMANDS if folder == "examples"],
 )
-def test_a_command_prints_what_the_tutorial_shows(command: str, output: str) -> None:
+def test_commands_print_the_output_in_the_tutorial(command: str, output: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,

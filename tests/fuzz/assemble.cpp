@@ -1,9 +1,10 @@
-// Whatever comes by a connection of ZeroMQ, the Assembler makes messages of it or says that it is none; what
-// it makes is as long as it says, and what is packed comes out as it went in. The socket is not libzmq's: it
-// hands out the frames of the input.
+// For any frames from a ZeroMQ connection, the Assembler returns messages or reports malformed input. A message
+// has the stated length, and packed messages are unpacked unchanged. The socket is not libzmq's: it returns
+// the frames of the input.
 //
-// An input is a list of frames: for each two bytes, 15 bits of its size and whether another one of the same
-// message follows, then its bytes. The very first byte says whether the rest is packed too, and as how many parts.
+// An input is a list of frames. Each has two bytes, with 15 bits of its size and one bit that says whether the
+// message has another frame, then its contents. The first byte of the input says whether the rest is packed
+// too, and into how many parts.
 #include <sanitizer/asan_interface.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@
 #include "../../plugins/zeromq/csrc/route.h"
 #include "../../plugins/zeromq/csrc/wire.h"
 
-// What is not under test: its branches are nothing to look for.
+// Marks the harness, whose branches the fuzzer must not explore.
 #define FUZZER __attribute__((no_sanitize("coverage")))
 
 namespace rpc_backends::zeromq {
@@ -29,10 +30,10 @@ namespace rpc_backends::zeromq {
 namespace {
 
 constexpr uint64_t kMaxMessage = 1 << 16;
-// So that heads and parts are in several.
+// Small, so that heads and parts take several frames.
 constexpr size_t kSmallFrame = 1000;
 
-// A frame as this fuzzer's libzmq has it, in the first bytes of a RawMessage.
+// A frame of this fuzzer's libzmq, in the first bytes of a RawMessage.
 struct Memory {
   char* bytes;
   size_t size;
@@ -50,7 +51,7 @@ void drop_memory(void* data, void* /*hint*/) {
   std::free(data);
 }
 
-// In a block of its very size, so that the sanitizer sees a read beyond it.
+// The block has exactly the frame's size, so that the sanitizer sees a read beyond it.
 FUZZER void make_memory(RawMessage* raw, const void* data, size_t size, bool more) {
   auto* const bytes = static_cast<char*>(std::malloc(size));
   if (size > 0 && data != nullptr) {
@@ -166,7 +167,7 @@ FUZZER void read_all(const Parts& parts) {
   }
 }
 
-// Reads what is in the wire as a connection does. Pieces are put in late and in another order, as threads may.
+// Reads the wire as a connection does. Pieces are completed late and out of order, as threads may do.
 FUZZER std::vector<Parts> read_wire(Socket& socket) {
   Assembler assembler(kMaxMessage);
   std::vector<Parts> messages;
@@ -195,7 +196,7 @@ FUZZER std::vector<Parts> read_wire(Socket& socket) {
       if (outcome.text.size() > 500) {
         std::abort();
       }
-      break;  // nothing more is taken by this connection
+      break;  // the connection reads no more
     }
   }
   put_all();
@@ -216,7 +217,7 @@ FUZZER void fill_wire(const uint8_t* data, size_t size) {
   }
 }
 
-// The input as a message of parts of all the ways in which one travels.
+// Splits the input into the parts of a message; parts of different sizes travel differently.
 FUZZER Parts parts_of(const uint8_t* data, size_t size, size_t count) {
   Parts parts;
   for (size_t i = 0; i < count; ++i) {
@@ -265,7 +266,7 @@ void write_seeds(const std::filesystem::path& folder) {
     wire.frames.clear();
     Packed(parts, kMaxMessage).send(the_socket(), "");
     write(static_cast<char>(sizes.size()));
-    // And as it would come if it were larger still: in pieces.
+    // And in pieces, as a larger message arrives.
     if (sizes == std::vector<size_t>{100, 0, 30}) {
       std::string& head = wire.frames[0].bytes;
       head[sizeof(wire::Header) + 7] = static_cast<char>(0x80);

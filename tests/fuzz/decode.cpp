@@ -1,7 +1,7 @@
-// Whatever arrives, decode() makes a message of it or throws BadFrame; what it makes can be read to the
-// last byte and sent on. Run by `run.sh`, with address and undefined-behaviour sanitizers.
+// For any input, decode() returns a message or throws BadFrame; a message can be read to the last byte and
+// sent on. `run.sh` runs this with the address and undefined-behaviour sanitizers.
 //
-// An input is a list of parts: a byte with their number, for each two bytes with its size, then their bytes.
+// An input is a list of parts: their number in one byte, the size of each in two bytes, then their contents.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -20,10 +20,10 @@ using rpc_backends::Part;
 using rpc_backends::Parts;
 
 constexpr size_t kMostParts = 8;
-// Elements of a tensor that are read: an expanded one may have more than there is memory.
+// Larger tensors are not read: an expanded tensor may have more elements than fit into memory.
 constexpr int64_t kMostElements = 1 << 16;
 
-// Each part in a block of its own and of its very size, so that the sanitizer sees a read beyond it.
+// Each part gets a block of exactly its size, so that the sanitizer sees a read beyond it.
 Parts parts_of(const uint8_t* data, size_t size) {
   Parts parts;
   if (size == 0) {
@@ -55,7 +55,7 @@ std::vector<uint8_t> input_of(const Parts& parts) {
   return input;
 }
 
-// Torch's kernels go by the indices of a sparse tensor as they lie in memory, and check none of them again.
+// Torch's kernels use the indices of a sparse tensor as they are in memory, without another check.
 void check_indices(const at::Tensor& tensor) {
   const at::Tensor indices = tensor._indices().contiguous();
   const int64_t count = tensor._nnz();
@@ -149,7 +149,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       again = rpc_backends::encode(decoded.message, decoded.call, decoded.contexts);
     } catch (const c10::Error&) {
-      return 0;  // torch cannot copy a tensor of every dtype that there is: that is for whoever wants to
+      return 0;  // torch cannot copy tensors of some dtypes; the caller of send() gets this error
     }
     const rpc_backends::Decoded twice = rpc_backends::decode(again, rpc_backends::Limits());
     if (twice.call != decoded.call || twice.message->tensors().size() != decoded.message->tensors().size() ||

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fuzz what reads what arrives: ./run.sh TARGET|all [INPUTS] [PROCESSES], ten million and one by default.
-# Needs clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev) for decode, assemble and stream, and the project in the
-# Python that is on the path.
+# Fuzz the parsers of input from outside: ./run.sh TARGET|all [INPUTS] [PROCESSES]; defaults: all, ten million, one.
+# decode, assemble and stream need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
+# installed for the `python` on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 target=${1:-all}
@@ -24,7 +24,7 @@ records | group | publications | members)
     mkdir -p "$work"
     pids=()
     for ((i = 0; i < processes; ++i)); do
-        # Another seed for each process of each run.
+        # Each process of each run has its own seed.
         python store.py "$target" $((inputs / processes)) "$RANDOM$i" >"$work/$target-$i.log" 2>&1 &
         pids+=($!)
     done
@@ -53,7 +53,7 @@ stream)
     length=6000
     ;;
 *)
-    echo "error: '$target' is no target; decode, assemble, stream, records, group, publications, members and all are" >&2
+    echo "error: unknown target '$target'. Choose decode, assemble, stream, records, group, publications, members or all." >&2
     exit 2
     ;;
 esac
@@ -63,7 +63,7 @@ if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find ../../packages/agents/csrc
     echo "==> building (a minute)"
     clang++ "${common[@]}" "${sources[@]}" "${flags[@]}" -o "$program"
 fi
-# Torch's own statics are no leaks of ours. Threads of OpenMP would wait at full speed, and take the processors.
+# Leak detection is off: it would report torch's static objects. OpenMP has one thread: more would busy-wait.
 export OMP_NUM_THREADS=1
 export ASAN_OPTIONS=detect_leaks=0:malloc_context_size=6:quarantine_size_mb=16
 FUZZ_WRITE_SEEDS="$work/$target-corpus" "$program"

@@ -1,9 +1,9 @@
-"""Whatever is in a store, what reads it makes something sound of it or raises the error that says so.
+"""Fuzz the readers of a store: any contents give a valid value or the documented error.
 
     python store.py TARGET [INPUTS [SEED]]
 
-`run.sh` runs it. An input is a text that a worker writes, changed: bytes of it, or values of its JSON.
-The run ends with status 1 at the first input that breaks the rule of its target, and shows it.
+`run.sh` runs this file. An input is a text that workers write, with bytes or JSON values changed. The
+first input that breaks the rule of its target is printed and ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ DEEP = b"[" * 100_000
 
 
 class Mutator:
-    """Makes inputs of seeds."""
+    """Makes inputs by changing seeds."""
 
     def __init__(self, seeds: list[bytes], seed: int) -> None:
         self.seeds = seeds
         self.random = random.Random(seed)
 
     def text(self) -> bytes:
-        """Return a seed, changed a few times."""
+        """Return a seed with one to six changes."""
         some = self.random
         text = some.choice(self.seeds)
         for _ in range(some.choice((1, 1, 1, 2, 3, 6))):
@@ -127,11 +127,11 @@ def _places(value: Any, depth: int = 0) -> Any:
             yield from _places(value[key], depth + 1)
 
 
-# --- targets: each returns its seeds, and what takes an input ------------------------------------------
+# --- targets: each returns its seeds and the function that checks an input -----------------------------
 
 
 def records() -> tuple[list[bytes], Callable[[bytes], None]]:
-    """Read the list of members of a dynamic group: what is no record is left out, ids stay unique."""
+    """Read the list of members of a dynamic group: invalid records are skipped, ids stay unique."""
     seeds = [
         json.dumps({"kind": "peer", "name": f"w{n}", "rank": n, "id": n, "address": f"at {n}"}).encode()
         for n in range(1, 6)
@@ -179,7 +179,7 @@ def records() -> tuple[list[bytes], Callable[[bytes], None]]:
 
 
 def group() -> tuple[list[bytes], Callable[[bytes], None]]:
-    """Read who arrives, the group made of it, and what is exchanged: all workers of it, or an error."""
+    """Read arrivals, the group composed of them, and exchanges: the result is complete, or an error."""
     arrivals = [
         {"name": f"w{n}", "rank": n, "backend": "B", "nonce": str(n), "fixed_id": None, "where": "h"}
         for n in range(3)
@@ -217,7 +217,7 @@ def group() -> tuple[list[bytes], Callable[[bytes], None]]:
 
 
 def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
-    """Read addresses with and without a proof: what is believed was proved, and has the one form."""
+    """Read addresses with and without a proof: accepted ones are proved and have the canonical form."""
     key = secret.parse(secret.generate(), "the fuzzer")
     public = identity.session_keys()[0].decode()
     unix = UnixSocket("/run/x/s", Node(1, 2))
@@ -266,7 +266,7 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
             proof = identity._proof(payload, key)
         except UnicodeEncodeError:
             return
-        # What holders of the secret could write, and what anybody could where there is none.
+        # With a secret, only its holders can write this; without one, any process can.
         for form, known in (
             (f"zeromq1 sealed {key.fingerprint} {proof} {payload}", key),
             (f"zeromq1 open {payload}", None),
@@ -281,7 +281,7 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
 
 
 def members() -> tuple[list[bytes], Callable[[bytes], None]]:
-    """Read the list of members that TENSORPIPE keeps: it can be written again, or is an error."""
+    """Read TENSORPIPE's list of members: it survives a round trip, or is an error."""
     peers = [
         membership.Peer(f"w{n}", n, n, WorkerDevices(f"w{n}", None, 0, {}, []), "uv://h:1", ("::1", n))
         for n in range(3)
@@ -310,7 +310,7 @@ TARGETS = {one.__name__: one for one in (records, group, publications, members)}
 
 
 def main(name: str, inputs: int = 10_000_000, seed: int = 0) -> int:
-    """Run one target; return the status."""
+    """Run one target; return the exit status."""
     logging.disable(logging.CRITICAL)
     seeds, take = TARGETS[name]()
     for text in seeds:
@@ -327,7 +327,7 @@ def main(name: str, inputs: int = 10_000_000, seed: int = 0) -> int:
             return 1
         if number % 100_000 == 0 or number == inputs:
             rate = number / (time.monotonic() - begin)
-            print(f"{name}: {number} inputs, {rate:.0f} a second, none wrong", flush=True)
+            print(f"{name}: {number} inputs, {rate:.0f} a second, no findings", flush=True)
     return 0
 
 

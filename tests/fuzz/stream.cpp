@@ -1,7 +1,7 @@
-// Whatever comes over a Unix socket, the MessageReader makes messages of it or says that it is none, and makes
-// the same however the bytes are cut on the way.
+// For any bytes from a Unix socket, the MessageReader returns messages or reports malformed input, and the
+// result does not depend on how the bytes are split on the way.
 //
-// The first byte of an input says how the rest is cut; the rest is what comes.
+// The first byte of an input says how the rest is split; the rest is the stream.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ void check(bool holds) {
   }
 }
 
-// What a reader makes of the input, as text, when it comes in pieces of `size` bytes.
+// Returns the reader's results as text when the input arrives in pieces of `size` bytes.
 std::string read_in_pieces(const uint8_t* data, size_t length, size_t size) {
   static int ends[2] = {-1, -1};
   if (ends[0] == -1) {
@@ -41,7 +41,7 @@ std::string read_in_pieces(const uint8_t* data, size_t length, size_t size) {
     const size_t now = std::min(size, length - at);
     check(::write(ends[1], data + at, now) == static_cast<ssize_t>(now));
     at += now;
-    // A reader that has taken all is asked again only when there is more: twice finds what is left.
+    // The reader must be blocked twice in a row: the second call finds anything the first has left.
     for (int blocked = 0; blocked < 2 && !over;) {
       const MessageReader::Outcome outcome = reader.next(ends[0]);
       if (outcome == MessageReader::Outcome::kBlocked) {

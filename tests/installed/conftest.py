@@ -1,8 +1,8 @@
-"""Wheels of every distribution, and fresh environments to install them into.
+"""Wheels of every distribution, and new environments to install them into.
 
-Made once a run: the wheels, a base environment with torch and the third-party dependencies, and
-two environments that no test changes. A test that needs another mixture makes
-its own with `make_environment`, in about a second.
+Made once a run: the wheels, a base environment with torch and the third-party dependencies, and two
+environments that no test changes. A test that needs another combination makes its own with
+`make_environment`, in about a second.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build a wheel of each distribution of this repository, by the distribution's name."""
+    """Build a wheel of each distribution of this repository; return them by name."""
     folder = made_once(tmp_path_factory, "dist", partial(build_wheels, distributions(ROOT)))
     return wheels_in(folder)
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Make an environment with all that our distributions need of others, and nothing of ours."""
+    """Make an environment with all third-party dependencies and no distribution of this project."""
     requirements = third_party(distributions(ROOT))
     return Environment(
         made_once(tmp_path_factory, "base", lambda root: Environment.of_links(root, requirements))
@@ -55,7 +55,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def core_only(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    """Make an environment with the core and no plugin. Not to be changed."""
+    """Make an environment with the core and no plugin. Tests must not change it."""
     return _environment(tmp_path_factory, "core_only", base, [wheels[CORE]])
 
 
@@ -63,7 +63,7 @@ def core_only(
 def installed(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Environment:
-    """Make an environment with every distribution that needs no C++. Not to be changed."""
+    """Make an environment with every distribution that needs no C++. Tests must not change it."""
     chosen = [wheel for name, wheel in wheels.items() if name not in NEED_AGENTS]
     return _environment(tmp_path_factory, "installed", base, chosen)
 
@@ -84,7 +84,7 @@ def _environment(
 def make_environment(
     core_only: Environment, wheels: dict[str, Path], tmp_path: Path
 ) -> Iterator[MakeEnvironment]:
-    """Give a function that makes an environment with the core and the wheels it is given."""
+    """Yield a function that makes an environment with the core and the given wheels."""
     made: list[Environment] = []
 
     def make(*packages: Path | str) -> Environment:
@@ -92,7 +92,7 @@ def make_environment(
         made.append(environment)
         names = list(packages)
         if FAULTY_TENSORPIPE in names and TENSORPIPE not in names:
-            names.insert(0, TENSORPIPE)  # it stands on it
+            names.insert(0, TENSORPIPE)  # FAULTY_TENSORPIPE depends on it
         chosen = [wheels[item] if isinstance(item, str) else item for item in names]
         if chosen:
             environment.install(*chosen)

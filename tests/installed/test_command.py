@@ -1,4 +1,4 @@
-"""The command, in environments that are well and that are not."""
+"""The command, in healthy environments and in broken ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.environments import Environment
 from support.samples import COMMAND, MakeEnvironment, backend_package, hooks_package
 
 
-def test_the_command_and_the_module_are_the_same(installed: Environment) -> None:
+def test_the_command_and_the_module_agree(installed: Environment) -> None:
     command = installed.command("rpc-backends", "list", "--json")
     module = installed.command("python", "-m", "rpc_backends_cli", "list", "--json")
 
@@ -17,9 +17,7 @@ def test_the_command_and_the_module_are_the_same(installed: Environment) -> None
     assert "rpc-backend-faulty-tensorpipe" in command.stdout
 
 
-def test_list_does_not_import_what_it_lists(
-    make_environment: MakeEnvironment, tmp_path: Path
-) -> None:
+def test_list_imports_no_backend(make_environment: MakeEnvironment, tmp_path: Path) -> None:
     environment = make_environment(*COMMAND, backend_package(tmp_path, "print('imported')"))
 
     result = environment.command("rpc-backends", "list")
@@ -28,7 +26,7 @@ def test_list_does_not_import_what_it_lists(
     assert "imported" not in result.stdout
 
 
-def test_doctor_names_everything_that_is_wrong_and_its_package(
+def test_doctor_names_every_problem_and_its_package(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(
@@ -64,13 +62,13 @@ def test_doctor_names_everything_that_is_wrong_and_its_package(
         assert name in result.stdout, f"doctor does not name {name}\n{result}"
 
 
-def test_doctor_finds_nothing_wrong_where_nothing_is(installed: Environment) -> None:
+def test_doctor_finds_no_problem_in_a_healthy_environment(installed: Environment) -> None:
     result = installed.command("rpc-backends", "doctor", "--json", check=False)
 
     assert result.returncode == 0, result
 
 
-def test_the_commands_of_the_test_suite_and_the_bench_come_with_their_packages(
+def test_subcommands_come_with_their_packages(
     installed: Environment, make_environment: MakeEnvironment
 ) -> None:
     alone = make_environment(*COMMAND)

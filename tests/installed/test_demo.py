@@ -1,4 +1,4 @@
-"""What the demo trains over where not all of it is installed."""
+"""Which backends the demo trains over if some packages are not installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHOOSE = """
 """
 
 
-def test_a_backend_that_is_not_installed_is_left_out_with_a_note(installed: Environment) -> None:
+def test_a_missing_backend_is_skipped_with_a_note(installed: Environment) -> None:
     assert installed.run(CHOOSE, env=EXAMPLES).json == [
         ["TENSORPIPE", "FAULTY_TENSORPIPE"],
         {"FAULTY_TENSORPIPE": ""},
@@ -29,12 +29,12 @@ def test_a_backend_that_is_not_installed_is_left_out_with_a_note(installed: Envi
     ]
 
 
-def test_a_backend_that_was_named_and_is_not_installed_is_an_error(installed: Environment) -> None:
+def test_a_missing_backend_given_by_name_is_an_error(installed: Environment) -> None:
     with pytest.raises(ChildFailedError, match=r"UnknownBackendError: .*ZEROMQ"):
         installed.run(CHOOSE, "TENSORPIPE", "ZEROMQ", env=EXAMPLES)
 
 
-def test_without_the_package_that_makes_them_there_are_no_faults_and_a_note(
+def test_without_the_faults_package_a_note_says_so(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     zeromq = backend_package(tmp_path, name="ZEROMQ", distribution="rpc-backend-zeromq")

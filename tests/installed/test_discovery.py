@@ -1,4 +1,4 @@
-"""Which packages are found, what that imports, and what happens when packages come and go."""
+"""Which packages are found, what discovery imports, and what (un)installing packages changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOW_RECORDS = """
 """
 
 
-def test_records_say_where_each_backend_comes_from(
+def test_records_name_the_origin_of_each_backend(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     pigeon = backend_package(tmp_path, version="2.5")
@@ -48,7 +48,7 @@ def test_records_say_where_each_backend_comes_from(
 
 
 def test_discovery_imports_no_plugin(make_environment: MakeEnvironment, tmp_path: Path) -> None:
-    """Neither listing nor using another backend imports a plugin, however slow it is."""
+    """Neither listing the backends nor using another one imports a plugin, however slow its import is."""
     slow = backend_package(tmp_path, SLOW_BACKEND, name="SLOW", distribution="rpc-backend-slow")
     environment = make_environment(backend_package(tmp_path), slow)
 
@@ -72,7 +72,7 @@ def test_discovery_imports_no_plugin(make_environment: MakeEnvironment, tmp_path
     assert result.json == ["rpc_backend_pigeon"]
 
 
-def test_a_backend_that_is_a_bare_pair_of_handlers_needs_only_the_entry_point(
+def test_a_bare_pair_of_handlers_is_a_backend(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(backend_package(tmp_path, BARE_PAIR))
@@ -92,9 +92,7 @@ def test_a_backend_that_is_a_bare_pair_of_handlers_needs_only_the_entry_point(
     assert result.stdout.strip() == "7.0"
 
 
-def test_a_string_is_looked_up_without_regard_to_case(
-    make_environment: MakeEnvironment, tmp_path: Path
-) -> None:
+def test_lookup_ignores_case(make_environment: MakeEnvironment, tmp_path: Path) -> None:
     environment = make_environment(backend_package(tmp_path, name="Pigeon"))
 
     environment.run(
@@ -107,7 +105,7 @@ def test_a_string_is_looked_up_without_regard_to_case(
     )
 
 
-def test_a_name_that_is_no_identifier_is_recorded_as_invalid_and_harms_nobody(
+def test_a_name_that_is_no_identifier_is_invalid(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     names = ["2PIGEONS", "PIG EON", "PIG-EON"]
@@ -137,7 +135,7 @@ def test_a_name_that_is_no_identifier_is_recorded_as_invalid_and_harms_nobody(
         assert "identifier" in error
 
 
-def test_the_same_distribution_met_twice_on_the_path_counts_once(
+def test_a_distribution_twice_on_the_path_counts_once(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     pigeon = backend_package(tmp_path)
@@ -159,10 +157,10 @@ def test_the_same_distribution_met_twice_on_the_path_counts_once(
     assert result.json == ["loaded"]
 
 
-def test_two_versions_of_one_distribution_on_the_path_are_the_first_one(
+def test_the_first_of_two_installed_versions_counts(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
-    """What Python imports is what is reported: the copy that comes first on ``sys.path``."""
+    """The record describes the copy that Python imports: the first on ``sys.path``."""
     environment = make_environment(backend_package(tmp_path, version="1.0"))
     environment.install_into(tmp_path / "new", backend_package(tmp_path, version="2.0"))
 
@@ -177,7 +175,7 @@ def test_two_versions_of_one_distribution_on_the_path_are_the_first_one(
     assert result.json == "2.0"
 
 
-def test_two_packages_with_one_name_are_an_error_that_names_both_when_it_is_used(
+def test_using_a_name_in_conflict_names_both_packages(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(
@@ -211,7 +209,7 @@ def test_two_packages_with_one_name_are_an_error_that_names_both_when_it_is_used
         assert "rpc-backend-coop" in text
 
 
-def test_one_distribution_that_declares_two_spellings_of_a_name_conflicts_with_itself(
+def test_two_spellings_of_a_name_conflict(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     package = write_package(
@@ -234,9 +232,7 @@ def test_one_distribution_that_declares_two_spellings_of_a_name_conflicts_with_i
     assert "rpc-backend-twice" in result.stdout
 
 
-def test_a_package_installed_while_the_process_runs_is_seen_after_refresh(
-    make_environment: MakeEnvironment, tmp_path: Path
-) -> None:
+def test_refresh_finds_a_new_package(make_environment: MakeEnvironment, tmp_path: Path) -> None:
     environment = make_environment(FAULTY_TENSORPIPE)
     code = """
         import torch.distributed.rpc as rpc, rpc_backends_core
@@ -257,7 +253,7 @@ def test_a_package_installed_while_the_process_runs_is_seen_after_refresh(
         process.finish()
 
 
-def test_a_package_repaired_while_the_process_runs_is_loaded_after_refresh(
+def test_refresh_loads_a_repaired_package(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(backend_package(tmp_path, "import no_such_module"))
@@ -281,9 +277,7 @@ def test_a_package_repaired_while_the_process_runs_is_loaded_after_refresh(
         process.finish()
 
 
-def test_a_package_uninstalled_is_gone_from_the_next_process(
-    make_environment: MakeEnvironment, tmp_path: Path
-) -> None:
+def test_an_uninstalled_package_is_gone(make_environment: MakeEnvironment, tmp_path: Path) -> None:
     environment = make_environment(backend_package(tmp_path), FAULTY_TENSORPIPE)
     code = """
         import json, torch.distributed.rpc as rpc, rpc_backends_core
@@ -297,7 +291,7 @@ def test_a_package_uninstalled_is_gone_from_the_next_process(
     assert environment.run(code).json == [False, True]
 
 
-def test_without_the_tensorpipe_package_the_name_is_torchs_own_again(
+def test_uninstalling_tensorpipe_restores_torchs_own(
     make_environment: MakeEnvironment,
 ) -> None:
     environment = make_environment(TENSORPIPE)
@@ -315,7 +309,7 @@ def test_without_the_tensorpipe_package_the_name_is_torchs_own_again(
     assert module.startswith("torch.distributed.rpc")
 
 
-def test_without_the_core_torch_is_stock(make_environment: MakeEnvironment) -> None:
+def test_uninstalling_the_core_restores_stock_torch(make_environment: MakeEnvironment) -> None:
     environment = make_environment(TENSORPIPE)
     environment.uninstall("rpc-backends-core")
 
@@ -327,7 +321,7 @@ def test_without_the_core_torch_is_stock(make_environment: MakeEnvironment) -> N
     assert result.stderr == ""
 
 
-def test_an_unknown_name_is_answered_with_what_is_there_and_the_nearest_match(
+def test_an_unknown_name_gets_a_suggestion(
     installed: Environment,
 ) -> None:
     with pytest.raises(ChildFailedError) as failure:
@@ -340,7 +334,7 @@ def test_an_unknown_name_is_answered_with_what_is_there_and_the_nearest_match(
     assert "TENSORPIPE" in text
 
 
-def test_a_known_name_that_is_not_installed_is_answered_with_what_to_install(
+def test_a_known_name_says_what_to_install(
     core_only: Environment,
 ) -> None:
     with pytest.raises(ChildFailedError) as failure:
@@ -349,7 +343,7 @@ def test_a_known_name_that_is_not_installed_is_answered_with_what_to_install(
     assert "pip install rpc-backend-faulty-tensorpipe" in str(failure.value)
 
 
-def test_the_order_of_members_does_not_depend_on_what_was_used_first(
+def test_use_does_not_change_the_order_of_members(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(

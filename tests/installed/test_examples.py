@@ -1,4 +1,4 @@
-"""The examples run as they are, and the README shows what they do."""
+"""The examples run unchanged, and the guide shows their code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_two_workers_call_over_each_installed_backend(installed: Environment) ->
         assert f"BackendType.{name}: 1 + 1 = [2.0, 2.0]" in output
 
 
-def test_the_backend_in_ten_lines_is_there_once_it_is_installed(
+def test_the_ten_line_backend_works_once_installed(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     built = build_wheels([EXAMPLES / "ten_line_backend"], tmp_path / "dist")
@@ -40,7 +40,7 @@ def test_the_backend_in_ten_lines_is_there_once_it_is_installed(
     assert "BackendType.MINE: 1 + 1 = [2.0, 2.0]" in run(environment, "two_workers.py", "MINE")
 
 
-def test_the_guide_shows_the_backend_in_ten_lines_as_it_is() -> None:
+def test_the_guide_shows_the_ten_line_backend() -> None:
     guide = (ROOT / "docs" / "how-to" / "write-a-backend.md").read_text()
     code = (EXAMPLES / "ten_line_backend" / "my_backend.py").read_text()
     assert code.partition('"""\n\n')[2] in guide

@@ -1,4 +1,4 @@
-"""Installed packages of the group ``rpc.backends.hooks``: what they see, change and break."""
+"""Installed hook packages: what they see, change and break."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.samples import (
     old_style_package,
 )
 
-# Writes down all that passes, and goes on.
+# Records every call and changes nothing.
 TRACING = """
     from rpc_backends_core import hookimpl
 
@@ -50,7 +50,7 @@ TRACING = """
         seen.append(f"failed {record.name} {record.distribution}")
 """
 
-# Initialises the backend named first on the command line in a group of one, and leaves again.
+# Starts a backend in a group of one, makes a call and shuts down.
 START = """
     import json, os, sys, torch, torch.distributed.rpc as rpc
     import rpc_backends_core
@@ -78,7 +78,7 @@ def test_import_torch_imports_no_hook_package(
     [("TENSORPIPE", False), ("CARRIER", False), ("FAULTY_TENSORPIPE", True)],
     ids=["torch's own", "old-style", "plugin"],
 )
-def test_hooks_go_around_every_backend(
+def test_hooks_wrap_every_backend(
     make_environment: MakeEnvironment, tmp_path: Path, backend: str, faulty: bool
 ) -> None:
     environment = make_environment(
@@ -111,7 +111,7 @@ def test_hooks_go_around_every_backend(
         assert "loaded FAULTY_TENSORPIPE rpc-backend-faulty-tensorpipe" in seen
 
 
-def test_a_hook_learns_of_a_backend_that_could_not_be_loaded(
+def test_a_hook_sees_a_backend_fail_to_load(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(
@@ -135,7 +135,7 @@ def test_a_hook_learns_of_a_backend_that_could_not_be_loaded(
     assert "failed PIGEON rpc-backend-pigeon" in result.json
 
 
-def test_a_hook_learns_of_the_first_backend_that_is_loaded(
+def test_a_hook_sees_the_first_backend_loaded(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(backend_package(tmp_path), hooks_package(tmp_path, TRACING))
@@ -152,7 +152,7 @@ def test_a_hook_learns_of_the_first_backend_that_is_loaded(
     assert result.json == ["loaded PIGEON rpc-backend-pigeon"]
 
 
-def test_a_hook_may_replace_the_options_and_the_agent(
+def test_a_hook_may_replace_options_and_see_the_agent(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     replacing = """
@@ -189,7 +189,7 @@ def test_a_hook_may_replace_the_options_and_the_agent(
     assert result.json == [3, 1]
 
 
-def test_a_hook_may_forbid_a_backend_and_its_words_reach_the_program(
+def test_the_program_gets_a_hooks_refusal(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     policy = """
@@ -219,7 +219,7 @@ def test_a_hook_may_forbid_a_backend_and_its_words_reach_the_program(
     assert result.stderr == ""
 
 
-# The same, and says with what error it failed.
+# The same, and prints with which error the start failed.
 FAILING_START = program(
     START,
     """
@@ -268,7 +268,7 @@ def test_an_unloadable_package_is_reported_and_left_out(
         program(
             START,
             """
-            assert start("TENSORPIPE") == 2, "the program suffered"
+            assert start("TENSORPIPE") == 2, "the start failed"
             import rpc_tracing
             assert any(line.startswith("up ") for line in rpc_tracing.seen), "others were left out"
             print("second", file=sys.stderr)
@@ -358,10 +358,10 @@ FAILING = {
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_a_failing_hook_is_an_error_that_names_its_package(
+def test_the_error_of_a_failing_hook_names_its_package(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:
-    """The start fails, and leaves nothing that runs."""
+    """The start fails, and no agent runs."""
     environment = make_environment(
         hooks_package(tmp_path, FAILING[kind], distribution="rpc-broken-hooks", version="0.9"),
         hooks_package(tmp_path, TRACING),
@@ -377,7 +377,7 @@ def test_a_failing_hook_is_an_error_that_names_its_package(
     assert "HookWarning" not in result.stderr, result
 
 
-def test_what_a_backend_itself_raises_is_not_blamed_on_a_hook_package(
+def test_a_backends_own_error_names_no_hook_package(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     failing = """

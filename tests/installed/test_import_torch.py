@@ -1,4 +1,4 @@
-"""What ``import torch`` alone gives where the packages are installed, and switching it off."""
+"""What ``import torch`` provides where the packages are installed, and how to switch it off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from support.environments import Environment
 
 
-def test_import_torch_alone_gives_every_installed_backend(installed: Environment) -> None:
+def test_import_torch_provides_every_installed_backend(installed: Environment) -> None:
     result = installed.run(
         """
         import json, torch
@@ -20,7 +20,7 @@ def test_import_torch_alone_gives_every_installed_backend(installed: Environment
     assert result.json == ["BackendType.TENSORPIPE", "BackendType.FAULTY_TENSORPIPE"]
 
 
-def test_import_torch_puts_one_and_the_same_enum_in_all_three_places(
+def test_import_torch_installs_one_shared_enum(
     installed: Environment,
 ) -> None:
     installed.run(
@@ -33,7 +33,7 @@ def test_import_torch_puts_one_and_the_same_enum_in_all_three_places(
     )
 
 
-def test_import_torch_imports_no_plugin_and_no_dependency_of_ours(installed: Environment) -> None:
+def test_import_torch_imports_no_plugin_or_dependency(installed: Environment) -> None:
     result = installed.run(
         """
         import json, sys, torch
@@ -46,8 +46,8 @@ def test_import_torch_imports_no_plugin_and_no_dependency_of_ours(installed: Env
     assert result.json == []
 
 
-def test_import_torch_does_not_look_for_plugins(installed: Environment) -> None:
-    """The one scan is torch's own, by which our entry point is found."""
+def test_import_torch_does_not_scan_for_plugins(installed: Environment) -> None:
+    """The only scan is that of torch, which finds the core's entry point."""
     result = installed.run(
         """
         import importlib.metadata, json
@@ -61,14 +61,14 @@ def test_import_torch_does_not_look_for_plugins(installed: Environment) -> None:
     assert result.json == [{"group": "torch.backends"}]
 
 
-def test_import_torch_starts_no_thread_and_warns_of_nothing(installed: Environment) -> None:
+def test_import_torch_starts_no_thread_and_prints_nothing(installed: Environment) -> None:
     result = installed.run("import threading, torch; print(threading.active_count())")
 
     assert result.stdout.strip() == "1"
     assert result.stderr == ""
 
 
-def test_autoload_0_leaves_torch_as_it_was(installed: Environment) -> None:
+def test_autoload_0_leaves_torch_unchanged(installed: Environment) -> None:
     code = """
         import json, torch.distributed.rpc as rpc
         functions = rpc.init_rpc, rpc.shutdown, rpc.backend_registry.register_backend
@@ -84,9 +84,7 @@ def test_autoload_0_leaves_torch_as_it_was(installed: Environment) -> None:
 
 
 @pytest.mark.parametrize("variable", ["RPC_BACKENDS_AUTOLOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD"])
-def test_install_by_hand_does_what_autoload_would_have_done(
-    installed: Environment, variable: str
-) -> None:
+def test_install_by_hand_works_without_autoload(installed: Environment, variable: str) -> None:
     installed.run(
         """
         import torch.distributed.rpc as rpc
@@ -101,7 +99,7 @@ def test_install_by_hand_does_what_autoload_would_have_done(
     )
 
 
-def test_uninstall_puts_everything_back_that_install_replaced(installed: Environment) -> None:
+def test_uninstall_restores_everything(installed: Environment) -> None:
     installed.run(
         """
         import torch.distributed.rpc as rpc
@@ -130,7 +128,7 @@ def test_uninstall_puts_everything_back_that_install_replaced(installed: Environ
     )
 
 
-def test_a_misspelt_switch_does_not_break_import_torch_and_doctor_shows_it(
+def test_doctor_shows_a_misspelt_autoload_value(
     installed: Environment,
 ) -> None:
     misspelt = {"RPC_BACKENDS_AUTOLOAD": "flase"}
@@ -143,8 +141,8 @@ def test_a_misspelt_switch_does_not_break_import_torch_and_doctor_shows_it(
     assert "flase" in doctor.stdout, doctor
 
 
-def test_a_torch_built_without_rpc_is_left_alone(installed: Environment) -> None:
-    """Such a torch has no ``torch._C._rpc_init``: it is taken away before torch looks for it."""
+def test_a_torch_built_without_rpc_is_unchanged(installed: Environment) -> None:
+    """Such a torch lacks ``torch._C._rpc_init``; the test deletes it before torch looks for it."""
     result = installed.run(
         """
         import json, sys
@@ -167,7 +165,7 @@ def test_a_torch_built_without_rpc_is_left_alone(installed: Environment) -> None
     assert result.stderr == ""
 
 
-def test_a_plugin_does_not_need_the_core_to_be_imported_by_the_program(
+def test_a_program_need_not_import_the_core(
     installed: Environment,
 ) -> None:
     installed.run(
@@ -180,7 +178,7 @@ def test_a_plugin_does_not_need_the_core_to_be_imported_by_the_program(
     )
 
 
-def test_torchs_own_faulty_module_neither_fails_nor_takes_the_name_from_the_plugin(
+def test_importing_torchs_testing_module_keeps_the_plugin(
     installed: Environment,
 ) -> None:
     result = installed.run(
@@ -199,7 +197,7 @@ def test_torchs_own_faulty_module_neither_fails_nor_takes_the_name_from_the_plug
     assert result.json == ["plugin", "rpc-backend-faulty-tensorpipe"]
 
 
-def test_torchs_own_faulty_module_may_come_before_anything_else(installed: Environment) -> None:
+def test_torchs_testing_module_may_be_imported_first(installed: Environment) -> None:
     result = installed.run(
         """
         import json, torch
@@ -216,7 +214,7 @@ def test_torchs_own_faulty_module_may_come_before_anything_else(installed: Envir
     assert result.json == ["plugin", "rpc-backend-faulty-tensorpipe"]
 
 
-def test_without_the_plugin_torchs_own_faulty_module_is_torchs_own(core_only: Environment) -> None:
+def test_without_the_plugin_torchs_testing_module_registers(core_only: Environment) -> None:
     result = core_only.run(
         """
         import json, torch.distributed.rpc as rpc

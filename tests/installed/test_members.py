@@ -1,4 +1,4 @@
-"""Members of `BackendType` that travel between processes."""
+"""Members of `BackendType` that are passed between processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PICKLE = """
 
 @pytest.fixture(scope="module")
 def environment(core_only: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Make an environment with one backend. Not to be changed."""
+    """Make an environment with one backend. Tests must not change it."""
     folder = tmp_path_factory.mktemp("members")
     environment = Environment.like(core_only, folder / "environment")
     environment.install(backend_package(folder))
@@ -25,7 +25,7 @@ def environment(core_only: Environment, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(("imports", "protocol"), [("pass", "2"), ("import torch", "5")])
-def test_a_member_is_unpickled_in_a_process_that_has_not_loaded_its_plugin(
+def test_unpickling_a_member_needs_no_loaded_plugin(
     environment: Environment, imports: str, protocol: str
 ) -> None:
     pickled = environment.run(PICKLE, protocol).stdout.strip()
@@ -45,7 +45,7 @@ def test_a_member_is_unpickled_in_a_process_that_has_not_loaded_its_plugin(
     )
 
 
-def test_a_member_is_unpickled_where_autoload_is_off(environment: Environment) -> None:
+def test_a_member_is_unpickled_with_autoload_off(environment: Environment) -> None:
     pickled = environment.run(PICKLE, "5").stdout.strip()
 
     environment.run(
@@ -59,7 +59,7 @@ def test_a_member_is_unpickled_where_autoload_is_off(environment: Environment) -
     )
 
 
-def test_a_member_whose_plugin_is_not_installed_there_is_an_error_that_names_it(
+def test_unpickling_a_member_without_its_plugin_names_it(
     environment: Environment, core_only: Environment
 ) -> None:
     pickled = environment.run(PICKLE, "5").stdout.strip()
@@ -78,7 +78,7 @@ def test_a_member_whose_plugin_is_not_installed_there_is_an_error_that_names_it(
     assert "PIGEON" in result.stdout
 
 
-def test_a_member_may_be_an_argument_of_a_call_to_another_process(environment: Environment) -> None:
+def test_a_member_may_be_an_argument_of_a_call(environment: Environment) -> None:
     results = environment.run_workers(
         """
         import os, sys, torch.distributed.rpc as rpc

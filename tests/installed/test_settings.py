@@ -1,4 +1,4 @@
-"""The environment variables that choose and refuse backends, in processes of their own."""
+"""Environment variables that choose and refuse backends, in separate processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.environments import Environment
 from support.samples import FAULTY_TENSORPIPE, TENSORPIPE, MakeEnvironment, backend_package
 
-# Ask for each name; print what was raised, by name.
+# Use each backend named on the command line; print the errors by name.
 ASK = """
     import json, sys, torch.distributed.rpc as rpc, rpc_backends_core
     answers = {}
@@ -24,7 +24,7 @@ ASK = """
 """
 
 
-def test_deny_forbids_one_backend_and_says_who_did(installed: Environment) -> None:
+def test_deny_refuses_a_backend_and_names_the_variable(installed: Environment) -> None:
     answers = installed.run(
         ASK,
         "FAULTY_TENSORPIPE",
@@ -39,7 +39,7 @@ def test_deny_forbids_one_backend_and_says_who_did(installed: Environment) -> No
     assert "rpc-backend-faulty-tensorpipe" in text
 
 
-def test_allow_forbids_every_backend_it_does_not_name(
+def test_allow_refuses_every_other_backend(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(TENSORPIPE, FAULTY_TENSORPIPE, backend_package(tmp_path))
@@ -59,7 +59,7 @@ def test_allow_forbids_every_backend_it_does_not_name(
     assert "RPC_BACKENDS_ALLOW" in text
 
 
-def test_a_denied_plugin_is_recorded_as_denied_and_never_imported(
+def test_a_denied_plugin_is_recorded_and_never_imported(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(backend_package(tmp_path, "raise SystemExit('imported')"))
@@ -83,7 +83,7 @@ def test_a_denied_plugin_is_recorded_as_denied_and_never_imported(
     assert result.json == ["denied", False]
 
 
-def test_denying_one_of_two_packages_with_one_name_denies_the_name(
+def test_denying_a_name_in_conflict_denies_both_packages(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     environment = make_environment(
@@ -97,7 +97,7 @@ def test_denying_one_of_two_packages_with_one_name_denies_the_name(
 
 
 @pytest.mark.parametrize("variable", ["RPC_BACKENDS_ALLOW", "RPC_BACKENDS_DENY"])
-def test_a_misspelt_name_is_an_error_with_the_nearest_match_and_not_silence(
+def test_a_misspelt_name_is_an_error_with_a_suggestion(
     installed: Environment, variable: str
 ) -> None:
     answers = installed.run(ASK, "FAULTY_TENSORPIPE", env={variable: "FAULTY_TENSORPIP"}).json
@@ -109,16 +109,14 @@ def test_a_misspelt_name_is_an_error_with_the_nearest_match_and_not_silence(
 
 
 @pytest.mark.parametrize("text", ["TENSORPIPE,,PIGEON", "TENSORPIPE;PIGEON", "*", "TENSORPIPE,"])
-def test_a_list_that_cannot_be_parsed_is_an_error_that_shows_it(
-    installed: Environment, text: str
-) -> None:
+def test_a_malformed_list_is_an_error_that_shows_it(installed: Environment, text: str) -> None:
     answers = installed.run(ASK, "TENSORPIPE", env={"RPC_BACKENDS_DENY": text}).json
 
     assert answers["TENSORPIPE"][0] == "SettingError"
     assert text in answers["TENSORPIPE"][1]
 
 
-def test_a_wrong_setting_does_not_break_import_torch(installed: Environment) -> None:
+def test_wrong_settings_do_not_break_import_torch(installed: Environment) -> None:
     result = installed.run(
         "import torch",
         env={"RPC_BACKENDS_ALLOW": ";;", "RPC_BACKENDS_DENY": ";;", "RPC_BACKENDS_DEFAULT": ";;"},
@@ -127,7 +125,7 @@ def test_a_wrong_setting_does_not_break_import_torch(installed: Environment) -> 
     assert result.stderr == ""
 
 
-def test_default_decides_where_a_program_names_no_backend(installed: Environment) -> None:
+def test_the_variable_sets_the_default_backend(installed: Environment) -> None:
     results = installed.run_workers(
         """
         import json, os, torch, torch.distributed.rpc as rpc
@@ -144,7 +142,7 @@ def test_default_decides_where_a_program_names_no_backend(installed: Environment
     assert [result.json for result in results] == [[True, 4.0]] * 2
 
 
-def test_a_program_that_names_a_backend_does_not_hear_of_the_default(
+def test_a_named_backend_wins_over_the_default(
     installed: Environment,
 ) -> None:
     result = installed.run(
@@ -165,7 +163,7 @@ def test_a_program_that_names_a_backend_does_not_hear_of_the_default(
     assert result.stdout.split() == ["False", "True"]
 
 
-def test_an_unknown_default_is_an_error_that_names_the_variable(installed: Environment) -> None:
+def test_an_unknown_default_names_the_variable(installed: Environment) -> None:
     result = installed.run(
         """
         import json, torch.distributed.rpc as rpc, rpc_backends_core

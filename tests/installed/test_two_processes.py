@@ -1,4 +1,4 @@
-"""Groups of two processes over what the wheels install, by programs that import torch alone."""
+"""Groups of two processes over installed wheels, with programs that import only torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.environments import Environment
 from support.samples import MakeEnvironment, backend_package
 
-# A call each way, an RRef, distributed autograd, a clean end; the last line says who carried it.
+# A call each way, an RRef, distributed autograd and a shutdown; the last line names the backend.
 PROGRAM = """
     import json, os, threading, warnings
     import torch
@@ -70,7 +70,7 @@ def test_tensorpipe_carries_calls(installed: Environment, init: str) -> None:
 
 
 def test_tensorpipe_carries_calls_in_a_dynamic_group(installed: Environment) -> None:
-    """Nobody waits for anybody when joining and leaving, so the program does."""
+    """Joining and leaving a dynamic group waits for no worker, so the program waits."""
     results = installed.run_workers(
         """
         import os, time, torch, torch.distributed.rpc as rpc
@@ -83,7 +83,7 @@ def test_tensorpipe_carries_calls_in_a_dynamic_group(installed: Environment) -> 
         def wait_until(condition):
             deadline = time.monotonic() + 60
             while not condition():
-                assert time.monotonic() < deadline, "the other worker was not heard of in time"
+                assert time.monotonic() < deadline, "no sign of the other worker in time"
                 time.sleep(0.05)
 
         def names():
@@ -141,7 +141,7 @@ def test_a_third_party_package_carries_calls(
         assert result.json["distribution"] == "rpc-backend-pigeon", result
 
 
-def test_a_failing_message_of_faulty_tensorpipe_fails_the_call(installed: Environment) -> None:
+def test_a_failing_message_fails_the_call(installed: Environment) -> None:
     results = installed.run_workers(
         """
         import os, torch, torch.distributed.rpc as rpc

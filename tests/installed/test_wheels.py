@@ -1,4 +1,4 @@
-"""What the wheels hold, and that they install beside each other."""
+"""What the wheels contain, and that they can be installed together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_wheel_ships_its_types_and_its_license(
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_wheel_holds_one_import_package_and_nothing_else(
+def test_a_wheel_contains_only_one_import_package(
     wheels: dict[str, Path], distribution: str
 ) -> None:
     roots = {name.split("/")[0] for name in names_in(wheels[distribution])}
@@ -59,7 +59,7 @@ def test_a_wheel_has_a_long_description(wheels: dict[str, Path], distribution: s
 
 
 @pytest.mark.parametrize("distribution", NATIVE)
-def test_an_sdist_holds_all_that_is_compiled(distribution: str, tmp_path: Path) -> None:
+def test_an_sdist_contains_all_sources(distribution: str, tmp_path: Path) -> None:
     folder = FOLDERS[distribution]
     sources = [*folder.glob("csrc/**/*.c*"), *folder.glob("csrc/*.h"), *folder.glob("src/**/*.h")]
     with tarfile.open(build_sdist(folder, tmp_path)) as archive:
@@ -69,10 +69,10 @@ def test_an_sdist_holds_all_that_is_compiled(distribution: str, tmp_path: Path) 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_wheel_built_from_an_sdist_holds_the_same(
+def test_a_wheel_built_from_an_sdist_is_the_same(
     wheels: dict[str, Path], distribution: str, tmp_path: Path
 ) -> None:
-    """An index gets both; C++ is compiled here as it is for a user."""
+    """A package index gets both. C++ is compiled here, as on a user's machine."""
     sdist = build_sdist(FOLDERS[distribution], tmp_path)
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -80,7 +80,7 @@ def test_a_wheel_built_from_an_sdist_holds_the_same(
     assert sorted(names_in(built)) == sorted(names_in(wheels[distribution]))
 
 
-def test_what_is_installed_with_the_command_is_no_test_and_no_bench() -> None:
+def test_the_command_installs_neither_suite_nor_bench() -> None:
     needed, waiting = set(), ["rpc-backends"]
     while waiting:
         name = waiting.pop()
@@ -94,7 +94,7 @@ def test_the_distributions_satisfy_each_others_dependencies(installed: Environme
     assert "No broken requirements" in installed.pip_check().stdout
 
 
-def test_the_packages_are_imported_from_the_environment_not_from_the_checkout(
+def test_packages_are_imported_from_the_environment(
     installed: Environment,
 ) -> None:
     result = installed.run(

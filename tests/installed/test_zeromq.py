@@ -1,4 +1,4 @@
-"""ZEROMQ as a user installs it: wheels of the agents and of the plugin, built with the torch there."""
+"""ZEROMQ as a user installs it: wheels of the agents and the plugin, built with this torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ROOT = Path(__file__).parents[2]
 def environment(
     base: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
-    """Make an environment with ZEROMQ and what it stands on, and no other backend."""
+    """Make an environment with ZEROMQ, its dependencies, and no other backend."""
     made = Environment.on(base, tmp_path_factory.mktemp("zeromq"))
     made.install(*(wheels[name] for name in (CORE, "rpc-backends-agents", "rpc-backend-zeromq")))
     yield made
@@ -75,21 +75,21 @@ def _assert_ran_on_zeromq(environment: Environment, program: str, **env: str) ->
     assert answers == [["[1.0, 1.0]", AGENT], ["[2.0, 2.0]", AGENT]]
 
 
-def test_what_is_installed_fits_together(environment: Environment) -> None:
+def test_dependencies_are_satisfied(environment: Environment) -> None:
     environment.pip_check()
 
 
-def test_an_unmodified_program_runs_on_it_by_default(environment: Environment) -> None:
+def test_an_unmodified_program_runs_on_the_default(environment: Environment) -> None:
     _assert_ran_on_zeromq(environment, DEFAULT, RPC_BACKENDS_DEFAULT="ZEROMQ")
 
 
-def test_a_program_that_says_tensorpipe_runs_on_it_by_the_override(
+def test_a_program_that_names_tensorpipe_runs_on_the_override(
     environment: Environment,
 ) -> None:
     _assert_ran_on_zeromq(environment, BY_NAME, RPC_BACKENDS_OVERRIDE="ZEROMQ")
 
 
-def test_tensorpipes_options_are_carried_over_and_one_warning_names_the_rest(
+def test_tensorpipe_options_are_carried_over_with_one_warning(
     environment: Environment,
 ) -> None:
     results = environment.run_workers(BY_OPTIONS, env={"RPC_BACKENDS_OVERRIDE": "ZEROMQ"})
@@ -109,10 +109,10 @@ def test_device_maps_are_refused_with_the_reason(environment: Environment) -> No
     assert "ZEROMQ" in done.stdout
 
 
-def test_the_quickstart_prints_what_the_readme_says(
+def test_the_quickstart_prints_the_output_in_the_readme(
     environment: Environment, tmp_path: Path
 ) -> None:
-    """From wheels alone, with the commands of the README."""
+    """The test runs the README's commands in an environment that has only wheels."""
     readme = (ROOT / "README.md").read_text()
     found = re.search(r"<!-- file: quickstart.py -->\n\n```python\n(.*?)```", readme, re.DOTALL)
     shown = re.search(
@@ -122,19 +122,19 @@ def test_the_quickstart_prints_what_the_readme_says(
     (tmp_path / "quickstart.py").write_text(found[1])
     for block in re.split(r"^\$ ", shown[1], flags=re.MULTILINE)[1:]:
         command, _, output = block.partition("\n")
-        # What `torchrun` is; the environment takes torch from another one, and has no such script.
+        # torchrun is this module. The environment links to torch and has no such script.
         command = command.replace("torchrun", f"{environment.python} -m torch.distributed.run")
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=tmp_path,
             env={
                 **clean_environ(),
-                "OMP_NUM_THREADS": "1",  # or torchrun prints that it sets it
+                "OMP_NUM_THREADS": "1",  # without it, torchrun prints that it sets the variable
             },
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
-        said = [line for line in done.stderr.splitlines() if line.startswith("INFO:")]
-        assert [*said, *done.stdout.splitlines()] == output.splitlines(), done.stderr
+        logged = [line for line in done.stderr.splitlines() if line.startswith("INFO:")]
+        assert [*logged, *done.stdout.splitlines()] == output.splitlines(), done.stderr

@@ -1,4 +1,4 @@
-"""Where the workers of these tests meet."""
+"""Fixtures that say where the workers of these tests meet."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from support.steps import Meeting, meeting
 
 @pytest.fixture(params=["file", "tcp"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]:
-    """Meet over a file, and over TCP with rank 0 as host."""
+    """Meet over a file, and over a TCP store that rank 0 hosts."""
     with meeting(request.param, tmp_path) as place:
         yield place
 
 
 @pytest.fixture(params=["file", "tcp", "agent"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]:
-    """Meet in all ways: also over TCP with a host that is no worker, as torchrun has it."""
+    """Meet in every way: also over a TCP store that no worker hosts, as under torchrun."""
     with meeting(request.param, tmp_path) as place:
         yield place
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Meet over a file, for tests in which it does not matter."""
+    """Meet over a file, for tests that work alike with every store."""
     return f"file://{tmp_path}/store"

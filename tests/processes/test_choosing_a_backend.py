@@ -1,4 +1,4 @@
-"""Which backend a start uses, seen by the agent that runs."""
+"""Which backend ``init_rpc`` starts. The tests look at the running agent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from support.workers import WorkerContext, Workers
 
 
 def start(me: WorkerContext, url: str, **arguments: Any) -> list[str]:
-    """Start RPC in a group of one with the arguments given; return what has been started.
+    """Start RPC in a group of one with the arguments given; return the class names of its agent.
 
-    The address comes from the environment, so that a start without options finds it.
+    The address is set in the environment, where a start without options looks for it.
     """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     rpc.init_rpc(me.name, rank=0, world_size=1, **arguments)
@@ -31,14 +31,14 @@ def is_faulty(kinds: list[str]) -> bool:
 
 
 def is_torchs(kinds: list[str]) -> bool:
-    """Return whether the agent is torch's class itself, and no plugin's that derives from it."""
+    """Return whether the agent's class is torch's own, not a plugin's subclass."""
     return kinds[0] in ("TensorPipeAgent", "FaultyTensorPipeAgent")
 
 
-# --- a program that names none -------------------------------------------------------------------
+# --- the program names no backend ----------------------------------------------------------------
 
 
-def test_a_start_that_names_nothing_uses_the_installed_tensorpipe(url: str) -> None:
+def test_the_installed_tensorpipe_is_the_default(url: str) -> None:
     with Workers(1) as workers:
         kinds = workers[0].call(start, url)
 
@@ -46,8 +46,8 @@ def test_a_start_that_names_nothing_uses_the_installed_tensorpipe(url: str) -> N
         assert not is_torchs(kinds)
 
 
-def test_it_works_after_a_registration(url: str) -> None:
-    """With stock torch any registration breaks every plain start (pytorch issue 104620)."""
+def test_a_default_start_works_after_a_registration(url: str) -> None:
+    """In stock torch, any registration breaks every later start with defaults (pytorch issue 104620)."""
     with Workers(1) as workers:
         before = workers[0].call(start, url)
 
@@ -63,21 +63,21 @@ def register_and_start(me: WorkerContext, url: str) -> list[str]:
 
 
 def refuse(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("a backend that nobody asked for was called")
+    raise AssertionError("a backend was called that nobody asked for")
 
 
 @pytest.mark.parametrize("name", ["FAULTY_TENSORPIPE", "faulty_tensorpipe"])
-def test_the_environment_decides_where_the_program_names_none(url: str, name: str) -> None:
+def test_the_environment_sets_the_default_backend(url: str, name: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_DEFAULT": name}) as workers:
         assert is_faulty(workers[0].call(start, url))
 
 
-def test_the_environment_does_not_overrule_a_program_that_names_one(url: str) -> None:
+def test_a_named_backend_wins_over_the_default_variable(url: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_DEFAULT": "FAULTY_TENSORPIPE"}) as workers:
         assert not is_faulty(workers[0].call(start, url, backend="TENSORPIPE"))
 
 
-def test_a_typo_in_the_environment_is_an_error_that_says_so(url: str) -> None:
+def test_a_misspelt_default_is_an_error_with_a_suggestion(url: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_DEFAULT": "FAULTY_TENSORPIP"}) as workers:
         (failure,) = workers.errors(start, url)
 
@@ -86,17 +86,17 @@ def test_a_typo_in_the_environment_is_an_error_that_says_so(url: str) -> None:
         assert "Did you mean 'FAULTY_TENSORPIPE'?" in failure.text
 
 
-# --- a program that names one, or gives options --------------------------------------------------
+# --- the program names a backend or passes options -----------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["FAULTY_TENSORPIPE", "faulty_tensorpipe", "Faulty_TensorPipe"])
-def test_a_name_is_enough_in_any_case_and_every_option_has_a_default(url: str, name: str) -> None:
-    """Torch's FAULTY_TENSORPIPE has required options, and cannot be started by its name alone."""
+def test_a_backend_starts_by_name_in_any_case(url: str, name: str) -> None:
+    """Torch's FAULTY_TENSORPIPE has required options: its name alone does not start it."""
     with Workers(1) as workers:
         assert is_faulty(workers[0].call(start, url, backend=name))
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest(url: str) -> None:
+def test_an_unknown_name_is_an_error_with_a_suggestion(url: str) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(start, url, backend="TENSORPIPES")
 
@@ -105,7 +105,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest(url: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [3, object, ["TENSORPIPE"]])
-def test_what_is_no_backend_is_torchs_type_error(url: str, backend: Any) -> None:
+def test_a_backend_of_a_wrong_type_raises_torchs_error(url: str, backend: Any) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(start, url, backend=backend)
 
@@ -113,27 +113,27 @@ def test_what_is_no_backend_is_torchs_type_error(url: str, backend: Any) -> None
         assert failure.text.startswith("Argument backend must be a member of BackendType")
 
 
-def test_options_without_a_backend_find_theirs_and_construct_no_others(
+def test_options_alone_select_their_backend_and_no_other(
     url: str,
 ) -> None:
-    """Stock torch default-constructs the options of every backend, and one that cannot breaks all."""
+    """Stock torch constructs the default options of every backend; one that fails breaks all."""
     with Workers(1) as workers:
-        plain, faulty, said = workers[0].call(start_by_options, url)
+        plain, faulty, warnings = workers[0].call(start_by_options, url)
 
         assert not is_faulty(plain)
         assert is_faulty(faulty)
-        # Torch warns when options alone choose another backend than TENSORPIPE; so do we.
-        assert len(said) == 1
-        assert "backend='FAULTY_TENSORPIPE'" in said[0]
+        # Torch warns when options alone choose a backend other than TENSORPIPE. The core does too.
+        assert len(warnings) == 1
+        assert "backend='FAULTY_TENSORPIPE'" in warnings[0]
 
 
 def start_by_options(me: WorkerContext, url: str) -> tuple[list[str], list[str], list[str]]:
     from torch.distributed.rpc._testing import FaultyTensorPipeRpcBackendOptions
 
     rpc.backend_registry.register_backend("FIRST", refuse, refuse)
-    said: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     rpc.logger.addHandler(handler)
     plain = start(
         me,
@@ -154,7 +154,7 @@ def start_by_options(me: WorkerContext, url: str) -> tuple[list[str], list[str],
             num_fail_sends=0,
         ),
     )
-    return plain, faulty, said
+    return plain, faulty, warnings
 
 
 def test_options_of_the_wrong_backend_are_refused(url: str) -> None:
@@ -171,7 +171,7 @@ def start_faulty_with_plain_options(me: WorkerContext, url: str) -> None:
     start(me, url, backend="FAULTY_TENSORPIPE", rpc_backend_options=options)
 
 
-def test_options_that_are_none_are_torchs_type_error(url: str) -> None:
+def test_options_of_a_wrong_type_raise_torchs_error(url: str) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(start, url, rpc_backend_options={"rpc_timeout": 3})
 
@@ -181,15 +181,15 @@ def test_options_that_are_none_are_torchs_type_error(url: str) -> None:
         )
 
 
-# --- torch's own ---------------------------------------------------------------------------------
+# --- torch's own backends ------------------------------------------------------------------------
 
 
-def test_torchs_own_tensorpipe_is_used_where_the_plugin_is_denied(url: str) -> None:
+def test_denying_the_plugin_falls_back_to_torchs_tensorpipe(url: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_DENY": "TENSORPIPE"}) as workers:
         assert workers[0].call(start, url)[0] == "TensorPipeAgent"
 
 
-def test_a_denied_plugin_that_torch_has_no_other_of_is_refused(url: str) -> None:
+def test_a_denied_backend_without_fallback_is_refused(url: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_DENY": "FAULTY_TENSORPIPE"}) as workers:
         (failure,) = workers.errors(start, url, backend="FAULTY_TENSORPIPE")
 
@@ -198,10 +198,8 @@ def test_a_denied_plugin_that_torch_has_no_other_of_is_refused(url: str) -> None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_torchs_testing_module_neither_raises_nor_takes_the_name_from_the_plugin(
-    url: str, when: str
-) -> None:
-    """Its import calls ``register_backend("FAULTY_TENSORPIPE", ...)``."""
+def test_importing_torchs_testing_module_keeps_the_plugin(url: str, when: str) -> None:
+    """Importing that module calls ``register_backend("FAULTY_TENSORPIPE", ...)``."""
     with Workers(1) as workers:
         if when == "after":
             assert is_faulty(workers[0].call(start, url, backend="FAULTY_TENSORPIPE"))
@@ -226,7 +224,7 @@ def import_testing(me: WorkerContext) -> tuple[str, list[str]]:
     return rpc.BackendType.FAULTY_TENSORPIPE.value[0].__module__, sources
 
 
-def test_a_member_of_torchs_own_enum_taken_before_the_install_is_understood(url: str) -> None:
+def test_members_held_from_before_the_install_still_work(url: str) -> None:
     with Workers(1, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, fresh=True) as workers:
         before, after = workers[0].call(take_member_and_install, url)
 
@@ -253,6 +251,6 @@ def uninstall_and_start(me: WorkerContext, url: str) -> str:
     return start(me, url)[0]
 
 
-def test_switched_off_by_its_variable_torch_is_as_it_was(url: str) -> None:
+def test_autoload_0_leaves_torch_unchanged(url: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_AUTOLOAD": "0"}, fresh=True) as workers:
         assert workers[0].call(start, url)[0] == "TensorPipeAgent"

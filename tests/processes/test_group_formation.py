@@ -1,4 +1,4 @@
-"""Groups that cannot be formed: everybody gets the reason, soon, and can try again."""
+"""Groups that cannot be formed: every worker gets the reason at once and can try again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.workers import Failure, Step, WorkerContext, Workers
 
 
 def assert_same_error_at_once(failures: list[Failure], kind: str) -> str:
-    """Check that all failed alike and none waited; return what they read."""
+    """Check that all failed with the same error and none waited; return its text."""
     assert {failure.kinds[0] for failure in failures} == {kind}
     assert len({failure.text for failure in failures}) == 1
     assert max(failure.seconds for failure in failures) < AT_ONCE
@@ -23,7 +23,7 @@ def assert_same_error_at_once(failures: list[Failure], kind: str) -> str:
 
 
 def assert_a_group_can_be_formed(workers: Workers, where: Meeting) -> None:
-    """Check that the same processes, all of them, can have a group now, and leave it."""
+    """Check that all live workers can form a group now, and leave it."""
     names = [worker.name for worker in workers if worker.status is None]
     workers.run(steps.join, where.url)
     assert workers.run(steps.call_all) == [{name: name for name in names}] * len(names)
@@ -31,7 +31,7 @@ def assert_a_group_can_be_formed(workers: Workers, where: Meeting) -> None:
 
 
 def join_and_tell(me: WorkerContext, url: str, **arguments: Any) -> None:
-    """Join, telling the test when this worker has arrived and waits for the others."""
+    """Join, and tell the test when this worker has arrived and waits for the others."""
     from rpc_backends_core._group import formation
 
     wait_for = formation.wait_for
@@ -48,7 +48,7 @@ def join_and_tell(me: WorkerContext, url: str, **arguments: Any) -> None:
 
 
 def start_waiting(workers: Workers, where: Meeting, *indices: int, **arguments: Any) -> list[Step]:
-    """Let workers arrive that wait for others; return when they do."""
+    """Start workers that have to wait for others; return once all of them wait."""
     started = [workers[index].start(join_and_tell, where.url, **arguments) for index in indices]
     for step in started:
         assert step.news() == "waiting"
@@ -58,7 +58,7 @@ def start_waiting(workers: Workers, where: Meeting, *indices: int, **arguments: 
 # --- workers that disagree -----------------------------------------------------------------------
 
 
-def test_two_workers_of_one_name_are_an_error_for_all(where: Meeting) -> None:
+def test_a_name_used_twice_is_an_error_for_all(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         failures = workers.errors(steps.join, where.url, only={2: {"name": "worker1"}})
 
@@ -67,7 +67,7 @@ def test_two_workers_of_one_name_are_an_error_for_all(where: Meeting) -> None:
         assert_a_group_can_be_formed(workers, where)
 
 
-def test_workers_of_different_backends_are_an_error_for_all(where: Meeting) -> None:
+def test_different_backends_are_an_error_for_all(where: Meeting) -> None:
     with Workers(2, env=where.env) as workers:
         failures = workers.errors(steps.join, where.url, only={1: {"backend": "FAULTY_TENSORPIPE"}})
 
@@ -86,7 +86,7 @@ def test_different_world_sizes_are_an_error_for_all(where: Meeting) -> None:
         assert_a_group_can_be_formed(workers, where)
 
 
-def test_a_rank_beyond_the_world_size_is_an_error_of_that_worker(url: str) -> None:
+def test_a_rank_beyond_the_world_size_is_refused(url: str) -> None:
     with Workers(2) as workers:
         failure = workers[1].start(steps.join, url, rank=2).error()
 
@@ -94,10 +94,10 @@ def test_a_rank_beyond_the_world_size_is_an_error_of_that_worker(url: str) -> No
         assert "rank 2 of worker 'worker1' is not below the world size 2" in failure.text
 
 
-# --- workers that do not come --------------------------------------------------------------------
+# --- workers that are missing --------------------------------------------------------------------
 
 
-def test_a_worker_that_never_comes_is_named_and_nothing_is_left(where: Meeting) -> None:
+def test_the_timeout_names_the_missing_worker_and_leaks_nothing(where: Meeting) -> None:
     with Workers(3, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2", **where.env}) as workers:
         workers.run(steps.warm_up)
         before = workers.run(opened)
@@ -114,7 +114,7 @@ def test_a_worker_that_never_comes_is_named_and_nothing_is_left(where: Meeting) 
 
 
 @pytest.mark.slow
-def test_a_host_of_the_store_that_never_comes_is_a_timeout(tmp_path: Path) -> None:
+def test_a_missing_store_host_is_a_timeout(tmp_path: Path) -> None:
     env = {"RPC_BACKENDS_JOIN_TIMEOUT": "2"}
     with steps.meeting("tcp", tmp_path) as where, Workers(2, env={**where.env, **env}) as workers:
         failure = workers[1].start(steps.join, where.url).error()
@@ -127,7 +127,7 @@ def test_a_host_of_the_store_that_never_comes_is_a_timeout(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "inf", "nan"])
-def test_a_join_timeout_that_is_no_number_of_seconds_is_refused(url: str, text: str) -> None:
+def test_an_invalid_join_timeout_is_refused(url: str, text: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_JOIN_TIMEOUT": text}) as workers:
         (failure,) = workers.errors(steps.join, url)
 
@@ -135,7 +135,7 @@ def test_a_join_timeout_that_is_no_number_of_seconds_is_refused(url: str, text: 
         assert f"RPC_BACKENDS_JOIN_TIMEOUT={text!r}" in failure.text
 
 
-def test_a_worker_killed_while_the_group_forms_can_be_started_again(where: Meeting) -> None:
+def test_a_worker_killed_while_joining_can_be_restarted(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         (first, _) = start_waiting(workers, where, 0, 1)
         workers[1].kill()
@@ -153,8 +153,9 @@ def test_a_worker_killed_while_the_group_forms_can_be_started_again(where: Meeti
 
 
 @pytest.mark.slow
-def test_a_worker_killed_before_the_group_is_complete_is_named(where: Meeting) -> None:
+def test_the_timeout_names_a_killed_worker(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
+        workers.run(steps.shorten_waits)
         (first, _) = start_waiting(workers, where, 0, 1, rpc_timeout=2)
         workers[1].kill()
 
@@ -165,7 +166,7 @@ def test_a_worker_killed_before_the_group_is_complete_is_named(where: Meeting) -
             assert "'worker1' (rank 1)" in failure.text
 
 
-def test_the_host_of_the_store_killed_while_the_group_forms_can_be_started_again(
+def test_a_store_host_killed_while_joining_can_be_restarted(
     tmp_path: Path,
 ) -> None:
     with steps.meeting("tcp", tmp_path) as where, Workers(2, env=where.env) as workers:
@@ -189,7 +190,7 @@ def test_the_host_of_the_store_killed_while_the_group_forms_can_be_started_again
 
 
 @pytest.mark.slow
-def test_a_host_of_the_store_that_was_killed_and_does_not_come_back_is_a_timeout(
+def test_a_killed_store_host_is_a_timeout(
     tmp_path: Path,
 ) -> None:
     env = {"RPC_BACKENDS_JOIN_TIMEOUT": "2"}
@@ -218,9 +219,7 @@ REFUSES = """
 
 
 @pytest.mark.parametrize("hook", ["rpc_backends_init_backend", "rpc_backends_agent"])
-def test_a_refusal_by_a_hook_on_one_worker_is_read_by_all(
-    where: Meeting, tmp_path: Path, hook: str
-) -> None:
+def test_all_workers_read_the_refusal_of_a_hook(where: Meeting, tmp_path: Path, hook: str) -> None:
     wheel = write_package(
         tmp_path,
         "rpc-hooks-policy",
@@ -241,12 +240,12 @@ def test_a_refusal_by_a_hook_on_one_worker_is_read_by_all(
         assert workers.run(steps.is_running) == [False] * 3
 
 
-def test_a_worker_whose_engine_cannot_start_is_named_to_all(where: Meeting) -> None:
+def test_all_workers_read_whose_engine_failed(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         workers.run(steps.warm_up)
         before = workers.run(opened)
 
-        # A transport that no host has on which these tests run.
+        # A transport that no host has where these tests run.
         failures = workers.errors(steps.join, where.url, only={1: {"_transports": ["ibv"]}})
 
         assert "transport" in failures[1].text
@@ -259,7 +258,7 @@ def test_a_worker_whose_engine_cannot_start_is_named_to_all(where: Meeting) -> N
         assert_a_group_can_be_formed(workers, where)
 
 
-def test_an_interrupt_ends_the_wait_and_the_others_are_told(where: Meeting) -> None:
+def test_an_interrupt_ends_the_start_of_all_workers(where: Meeting) -> None:
     with Workers(3, env=where.env) as workers:
         workers.run(steps.warm_up)
         before = workers.run(opened)

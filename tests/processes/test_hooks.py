@@ -1,6 +1,6 @@
-"""Hook packages go around every backend's start: plugins, torch's own, and old-style ones.
+"""Hook packages wrap the start of every backend: of plugins, torch's own and old-style ones.
 
-The package is a real one: a wheel on ``sys.path``, found by its entry point.
+Each package is a wheel on ``sys.path``, found by its entry point.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def package(folder: Path, source: str) -> Path:
     )
 
 
-def seen(me: WorkerContext) -> list[tuple[Any, ...]]:
-    """Return what the observer has seen since this was asked last."""
+def new_records(me: WorkerContext) -> list[tuple[Any, ...]]:
+    """Return what the observer has recorded since the last call."""
     import rpc_hooks_sample
 
-    news = list(rpc_hooks_sample.SEEN)
+    records = list(rpc_hooks_sample.SEEN)
     rpc_hooks_sample.SEEN.clear()
-    return news
+    return records
 
 
 def register_old_style(me: WorkerContext) -> None:
@@ -94,7 +94,7 @@ def register_old_style(me: WorkerContext) -> None:
 @pytest.mark.parametrize(
     "backend", ["TENSORPIPE", "FAULTY_TENSORPIPE", "torch's TENSORPIPE", "OLD"]
 )
-def test_they_see_every_start(url: str, tmp_path: Path, backend: str) -> None:
+def test_hooks_see_every_start(url: str, tmp_path: Path, backend: str) -> None:
     own = backend == "torch's TENSORPIPE"
     name = "TENSORPIPE" if own else backend
     env = {"RPC_BACKENDS_DENY": "TENSORPIPE"} if own else {}
@@ -105,19 +105,19 @@ def test_they_see_every_start(url: str, tmp_path: Path, backend: str) -> None:
 
         workers.run(steps.join, url, backend=name, rpc_timeout=9)
 
-        for index, news in enumerate(workers.run(seen)):
-            what = [one[0] for one in news]
+        for index, records in enumerate(workers.run(new_records)):
+            what = [one[0] for one in records]
             assert what == ["options", "agent", "init"]
-            assert {one[1] for one in news} == {name}
-            assert news[0][2] == 9
-            assert news[1][2] == news[2][2] == f"worker{index}"
-            assert (news[1][3] == "TensorPipeAgent") is own
+            assert {one[1] for one in records} == {name}
+            assert records[0][2] == 9
+            assert records[1][2] == records[2][2] == f"worker{index}"
+            assert (records[1][3] == "TensorPipeAgent") is own
         assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
         workers.run(steps.leave)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["plugin", "torch's own"])
-def test_they_may_put_another_agent_in_place(url: str, tmp_path: Path, own: bool) -> None:
+def test_a_hook_may_replace_the_agent(url: str, tmp_path: Path, own: bool) -> None:
     with Workers(1, env={"RPC_BACKENDS_DENY": "TENSORPIPE"} if own else {}) as workers:
         workers.run(steps.put_on_path, package(tmp_path, REPLACER))
 
@@ -133,8 +133,8 @@ def agent_type(me: WorkerContext) -> str:
     return type(rpc.api._get_current_rpc_agent()).__name__
 
 
-def test_one_that_fails_is_an_error_and_rpc_can_start(url: str, tmp_path: Path) -> None:
-    """A hook that fails in a start costs the start; uninstalling its package mends it."""
+def test_a_failing_hook_fails_the_start(url: str, tmp_path: Path) -> None:
+    """A failing hook makes the start fail. Once its package is uninstalled, RPC starts."""
     with Workers(2) as workers:
         folder = package(tmp_path, BROKEN)
         workers.run(steps.put_on_path, folder)
@@ -153,7 +153,7 @@ def test_one_that_fails_is_an_error_and_rpc_can_start(url: str, tmp_path: Path) 
 
 
 def take_off_path(me: WorkerContext, folder: Path) -> None:
-    """Do as if a package that `put_on_path` has installed were uninstalled."""
+    """Make a package that `put_on_path` has added look uninstalled."""
     import sys
 
     import rpc_backends_core
@@ -162,7 +162,7 @@ def take_off_path(me: WorkerContext, folder: Path) -> None:
     rpc_backends_core.refresh()
 
 
-def test_one_that_cannot_be_loaded_is_left_out(url: str, tmp_path: Path) -> None:
+def test_an_unloadable_package_is_skipped_with_a_warning(url: str, tmp_path: Path) -> None:
     with Workers(2) as workers:
         workers.run(steps.put_on_path, package(tmp_path, UNLOADABLE))
 
@@ -175,7 +175,7 @@ def test_one_that_cannot_be_loaded_is_left_out(url: str, tmp_path: Path) -> None
         workers.run(steps.leave)
 
 
-def test_its_variable_makes_an_unloadable_one_an_error(url: str, tmp_path: Path) -> None:
+def test_its_variable_makes_an_unloadable_package_an_error(url: str, tmp_path: Path) -> None:
     with Workers(2, env={"RPC_BACKENDS_SAMPLE": "1"}) as workers:
         workers.run(steps.put_on_path, package(tmp_path, UNLOADABLE))
 

@@ -1,7 +1,7 @@
-"""One group after another: the same processes or others, the same ranks or others.
+"""Several groups, one after another, of the same processes or others and under the same ranks or others.
 
-Stock torch numbers its groups per process, so processes with different histories never meet, and it
-refuses a process another rank than it had.
+In stock torch, processes that have had different numbers of groups never meet, and a process
+cannot get another rank than it had first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def everybody(*names: str) -> dict[str, str]:
 def assert_a_group_works(
     workers: Workers, where: Meeting, ranks: dict[int, int], **options: object
 ) -> None:
-    """Form a static group of some workers, use it, and leave it.
+    """Form a static group of some workers, use it and leave it.
 
-    :param ranks: rank by index of the worker.
+    :param ranks: rank by the worker's index.
     """
     names = {f"worker{index}": rank for index, rank in ranks.items()}
     indices = list(ranks)
@@ -74,7 +74,7 @@ def test_groups_of_other_sizes(anywhere: Meeting) -> None:
         assert_a_group_works(workers, anywhere, {0: 0, 2: 1, 3: 2})
 
 
-def test_a_new_process_meets_one_that_has_had_two_groups(anywhere: Meeting) -> None:
+def test_a_new_process_meets_one_with_two_earlier_groups(anywhere: Meeting) -> None:
     with Workers(2, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
@@ -83,8 +83,8 @@ def test_a_new_process_meets_one_that_has_had_two_groups(anywhere: Meeting) -> N
         assert_a_group_works(workers, anywhere, {0: 0, 2: 1})
 
 
-def test_a_new_process_takes_the_place_of_the_first(anywhere: Meeting) -> None:
-    """Rank 0 is the one that hosts a TCP store."""
+def test_a_new_process_replaces_rank_0(anywhere: Meeting) -> None:
+    """Rank 0 hosts the TCP store."""
     with Workers(2, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
         assert workers[0].end() == 0
@@ -92,7 +92,7 @@ def test_a_new_process_takes_the_place_of_the_first(anywhere: Meeting) -> None:
         assert_a_group_works(workers, anywhere, {2: 0, 1: 1})
 
 
-def test_a_job_that_was_killed_is_started_again_on_the_same_store(tmp_path: Path) -> None:
+def test_a_killed_job_restarts_on_the_same_store(tmp_path: Path) -> None:
     with steps.meeting("agent", tmp_path) as where, Workers(2, env=where.env) as workers:
         workers.run(steps.join, where.url)
         for worker in workers:
@@ -102,15 +102,15 @@ def test_a_job_that_was_killed_is_started_again_on_the_same_store(tmp_path: Path
         assert_a_group_works(workers, where, {2: 0, 3: 1})
 
 
-def test_two_processes_that_had_the_same_rank_in_different_groups(anywhere: Meeting) -> None:
-    """Torch fixes a worker id in each for life, and these two have the same."""
+def test_two_processes_with_the_same_earlier_rank(anywhere: Meeting) -> None:
+    """Torch fixes the worker id of a process for life, and two of these processes have the same one."""
     with Workers(3, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
         assert_a_group_works(workers, anywhere, {0: 0, 2: 1})
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1, 2: 2})
 
 
-def test_a_static_group_after_a_dynamic_one_and_the_other_way_round(anywhere: Meeting) -> None:
+def test_static_and_dynamic_groups_alternate(anywhere: Meeting) -> None:
     with Workers(2, env=anywhere.env) as workers:
         for _ in range(2):
             assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
@@ -119,7 +119,7 @@ def test_a_static_group_after_a_dynamic_one_and_the_other_way_round(anywhere: Me
             workers.run(steps.leave)
 
 
-def test_a_group_after_one_that_was_not_left_gracefully(anywhere: Meeting) -> None:
+def test_a_group_after_an_ungraceful_shutdown(anywhere: Meeting) -> None:
     with Workers(2, env=anywhere.env) as workers:
         workers.run(steps.join, anywhere.url)
         workers.run(steps.leave, False)
@@ -157,7 +157,7 @@ def test_another_backend_in_a_later_group(where: Meeting) -> None:
         assert_a_group_works(workers, where, {0: 0, 1: 1})
 
 
-def test_distributed_autograd_in_a_later_group_under_other_ranks(where: Meeting) -> None:
+def test_distributed_autograd_works_under_other_ranks(where: Meeting) -> None:
     with Workers(2, env=where.env) as workers:
         workers.run(steps.join, where.url)
         assert workers.run(steps.differentiate, "worker1") == [[3.0, 3.0]] * 2
@@ -171,12 +171,10 @@ def test_distributed_autograd_in_a_later_group_under_other_ranks(where: Meeting)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_leaving_a_later_group_in_which_rrefs_were_used_takes_no_time(
-    where: Meeting, dynamic: bool
-) -> None:
-    """Torch makes its RRefContext once in a process, and cannot delete RRefs of a later group.
+def test_leaving_a_later_group_that_used_rrefs_is_quick(where: Meeting, dynamic: bool) -> None:
+    """Torch makes one RRefContext in a process and cannot delete the RRefs of a later group.
 
-    That an RRef of a later group works at all is not claimed: what is, is that trying costs nothing.
+    The test does not claim that an RRef of a later group works, only that trying costs no time.
     """
     join = steps.join_dynamic if dynamic else steps.join
     with Workers(2, env=where.env) as workers:

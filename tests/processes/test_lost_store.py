@@ -1,4 +1,4 @@
-"""A dynamic group whose store is lost, hangs or holds what no worker wrote: its members go on."""
+"""Members of a group go on when its store is lost, hangs or has been overwritten by others."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from torch.distributed import rpc
 from support import steps
 from support.steps import AT_ONCE, Meeting
 from support.workers import WorkerContext, Workers
-from support.zeromq import eventually, said
+from support.zeromq import eventually, logged_line
 
 BACKENDS = ["ZEROMQ", "TENSORPIPE"]
 HOST, LOST = 0, 1
 REMAINING = (2, 3)
 
 
-def ask(me: WorkerContext, who: str) -> tuple[str, float]:
-    """Ask for a worker; return the error, empty if there is none, and the seconds that it took."""
+def look_up(me: WorkerContext, who: str) -> tuple[str, float]:
+    """Look a worker up; return the error (empty if there is none) and the seconds that it took."""
     start = time.monotonic()
     try:
         assert rpc.get_worker_info(who).name == who
@@ -42,8 +42,8 @@ def leave_in_time(me: WorkerContext) -> float:
     return time.monotonic() - start
 
 
-def look(me: WorkerContext) -> tuple[float, float]:
-    """Look at the list of members; return seconds, and MiB by which the most memory held has grown."""
+def read_members(me: WorkerContext) -> tuple[float, float]:
+    """Read the list of members; return the seconds, and the growth of peak memory in MiB."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.monotonic()
     rpc.api._get_current_rpc_agent().get_worker_infos()
@@ -58,21 +58,21 @@ def where(tmp_path: Path) -> Iterator[Meeting]:
 
 
 def form(workers: Any, where: Meeting, backend: str) -> None:
-    """Have all join, the host of the store first, and call each other."""
+    """Have all workers join, the host of the store first, and call each other."""
     for worker in workers:
         worker.call(steps.join_dynamic, where.url, backend=backend)
     workers.run(steps.call_all)
 
 
 def store_of(where: Meeting) -> Any:
-    """Return the store of the group, as anybody who reaches its port has it."""
+    """Return the store of the group as any process opens it that can reach its port."""
     port = int(where.url.rpartition(":")[2])
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     return dist.PrefixStore("0", dist.PrefixStore("rpc_backends", store))
 
 
 def assert_all_is_well(workers: Any, members: tuple[int, ...]) -> None:
-    """Check that the members call each other, and end as workers do that nothing has happened to."""
+    """Check that the members can call each other, leave in time and exit with status 0."""
     for me in members:
         for other in members:
             pid = workers[other].pid
@@ -85,38 +85,39 @@ def assert_all_is_well(workers: Any, members: tuple[int, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["killed", "left"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_end_of_the_store_s_host_harms_no_other_worker(
-    where: Meeting, backend: str, ending: str
-) -> None:
+def test_members_go_on_without_the_store_host(where: Meeting, backend: str, ending: str) -> None:
     with Workers(4) as workers:
         form(workers, where, backend)
         if ending == "left":
             workers[HOST].call(steps.leave)
         workers[HOST].kill()
-        workers[LOST].kill()  # so that those that it has called look at the members
+        workers[LOST].kill()  # so that workers that have called it read the member list again
 
         for me in REMAINING:
-            assert workers[me].call(ask, "worker2")[0] == ""
-            error, seconds = workers[me].call(ask, "nobody")
+            assert workers[me].call(look_up, "worker2")[0] == ""
+            error, seconds = workers[me].call(look_up, "nobody")
             assert "nobody" in error
             assert seconds < AT_ONCE
             if backend == "ZEROMQ":
                 assert "store" in error
-                said(workers[me], "cannot read the member list", "calls between known members")
+                logged_line(
+                    workers[me], "cannot read the member list", "calls between known members"
+                )
                 assert workers[me].output.count("cannot read the member list") == 1
         assert_all_is_well(workers, REMAINING)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_store_that_hangs_holds_nobody_up(where: Meeting, backend: str) -> None:
+def test_a_hanging_store_delays_no_member(where: Meeting, backend: str) -> None:
     with Workers(4) as workers:
+        workers.run(steps.shorten_waits)
         form(workers, where, backend)
         os.kill(workers[HOST].pid, signal.SIGSTOP)
         try:
             workers[LOST].kill()
             for me in REMAINING:
-                error, seconds = workers[me].call(ask, "nobody")
+                error, seconds = workers[me].call(look_up, "nobody")
                 assert "nobody" in error
                 assert seconds < AT_ONCE
             assert_all_is_well(workers, REMAINING)
@@ -124,29 +125,29 @@ def test_a_store_that_hangs_holds_nobody_up(where: Meeting, backend: str) -> Non
             os.kill(workers[HOST].pid, signal.SIGCONT)
 
 
-def test_a_store_that_answers_again_is_read_again(where: Meeting) -> None:
+def test_a_store_is_read_again_once_it_answers(where: Meeting) -> None:
     with Workers(3) as workers:
+        workers.run(steps.shorten_waits)
         for worker in (workers[0], workers[1]):
             worker.call(steps.join_dynamic, where.url, backend="ZEROMQ")
         os.kill(workers[HOST].pid, signal.SIGSTOP)
         try:
-            workers[1].call(ask, "worker2")
+            workers[1].call(look_up, "worker2")
         finally:
             os.kill(workers[HOST].pid, signal.SIGCONT)
 
         workers[2].call(steps.join_dynamic, where.url, backend="ZEROMQ")
 
-        eventually(lambda: workers[1].call(ask, "worker2")[0] == "", lambda: "it is a member")
+        eventually(lambda: workers[1].call(look_up, "worker2")[0] == "", lambda: "it is a member")
 
 
 @pytest.mark.parametrize("join", [steps.join, steps.join_dynamic])
-def test_joining_while_the_stores_host_is_suspended_ends_with_its_address(
-    where: Meeting, join: Any
-) -> None:
+def test_joining_a_suspended_store_times_out_and_names_it(where: Meeting, join: Any) -> None:
     with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
+        workers.run(steps.shorten_waits)
         first = workers[HOST].start(join, where.url)
         if join is steps.join:
-            store_of(where)  # waits until the host has it
+            store_of(where)  # waits until the host has opened it
         else:
             first.result()
         os.kill(workers[HOST].pid, signal.SIGSTOP)
@@ -164,9 +165,10 @@ def test_joining_while_the_stores_host_is_suspended_ends_with_its_address(
         assert not workers[1].call(steps.is_running)
 
 
-def test_a_group_that_forms_ends_when_the_stores_host_is_suspended(where: Meeting) -> None:
-    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "4"}) as workers:
-        # Both wait for a third worker, which never comes.
+def test_a_store_suspended_while_joining_is_an_error(where: Meeting) -> None:
+    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
+        workers.run(steps.shorten_waits)
+        # Both wait for a third worker, which never starts.
         waiting = [worker.start(steps.join, where.url, world_size=3) for worker in workers]
         store = store_of(where)
         eventually(lambda: store.add("arrived", 0) == 2, lambda: "both have arrived")
@@ -178,23 +180,23 @@ def test_a_group_that_forms_ends_when_the_stores_host_is_suspended(where: Meetin
 
         assert failure.kinds[0] == "StoreError"
         assert (
-            f"store at {where.url.removeprefix('tcp://')} has not answered for 5 s" in failure.text
+            f"store at {where.url.removeprefix('tcp://')} has not answered for 3 s" in failure.text
         )
         assert failure.seconds < 2 * AT_ONCE
         assert waiting[0].error().kinds[0] == "GroupTimeoutError"
 
 
 @pytest.mark.parametrize("text", ["none", "3000000", str(10**17), "-7", "9" * 400])
-def test_a_count_of_records_that_is_none_costs_nobody_anything(where: Meeting, text: str) -> None:
+def test_an_invalid_record_count_costs_no_time_or_memory(where: Meeting, text: str) -> None:
     with Workers(3) as workers:
         form(workers, where, "ZEROMQ")
         store_of(where).set("records", text)
 
         for _ in range(2):
-            for seconds, mebibytes in workers.run(look):
+            for seconds, mebibytes in workers.run(read_members):
                 assert seconds < AT_ONCE / 2
                 assert mebibytes < 50
-        said(workers[0], "'records'", "start again with a store that only these workers use")
+        logged_line(workers[0], "'records'", "start again with a store that only these workers use")
         workers[2].kill()
         assert_all_is_well(workers, (0, 1))
 
@@ -213,9 +215,7 @@ WITHOUT_AN_ADDRESS = {
     ["none", '{"key": "00", "peers": [[]]}', "[" * 100_000, json.dumps(WITHOUT_AN_ADDRESS)],
     ids=["text", "fields", "depth", "a name for an address"],
 )
-def test_a_list_of_members_that_is_none_is_told_who_joins_and_harms_no_member(
-    where: Meeting, text: str
-) -> None:
+def test_an_invalid_member_list_fails_only_the_joiner(where: Meeting, text: str) -> None:
     with Workers(3) as workers:
         for worker in (workers[0], workers[1]):
             worker.call(steps.join_dynamic, where.url)
@@ -227,7 +227,7 @@ def test_a_list_of_members_that_is_none_is_told_who_joins_and_harms_no_member(
         assert_all_is_well(workers, (0, 1))
 
 
-def test_a_static_group_whose_store_is_lost_says_so_at_the_end_and_ends(where: Meeting) -> None:
+def test_a_static_group_without_its_store_fails_to_leave(where: Meeting) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, where.url, backend="ZEROMQ")
         workers.run(steps.call_all)

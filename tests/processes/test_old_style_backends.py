@@ -1,4 +1,4 @@
-"""Backends written for torch's registry, registered by a program or a package, carry calls unchanged."""
+"""Backends that a program or package registers in torch's own registry work unchanged."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ registry: Any = rpc.backend_registry
 
 
 class Options(_TensorPipeRpcBackendOptionsBase):  # type: ignore[misc]  # torch gives it no types
-    """A sibling of torch's ``TensorPipeRpcBackendOptions``, not a child."""
+    """Derived from the same base as torch's ``TensorPipeRpcBackendOptions``, not from that class."""
 
     def __init__(self, rpc_timeout: float, init_method: str, num_worker_threads: int) -> None:
         super().__init__(num_worker_threads, None, None, rpc_timeout, init_method, {}, [])
 
 
 def construct(rpc_timeout: float, init_method: str, num_worker_threads: int, **_: Any) -> Options:
-    """Construct options; the number of threads is required."""
+    """Construct options; ``num_worker_threads`` is required."""
     return Options(rpc_timeout, init_method, num_worker_threads)
 
 
 def start_agent(store: Any, name: str, rank: int, world_size: int, rpc_backend_options: Any) -> Any:
-    """Start torch's agent, in the way of the handlers in torch, with torch's private helpers."""
+    """Start torch's agent as torch's handlers do, with torch's private helpers."""
     group = registry._init_process_group(store, rank, world_size)
     gathered: list[Any] = [None] * group.size()
     dist.all_gather_object(gathered, (name, rpc_backend_options.device_maps), group)
@@ -45,14 +45,14 @@ def start_agent(store: Any, name: str, rank: int, world_size: int, rpc_backend_o
 
 
 def register(me: WorkerContext, *names: str) -> list[str]:
-    """Register backends, and rebind torch's enum as packages do that know torch's way."""
+    """Register backends and rebind torch's enum, as existing packages do."""
     for name in names:
         registry.register_backend(name, construct, start_agent)
         rpc.__dict__["BackendType"] = registry.BackendType
     return [member.name for member in rpc.BackendType]
 
 
-def test_it_carries_calls_rrefs_and_autograd(url: str) -> None:
+def test_calls_rrefs_and_autograd_work(url: str) -> None:
     with Workers(2) as workers:
         workers.run(register, "OLD")
 
@@ -70,7 +70,7 @@ def agent_type(me: WorkerContext) -> str:
     return type(rpc.api._get_current_rpc_agent()).__name__
 
 
-def test_a_second_group_of_it_works_and_so_do_groups_of_others(url: str) -> None:
+def test_groups_of_it_and_of_tensorpipe_alternate(url: str) -> None:
     with Workers(2) as workers:
         workers.run(register, "OLD")
         for options in ({"backend": "OLD", "num_worker_threads": 2}, {}) * 2:
@@ -80,7 +80,7 @@ def test_a_second_group_of_it_works_and_so_do_groups_of_others(url: str) -> None
 
 
 def test_backends_with_the_same_handlers_are_two_members() -> None:
-    """In torch's enum one of them becomes an alias of the other."""
+    """In stock torch's enum, one of them becomes an alias of the other."""
     with Workers(1) as workers:
         names = workers[0].call(register, "ONE", "TWO")
 
@@ -93,7 +93,7 @@ def are_two(me: WorkerContext) -> tuple[bool, bool]:
     return one is not two and one != two, one.value == two.value
 
 
-def test_options_with_no_backend_find_it_once_it_has_made_them(url: str) -> None:
+def test_options_that_a_backend_made_select_it(url: str) -> None:
     with Workers(1) as workers:
         workers.run(register, "OLD")
 
@@ -111,17 +111,17 @@ def start_by_options(me: WorkerContext, url: str) -> None:
 
 
 class Derived(rpc.TensorPipeRpcBackendOptions):
-    """A child of torch's class, as torch_npu's options are."""
+    """Derived from torch's class, as the options of torch_npu are."""
 
 
-def test_options_derived_from_torchs_start_their_own_backend(url: str) -> None:
-    """Not TENSORPIPE, whose options have the base class; the program alone has made them."""
+def test_options_derived_from_torchs_select_their_own_backend(url: str) -> None:
+    """Options that only the program has made do not select TENSORPIPE through their base class."""
     with Workers(1) as workers:
         workers.run(register_derived)
 
         workers.run(start_by_derived_options, url)
 
-        assert workers.run(agent_type) == ["TensorPipeAgent"]  # torch's own: no plugin's
+        assert workers.run(agent_type) == ["TensorPipeAgent"]  # torch's own, not a plugin's
         assert workers.run(steps.call_all) == [{"worker0": "worker0"}]
         workers.run(steps.leave)
 
@@ -138,7 +138,7 @@ def start_by_derived_options(me: WorkerContext, url: str) -> None:
     rpc.init_rpc(me.name, rank=0, world_size=1, rpc_backend_options=options)
 
 
-def test_required_options_that_are_missing_are_the_handlers_own_error(url: str) -> None:
+def test_missing_required_options_raise_the_handlers_error(url: str) -> None:
     with Workers(1) as workers:
         workers.run(register, "OLD")
 
@@ -152,7 +152,7 @@ def start_without_options(me: WorkerContext) -> None:
     rpc.init_rpc(me.name, backend=rpc.BackendType.OLD, rank=0, world_size=1)
 
 
-def test_a_taken_name_is_torchs_error() -> None:
+def test_a_taken_name_raises_torchs_error() -> None:
     with Workers(1) as workers:
         for name in ("TENSORPIPE", "FAULTY_TENSORPIPE"):
             (failure,) = workers.errors(register, name)
@@ -160,7 +160,7 @@ def test_a_taken_name_is_torchs_error() -> None:
             assert failure.text == f"RPC backend {name}: already registered"
 
 
-def test_when_its_start_fails_nothing_is_left_and_another_start_works(url: str) -> None:
+def test_another_backend_starts_after_a_failed_start(url: str) -> None:
     with Workers(1) as workers:
         workers.run(register_broken)
 

@@ -1,4 +1,4 @@
-"""Programs that name a backend, on another one: `RPC_BACKENDS_OVERRIDE`, seen by the agent that runs."""
+"""`RPC_BACKENDS_OVERRIDE` replaces the backend that a program names. The tests observe at the agent."""
 
 from __future__ import annotations
 
@@ -18,87 +18,87 @@ LINE = "RPC_BACKENDS_OVERRIDE: asked for {}, starting FAULTY_TENSORPIPE"
 
 
 class Seen(NamedTuple):
-    """What is seen of a start."""
+    """What a test sees of one start."""
 
     faulty: bool
     timeout: float
     threads: str
-    said: list[tuple[str, str]]
+    logged: list[tuple[str, str]]
 
 
 def start(
     me: WorkerContext, arguments: dict[str, Any], options: dict[str, Any] | None = None
 ) -> Seen:
-    """Start RPC as a program does that hard-codes its backend, call all, and stop.
+    """Start RPC as a program with a hard-coded backend does, call all workers, and stop.
 
-    The address comes from the environment, so that a start without options finds it.
+    The address is set in the environment, where a start without options looks for it.
 
-    :param options: what ``TensorPipeRpcBackendOptions`` are made of; None for no options.
+    :param options: arguments of ``TensorPipeRpcBackendOptions``; None passes no options.
     """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     if options is not None:
         arguments = {**arguments, "rpc_backend_options": rpc.TensorPipeRpcBackendOptions(**options)}
-    said: list[tuple[str, str]] = []
+    logged: list[tuple[str, str]] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append((record.levelname, record.getMessage()))  # type: ignore[method-assign]
+    handler.emit = lambda record: logged.append((record.levelname, record.getMessage()))  # type: ignore[method-assign]
     for name in ("rpc_backends", "torch.distributed.rpc"):
         logging.getLogger(name).addHandler(handler)
     logging.getLogger("rpc_backends").setLevel(logging.INFO)
     rpc.init_rpc(me.name, rank=me.index, world_size=me.size, **arguments)
-    seen = look(said)
+    seen = observe(logged)
     assert steps.call_all(me) == {name: name for name in steps.members(me)}
     rpc.shutdown()
     return seen
 
 
-def look(said: list[tuple[str, str]]) -> Seen:
+def observe(logged: list[tuple[str, str]]) -> Seen:
     agent = rpc.api._get_current_rpc_agent()
     kinds = [kind.__name__ for kind in type(agent).__mro__]
     threads = agent.get_debug_info()["agent.thread_pool_size"]
-    return Seen("FaultyTensorPipeAgent" in kinds, rpc.get_rpc_timeout(), threads, said)
+    return Seen("FaultyTensorPipeAgent" in kinds, rpc.get_rpc_timeout(), threads, logged)
 
 
-# --- whatever a program says ---------------------------------------------------------------------
+# --- every way to name a backend -----------------------------------------------------------------
 
 
-def test_a_program_that_names_its_backend_gets_the_other() -> None:
+def test_a_backend_name_is_overridden() -> None:
     with Workers(1, env=FAULTY) as workers:
         seen = workers[0].call(start, {"backend": "TENSORPIPE"})
 
         assert seen.faulty
-        assert seen.said == [("INFO", LINE.format("TENSORPIPE"))]
+        assert seen.logged == [("INFO", LINE.format("TENSORPIPE"))]
 
 
-def test_a_program_that_passes_the_member_gets_the_other() -> None:
+def test_a_backend_type_member_is_overridden() -> None:
     with Workers(1, env=FAULTY) as workers:
         seen = workers[0].call(start_by_member)
 
         assert seen.faulty
-        assert seen.said == [("INFO", LINE.format("TENSORPIPE"))]
+        assert seen.logged == [("INFO", LINE.format("TENSORPIPE"))]
 
 
 def start_by_member(me: WorkerContext) -> Seen:
     return start(me, {"backend": rpc.BackendType.TENSORPIPE})
 
 
-def test_a_program_that_passes_options_and_no_backend_gets_the_other() -> None:
+def test_options_without_a_backend_are_overridden() -> None:
     with Workers(1, env=FAULTY) as workers:
         seen = workers[0].call(start, {}, {"num_worker_threads": 3})
 
         assert seen.faulty
-        # Nor does it hear that options alone have chosen a backend, which they have not.
-        assert seen.said == [("INFO", LINE.format("the one of its TensorPipeRpcBackendOptions"))]
+        # There is no warning that the options have chosen the backend, for they have not.
+        assert seen.logged == [("INFO", LINE.format("the one of its TensorPipeRpcBackendOptions"))]
 
 
-def test_a_program_that_says_nothing_gets_the_other() -> None:
+def test_a_start_with_defaults_is_overridden() -> None:
     with Workers(1, env={**FAULTY, "RPC_BACKENDS_DEFAULT": "TENSORPIPE"}) as workers:
         seen = workers[0].call(start, {})
 
         assert seen.faulty
-        assert seen.said == [("INFO", LINE.format("none"))]
+        assert seen.logged == [("INFO", LINE.format("none"))]
 
 
-def test_a_program_that_starts_torchs_internal_way_gets_the_other() -> None:
+def test_torchs_internal_start_is_overridden() -> None:
     with Workers(1, env=FAULTY) as workers:
         assert workers[0].call(start_on_own_store).faulty
 
@@ -112,25 +112,25 @@ def start_on_own_store(me: WorkerContext) -> Seen:
         world_size=1,
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(),
     )
-    seen = look([])
+    seen = observe([])
     rpc.shutdown()
     return seen
 
 
-def test_the_program_may_name_a_backend_that_is_not_installed() -> None:
+def test_the_named_backend_need_not_be_installed() -> None:
     with Workers(1, env=FAULTY) as workers:
         assert workers[0].call(start, {"backend": "CARRIER_PIGEON"}).faulty
 
 
-def test_empty_it_changes_nothing() -> None:
+def test_an_empty_variable_changes_nothing() -> None:
     with Workers(1, env={"RPC_BACKENDS_OVERRIDE": ""}) as workers:
         seen = workers[0].call(start, {"backend": "TENSORPIPE"}, {"_transports": ["uv"]})
 
         assert not seen.faulty
-        assert seen.said == []
+        assert seen.logged == []
 
 
-def test_workers_of_one_group_call_each_other_over_it(url: str) -> None:
+def test_a_group_works_over_the_override(url: str) -> None:
     with Workers(2, env=FAULTY) as workers:
         options = {"init_method": url, "num_worker_threads": 4}
         seen = workers.run(start, {"backend": "TENSORPIPE"}, options)
@@ -138,10 +138,10 @@ def test_workers_of_one_group_call_each_other_over_it(url: str) -> None:
         assert [one.faulty for one in seen] == [True, True]
 
 
-# --- what becomes of the options -----------------------------------------------------------------
+# --- the program's options -----------------------------------------------------------------------
 
 
-def test_timeout_and_threads_of_the_options_arrive_at_the_agent() -> None:
+def test_timeout_and_threads_reach_the_agent() -> None:
     with Workers(1, env=FAULTY) as workers:
         options = {"rpc_timeout": 7.5, "num_worker_threads": 3}
         seen = workers[0].call(start, {"backend": "TENSORPIPE"}, options)
@@ -149,7 +149,7 @@ def test_timeout_and_threads_of_the_options_arrive_at_the_agent() -> None:
         assert (seen.faulty, seen.timeout, seen.threads) == (True, 7.5, "3")
 
 
-def test_options_that_the_registry_has_constructed_arrive_too() -> None:
+def test_options_made_by_the_registry_reach_the_agent() -> None:
     with Workers(1, env=FAULTY) as workers:
         seen = workers[0].call(start_by_constructed_options)
 
@@ -165,13 +165,13 @@ def start_by_constructed_options(me: WorkerContext) -> Seen:
     return start(me, {"backend": member, "rpc_backend_options": options})
 
 
-def test_transports_and_channels_are_named_in_one_warning_and_left_out() -> None:
+def test_transports_and_channels_are_dropped_with_one_warning() -> None:
     with Workers(1, env=FAULTY) as workers:
         options = {"_transports": ["uv"], "_channels": ["basic"], "rpc_timeout": 7.5}
         seen = workers[0].call(start, {"backend": "TENSORPIPE"}, options)
 
         assert (seen.faulty, seen.timeout) == (True, 7.5)
-        (text,) = [text for level, text in seen.said if level == "WARNING"]
+        (text,) = [text for level, text in seen.logged if level == "WARNING"]
         assert "FAULTY_TENSORPIPE runs without _transports, _channels" in text
 
 
@@ -185,9 +185,7 @@ def test_transports_and_channels_are_named_in_one_warning_and_left_out() -> None
         ({"devices": ["cuda:0"]}, "devices=['cuda:0']"),
     ],
 )
-def test_devices_are_refused_and_without_the_variable_the_process_can_start(
-    options: dict[str, Any], asked: str
-) -> None:
+def test_devices_are_refused_while_the_variable_is_set(options: dict[str, Any], asked: str) -> None:
     with Workers(1, env=FAULTY) as workers:
         (failure,) = workers.errors(start, {"backend": "TENSORPIPE"}, options)
 
@@ -204,13 +202,13 @@ def start_without(me: WorkerContext) -> Seen:
     return start(me, {"backend": "TENSORPIPE"}, {})
 
 
-def test_faults_are_named_in_a_warning_and_left_out() -> None:
+def test_fault_options_are_dropped_with_a_warning() -> None:
     with Workers(1, env={"RPC_BACKENDS_OVERRIDE": "TENSORPIPE"}) as workers:
         seen = workers[0].call(start_with_faults)
 
         assert not seen.faulty
         assert (seen.timeout, seen.threads) == (7.5, "3")
-        (text,) = [text for level, text in seen.said if level == "WARNING"]
+        (text,) = [text for level, text in seen.logged if level == "WARNING"]
         assert "TENSORPIPE runs without messages_to_fail, num_fail_sends," in text
 
 
@@ -225,19 +223,19 @@ def start_with_faults(me: WorkerContext) -> Seen:
     return start(me, {"backend": "FAULTY_TENSORPIPE", "rpc_backend_options": options})
 
 
-def test_options_of_the_backend_that_is_set_are_used_as_they_are() -> None:
+def test_options_of_the_override_are_used_unchanged() -> None:
     with Workers(1, env={"RPC_BACKENDS_OVERRIDE": "TENSORPIPE"}) as workers:
         options = {"_transports": ["uv"], "_channels": ["basic"], "num_worker_threads": 3}
         seen = workers[0].call(start, {"backend": "FAULTY_TENSORPIPE"}, options)
 
         assert (seen.faulty, seen.threads) == (False, "3")
-        assert [level for level, _ in seen.said] == ["INFO"]
+        assert [level for level, _ in seen.logged] == ["INFO"]
 
 
 # --- errors --------------------------------------------------------------------------------------
 
 
-def test_a_typo_is_an_error_that_says_so_and_nothing_is_started() -> None:
+def test_a_misspelt_name_is_an_error_and_starts_nothing() -> None:
     with Workers(1, env={"RPC_BACKENDS_OVERRIDE": "FAULTY_TENSORPIP"}) as workers:
         (failure,) = workers.errors(start, {"backend": "TENSORPIPE"})
 
@@ -247,7 +245,7 @@ def test_a_typo_is_an_error_that_says_so_and_nothing_is_started() -> None:
         assert workers.run(steps.is_running) == [False]
 
 
-def test_a_denied_backend_is_an_error_that_names_both_variables() -> None:
+def test_a_denied_override_names_both_variables() -> None:
     env = {**FAULTY, "RPC_BACKENDS_DENY": "FAULTY_TENSORPIPE"}
     with Workers(1, env=env) as workers:
         (failure,) = workers.errors(start, {"backend": "TENSORPIPE"})

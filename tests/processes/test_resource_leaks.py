@@ -1,12 +1,12 @@
-"""What a process has open after RPC is shut down: what torch itself keeps, once, and nothing of ours.
+"""What a process keeps open after RPC is shut down: what torch keeps once, and nothing of this project's.
 
-Torch makes its RRefContext once in a process, at the latest in the first shutdown, and it holds the
-agent of that first group for good: the threads of its pool (asleep), its shared memory, and an event loop
-with no thread. Nothing here can let go of it, so it is what the first group leaves; later groups leave
-nothing.
+Torch makes its RRefContext once in a process, in the first shutdown at the latest. It keeps the agent of
+the first group for the life of the process: the sleeping threads of its pool, its shared memory, and an
+event loop without a thread. No code outside torch can release it, so that is what the first group leaves.
+Later groups leave nothing.
 
-A worker of rank 0 that hosts a TCP store, and leaves while others are still there, keeps the store for
-them until it joins another group, or ends.
+A worker of rank 0 that hosts a TCP store and leaves before the others keeps the store for them until it
+joins another group or exits.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from support.workers import Workers
 pytestmark = pytest.mark.slow
 
 THREADS = 3
-#: Seconds that something may take that takes a moment.
-PATIENCE = 10.0
+#: Seconds to wait for what takes a moment.
+GRACE_PERIOD = 10.0
 
 
 def run_group(
     workers: Workers, where: Meeting, join: Callable[..., None], *, graceful: bool
 ) -> list[Open]:
-    """Have one group, and return what its workers have open when all have left."""
+    """Run one group; return what its workers have open when all have left."""
     workers.run(join, where.url, num_worker_threads=THREADS, _transports=None)
     workers.run(steps.call_all)
     if join is steps.join and graceful:
-        workers.run(steps.leave)  # all together: each waits for the others
+        workers.run(steps.leave)  # at the same time: each waits for the others
     else:
         for worker in workers:
             worker.call(steps.leave, graceful)
     return workers.run(opened)
 
 
-def more(after: Open, before: Open) -> Counter[str]:
-    """Return the files that are open after and were not before."""
+def new_files(after: Open, before: Open) -> Counter[str]:
+    """Return the files that are open after the group and were not open before it."""
     return Counter(after.files) - Counter(before.files)
 
 
-def as_before(after: list[Open], before: list[Open]) -> bool:
-    """Return whether no worker has more open than before."""
+def no_more_open(after: list[Open], before: list[Open]) -> bool:
+    """Return whether no worker has new_files threads or files open than before."""
     pairs = list(zip(after, before, strict=True))
-    return all(one.threads == other.threads and not more(one, other) for one, other in pairs)
+    return all(one.threads == other.threads and not new_files(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize("graceful", [True, False], ids=["graceful", "not graceful"])
 @pytest.mark.parametrize("join", [steps.join, steps.join_dynamic])
-def test_only_the_first_agents_pool_is_left_and_later_groups_leave_nothing(
+def test_only_the_first_group_leaves_its_agent_open(
     anywhere: Meeting, join: Callable[..., None], graceful: bool
 ) -> None:
     host_keeps_store = anywhere.kind == "tcp" and not (join is steps.join and graceful)
@@ -70,14 +70,14 @@ def test_only_the_first_agents_pool_is_left_and_later_groups_leave_nothing(
             if worker.index == 0 and host_keeps_store:
                 continue
             assert one.threads == at_start.threads + THREADS
-            left = more(one, at_start)
+            left = new_files(one, at_start)
             assert left.pop("/memfd:tensorpipe_shm (deleted)") > 0
             assert left == {"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1}
 
         for _ in range(2):
             again = run_group(workers, anywhere, join, graceful=graceful)
-            # The thread of a store's host closes what a member has closed a moment later.
-            end = time.monotonic() + PATIENCE
-            while not as_before(again, first) and time.monotonic() < end:
+            # The store's host closes its side of a member's connection a moment after the member.
+            end = time.monotonic() + GRACE_PERIOD
+            while not no_more_open(again, first) and time.monotonic() < end:
                 again = workers.run(opened)
-            assert as_before(again, first), [again, first]
+            assert no_more_open(again, first), [again, first]

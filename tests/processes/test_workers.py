@@ -1,4 +1,4 @@
-"""The harness of these tests: it says what went wrong, in time, and leaves nothing behind."""
+"""Worker processes for tests: failures are reported in time, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start_something(me: WorkerContext) -> int:
 
 
 def end_in_time(*pids: int) -> bool:
-    """Return whether no process of these runs a moment from now: being killed takes a while."""
+    """Return whether all of these processes end within ten seconds; a kill takes a while."""
     deadline = time.monotonic() + 10
     while any(map(runs, pids)):
         if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ def end_in_time(*pids: int) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process runs: one that was killed may wait for somebody to ask for its status."""
+    """Return whether a process runs: one that was killed and not yet reaped does not."""
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
-def test_steps_run_in_processes_of_their_own_that_remember(fresh: bool) -> None:
+def test_steps_run_in_separate_processes_that_keep_state(fresh: bool) -> None:
     with Workers(3, env={"SOME_VARIABLE": "x"}, fresh=fresh) as workers:
         seen = workers.run(identity)
         assert seen == [(i, f"worker{i}", 3, workers[i].pid) for i in range(3)]
@@ -92,7 +92,7 @@ def test_steps_run_in_processes_of_their_own_that_remember(fresh: bool) -> None:
         assert workers.run(add_up, 0, on=[2, 1]) == [2, 5]
 
 
-def test_an_error_shows_the_traceback_of_the_worker_that_failed() -> None:
+def test_an_error_shows_the_workers_traceback() -> None:
     with Workers(2) as workers, pytest.raises(WorkerError) as caught:
         workers.run(fail_on_the_second)
 
@@ -102,12 +102,12 @@ def test_an_error_shows_the_traceback_of_the_worker_that_failed() -> None:
     assert "--- worker0" not in str(caught.value)
 
 
-def test_an_error_that_was_expected_and_did_not_come_is_an_error() -> None:
+def test_an_expected_error_that_is_missing_is_an_error() -> None:
     with Workers(2) as workers, pytest.raises(WorkerError, match="worker0 returned 'fine'"):
         workers.errors(fail_on_the_second)
 
 
-def test_when_the_time_is_up_the_error_shows_where_each_worker_is() -> None:
+def test_a_timeout_shows_where_each_worker_is() -> None:
     with Workers(2, seconds=2) as workers, pytest.raises(WorkerError) as caught:
         workers.run(sleep)
 
@@ -115,7 +115,7 @@ def test_when_the_time_is_up_the_error_shows_where_each_worker_is() -> None:
     assert str(caught.value).count(" in sleep\n") == 2
 
 
-def test_a_worker_that_ends_in_a_step_is_an_error_with_its_last_words() -> None:
+def test_the_error_of_an_exited_worker_shows_its_output() -> None:
     with Workers(1) as workers, pytest.raises(WorkerError) as caught:
         workers.run(end_abruptly)
 
@@ -135,7 +135,7 @@ def test_workers_can_be_interrupted_killed_and_ended() -> None:
         assert len(workers.run(identity)) == 1
 
 
-def test_no_process_is_left_when_a_test_fails() -> None:
+def test_no_process_is_left_after_a_failed_test() -> None:
     pids = []
     with pytest.raises(ZeroDivisionError), Workers(2) as workers:
         pids = [worker.pid for worker in workers]
@@ -146,7 +146,7 @@ def test_no_process_is_left_when_a_test_fails() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_workers_that_were_interrupted_while_they_started_can_be_let_go_of_again() -> None:
+def test_workers_interrupted_while_starting_are_cleaned_up() -> None:
     workers = Workers(2)
     started = []
 
@@ -165,7 +165,7 @@ def test_workers_that_were_interrupted_while_they_started_can_be_let_go_of_again
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_step_tells_whether_it_is_over_without_giving_up() -> None:
+def test_is_over_does_not_abort_the_step() -> None:
     with Workers(1) as workers:
         step = workers[0].start(sleep)
         assert step.news() == "sleeping"
@@ -177,7 +177,7 @@ def test_a_step_tells_whether_it_is_over_without_giving_up() -> None:
         assert step.error().kinds[0] == "KeyboardInterrupt"
 
 
-def test_asking_whether_a_step_is_over_shows_the_last_words_of_a_worker_that_died() -> None:
+def test_is_over_shows_the_output_of_a_dead_worker() -> None:
     with Workers(1) as workers:
         step = workers[0].start(end_abruptly)
 
@@ -185,7 +185,7 @@ def test_asking_whether_a_step_is_over_shows_the_last_words_of_a_worker_that_die
             step.is_over(30)
 
 
-def test_several_steps_are_heard_as_they_report() -> None:
+def test_listen_yields_reports_in_order_of_arrival() -> None:
     with Workers(2, seconds=math.inf) as workers:
         steps = [workers[0].start(count, 0.3, 0.4), workers[1].start(count, 0.5)]
 
@@ -195,7 +195,7 @@ def test_several_steps_are_heard_as_they_report() -> None:
     assert sorted(report.value for _, report in heard if isinstance(report, Done)) == [0, 1]
 
 
-def test_nobody_listens_beyond_a_silence_or_the_time_of_all() -> None:
+def test_listen_ends_after_silence_or_the_time_limit() -> None:
     with Workers(2, seconds=3) as workers:
         steps = [workers[0].start(count, *[0.1] * 100), workers[1].start(sleep)]
 
@@ -225,7 +225,7 @@ def test_after_a_failure_the_others_have_a_grace_period() -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
-def test_what_a_worker_has_started_ends_with_it(fresh: bool) -> None:
+def test_child_processes_of_a_worker_end_with_it(fresh: bool) -> None:
     with Workers(2, fresh=fresh) as workers:
         first, second = workers.run(start_something)
         assert workers[0].end() == 0
@@ -236,7 +236,7 @@ def test_what_a_worker_has_started_ends_with_it(fresh: bool) -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
-def test_no_worker_outlives_a_parent_that_is_killed(fresh: bool, tmp_path: Path) -> None:
+def test_no_worker_outlives_its_killed_parent(fresh: bool, tmp_path: Path) -> None:
     code = f"""if True:
         import os, signal
         from pathlib import Path

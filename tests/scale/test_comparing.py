@@ -1,4 +1,4 @@
-"""Comparing real with simulated groups tells of what differs; the relay counts what is on the wire."""
+"""Real groups are compared with simulated ones, and a relay counts requests and bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBJECT, SIZE = "ZEROMQ", 4
 
 @pytest.fixture
 def count() -> Count:
-    """Return what is counted of a real group that does exactly what is simulated."""
+    """Return the counts of a real group that does exactly what the simulation predicts."""
     phases = []
     for one in scale.carrying.static_group(SUBJECT, SIZE):
         held = [{"connections": number} for number in one.connections]
@@ -38,7 +38,7 @@ def count() -> Count:
     return Count(SUBJECT, False, SIZE, before=[{"connections": 0}] * SIZE, phases=phases)
 
 
-def test_a_group_as_simulated_has_no_differences(count: Count) -> None:
+def test_a_group_like_the_simulation_has_no_differences(count: Count) -> None:
     assert scale.comparing.differences(count) == []
 
 
@@ -59,7 +59,7 @@ def test_a_difference_from_the_simulation_is_reported(count: Count, what: str) -
 
 @pytest.fixture
 def relay() -> Iterator[scale.store_relay.StoreRelay]:
-    """Stand between two workers and a store."""
+    """Put a relay between two workers and a store."""
     with scale.store_relay.StoreRelay(2) as relay:
         yield relay
 
@@ -94,7 +94,7 @@ def test_an_unknown_store_request_is_an_error() -> None:
         list(parser.feed(bytes([200])))
 
 
-def test_requests_per_worker_grow_with_the_group_only_in_torch() -> None:
+def test_requests_per_worker_grow_only_in_torch() -> None:
     least = {
         subject: [min(scale.carrying.static_group(subject, size)[0].by_worker) for size in (8, 64)]
         for subject in ("ZEROMQ", "TENSORPIPE", "TENSORPIPE@torch")
@@ -104,6 +104,6 @@ def test_requests_per_worker_grow_with_the_group_only_in_torch() -> None:
     assert least["TENSORPIPE@torch"][1] > 7 * least["TENSORPIPE@torch"][0]
 
 
-def test_phases_are_read_back_as_they_were_written(count: Count) -> None:
+def test_phases_survive_a_round_trip_through_json(count: Count) -> None:
     again = Count.from_json(count.to_json())
     assert dataclasses.asdict(again) == dataclasses.asdict(count)

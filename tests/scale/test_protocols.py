@@ -1,7 +1,7 @@
-"""Real groups make the store requests, calls and connections that `docs/explanation/scale.md` counts on.
+"""Real groups make the store requests, calls and connections that `docs/explanation/scale.md` assumes.
 
-If one of these fails, a protocol has changed: `benchmarks/scale/protocols.py` has to follow, and what the
-page says of larger groups has to be drawn anew.
+If one of these tests fails, a protocol has changed: adapt `benchmarks/scale/protocols.py`, and draw the
+figures for larger groups on that page again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the modules of this repository import from each other, read from their source."""
+"""The imports between the modules of this repository, read from their source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Import(NamedTuple):
-    """One import: ``importer`` (a module) takes ``name`` from ``imported`` (a module)."""
+    """``importer`` imports ``name`` from ``imported``; both are names of modules."""
 
     importer: str
     imported: str
@@ -21,13 +21,13 @@ class Import(NamedTuple):
 
     @property
     def packages(self) -> tuple[str, str]:
-        """The packages of both."""
+        """The packages of importer and imported."""
         return self.importer.partition(".")[0], self.imported.partition(".")[0]
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Return the file of each module of our distributions, by name."""
+    """Return the file of each module of this repository's distributions, by the module's name."""
     found: dict[str, Path] = {}
     for source in (ROOT / "src", *ROOT.glob("packages/*/src"), *ROOT.glob("plugins/*/src")):
         for file in source.rglob("*.py"):
@@ -39,7 +39,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports() -> tuple[Import, ...]:
-    """Return all imports among our modules, those for type checkers left out."""
+    """Return all imports between these modules, except those only for type checkers."""
     return tuple(one for name in modules() for one in _imports_of(name))
 
 

@@ -1,4 +1,4 @@
-"""Prints the path of one ``init_rpc`` through the core, a call from module to module a line."""
+"""Prints the calls between modules of the core during one ``init_rpc``, as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CORE = str(Path(rpc_backends_core.__file__).parent)
 
 
 def trace(backend: str) -> list[tuple[str, str, str]]:
-    """Start ``backend``, and return (calling module, called module, function) of each call."""
+    """Start ``backend``; return each call as (calling module, called module, function)."""
     path: list[tuple[str, str, str]] = []
 
     def follow(frame: FrameType, event: str, _argument: object) -> None:

@@ -1,4 +1,4 @@
-"""What a package may import from another, and that nothing imports upwards."""
+"""Which packages may import which; imports go only downwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from structure.imports import ROOT, Import, imports, modules
 
-#: What each package may import, beside itself: what its distribution depends on.
+#: What each package may import beside itself: the dependencies of its distribution.
 BELOW = {
     "rpc_backends_core": set[str](),
     "rpc_backends_agents": {"rpc_backends_core"},
@@ -29,7 +29,7 @@ BELOW = {
     "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_inspect": {"rpc_backends_core", "rpc_backends_agents", "rpc_backends_cli"},
 }
-#: What other packages may import from one; every other module of it is its own.
+#: Modules that other packages may import; all other modules are private to their package.
 PUBLIC = {
     "rpc_backends_core": {
         "rpc_backends_core",
@@ -41,7 +41,7 @@ PUBLIC = {
     "rpc_backends_cli": {"rpc_backends_cli", "rpc_backends_cli.processes"},
     "rpc_backends_testing": {"rpc_backends_testing"},
 }
-#: Modules that a command or a test runner loads, where that is installed; no backend's runtime does.
+#: Modules that only an installed command or test runner loads, and what else these may import.
 TOOLS = {
     "rpc_backend_zeromq.check": {"rpc_backends_cli"},
     "rpc_backend_zeromq.secret_command": {"rpc_backends_cli"},
@@ -65,7 +65,7 @@ def show(found: list[Import]) -> str:
     return "\n".join(f"{one.importer} imports {one.imported} {one.name}" for one in found)
 
 
-def test_every_package_is_known_here() -> None:
+def test_every_package_has_a_rule() -> None:
     assert {name.partition(".")[0] for name in modules()} == set(BELOW)
 
 
@@ -78,7 +78,7 @@ def test_no_package_imports_upwards() -> None:
     assert not wrong, show(wrong)
 
 
-def test_packages_import_only_what_is_public() -> None:
+def test_packages_import_only_public_modules() -> None:
     wrong = [
         one
         for one in between_packages()
@@ -88,7 +88,7 @@ def test_packages_import_only_what_is_public() -> None:
 
 
 def test_no_runtime_loads_a_tool() -> None:
-    """Nothing that a backend or a hook package imports leads to a module of the command or of tests."""
+    """No module that runs with a backend or hook package imports a module of the command or of tests."""
     wrong = [one for one in imports() if one.imported in TOOLS and one.importer not in TOOLS]
     assert not wrong, show(wrong)
 
@@ -106,8 +106,8 @@ def test_no_plugin_is_named_in_the_core() -> None:
 
 
 @pytest.mark.parametrize("package", sorted(BELOW))
-def test_no_modules_import_each_other(package: str) -> None:
-    """Imports made when a module loads form no cycle, and late ones neither."""
+def test_no_imports_form_a_cycle(package: str) -> None:
+    """Neither imports at the top of modules nor later ones form a cycle."""
     uses: dict[str, set[str]] = {name: set() for name in modules() if name.split(".")[0] == package}
     for one in imports():
         if one.importer in uses and one.imported in uses and one.importer != one.imported:
@@ -120,8 +120,8 @@ def test_no_modules_import_each_other(package: str) -> None:
     assert not cycle, "\n".join(f"{name} imports {', '.join(used)}" for name, used in cycle.items())
 
 
-def test_torchs_private_names_stand_in_one_module() -> None:
-    """The conformance suite is left out: what programs touch of torch is what it tests."""
+def test_private_names_of_torch_are_in_one_module() -> None:
+    """The conformance suite and the bench may use private names: programs use them too."""
     allowed = {"rpc_backends_core._bridge.torch_internals", "rpc_backends_core._patches"}
     found = {
         f"{file.relative_to(ROOT)}: {line.strip()}"
@@ -135,8 +135,8 @@ def test_torchs_private_names_stand_in_one_module() -> None:
 
 
 @pytest.mark.parametrize("name", ["rpc_backends_core.spi", "rpc_backends_core.spi.inspection"])
-def test_every_public_name_is_found_and_typed(name: str) -> None:
-    """The stub, which type checkers read, has the same names as the module, and all of them exist."""
+def test_every_public_name_exists_and_is_typed(name: str) -> None:
+    """The stub for type checkers lists the same names as the module, and all of them exist."""
     module = importlib.import_module(name)
     stub = ast.parse(modules()[name].with_suffix(".pyi").read_text())
     (typed,) = [
@@ -158,7 +158,7 @@ def test_the_reference_names_every_public_name(name: str) -> None:
     assert not missing
 
 
-def test_the_public_interface_imports_torch_only_where_it_is_needed() -> None:
+def test_the_spi_does_not_import_torch() -> None:
     code = (
         "import sys; from rpc_backends_core.spi import nearest; "
         "from rpc_backends_core.spi.inspection import declared, settings; "

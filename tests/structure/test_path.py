@@ -1,4 +1,4 @@
-"""How one ``init_rpc`` goes through the core: each module is entered once, as the page says."""
+"""During one ``init_rpc``, each module of the core is entered once, as the architecture page shows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 from structure.imports import ROOT
 
 BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ")
-#: What is called as often as it is needed: names of torch, time limits, what values tell of themselves.
+#: Modules that any other may call at any time: names of torch, time limits, properties of records.
 LEAVES = {"_bridge/torch_internals", "_record", "_time_limit"}
 
 
 @cache
 def path_of(backend: str) -> list[tuple[str, str, str]]:
-    """Return (calling module, called module, function) of each call between modules of the core."""
+    """Return each call between modules of the core, as (calling module, called module, function)."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     done = subprocess.run(
@@ -39,7 +39,7 @@ def path_of(backend: str) -> list[tuple[str, str, str]]:
 
 
 def stage(module: str) -> str:
-    """Return what counts as one module: the package that forms groups has several files."""
+    """Return the name a module counts under: the package that forms groups counts as one module."""
     return "_group" if module.startswith("_group/") else module
 
 

@@ -1,1 +1,1 @@
-"""What several test suites share: real environments, small real packages, processes."""
+"""Code that several test suites share: environments, small packages, processes."""

@@ -1,4 +1,4 @@
-"""Running the command as a process of its own, with small packages on its path, and what it leaves."""
+"""Run the command in a process of its own, with small packages on its path; return its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 _FOREIGN = ("RPC_BACKENDS_", "PYTHON", "TORCH_DEVICE", "TP_", "MASTER_", "FORCE_COLOR", "COLUMNS")
 
-# Torch's own agent under another name; %s is what it does first when it is started.
+# Torch's own agent under another name; %s is a statement that runs first when the agent starts.
 BACKEND = """
 import os
 import time
@@ -36,7 +36,7 @@ BACKEND = (construct, init)
 
 @dataclass(frozen=True)
 class Ended:
-    """What a finished command left behind."""
+    """The result of a finished command."""
 
     status: int
     stdout: str
@@ -44,12 +44,12 @@ class Ended:
 
     @property
     def json(self) -> Any:
-        """All of stdout, which has to be JSON."""
+        """The value of stdout, all of which must be JSON."""
         return json.loads(self.stdout)
 
 
 class Command:
-    """The command, in an environment of its own variables, with ``packages`` on its path."""
+    """The command, with variables of its own and ``packages`` on its path."""
 
     def __init__(self, folder: Path) -> None:
         self.packages = folder / "packages"
@@ -57,7 +57,7 @@ class Command:
 
     def environ(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         environ = {name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)}
-        # A name server would be asked about this machine, and may be slow on some days.
+        # No lookups: the name server of the machine may be slow.
         no_name_server = {"RES_OPTIONS": "attempts:0"}
         packages = {"PYTHONPATH": str(self.packages)}
         return {**environ, **no_name_server, **packages, **(extra or {})}
@@ -84,9 +84,9 @@ class Command:
         source: str,
         group: str = "rpc.backends",
     ) -> str:
-        """Put a package of one module where the command finds it; return the module's name.
+        """Install a package of one module for the command; return the module's name.
 
-        :param entry_points: attribute of the module by name; "" for the module itself.
+        :param entry_points: attribute of the module by entry-point name; "" for the module itself.
         """
         module = distribution.replace("-", "_")
         info = self.packages / f"{module}-1.0.dist-info"
@@ -101,7 +101,7 @@ class Command:
 
 
 def marked(mark: bytes) -> list[int]:
-    """Return the processes that have ``mark`` (``NAME=value``) in their environment."""
+    """Return the processes with ``mark`` (``NAME=value``) in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -113,8 +113,8 @@ def marked(mark: bytes) -> list[int]:
 
 
 def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until something has come about that nothing tells of."""
+    """Poll until a condition holds that no event announces."""
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, f"not true after {seconds:g} s"
         time.sleep(0.02)

@@ -1,9 +1,9 @@
-"""Virtual environments to install real wheels into, and processes that run in them.
+"""Virtual environments to install wheels into, and processes that run in them.
 
-Installing torch takes most of a minute, so nobody does: `Environment.of_links` makes a *base*, of links
-to torch and the third-party dependencies where pip has installed them for the tests, and every other
-environment `on` that base sees the base's site-packages after its own (a ``.pth`` file) and holds only
-what the test installs. Nothing else of the environment that runs the tests is visible in either.
+Tests never install torch, which takes most of a minute. `Environment.of_links` makes a *base*: links to
+torch and to the third-party dependencies in the environment that runs the tests. Every other environment
+is made `on` the base: it contains what the test installs, and a ``.pth`` file adds the base's
+site-packages after its own. Both see nothing else of the environment that runs the tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 
 from support import native
 
-# What would let the environment that runs the tests, or the shell it was started from, leak.
+# Variables through which the shell or the environment that runs the tests would affect children.
 _PREFIXES_TO_DROP = (
     "RPC_BACKENDS_",
     "PYTHON",
@@ -40,7 +40,7 @@ _PREFIXES_TO_DROP = (
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables a child is started with: ours and Python's dropped, then `extra`."""
+    """Return the environment without this project's and Python's variables, and with `extra`."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES_TO_DROP)}
     environ["OMP_NUM_THREADS"] = "1"
     environ["RPC_BACKENDS_RECORDER"] = "off"  # its own tests turn it on
@@ -49,7 +49,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on."""
+    """Return a TCP port of the loopback interface on which nothing listens."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]
@@ -57,17 +57,17 @@ def free_port() -> int:
 
 
 def program(*parts: str) -> str:
-    """Join pieces of source, each indented as it stands where it is written."""
+    """Join pieces of source; each is dedented by itself."""
     return "\n".join(dedent(part) for part in parts)
 
 
 class ChildFailedError(AssertionError):
-    """A process that had to succeed did not; the text holds all it printed."""
+    """A process that had to succeed failed; the text has all its output."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished process left behind."""
+    """The result of a finished process."""
 
     command: Sequence[str]
     returncode: int
@@ -76,7 +76,7 @@ class Result:
 
     @property
     def json(self) -> Any:
-        """The last line of stdout, which the child wrote with ``json.dumps``."""
+        """The value of the last line of stdout, which must be JSON."""
         lines = self.stdout.strip().splitlines()
         try:
             return json.loads(lines[-1])
@@ -84,16 +84,16 @@ class Result:
             raise ChildFailedError(f"no JSON in the last line of stdout\n{self}") from error
 
     def check(self) -> Result:
-        """Return this result.
+        """Return this result if the process succeeded.
 
-        :raises ChildFailedError: the process ended with another status than 0.
+        :raises ChildFailedError: the exit status is not 0.
         """
         if self.returncode != 0:
             raise ChildFailedError(str(self))
         return self
 
     def __str__(self) -> str:
-        """Show everything somebody needs who sees this in a failed test's report."""
+        """Return command, code, output and status, for the report of a failed test."""
         shown = " ".join(self.command[:2]) + (" ..." if len(self.command) > 2 else "")
         code = self.command[self.command.index("-c") + 1] if "-c" in self.command else ""
         parts = [f"exit status {self.returncode} from {shown}"]
@@ -105,25 +105,25 @@ class Result:
 
 @dataclass
 class Process:
-    """A process that runs beside the test and can be told, line by line, to go on."""
+    """A running process that the test exchanges lines with."""
 
     command: Sequence[str]
     popen: subprocess.Popen[str]
 
     def __enter__(self) -> Process:
-        """Return the process itself."""
+        """Return the process."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Leave nothing running when the test fails half-way."""
+        """Kill the process if it still runs."""
         if self.popen.poll() is None:
             self.popen.kill()
             self.popen.communicate()
 
     def read_line(self) -> str:
-        """Return the next line the process prints.
+        """Return the next line of the process's stdout.
 
-        :raises ChildFailedError: it ended without printing one.
+        :raises ChildFailedError: the process ended without another line.
         """
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
@@ -138,7 +138,7 @@ class Process:
         self.popen.stdin.flush()
 
     def finish(self, *, timeout: float = 120, check: bool = True) -> Result:
-        """Wait for the end; a process still running after `timeout` seconds is killed and shown."""
+        """Wait for the end; after `timeout` seconds, kill the process and say so in its stderr."""
         try:
             stdout, stderr = self.popen.communicate(timeout=timeout)
             note = ""
@@ -163,9 +163,9 @@ class Environment:
 
     @classmethod
     def of_links(cls, root: Path, requirements: Iterable[str]) -> Environment:
-        """Make an environment of links to what `requirements` mean where the tests run, and to pip.
+        """Make an environment of links to pip, and to distributions with all their dependencies.
 
-        That is the distributions they name and what these depend on.
+        :param requirements: the distributions, installed in the environment that runs the tests.
         """
         environment = cls._empty(root)
         environment.link("pip", *requirements)
@@ -173,14 +173,14 @@ class Environment:
 
     @classmethod
     def on(cls, base: Environment, root: Path) -> Environment:
-        """Make an empty environment that sees, after its own packages, those of `base`."""
+        """Make an empty environment that sees the packages of `base` after its own."""
         environment = cls._empty(root)
         environment.add_path(base.site_packages, name="base")
         return environment
 
     @classmethod
     def like(cls, other: Environment, root: Path) -> Environment:
-        """Make an environment with all that pip has installed in another, which takes a second less."""
+        """Make a copy of another environment, which is a second faster than to install the same again."""
         environment = cls._empty(root)
         shutil.copytree(other.site_packages, environment.site_packages, dirs_exist_ok=True)
         for script in (other.root / "bin").iterdir():
@@ -192,35 +192,35 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """The interpreter."""
+        """The environment's interpreter."""
         return self.root / "bin" / "python"
 
     @property
     def site_packages(self) -> Path:
-        """Where wheels are installed to."""
+        """The folder that wheels are installed into."""
         (found,) = (self.root / "lib").glob("python*/site-packages")
         return found
 
     def add_path(self, folder: Path, *, name: str = "extra") -> None:
-        """Put `folder` on ``sys.path``, behind site-packages, for every process started here."""
+        """Put `folder` on ``sys.path`` after site-packages, for every process of this environment."""
         (self.site_packages / f"{name}.pth").write_text(f"{folder}\n")
 
     def add_first_path(self, folder: Path) -> None:
-        """Put `folder` on ``sys.path`` before site-packages, for every process started here."""
+        """Put `folder` on ``sys.path`` before site-packages, for every process of this environment."""
         line = f"import sys; sys.path.insert(1, {str(folder)!r})\n"
         (self.site_packages / "first.pth").write_text(line)
 
     def install(self, *wheels: Path) -> None:
-        """Install wheels, not editable; what they depend on must be there already."""
+        """Install wheels, not editable; their dependencies must be installed already."""
         self._pip("install", "--no-index", *map(str, wheels))
 
     def link(self, *requirements: str) -> None:
-        """Have what others publish, by links to where it is installed for the tests."""
+        """Link to third-party distributions where they are installed for the tests."""
         for name in closure(requirements):
             link_distribution(metadata.distribution(name), self.site_packages)
 
     def install_into(self, folder: Path, wheel: Path) -> None:
-        """Install one wheel into a folder of its own, as ``pip install --target`` does."""
+        """Install one wheel into a folder, as ``pip install --target`` does."""
         self._pip("install", "--no-index", "--no-deps", "--target", str(folder), str(wheel))
 
     def uninstall(self, *names: str) -> None:
@@ -228,7 +228,7 @@ class Environment:
         self._pip("uninstall", "--yes", *names)
 
     def pip_check(self) -> Result:
-        """Ask pip whether every dependency is there in a version that suits."""
+        """Run ``pip check``: every dependency must be installed in a suitable version."""
         return self._pip("check")
 
     def run(
@@ -241,12 +241,12 @@ class Environment:
     ) -> Result:
         """Run `code` (dedented) in a new process with ``sys.argv[1:] == arguments``.
 
-        :raises ChildFailedError: it failed and `check` is true.
+        :raises ChildFailedError: the process failed and `check` is true.
         """
         return self.start(code, *arguments, env=env).finish(timeout=timeout, check=check)
 
     def start(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Process:
-        """Start `code` and return at once."""
+        """Start `code` and return its process at once."""
         return self._start([str(self.python), "-c", dedent(code), *arguments], env)
 
     def command(
@@ -256,7 +256,7 @@ class Environment:
         check: bool = True,
         timeout: float = 120,
     ) -> Result:
-        """Run a program of this environment's ``bin``, ``rpc-backends`` say."""
+        """Run a program of this environment's ``bin``, for example ``rpc-backends``."""
         program = str(self.root / "bin" / command[0])
         return self._start([program, *command[1:]], env).finish(timeout=timeout, check=check)
 
@@ -268,9 +268,9 @@ class Environment:
         env: Mapping[str, str] | None = None,
         timeout: float = 120,
     ) -> list[Result]:
-        """Run `code` in processes that find rank and rendezvous where torch looks for them.
+        """Run `code` in several processes that find rank and rendezvous in their environment.
 
-        :raises ChildFailedError: one of them failed; the text shows them all.
+        :raises ChildFailedError: a process failed; the text shows the output of all.
         """
         rendezvous = {
             "MASTER_ADDR": "127.0.0.1",
@@ -304,9 +304,9 @@ class Environment:
 
 
 def build_wheels(folders: Sequence[Path], into: Path) -> dict[str, Path]:
-    """Build a wheel of the distribution in each folder; return them by the distribution's name.
+    """Build a wheel of the distribution in each folder; return the wheels by distribution.
 
-    They are built by the build backends of the running environment, and nothing is compiled twice.
+    The build backends of the running environment build them, and no extension is compiled twice.
     """
     build = [sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps"]
     build += ["--no-build-isolation", "--wheel-dir", str(into)]
@@ -321,7 +321,7 @@ def build_wheels(folders: Sequence[Path], into: Path) -> dict[str, Path]:
 
 
 def build_sdist(folder: Path, into: Path) -> Path:
-    """Build an sdist of the distribution in a folder; return it."""
+    """Build the sdist of the distribution in a folder; return it."""
     build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(into)]
     _run([*build, str(folder)])
     (sdist,) = into.glob("*.tar.gz")
@@ -329,7 +329,7 @@ def build_sdist(folder: Path, into: Path) -> Path:
 
 
 def wheels_in(folder: Path) -> dict[str, Path]:
-    """Return the wheels that :func:`build_wheels` has built there."""
+    """Return the wheels that :func:`build_wheels` has built in a folder, by distribution."""
     return {
         wheel.name.partition("-")[0].replace("_", "-"): wheel
         for wheel in sorted(folder.glob("*.whl"))
@@ -337,8 +337,8 @@ def wheels_in(folder: Path) -> dict[str, Path]:
 
 
 def closure(requirements: Iterable[str]) -> list[str]:
-    """Return the distributions that requirements mean here, and all that these depend on, by name."""
-    found: dict[str, set[str]] = {}  # with the extras of each that are wanted; "" is none
+    """Return the names of the distributions that requirements name, and of their dependencies."""
+    found: dict[str, set[str]] = {}  # the extras wanted of each distribution; "" stands for none
     waiting = [(text, "") for text in requirements]
     while waiting:
         text, extra = waiting.pop()
@@ -353,12 +353,12 @@ def closure(requirements: Iterable[str]) -> list[str]:
 
 
 def link_distribution(distribution: metadata.Distribution, folder: Path) -> None:
-    """Link to all that a distribution has in its site-packages, from another folder of that kind."""
+    """Link a folder to all files of a distribution."""
     files = distribution.files
     assert files, f"{distribution.name} does not say what it consists of"
     for first in sorted({file.parts[0] for file in files} - {"..", "__pycache__"}):
         link = folder / first
-        if not link.is_symlink():  # several may share a folder
+        if not link.is_symlink():  # several distributions may share a folder
             link.symlink_to(Path(str(distribution.locate_file(first))))
 
 
@@ -369,12 +369,12 @@ def read_project(folder: Path) -> dict[str, Any]:
 
 
 def distributions(root: Path) -> list[Path]:
-    """Return the folders of this repository's distributions, the core's first."""
+    """Return the folders of this repository's distributions; the core comes first."""
     return [root, *sorted(path.parent for path in root.glob("p*/*/pyproject.toml"))]
 
 
 def third_party(folders: Iterable[Path]) -> list[str]:
-    """Return what distributions of this repository need of others."""
+    """Return the requirements of this repository's distributions on third parties."""
     needed = [text for folder in folders for text in read_project(folder)["dependencies"]]
     return [text for text in needed if not Requirement(text).name.startswith("rpc-backend")]
 

@@ -1,8 +1,8 @@
-"""Extensions in C++ are compiled once, for the editable install and for the wheels that tests install.
+"""Compile extensions in C++ once, for the editable install and for the wheels that tests install.
 
-The compiler's output is kept in ``build/native`` under a hash of its input: the sources of a
-distribution, the headers of the others, and the versions of torch and Python. :func:`prebuilt` makes
-setuptools use it. The set-up (Makefile) runs this file: it needs the standard library and torch only.
+``build/native`` keeps the compiler's output under a hash of its input: the sources of the distribution,
+the headers of the others, and the versions of torch and Python. :func:`prebuilt` makes setuptools use it.
+The Makefile runs this file, which therefore needs only the standard library and torch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def distributions() -> list[Path]:
 
 
 def compiled(folder: Path) -> Path:
-    """Return the folder with the extensions of a distribution; compile them if they are not kept."""
+    """Return the folder with a distribution's extensions; compile them if the folder is missing."""
     versions = f"{metadata.version('torch')}-{sys.implementation.cache_tag}"
     kept = KEPT / f"{folder.name}-{_hash(folder, versions)}"
     if not kept.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
-        # Object files are kept too: ninja compiles what a change touches.
+        # Object files are kept too, so that ninja compiles only what a change affects.
         objects = KEPT / "objects" / f"{folder.name}-{versions}"
         with tempfile.TemporaryDirectory(dir=KEPT) as made:
             build = ["build_ext", "--build-lib", f"{made}/new", "--build-temp", str(objects)]
@@ -48,14 +48,14 @@ def compiled(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def prebuilt(*folders: Path) -> Iterator[dict[str, str]]:
-    """Give variables with which setuptools finds the extensions compiled.
+    """Yield environment variables that make setuptools use the compiled extensions.
 
-    A wheel gets every file that setuptools finds there: give one folder to build one.
+    A wheel contains every extension that setuptools finds: to build a wheel, pass one folder.
     """
     with tempfile.TemporaryDirectory() as place:
         library = Path(place, "library")
         for folder in folders:
-            # A plain copy is newer than the sources, so that setuptools leaves it as it is.
+            # A plain copy is newer than the sources, so setuptools does not compile again.
             shutil.copytree(
                 compiled(folder), library, copy_function=shutil.copyfile, dirs_exist_ok=True
             )
@@ -75,13 +75,13 @@ def _hash(folder: Path, versions: str) -> str:
 
 
 def _environ() -> dict[str, str]:
-    # One distribution finds the headers of another before either is installed.
+    # Distributions find each other's headers before either is installed.
     sources = [str(path.parents[1]) for path in ROOT.glob("p*/*/src/*/__init__.py")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Compile all extensions at the same time; then run the command given, with their `prebuilt`."""
+    """Compile all extensions in parallel, then run the given command with their `prebuilt`."""
     folders = distributions()
     with ThreadPoolExecutor() as pool:
         list(pool.map(compiled, folders))

@@ -1,4 +1,4 @@
-"""Hosts for tests: network namespaces with addresses of their own, on one switch, with cables to cut."""
+"""Hosts for tests: network namespaces with their own addresses, on one switch, with cables to cut."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from support.workers import WorkerContext
 _CLONE_NEWNET = 0x40000000
 _ETH_P_ALL = 0x0003
 _SO_RCVBUFFORCE = 33
-#: Bytes of packets that wait to be read: more than any test sends while nobody reads.
+#: Size of the socket's buffer in bytes: more than any test sends between two reads.
 _BUFFER = 256 << 20
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace that stands for a host.
+    """A network namespace that serves as a host.
 
-    :ivar four: its IPv4 address, "" for one that has only the loopback interface.
+    :ivar four: its IPv4 address; "" for a host that has only the loopback interface.
     :ivar six: its IPv6 address.
-    :ivar cable: where its cable ends, at the switch: the namespace and the interface.
+    :ivar cable: the end of its cable at the switch: namespace and interface.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Host:
     cable: tuple[str, str] = ("", "")
 
     def cut(self) -> None:
-        """Pull its cable out. Its addresses and its connections stay, as on a real host."""
+        """Pull the cable out. Addresses and connections stay, as on a real host."""
         self._set_cable("down")
 
     def restore(self) -> None:
-        """Put the cable back."""
+        """Plug the cable in again."""
         self._set_cable("up")
 
     def _set_cable(self, state: str) -> None:
@@ -55,20 +55,20 @@ class Host:
 
 
 def enter(me: WorkerContext, host: Host) -> None:
-    """Move this worker to a host; the first step it makes, since threads that are there stay behind."""
+    """Move this worker to a host. This must be the worker's first step: existing threads do not move."""
     _enter(host.name)
 
 
 @contextlib.contextmanager
 def lonely_host() -> Iterator[Host]:
-    """Give a host with nothing but its loopback interface."""
+    """Yield a host that has only its loopback interface."""
     with contextlib.ExitStack() as stack:
         yield Host(_make_namespace(stack, "alone"))
 
 
 @contextlib.contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
-    """Give hosts that reach each other, by IPv4 and IPv6, over a switch."""
+    """Yield hosts that reach each other over a switch, by IPv4 and IPv6."""
     with contextlib.ExitStack() as stack:
         switch = _make_namespace(stack, "switch")
         _ip_or_skip("-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -99,7 +99,7 @@ def _plug_in(host: Host, switch: str, port: str) -> None:
         *("link", "add", "eth0", "netns", host.name, "type", "veth"),
         *("peer", "name", port, "netns", switch),
     )
-    # Nobody else could have its addresses, so it need not wait to find out.
+    # No other host has these addresses, so duplicate detection is off.
     _ip("netns", "exec", host.name, "sysctl", "-qw", "net.ipv6.conf.eth0.accept_dad=0")
     _ip_or_skip("-n", switch, "link", "set", port, "master", "bridge", "up")
     _ip_or_skip("-n", host.name, "link", "set", "eth0", "up")
@@ -126,7 +126,7 @@ def _enter(name: str) -> None:
 
 
 def _inside(host: Host, make: Callable[[], socket.socket]) -> socket.socket:
-    """Return what is made by a thread on a host: a socket belongs to where it was made."""
+    """Return a socket that a thread on a host makes: it belongs to that host's network."""
     made: list[Any] = []
 
     def work() -> None:
@@ -146,9 +146,9 @@ def _inside(host: Host, make: Callable[[], socket.socket]) -> socket.socket:
 
 
 class Capture:
-    """All packets that go over a host's interfaces, from its beginning to its end.
+    """All packets on a host's interfaces while the context lasts.
 
-    :ivar packets: them, in the order in which they went; those of the loopback interface twice.
+    :ivar packets: in order of arrival; those of the loopback interface appear twice.
     """
 
     def __init__(self, host: Host) -> None:
@@ -175,7 +175,7 @@ class Capture:
         self._stopped.close()
 
     def _read(self) -> None:
-        """Read until it is told to stop and nothing has come for a while."""
+        """Read until the context has ended and no packet has come for a tenth of a second."""
         stopping = False
         while True:
             try:
@@ -188,10 +188,10 @@ class Capture:
                     stopping = self._stopped.recv(1) == b""
 
     def count(self, what: bytes) -> int:
-        """Return in how many packets something is."""
+        """Return how many packets contain some bytes."""
         return sum(what in packet for packet in self.packets)
 
     @property
     def size(self) -> int:
-        """Bytes of all packets."""
+        """Total bytes of all packets."""
         return sum(map(len, self.packets))

@@ -1,4 +1,4 @@
-"""What is made once for all processes that a run of the tests is divided into (pytest-xdist)."""
+"""Things made once for all processes of one test run (pytest-xdist)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 def made_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
 ) -> Path:
-    """Return the folder ``name`` of this run, which ``make`` has filled in the first process to ask.
+    """Return the folder ``name`` of this run. The first process to ask fills it with ``make``.
 
-    The others wait for it. Where ``make`` fails, the next to ask tries again.
+    The others wait for that. If ``make`` fails, the next process to ask tries again.
     """
     common = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -24,7 +24,7 @@ def made_once(
     folder.mkdir(parents=True, exist_ok=True)
     made = folder.with_name(f"{name}.made")
     with folder.with_name(f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         if not made.exists():
             make(folder)
             made.touch()

@@ -1,8 +1,8 @@
-"""Small real packages for tests to install: wheels written by hand, in a millisecond each.
+"""Small packages for tests to install, as wheels that take a millisecond to write.
 
-The files are those of the wheel format
-(https://packaging.python.org/specifications/binary-distribution-format/), and pip installs them
-like any other.
+The files follow the wheel format
+(https://packaging.python.org/specifications/binary-distribution-format/), so pip installs them like any
+other wheel.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def write_package(
 ) -> Path:
     """Write the wheel of a distribution and return its path.
 
-    :param name: the distribution's name, dashes allowed.
-    :param modules: source (dedented) by path, ``{"my_backend/__init__.py": "..."}``.
-    :param entry_points: entry-point value by name, by group.
+    :param name: the distribution's name; dashes are allowed.
+    :param modules: source by path, ``{"my_backend/__init__.py": "..."}``; it is dedented.
+    :param entry_points: for each group, values by entry-point name.
     :param requires: ``Requires-Dist`` entries.
     """
     stem = f"{name.replace('-', '_')}-{version}"

@@ -1,4 +1,4 @@
-"""The packages that several tests install: a backend that works, and its relatives."""
+"""Sample packages that several tests install: a working backend, variants of it, and hook packages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 from support.environments import Environment
 from support.packages import write_package
 
-# Our distributions, by the names they are installed under.
+# Names of this project's distributions.
 CORE = "rpc-backends-core"
 TENSORPIPE = "rpc-backend-tensorpipe"
 FAULTY_TENSORPIPE = "rpc-backend-faulty-tensorpipe"
-# What `pip install rpc-backends` gives, beside the core.
+# What `pip install rpc-backends` installs beside the core.
 COMMAND = (TENSORPIPE, FAULTY_TENSORPIPE, "rpc-backends")
-# What needs C++.
+# Distributions that need C++.
 NEED_AGENTS = ("rpc-backends-agents", "rpc-backend-zeromq", "rpc-backends-faults")
 
 GROUP = "rpc.backends"
@@ -23,14 +23,14 @@ TORCH_GROUP = "torch.backends"
 
 
 class MakeEnvironment(Protocol):
-    """Make an environment with the core and wheels: paths, or names of our distributions."""
+    """Make an environment with the core and wheels, given as paths or as names of our distributions."""
 
     def __call__(self, *packages: Path | str) -> Environment:
         """Install the core, then `packages`."""
         ...
 
 
-# A complete backend: torch's own agent under another name, with an options type of its own.
+# A complete backend: torch's own agent under another name, with its own options type.
 WORKING_BACKEND = """
     import torch.distributed.rpc as rpc
     from rpc_backends_core import Backend
@@ -54,7 +54,7 @@ WORKING_BACKEND = """
     )
 """
 
-# The same the way it was written before there were entry points: two functions.
+# A backend as it was written before entry points existed: two functions.
 BARE_PAIR = """
     import torch.distributed.rpc as rpc
 
@@ -81,7 +81,7 @@ def backend_package(
     version: str = "1.0",
     attribute: str = "BACKEND",
 ) -> Path:
-    """Write a package whose one module is `source` and declares it as the backend `name`."""
+    """Write a package whose only module is `source`, with an entry point for the backend `name`."""
     module = distribution.replace("-", "_")
     return write_package(
         folder,
@@ -93,10 +93,10 @@ def backend_package(
 
 
 def old_style_package(folder: Path, *, name: str = "CARRIER") -> Path:
-    """Write a package that registers the way torch's own documentation of today makes authors do.
+    """Write a package that registers its backend as torch's documentation describes.
 
-    Its ``torch.backends`` entry point calls torch's ``register_backend`` and rebinds the name in
-    ``torch.distributed.rpc``. Whether ours had run by then is left in the package for tests to see.
+    Its ``torch.backends`` entry point calls torch's ``register_backend`` and rebinds ``BackendType`` in
+    ``torch.distributed.rpc``. The module records whether the core's entry point ran before.
     """
     source = f"""
         import sys
@@ -133,7 +133,7 @@ def old_style_package(folder: Path, *, name: str = "CARRIER") -> Path:
 def hooks_package(
     folder: Path, source: str, *, distribution: str = "rpc-tracing", version: str = "1.0"
 ) -> Path:
-    """Write a package whose one module is `source` and is itself the object with the hooks."""
+    """Write a package whose only module is `source`, which is itself the object with the hooks."""
     module = distribution.replace("-", "_")
     return write_package(
         folder,

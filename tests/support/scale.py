@@ -1,4 +1,4 @@
-"""The programs of `benchmarks/scale` for tests: real groups beside simulated ones."""
+"""The programs of `benchmarks/scale`, for tests that compare real groups with simulated ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["carrying", "comparing", "counting", "deviations", "store_protocol", 
 
 
 def deviations(subject: str, size: int, *, dynamic: bool) -> list[str]:
-    """Return in what a real group differs from the simulation; it has to form, and to end."""
+    """Run a real group, which must not fail; return how it differs from the simulation."""
     count = (counting.count_dynamic if dynamic else counting.count_static)(parse(subject), size)
     assert not count.failed, count.failed
     assert not count.left_out, count.left_out

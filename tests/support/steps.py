@@ -1,13 +1,15 @@
-"""Steps that many tests of groups take, for `Workers.run`; and where their workers meet."""
+"""Steps for `Workers.run` that many tests share, and the stores on which workers meet."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,24 @@ from torch.distributed import rpc
 
 from support.workers import WorkerContext
 
-#: Seconds in which what must happen "at once" has happened, also on a machine that is busy; well below
-#: the time limits that a hang would run into (60 s for a call, half an hour for a group).
+#: Upper limit in seconds for what happens at once, even on a busy machine; far below the time limits that
+#: end a hang (60 s for a call, half an hour for a group).
 AT_ONCE = 10.0
+
+#: Constants that say how many seconds a worker waits for a store or for other workers.
+_GRACE_PERIODS = (
+    ("rpc_backends_core._bridge.rendezvous", "_MORE_THAN_TORCHS"),
+    ("rpc_backends_core._bridge.session", "_HOST_GRACE_PERIOD"),
+    ("rpc_backends_core._group.formation", "_READING_PATIENCE"),
+    ("rpc_backends_core._group.group", "STORE_PATIENCE"),
+    ("rpc_backends_agents.roster", "STORE_PATIENCE"),
+    ("rpc_backend_tensorpipe.membership", "STORE_PATIENCE"),
+)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where workers meet.
+    """A store on which workers meet.
 
     :ivar url: the init method.
     :ivar env: variables that the workers need for it.
@@ -38,15 +50,15 @@ class Meeting:
 
 @contextlib.contextmanager
 def meeting(kind: str, folder: Path) -> Iterator[Meeting]:
-    """Make a meeting place.
+    """Yield a store on which workers can meet.
 
-    :param kind: ``file``; ``tcp``, hosted by the worker of rank 0, as torch does; or ``agent``, a TCP
-        store that this process hosts, as torchrun does.
+    :param kind: ``file``; ``tcp``, a TCP store that rank 0 hosts, as in torch; or ``agent``, a TCP store
+        that this process hosts, as torchrun does.
     """
     if kind == "file":
         yield Meeting(kind, f"file://{folder}/store", {})
     elif kind == "tcp":
-        # Bound and not listening, this socket keeps the port for those who say SO_REUSEADDR.
+        # This socket is bound and does not listen: it reserves the port for sockets with SO_REUSEADDR.
         with socket.socket() as placeholder:
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             placeholder.bind(("127.0.0.1", 0))
@@ -71,12 +83,12 @@ def join(
     only: dict[int, dict[str, Any]] | None = None,
     **options: Any,
 ) -> None:
-    """Join a static group of all workers, or what the arguments say; ``world_size=None`` is dynamic.
+    """Join a static group of all workers, unless arguments say otherwise; ``world_size=None`` is dynamic.
 
-    TENSORPIPE uses TCP alone unless ``_transports`` is given: the memory that each pair of workers
-    shares costs more than most of the tests. ``_transports=None`` leaves the choice to it.
+    TENSORPIPE uses only TCP unless ``_transports`` is given: setting up shared memory takes longer than
+    most of the tests. ``_transports=None`` leaves the choice to TensorPipe.
 
-    :param only: arguments for some workers alone, by their index.
+    :param only: arguments for single workers, by index.
     """
     given = {"name": name, "rank": rank, "world_size": world_size, "backend": backend, **options}
     if only is not None:
@@ -107,7 +119,7 @@ def leave(me: WorkerContext, graceful: bool = True, timeout: float = 0) -> None:
 
 
 def put_on_path(me: WorkerContext, wheel: Path) -> None:
-    """Make a package (`support.packages`) an installed one; before anything has asked for packages."""
+    """Add a wheel of `support.packages` to ``sys.path``; call this before anything scans for packages."""
     sys.path.append(str(wheel))
 
 
@@ -115,17 +127,17 @@ def put_on_path(me: WorkerContext, wheel: Path) -> None:
 
 
 def who() -> str:
-    """Return the name of the worker that runs this, and its process; called by RPC."""
+    """Return name and process id of the worker that runs this; called by RPC."""
     return f"{rpc.get_worker_info().name} {os.getpid()}"
 
 
 def members(me: WorkerContext) -> dict[str, int]:
-    """Return the ranks of the members, by name."""
+    """Return the ranks of the group's members by name."""
     return {info.name: info.id for info in rpc.api._get_current_rpc_agent().get_worker_infos()}
 
 
 def call_all(me: WorkerContext) -> dict[str, str]:
-    """Call all members, this one too; return the name that each answers with."""
+    """Call all members and this worker itself; return the answers by name."""
     names = sorted(members(me))
     futures = [rpc.rpc_async(name, who) for name in names]
     return {name: future.wait().split()[0] for name, future in zip(names, futures, strict=True)}
@@ -134,17 +146,17 @@ def call_all(me: WorkerContext) -> dict[str, str]:
 def call(
     me: WorkerContext, to: Any, function: Callable[..., Any] = who, *args: Any, **more: Any
 ) -> Any:
-    """Call one worker."""
+    """Call one worker and return its answer."""
     return rpc.rpc_sync(to, function, args=args, **more)
 
 
 def gather(me: WorkerContext, value: Any, timeout: float = 30) -> Any:
-    """Give ``value`` to all members, who must do the same, and return theirs by name."""
+    """Send ``value`` to all members, which must do the same; return their values by name."""
     return rpc.api._all_gather(value, timeout=timeout)
 
 
 def use_rref(me: WorkerContext, to: str) -> list[float]:
-    """Keep a value on another worker, change it there and fetch it."""
+    """Create a value on another worker, change it there, and fetch it."""
     rref = rpc.remote(to, torch.full, args=((3,), 1.0))
     rref.rpc_sync().add_(1)
     value: list[float] = rref.to_here().tolist()
@@ -152,7 +164,7 @@ def use_rref(me: WorkerContext, to: str) -> list[float]:
 
 
 def differentiate(me: WorkerContext, to: str) -> list[float]:
-    """Run a backward pass through another worker; return the gradient, threes."""
+    """Run a backward pass through another worker; return the gradient (threes)."""
     with dist_autograd.context() as context:
         x = torch.ones(2, requires_grad=True)
         loss = rpc.rpc_sync(to, torch.mul, args=(x, 3)).sum()
@@ -162,14 +174,25 @@ def differentiate(me: WorkerContext, to: str) -> list[float]:
 
 
 def is_running(me: WorkerContext) -> bool:
-    """Return whether RPC is started in this process."""
+    """Return whether RPC runs in this process."""
     return bool(rpc.api._is_current_rpc_agent_set())
+
+
+def shorten_waits(me: WorkerContext, seconds: float = 1.0) -> None:
+    """Shorten the waits for hanging stores and killed workers from several seconds to one."""
+    from rpc_backends_core._group.waiting import StoreAccess
+
+    StoreAccess.ask.__defaults__ = (seconds,)
+    for module, name in _GRACE_PERIODS:
+        if find_spec(module.partition(".")[0]):
+            assert getattr(importlib.import_module(module), name) in (3.0, 5.0)
+            setattr(sys.modules[module], name, seconds)
 
 
 # --- what a process has open ---------------------------------------------------------------------
 
 
 def warm_up(me: WorkerContext) -> None:
-    """Open what a process opens once and keeps: libuv, in the first TCP store, has a pair of pipes."""
+    """Open what a process opens once and keeps, such as the pipes of libuv in the first TCP store."""
     assert rpc.BackendType["TENSORPIPE"].value
     dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

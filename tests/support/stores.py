@@ -1,4 +1,4 @@
-"""Stores for tests of what is asked of one."""
+"""Stores for tests that count requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 
 class CountingStore(dist.Store):
-    """A store in front of another one that counts who asks how often.
+    """A store that counts the requests before it passes them on.
 
-    :ivar requests: by the name of the thread that made them.
-    :ivar kinds: by what was asked.
+    :ivar requests: number by the name of the calling thread.
+    :ivar kinds: number by kind of request.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -60,5 +60,5 @@ class CountingStore(dist.Store):
         return True
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        # Not counted: how often a wait is begun anew depends on how long the others take.
+        # Not counted: the number of repeated waits depends on how long other workers take.
         self._inner.wait(keys, timeout or timedelta(seconds=10))

@@ -1,4 +1,4 @@
-"""Worker processes as the tests of this repository have them: the command's, in a clean environment.
+"""Worker processes of the command, started in a clean environment.
 
 See `rpc_backends_cli.processes.workers`.
 """
@@ -30,21 +30,21 @@ PLUGINS = ("rpc_backend_tensorpipe", "rpc_backend_zeromq.handlers")
 
 @functools.cache
 def template() -> Template:
-    """Return how the workers of all tests start: forked from one server that has the plugins imported.
+    """Return how all tests start workers: forked from one server that has imported the plugins.
 
-    Not FAULTY_TENSORPIPE, whose import makes torch register a backend.
+    It does not import FAULTY_TENSORPIPE, whose import makes torch register a backend.
     """
     return Template(
         preload=[module for module in PLUGINS if find_spec(module.partition(".")[0])],
         variables=clean_environ(),
         path=[str(ROOT / "tests")],
-        # pytest's names for test modules, from this repository alone
+        # Test modules have the names that pytest gives them, and only from this repository.
         packages={folder: str(ROOT / folder) for folder in ("tests", "plugins")},
     )
 
 
 class Workers(_Workers):
-    """Workers in a clean environment; see the class of this name in the command."""
+    """Workers in a clean environment. See `rpc_backends_cli.processes.Workers`."""
 
     def __init__(self, size: int, **settings: Any) -> None:
         super().__init__(size, **{"template": template(), **settings})

@@ -1,4 +1,4 @@
-"""Workers that run ZEROMQ, for tests of whole groups; and what they call in each other."""
+"""Steps and functions for workers of groups that run ZEROMQ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "ZEROMQ"
 
 
 def eventually(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 30) -> Any:
-    """Wait until something holds of which nobody tells, and return it."""
+    """Poll until a condition holds that no event announces; return its value."""
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, f"never: {what()}"
@@ -26,8 +26,8 @@ def eventually(condition: Callable[[], Any], what: Callable[[], str], seconds: f
     return found
 
 
-def said(worker: Worker, *texts: str) -> str:
-    """Wait for a line in a worker's log that has all of these in it, and return it."""
+def logged_line(worker: Worker, *texts: str) -> str:
+    """Wait for a line in a worker's log that contains all of these texts; return it."""
 
     def line() -> str | None:
         return next(
@@ -38,14 +38,14 @@ def said(worker: Worker, *texts: str) -> str:
     return found
 
 
-# --- what is called --------------------------------------------------------------------------------
+# --- functions that are called by RPC --------------------------------------------------------------
 
 _runs: collections.Counter[str] = collections.Counter()
 _runs_lock = threading.Lock()
 
 
 def run_counted(token: str, payload: Any = None) -> str:
-    """Note that this has run; called by RPC."""
+    """Count this call; called by RPC."""
     with _runs_lock:
         _runs[token] += 1
     return token
@@ -55,12 +55,12 @@ def run_counted(token: str, payload: Any = None) -> str:
 
 
 def join(me: WorkerContext, url: str, *, dynamic: bool = False, **options: Any) -> None:
-    """Join a group, with the options of the backend."""
+    """Join a ZEROMQ group with the given options."""
     steps.join(me, url, backend=NAME, world_size=None if dynamic else 0, **options)
 
 
 def runs(me: WorkerContext) -> dict[str, int]:
-    """Return what has run in this worker by `run_counted`, and how often."""
+    """Return how often `run_counted` has run in this worker, by token."""
     with _runs_lock:
         return dict(_runs)
 
@@ -72,12 +72,12 @@ def endpoints(me: WorkerContext) -> list[str]:
 
 
 def metric(me: WorkerContext, name: str) -> int:
-    """Return a figure of this worker's agent."""
+    """Return one metric of this worker's agent."""
     return int(rpc.api._get_current_rpc_agent().get_metrics()[name])
 
 
 def exercise(me: WorkerContext, to: str) -> None:
-    """Make one call of each kind to a worker, and check what it gives."""
+    """Make one call of each kind to a worker, and check the results."""
     small, large = torch.arange(10.0), torch.rand(300_000)
     assert torch.equal(rpc.rpc_sync(to, torch.add, args=(small, 1)), small + 1)
     assert torch.equal(rpc.rpc_sync(to, torch.mul, args=(large, 2)), large * 2)

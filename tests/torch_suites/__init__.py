@@ -1,4 +1,4 @@
-"""PyTorch's own RPC suites, which it ships in its wheel, run against the installed backends.
+"""PyTorch's own RPC suites, from its wheel, run against the installed backends.
 
-A package and not loose files, because the processes of a test must import its class by name.
+This is a package because the processes of a test import its class by name.
 """

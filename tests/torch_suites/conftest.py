@@ -1,4 +1,4 @@
-"""Running torch's suites with pytest: the import path, the stock option and the closing count."""
+"""Run torch's suites with pytest: the import path, the option for stock torch, the final summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# The processes of the tests import this package by the name that pytest gave it.
+# The tests' processes import this package by the name that pytest gives it.
 _IMPORT_ROOT = str(Path(__file__).parents[__name__.count(".")])
 if _IMPORT_ROOT not in sys.path:
     sys.path.insert(0, _IMPORT_ROOT)
@@ -22,7 +22,7 @@ _SERVED = "torch_suites_served"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for stock torch, known to pytest when this folder is on its command line."""
+    """Add the option for stock torch; pytest knows it if this folder is on its command line."""
     parser.addoption(
         _STOCK,
         action="store_true",
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Switch installed backends off before torch is imported, here and in the tests' processes."""
+    """Switch the bridge off before torch is imported, here and in the tests' processes."""
     if not _is_stock(config):
         return
     if "torch" in sys.modules:
@@ -42,19 +42,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Spare a run that leaves these suites out by marker the seconds that importing them takes."""
+    """Skip the slow import of these suites in runs that exclude them by marker."""
     left_out = "not torch_suites" in config.getoption("markexpr", default="")
     return True if left_out and collection_path.parent == Path(__file__).parent else None
 
 
 @pytest.fixture(scope="session")
 def torch_suites_stock(pytestconfig: pytest.Config) -> bool:
-    """Tell whether this run is against stock torch."""
+    """Return whether this run tests stock torch."""
     return _is_stock(pytestconfig)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note on each of torch's tests whose it is, for the count; properties travel in reports."""
+    """Record the backend of each of torch's tests for the summary; properties travel in reports."""
     ours = [item for item in items if item.path.parent == Path(__file__).parent]
     if not ours:
         return
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the count of torch's own tests, apart from all other tests."""
+    """Print the results of torch's own tests, apart from all other tests."""
     results = _Results()
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
@@ -90,7 +90,7 @@ def _is_stock(config: pytest.Config) -> bool:
 
 
 class _Results:
-    """Outcomes of torch's tests, gathered from reports."""
+    """The outcomes of torch's tests, collected from reports."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
@@ -107,7 +107,7 @@ class _Results:
             return
         test = report.nodeid
         self.backend_of[test] = properties[_BACKEND]
-        # One test can be reported twice: passed, and then an error in its tear-down.
+        # A test can be reported twice: as passed, then as an error in its teardown.
         if self.outcomes.get(test) != "failed":
             self.outcomes[test] = "failed" if outcome == "error" else outcome
         if _ADAPTED in properties:
@@ -117,7 +117,7 @@ class _Results:
             self.skips[test] = reason.removeprefix("Skipped: ")
 
     def lines(self) -> list[str]:
-        """Return the closing section, line by line."""
+        """Return the lines of the summary."""
         from . import suites
 
         lines = [f"{'':20}{'passed':>8}{'failed':>8}{'skipped':>9}"]
@@ -141,7 +141,7 @@ class _Results:
     def _served_lines(self) -> list[str]:
         from . import suites
 
-        unknown = "? (test_what_ran.py asks, and got no answer or did not run)"
+        unknown = "unknown (test_completeness.py finds out; it failed or did not run)"
         return [
             f"{which.backend} served by {self.served.get(which.backend, unknown)}"
             for which in suites.ALL
@@ -167,7 +167,7 @@ def _row(name: str, count: Counter[str]) -> str:
 
 
 def _not_run_lines() -> list[str]:
-    """Say which torch this is and what was left out for want of a GPU."""
+    """Return the release of torch, and which tests were not run for want of a GPU."""
     import torch
 
     from . import suites

@@ -1,4 +1,4 @@
-"""Who serves a backend, asked in a process started as those of torch's tests are."""
+"""Which package provides a backend, found out in a process started as those of torch's tests are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rpc_backends_testing.torch_tier import processes
 
 _TIMEOUT_S = 120.0
 
-# Torch's own FAULTY_TENSORPIPE has no defaults for these.
+# Torch's own FAULTY_TENSORPIPE requires these options.
 _REQUIRED: dict[str, dict[str, Any]] = {
     "FAULTY_TENSORPIPE": {
         "num_worker_threads": 4,
@@ -31,12 +31,12 @@ _REQUIRED: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Served:
-    """What one process saw of a backend.
+    """What one process found out about a backend.
 
-    :param one_enum: whether `torch.distributed.rpc` and its registry have the same `BackendType`
-    :param handlers: modules of the two handlers in `BackendType[...].value`
-    :param called: functions run by `init_rpc`, as `module:name`, Python ones only
-    :param distribution: name and version of what the handlers were installed with
+    :param one_enum: whether `torch.distributed.rpc` and its registry share one `BackendType`.
+    :param handlers: the modules of the two handlers in `BackendType[...].value`.
+    :param called: the Python functions that `init_rpc` called, as `module:name`.
+    :param distribution: name and version of the distribution that has the handlers.
     """
 
     one_enum: bool
@@ -46,7 +46,7 @@ class Served:
 
 
 def ask(backend: str) -> Served:
-    """Start one worker over `backend` in a process of its own and return what it saw."""
+    """Start one worker over `backend` in its own process; return what it found out."""
     receiving, sending = processes.context().Pipe(duplex=False)
     process = processes.context().Process(  # type: ignore[attr-defined]
         target=_answer, args=(backend, sending)
@@ -71,9 +71,9 @@ def ask(backend: str) -> Served:
 
 def _answer(backend: str, sending: Connection) -> None:
     if backend == "FAULTY_TENSORPIPE":
-        # Where torch registers it; torch's fixture for this backend, and only that, imports it.
+        # Torch registers the backend in this module, which only its fixture for this backend imports.
         importlib.import_module("torch.distributed.rpc._testing")
-    # The registry's enum, as in torch's fixtures: stock torch leaves the other one behind.
+    # As in torch's fixtures, the registry's enum: stock torch does not update the other one.
     registry: Any = rpc.backend_registry
     member = registry.BackendType[backend]
     served = Served(

@@ -1,6 +1,6 @@
-"""Which of torch's suites run for which backend, and how many tests they hold.
+"""Which of torch's suites run on which backend, and how many tests they contain.
 
-The test modules build their classes here, and so do the processes that their tests start.
+The test modules and the processes of their tests build the test classes here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rpc_backends_testing.torch_tier.generation import rpc_utils
 
 _FIXTURES = "torch.testing._internal.distributed.rpc"
 
-#: Tests by backend in torch's lists for the CPU, by torch release.
+#: Number of tests in torch's lists for the CPU, by torch release and backend.
 EXPECTED_TESTS = {"2.13": {"TENSORPIPE": 436, "FAULTY_TENSORPIPE": 28}}
 
 
 @dataclass(frozen=True)
 class Suites:
-    """The lists of torch's suites that are run for one backend.
+    """Torch's lists of suites that are run on one backend.
 
-    :param fixture: torch's class that says which backend the suites use and with what options, as
-        `module:name`; imported for this backend only, because the one for FAULTY_TENSORPIPE
-        registers it, after which two of the suites for TENSORPIPE fail on stock torch
+    :param fixture: torch's class that gives the suites their backend and options, as `module:name`.
+        It is imported only for this backend: the one for FAULTY_TENSORPIPE registers that backend, after
+        which two of the suites for TENSORPIPE fail on stock torch.
     """
 
     backend: str
@@ -39,12 +39,12 @@ class Suites:
 
     @property
     def runnable(self) -> list[type[Any]]:
-        """What can run on this machine: torch's CUDA lists only where there is a device."""
+        """The lists that can run on this machine: torch's CUDA lists only if there is a CUDA device."""
         return [*self.cpu, *(self.cuda if torch.cuda.is_available() else ())]
 
     @property
     def cuda_tests(self) -> int:
-        """How many tests torch's CUDA lists hold."""
+        """The number of tests in torch's CUDA lists."""
         return sum(_count(suite) for suite in self.cuda)
 
 
@@ -66,9 +66,9 @@ ALL = (TENSORPIPE, FAULTY_TENSORPIPE)
 
 
 def generate(suites: Suites, module_name: str) -> dict[str, type[Any]]:
-    """Return torch's test classes for a backend, by name.
+    """Return torch's test classes for a backend by name.
 
-    :param module_name: the module that will hold the classes, for processes to import them from
+    :param module_name: the module that the tests' processes import the classes from.
     """
     module, _, name = suites.fixture.partition(":")
     fixture = getattr(importlib.import_module(module), name)
@@ -76,18 +76,18 @@ def generate(suites: Suites, module_name: str) -> dict[str, type[Any]]:
 
 
 def torch_release() -> str:
-    """Return torch's version without the patch number, as in `2.13`."""
+    """Return torch's version without the patch number, for example `2.13`."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def generated_tests(suites: Suites, module: ModuleType) -> int:
-    """Count the tests for the CPU in the classes that `module` holds, where pytest collects them."""
+    """Count the CPU tests in the classes of `module`, where pytest collects them."""
     classes = [vars(module).get(f"{suites.prefix}{suite.__name__}") for suite in suites.cpu]
     return sum(_count(class_) for class_ in classes if class_ is not None)
 
 
 def _count(suite: type[Any]) -> int:
-    # Only a TestCase has its tests counted, and torch's suites are mixed into one when generated.
+    # Only a TestCase has countable tests; the generated classes mix torch's suites into one.
     is_case = issubclass(suite, unittest.TestCase)
     case = suite if is_case else type(suite.__name__, (suite, unittest.TestCase), {})
     return len(unittest.defaultTestLoader.getTestCaseNames(case))

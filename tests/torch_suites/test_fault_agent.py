@@ -1,6 +1,6 @@
-"""Torch's suites for FAULTY_TENSORPIPE on the fault-injecting agent, in front of other backends.
+"""Torch's suites for FAULTY_TENSORPIPE with injected faults on other backends.
 
-Torch's fixture stays as it is: its options become rules, and an override puts the backend in the place of
+Torch's fixture is unchanged: its options become rules, and an override puts the backend in the place of
 FAULTY_TENSORPIPE.
 """
 
@@ -26,7 +26,7 @@ def _fixture(backend: str) -> type[Any]:
     from torch.testing._internal.distributed.rpc import faulty_rpc_agent_test_fixture as torchs
 
     class Fixture(torchs.FaultyRpcAgentTestFixture):
-        """The processes of a test read it before they start RPC."""
+        """The processes of a test read these options before they start RPC."""
 
         @property
         def rpc_backend_options(self) -> Any:
@@ -36,7 +36,9 @@ def _fixture(backend: str) -> type[Any]:
             os.environ.pop(DENY, None)
             options = super().rpc_backend_options
             os.environ[OVERRIDE] = backend
-            os.environ[DENY] = "FAULTY_TENSORPIPE"  # what could pass these tests without us
+            os.environ[DENY] = (
+                "FAULTY_TENSORPIPE"  # it could pass these tests without injected faults
+            )
             rules = old_options.rules(
                 options.messages_to_fail, options.messages_to_delay, options.num_fail_sends
             )
@@ -46,14 +48,14 @@ def _fixture(backend: str) -> type[Any]:
     return Fixture
 
 
-if generation.bridge_is_installed():  # stock torch has none of this
+if generation.bridge_is_installed():  # stock torch has no override
     for _backend, _prefix in _PREFIXES.items():
         globals().update(
             generation.generate(_prefix, _fixture(_backend), rpc_utils.FAULTY_AGENT_TESTS, __name__)
         )
 
 
-def test_torchs_faulty_suites_are_all_there_for_each_backend(torch_suites_stock: bool) -> None:
+def test_torchs_faulty_suites_are_complete_for_each_backend(torch_suites_stock: bool) -> None:
     release = suites.torch_release()
     if torch_suites_stock or release not in suites.EXPECTED_TESTS:
         pytest.skip(f"stock torch, or torch {release}, whose tests were not counted")

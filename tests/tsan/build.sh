@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the extensions of the agents, of ZeroMQ's transport and of fault injection with ThreadSanitizer, into build/.
-# Needs g++ with libtsan, and torch in the Python that is on the path.
+# Build the extensions of the agents, of ZeroMQ's transport and of fault injection with ThreadSanitizer, into build/.
+# Needs g++ with libtsan, and torch installed for the `python` on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
@@ -8,7 +8,7 @@ python=$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 suffix=$(python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
 common=(-std=c++20 -O1 -g -fsanitize=thread -fno-omit-frame-pointer -fPIC -shared -fvisibility=hidden -fwrapv
     -I ../../packages/agents/src/rpc_backends_agents/include -isystem "$python" -isystem "$torch/include")
-# Packages of their own, which find all but the extension where the sources are.
+# Packages that contain the new extension and links to all other files of the sources.
 rm -rf build
 mkdir -p build/rpc_backends_agents build/rpc_backend_zeromq build/rpc_backends_faults
 g++ "${common[@]}" -I ../../packages/agents/csrc/narrow -isystem "$torch/include/torch/csrc/api/include" -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_EXTENSION_NAME=_C \

@@ -1,6 +1,6 @@
-"""What runs under ThreadSanitizer: the tests of the agents that make agents, and storms of calls.
+"""Run under ThreadSanitizer: the tests that create agents, and storms of calls.
 
-Several agents are in this one process, on transports in memory, in Python, on sockets and on ZeroMQ.
+All agents are in one process, on transports in memory, on sockets (Python) and on ZeroMQ.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_tests() -> None:
             needs = inspect.signature(body).parameters
             if (
                 not name.startswith("test_") or "me" not in needs
-            ):  # those have processes of their own
+            ):  # such tests start processes of their own
                 continue
             more = {"library": library} if "library" in needs else {}
             for parameters in cases(test):
@@ -60,7 +60,7 @@ def run_tests() -> None:
 
 
 def look(agent: Any) -> None:
-    """Read what there is to read of an agent, which may end meanwhile."""
+    """Read metrics, debug info and members of an agent, which may end meanwhile."""
     for _ in range(50):
         agent.get_metrics()
         agent.get_debug_info()
@@ -69,7 +69,7 @@ def look(agent: Any) -> None:
 
 
 def storm(agents: tuple[Any, Any], rounds: int) -> None:
-    """Make calls of several kinds from several threads, while another reads what there is to read."""
+    """Make calls of several kinds from several threads, while another thread reads the agents' state."""
     over = threading.Event()
 
     def call() -> None:
@@ -97,7 +97,7 @@ def storm(agents: tuple[Any, Any], rounds: int) -> None:
 
 
 def zeromq(encrypted: bool) -> Any:
-    """Return a transport of ZeroMQ that listens."""
+    """Return a listening transport of ZeroMQ."""
     public, secret = zmq.curve_keypair() if encrypted else (None, None)
     transport = Transport(
         public_key=public,
@@ -115,12 +115,12 @@ def zeromq(encrypted: bool) -> Any:
     return transport
 
 
-#: Whose key it is, for workers that are quicker than who learns of them.
+#: The worker of each public key: a worker may connect before its peer has learned of it.
 keys: dict[bytes, int] = {}
 
 
 def storm_and_end(transport: Callable[[], Any]) -> None:
-    """Have a storm over a kind of transport, and end both agents in the middle of calls."""
+    """Run a storm over a kind of transport, and shut both agents down in the middle of calls."""
     one, other = (
         agents_kit.make(transport(), name, number, rpc_timeout=600)
         for number, name in enumerate("ab")
@@ -149,7 +149,7 @@ def storm_and_end(transport: Callable[[], Any]) -> None:
 
 
 def storms() -> None:
-    """Have a storm over each kind of transport."""
+    """Run a storm over each kind of transport."""
     with agents_kit.two_agents() as agents:
         storm(agents, 50)
     print("storm in memory", flush=True)
@@ -167,4 +167,4 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["storms"]:
         run_tests()
     storms()
-    print("through")
+    print("done")

@@ -13,7 +13,7 @@ import pytest
 from support import steps
 from support.steps import Meeting, meeting
 from support.workers import WorkerContext, Workers
-from support.zeromq import eventually, exercise, join, metric, said
+from support.zeromq import eventually, exercise, join, logged_line, metric
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def run(workers: Workers, where: Meeting, text: str, tmp_path: Path) -> None:
         for me, other in ((0, 1), (1, 0)):
             workers[me].call(exercise, f"worker{other}")
         for worker in workers:
-            said(worker, "refused a connection: a connection to tcp://127.0.0.1")
+            logged_line(worker, "refused a connection: a connection to tcp://127.0.0.1")
             assert worker.call(metric, "transport.zeromq.failed_handshakes") > 0
             assert worker.call(metric, "agent.bad_frames") == 0  # nothing came so far
     workers.run(steps.leave)

@@ -25,7 +25,7 @@ from rpc_backend_zeromq.host import this_host
 from support import steps
 from support.workers import WorkerContext, Workers
 from support.zeromq import endpoints as tcp_endpoints
-from support.zeromq import eventually, exercise, join, metric, run_counted, runs, said
+from support.zeromq import eventually, exercise, join, logged_line, metric, run_counted, runs
 
 pytestmark = pytest.mark.slow
 
@@ -186,7 +186,7 @@ def test_who_has_not_the_secret_runs_nothing(
             error = workers[intruder].call(call_from_outside, address, str(folder), **options)
             assert "the peer does not know this worker's key" in error
             assert not (folder / "mark").exists()
-        said(workers[0], "'worker0' refused a connection: 127.0.0.1: its public key is")
+        logged_line(workers[0], "'worker0' refused a connection: 127.0.0.1: its public key is")
         assert workers[0].call(metric, "transport.zeromq.refused") >= 2
         assert_all_is_well(workers, tmp_path)
 
@@ -212,8 +212,8 @@ def test_who_joins_a_dynamic_group_without_its_secret_is_no_member(
             assert len(errors) == 2
             for worker in (workers[0], workers[1]):
                 assert worker.call(names) == ["worker0", "worker1"]
-                said(worker, f"RPC worker '{name}' is not let in", why)
-                said(worker, "refused a connection: 127.0.0.1")
+                logged_line(worker, f"RPC worker '{name}' is not let in", why)
+                logged_line(worker, "refused a connection: 127.0.0.1")
         assert_all_is_well(workers, tmp_path)
 
 
@@ -249,7 +249,7 @@ def test_who_writes_another_address_for_a_member_diverts_no_call(
             if dynamic:
                 workers[2].call(announce, url, "worker1", 1, 9, address)
                 assert workers[0].call(names) == ["worker0", "worker1"]
-                said(workers[0], "RPC worker 'worker1' is not let in", why)
+                logged_line(workers[0], "RPC worker 'worker1' is not let in", why)
             else:  # what is in the store is read once, so there is nothing to log
                 answer = json.dumps({"payloads": [address, address]})
                 keys = {"exchange/1/1": json.dumps(address), "exchange/1/all": answer}
@@ -259,11 +259,13 @@ def test_who_writes_another_address_for_a_member_diverts_no_call(
             genuine = address_of(url, 1, dynamic=True)
             workers[2].call(announce, url, "worker1", 1, 1, genuine)
             assert workers[0].call(names) == ["worker0", "worker1"]
-            said(workers[0], "its 'id' is 1, which another worker has had")
+            logged_line(workers[0], "its 'id' is 1, which another worker has had")
             # What is true, of somebody else.
             workers[2].call(announce, url, "stranger", 7, 7, genuine)
             assert workers[0].call(names) == ["worker0", "worker1"]
-            said(workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'")
+            logged_line(
+                workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'"
+            )
         assert_all_is_well(workers, tmp_path)
 
 
@@ -282,7 +284,7 @@ def test_records_that_are_none_keep_nobody_from_joining(
         workers[2].call(join, url, dynamic=True, secret=text, unix_sockets=False)
         for worker in (workers[0], workers[1], workers[2]):
             assert worker.call(names) == ["worker0", "worker1", "worker2"]
-            said(
+            logged_line(
                 worker,
                 "in the member list, which is not valid",
                 "Another program writes to the store",
@@ -413,7 +415,7 @@ def test_a_recorded_connection_that_is_played_again_runs_nothing(
         play(target, pieces, in_turn=False)
         # It knows the key of worker0, and so gets as far as an answer to its first word.
         assert b"WELCOME" in play(target, pieces, in_turn=True)
-        said(workers[0], "'worker0' refused a connection", "a connection to tcp://")
+        logged_line(workers[0], "'worker0' refused a connection", "a connection to tcp://")
         failures = "transport.zeromq.failed_handshakes"
         eventually(lambda: workers[0].call(metric, failures) >= 2, lambda: "both have failed")
 

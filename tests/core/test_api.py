@@ -1,4 +1,4 @@
-"""The registry's functions have torch's names, signatures and errors."""
+"""The registry's functions have the names, signatures and errors of torch's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed import rpc
 
 import rpc_backends_core
 from core.kit import Site, calls
-from rpc_backends_core import _api as functions
+from rpc_backends_core import _api as api
 from rpc_backends_core import _patches as patches
 from rpc_backends_core._backend_type import BackendType
 from rpc_backends_core._bridge import torch_internals
@@ -46,7 +46,7 @@ def init(store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options:
         ("torch.distributed.rpc.api", "shutdown"),
     ],
 )
-def test_a_function_in_torchs_place_is_called_as_torchs_is(module: str, name: str) -> None:
+def test_replaced_functions_keep_torchs_signatures(module: str, name: str) -> None:
     patches.install()
     ours = getattr(sys.modules[module], name)
     torchs = torch_internals.original(module, name)
@@ -59,11 +59,11 @@ def test_a_function_in_torchs_place_is_called_as_torchs_is(module: str, name: st
     assert shape(ours) == shape(torchs)
 
 
-def test_the_internal_start_takes_torchs_arguments_too() -> None:
+def test_the_internal_start_keeps_torchs_parameters() -> None:
     patches.install()
     torchs = inspect.signature(torch_internals.original(RPC, "_init_rpc_backend"))
     ours = inspect.signature(rpc._init_rpc_backend)
-    # Torch's default backend is a member of an enum that is not in use any more.
+    # The defaults differ: torch's default backend is a member of the enum that was replaced.
     assert list(ours.parameters) == list(torchs.parameters)
 
 
@@ -71,9 +71,9 @@ def test_the_internal_start_takes_torchs_arguments_too() -> None:
     "name",
     ["backend_registered", "register_backend", "construct_rpc_backend_options", "init_backend"],
 )
-def test_a_function_of_ours_is_called_as_the_one_in_torchs_place(name: str) -> None:
+def test_the_api_has_the_same_signatures(name: str) -> None:
     patches.install()
-    here = inspect.signature(getattr(functions, name)).parameters
+    here = inspect.signature(getattr(api, name)).parameters
     there = inspect.signature(getattr(rpc, name)).parameters
     assert list(here) == list(there)
     assert [one.default for one in here.values()] == [one.default for one in there.values()]
@@ -83,68 +83,62 @@ def test_a_function_of_ours_is_called_as_the_one_in_torchs_place(name: str) -> N
 
 
 def test_register_backend_returns_the_member(registry: Registry) -> None:
-    member = functions.register_backend("MINE", construct, init)
+    member = api.register_backend("MINE", construct, init)
     assert member is B.MINE
 
 
 def test_registering_a_taken_name_raises_torchs_error(registry: Registry) -> None:
-    functions.register_backend("MINE", construct, init)
+    api.register_backend("MINE", construct, init)
     with pytest.raises(RuntimeError, match=r"^RPC backend .+: already registered$"):
-        functions.register_backend("MINE", construct, init)
+        api.register_backend("MINE", construct, init)
 
 
-@pytest.mark.parametrize("where", [functions, patches])
-def test_a_registration_is_recorded_under_the_module_that_called(
-    registry: Registry, where: Any
-) -> None:
+@pytest.mark.parametrize("where", [api, patches])
+def test_a_registration_records_the_calling_module(registry: Registry, where: Any) -> None:
     where.register_backend("MINE", construct, init)
-    record = functions.record("MINE")
+    record = api.record("MINE")
     assert (record.source, record.distribution) == ("process", __name__)
 
 
-def test_what_a_module_of_torch_registers_is_torchs_own(site: Site, registry: Registry) -> None:
+def test_registrations_by_torchs_modules_are_torchs_own(site: Site, registry: Registry) -> None:
     site.add_backend("FAULTY")
     caller: dict[str, Any] = {"__name__": "torch.distributed.rpc._testing.some_module"}
     exec("def register(*args): return register_backend(*args)", caller)
     caller["register_backend"] = patches.register_backend
     caller["register"]("FAULTY", construct, init)
-    assert functions.record("FAULTY").source == "plugin"
-    assert [(one.source, one.state) for one in functions.records()] == [
+    assert api.record("FAULTY").source == "plugin"
+    assert [(one.source, one.state) for one in api.records()] == [
         ("plugin", "found"),
         ("torch", "shadowed"),
     ]
 
 
 @pytest.mark.parametrize("name", ["my-backend", "lower", "_PRIVATE", "with space"])
-def test_any_name_that_torch_takes_is_taken_and_found_as_an_item(
-    registry: Registry, name: str
-) -> None:
-    member = functions.register_backend(name, construct, init)
+def test_every_name_that_torch_accepts_is_accepted(registry: Registry, name: str) -> None:
+    member = api.register_backend(name, construct, init)
     assert B[name] is member
-    assert functions.backend_registered(name)
+    assert api.backend_registered(name)
     assert member in list(BackendType)
 
 
 def test_unregister_undoes_a_registration(registry: Registry) -> None:
-    functions.register_backend("MINE", construct, init)
-    functions.unregister_backend("MINE")
-    assert functions.backend_registered("MINE") is False
+    api.register_backend("MINE", construct, init)
+    api.unregister_backend("MINE")
+    assert api.backend_registered("MINE") is False
     with pytest.raises(UnknownBackendError, match="cannot be unregistered"):
-        functions.unregister_backend("MINE")
+        api.unregister_backend("MINE")
 
 
 # --- backend_registered ----------------------------------------------------------------------------
 
 
-def test_backend_registered_is_true_for_each_backend_that_can_be_asked_for(
-    site: Site, with_torchs: Registry
-) -> None:
+def test_backend_registered_is_true_for_usable_backends(site: Site, with_torchs: Registry) -> None:
     module = site.add_backend("PIGEON")
     site.add("dist-a", backends={"CLAIMED": "a:X"})
     site.add("dist-b", backends={"CLAIMED": "b:X"})
-    functions.register_backend("MINE", construct, init)
+    api.register_backend("MINE", construct, init)
     asked = ["TENSORPIPE", "PIGEON", "MINE", "CLAIMED", "NOTHING", ""]
-    assert [functions.backend_registered(name) for name in asked] == [
+    assert [api.backend_registered(name) for name in asked] == [
         True,
         True,
         True,
@@ -158,37 +152,37 @@ def test_backend_registered_is_true_for_each_backend_that_can_be_asked_for(
 # --- construct_rpc_backend_options and init_backend ------------------------------------------------
 
 
-def test_options_are_constructed_with_torchs_defaults_and_the_programs_keywords(
+def test_options_get_torchs_defaults_and_given_keywords(
     registry: Registry,
 ) -> None:
-    member = functions.register_backend("MINE", construct, init)
-    assert functions.construct_rpc_backend_options(member) == {
+    member = api.register_backend("MINE", construct, init)
+    assert api.construct_rpc_backend_options(member) == {
         "rpc_timeout": 60.0,
         "init_method": "env://",
     }
-    assert functions.construct_rpc_backend_options(
+    assert api.construct_rpc_backend_options(
         backend=member, rpc_timeout=5, init_method="file:///x", window=3
     ) == {"rpc_timeout": 5, "init_method": "file:///x", "window": 3}
 
 
-def test_the_agent_is_made_with_the_arguments_that_were_given(registry: Registry) -> None:
-    member = functions.register_backend("MINE", construct, init)
-    agent = functions.init_backend(
+def test_init_backend_passes_its_arguments_on(registry: Registry) -> None:
+    member = api.register_backend("MINE", construct, init)
+    agent = api.init_backend(
         member, "store", name="w", rank=1, world_size=None, rpc_backend_options="options"
     )
     assert agent == ("store", "w", 1, None, "options")
 
 
 @pytest.mark.parametrize("how", ["member", "name", "name in another case"])
-def test_a_backend_is_given_as_a_member_or_a_name(registry: Registry, how: str) -> None:
-    member = functions.register_backend("MINE", construct, init)
+def test_a_backend_may_be_a_member_or_a_name(registry: Registry, how: str) -> None:
+    member = api.register_backend("MINE", construct, init)
     backend = {"member": member, "name": "MINE", "name in another case": "mine"}[how]
-    assert functions.construct_rpc_backend_options(backend)["rpc_timeout"] == 60.0
+    assert api.construct_rpc_backend_options(backend)["rpc_timeout"] == 60.0
 
 
 @pytest.mark.parametrize("backend", [None, 5, object(), [], b"MINE"])
-def test_what_is_no_backend_is_refused_with_torchs_text(registry: Registry, backend: Any) -> None:
-    for function in (functions.construct_rpc_backend_options, functions.init_backend):
+def test_other_objects_are_refused_with_torchs_text(registry: Registry, backend: Any) -> None:
+    for function in (api.construct_rpc_backend_options, api.init_backend):
         with pytest.raises(TypeError, match="Argument backend must be a member of BackendType"):
             function(backend)
 
@@ -199,8 +193,8 @@ def test_a_backends_own_exception_reaches_the_caller_unchanged(registry: Registr
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise error
 
-    functions.register_backend("MINE", failing, failing)
-    for function in (functions.construct_rpc_backend_options, functions.init_backend):
+    api.register_backend("MINE", failing, failing)
+    for function in (api.construct_rpc_backend_options, api.init_backend):
         with pytest.raises(LookupError) as caught:
             function("MINE")
         assert caught.value is error
@@ -210,13 +204,13 @@ def test_a_backends_own_exception_reaches_the_caller_unchanged(registry: Registr
 # --- records ---------------------------------------------------------------------------------------
 
 
-def test_records_show_what_can_be_used_and_what_cannot(site: Site, with_torchs: Registry) -> None:
+def test_records_show_usable_and_unusable_backends(site: Site, with_torchs: Registry) -> None:
     site.add_backend("PIGEON")
     site.add_backend("ODD", "raise OSError('boom')")
     site.add("dist-a", backends={"bad-name": "a:X"})
     with pytest.raises(BackendLoadError):
         _ = B.ODD.value
-    found = {record.name: record.state for record in functions.records()}
+    found = {record.name: record.state for record in api.records()}
     assert found == {
         "TENSORPIPE": "registered",
         "PIGEON": "found",
@@ -225,45 +219,45 @@ def test_records_show_what_can_be_used_and_what_cannot(site: Site, with_torchs: 
     }
 
 
-def test_the_record_of_a_name_is_of_the_backend_that_the_name_finds(
+def test_a_record_is_that_of_the_usable_backend(
     site: Site, with_torchs: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.add_backend("TENSORPIPE")
-    assert functions.record("tensorpipe").source == "plugin"
+    assert api.record("tensorpipe").source == "plugin"
     monkeypatch.setenv("RPC_BACKENDS_DENY", "TENSORPIPE")
-    functions.refresh()
-    assert functions.record("TENSORPIPE").source == "torch"
+    api.refresh()
+    assert api.record("TENSORPIPE").source == "torch"
 
 
 @pytest.mark.parametrize(
     ("name", "state"), [("CLAIMED", "conflict"), ("my-name", "invalid"), ("DENIED", "denied")]
 )
-def test_the_record_of_a_name_that_cannot_be_used_says_why(
+def test_the_record_of_an_unusable_name_gives_the_reason(
     site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch, name: str, state: str
 ) -> None:
     site.add("dist-a", backends={"CLAIMED": "a:X", "my-name": "a:Y", "DENIED": "a:Z"})
     site.add("dist-b", backends={"CLAIMED": "b:X"})
     monkeypatch.setenv("RPC_BACKENDS_DENY", "DENIED")
-    record = functions.record(name)
+    record = api.record(name)
     assert (record.state, record.name) == (state, name)
     assert record.error is not None
 
 
-def test_there_is_no_record_of_an_unknown_name(registry: Registry) -> None:
+def test_the_record_of_an_unknown_name_is_an_error(registry: Registry) -> None:
     with pytest.raises(UnknownBackendError, match="'NOTHING'"):
-        functions.record("NOTHING")
+        api.record("NOTHING")
 
 
 def test_refresh_returns_all_records(site: Site, registry: Registry) -> None:
-    assert functions.records() == []
+    assert api.records() == []
     site.add("dist-a", backends={"CLAIMED": "a:X"})
     site.add("dist-b", backends={"CLAIMED": "b:X"})
-    assert [record.state for record in functions.refresh()] == ["conflict", "conflict"]
+    assert [record.state for record in api.refresh()] == ["conflict", "conflict"]
     with pytest.raises(BackendConflictError):
         _ = B.CLAIMED
 
 
-def test_record_is_the_function_whatever_has_been_imported(site: Site, registry: Registry) -> None:
+def test_record_is_a_function_not_the_module(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
     assert [record.name for record in rpc_backends_core.records()] == ["PIGEON"]
     assert rpc_backends_core.record("PIGEON").name == "PIGEON"

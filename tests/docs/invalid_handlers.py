@@ -1,4 +1,4 @@
-"""For mypy, which must refuse each of these: handlers and an agent that break the contract."""
+"""Handlers and an agent that break the contract; mypy must refuse each of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def without_world_size(store: Any, name: str, rank: int, rpc_backend_options: An
     raise NotImplementedError
 
 
-class Deaf:
-    """An agent that nobody can stop."""
+class Incomplete:
+    """An agent with only one of the required methods."""
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None: ...
 
 
 CONSTRUCT: ConstructOptionsHandler = without_init_method
 INIT: InitBackendHandler = without_world_size
-AGENT: type[Agent] = Deaf
+AGENT: type[Agent] = Incomplete

@@ -1,4 +1,4 @@
-"""Subcommands and checks of installed packages: found, used, and broken ones harm nobody else."""
+"""Subcommands and checks that installed packages add. A broken one does not affect the rest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _doctor(command: Any, *arguments: str) -> Any:
 # --- subcommands ---------------------------------------------------------------------------------
 
 
-def test_a_command_of_an_installed_package_is_listed_and_used_like_any_other(command: Any) -> None:
+def test_a_packages_command_is_listed_and_runs(command: Any) -> None:
     command.install("rpc-pigeons", {"greet": "greet"}, GREET, group=COMMANDS)
 
     assert "\n  greet " in command("--help").stdout
@@ -50,7 +50,7 @@ def test_a_command_of_an_installed_package_is_listed_and_used_like_any_other(com
     assert command("greet", "Ada").stdout == "Hello Ada.\n"
 
 
-def test_a_package_s_module_is_imported_for_its_own_command_and_for_help_alone(
+def test_a_packages_module_is_imported_only_when_needed(
     command: Any,
 ) -> None:
     source = "import sys\nprint('imported', file=sys.stderr)\n" + GREET
@@ -70,9 +70,7 @@ def test_a_package_s_module_is_imported_for_its_own_command_and_for_help_alone(
         ("", "has no attribute 'greet'"),
     ],
 )
-def test_a_command_that_is_broken_says_so_and_harms_no_other(
-    command: Any, source: str, why: str
-) -> None:
+def test_a_broken_command_does_not_affect_others(command: Any, source: str, why: str) -> None:
     command.install("rpc-pigeons", {"greet": "greet"}, source, group=COMMANDS)
     command.install("rpc-sparrows", {"greet2": "greet"}, GREET, group=COMMANDS)
 
@@ -88,7 +86,7 @@ def test_a_command_that_is_broken_says_so_and_harms_no_other(
     assert command("greet2", "Ada").stdout == "Hello Ada.\n"
 
 
-def test_a_command_that_two_packages_claim_is_an_error_that_names_both(command: Any) -> None:
+def test_a_command_in_conflict_names_both_packages(command: Any) -> None:
     command.install("rpc-pigeons", {"greet": "greet"}, GREET, group=COMMANDS)
     command.install("rpc-sparrows", {"greet": "greet"}, GREET, group=COMMANDS)
 
@@ -99,7 +97,7 @@ def test_a_command_that_two_packages_claim_is_an_error_that_names_both(command: 
     assert command("--help").status == 0
 
 
-def test_no_package_can_take_the_place_of_a_command_of_the_core(command: Any) -> None:
+def test_no_package_can_replace_a_built_in_command(command: Any) -> None:
     command.install("rpc-pigeons", {"list": "greet"}, GREET, group=COMMANDS)
 
     assert "TENSORPIPE" in command("list").stdout
@@ -109,7 +107,7 @@ def test_no_package_can_take_the_place_of_a_command_of_the_core(command: Any) ->
 # --- checks --------------------------------------------------------------------------------------
 
 
-def test_doctor_shows_what_a_package_looks_at_under_the_name_that_it_declares(command: Any) -> None:
+def test_doctor_shows_the_check_of_a_package(command: Any) -> None:
     _installed_check(command, LOOK)
 
     ended = _doctor(command)
@@ -133,7 +131,7 @@ def test_doctor_shows_what_a_package_looks_at_under_the_name_that_it_declares(co
     ],
     ids=["import", "raises", "returns", "crashes", "hangs"],
 )
-def test_a_check_that_is_broken_is_a_problem_and_stops_nothing(
+def test_a_broken_check_is_a_problem_and_doctor_continues(
     command: Any, source: str, why: str
 ) -> None:
     _installed_check(command, source)
@@ -150,7 +148,7 @@ def test_a_check_that_is_broken_is_a_problem_and_stops_nothing(
     assert ended.json["sections"]["backends"]
 
 
-def test_checks_of_one_name_and_of_one_of_doctor_s_own_are_all_shown(command: Any) -> None:
+def test_checks_with_equal_names_are_all_shown(command: Any) -> None:
     _installed_check(command, LOOK, "pigeons", "rpc-pigeons")
     _installed_check(command, LOOK, "pigeons", "rpc-sparrows")
     _installed_check(command, LOOK, "versions", "rpc-versions")

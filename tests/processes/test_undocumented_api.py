@@ -1,4 +1,4 @@
-"""What published programs use of torch's RPC beside its documented functions goes on working."""
+"""Parts of torch's RPC that published programs use and torch does not document still work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.steps import Meeting
 from support.workers import WorkerContext, Workers
 
 
-def test_require_initialized_guards_functions_of_programs(url: str) -> None:
+def test_require_initialized_raises_without_rpc(url: str) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(guarded)
         assert failure.kinds[0] == "RuntimeError"
@@ -33,7 +33,7 @@ def guarded(me: WorkerContext) -> str:
     return str(rpc.api._require_initialized(lambda: "through")())
 
 
-def test_whether_an_agent_is_set_can_be_asked(url: str) -> None:
+def test_is_current_rpc_agent_set_tells_whether_rpc_runs(url: str) -> None:
     with Workers(1) as workers:
         assert workers.run(agent_is_set) == [False]
         workers.run(steps.join, url)
@@ -50,7 +50,7 @@ def agent_is_set(me: WorkerContext) -> bool:
 
 @pytest.mark.parametrize("world_size", [0, None], ids=["static", "dynamic"])
 def test_all_gather_spans_all_members(where: Meeting, world_size: int | None) -> None:
-    """In a dynamic group of stock torch it sees only the caller."""
+    """In a dynamic group of stock torch, it returns only the caller's own value."""
     with Workers(3, env=where.env) as workers:
         workers.run(steps.join, where.url, world_size=world_size)
 
@@ -61,7 +61,7 @@ def test_all_gather_spans_all_members(where: Meeting, world_size: int | None) ->
         workers.run(steps.leave)
 
 
-def test_the_barrier_of_named_workers_works(url: str) -> None:
+def test_a_barrier_of_some_workers_works(url: str) -> None:
     with Workers(3) as workers:
         workers.run(steps.join, url)
 
@@ -76,7 +76,7 @@ def barrier(me: WorkerContext) -> None:
 
 @pytest.mark.parametrize("world_size", [0, None], ids=["static", "dynamic"])
 def test_remote_modules_work(url: str, world_size: int | None) -> None:
-    """They ask the agent for its device map to the worker the module is on."""
+    """They ask the agent for its device map to the worker that holds the module."""
     with Workers(2) as workers:
         workers.run(steps.join, url, world_size=world_size)
 
@@ -100,7 +100,7 @@ def fill(parameter: Any, value: float) -> None:
         parameter.local_value().fill_(value)
 
 
-def test_a_process_group_on_the_same_master_port_before_and_beside_rpc(
+def test_rpc_and_a_process_group_share_master_port(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with steps.meeting("tcp", tmp_path_factory.mktemp("unused")) as place:
@@ -136,16 +136,16 @@ def end_process_group(me: WorkerContext) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, None], ids=["static", "dynamic"])
-@pytest.mark.parametrize("says_rank", [True, False], ids=["rank said", "rank not said"])
+@pytest.mark.parametrize("passes_rank", [True, False], ids=["rank said", "rank not said"])
 def test_rank_and_address_come_from_the_environment(
-    tmp_path_factory: pytest.TempPathFactory, says_rank: bool, world_size: int | None
+    tmp_path_factory: pytest.TempPathFactory, passes_rank: bool, world_size: int | None
 ) -> None:
-    """As torchrun starts workers: a program need not say more than a name."""
+    """Under torchrun, a program need only give a name."""
     with steps.meeting("agent", tmp_path_factory.mktemp("unused")) as place:
         port = place.url.rpartition(":")[2]
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", **place.env}
         with Workers(2, env=env) as workers:
-            workers.run(start_as_torchrun_does, says_rank, world_size)
+            workers.run(start_as_torchrun_does, passes_rank, world_size)
 
             assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1}] * 2
             assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
@@ -153,12 +153,12 @@ def test_rank_and_address_come_from_the_environment(
             workers.run(steps.leave)
 
 
-def start_as_torchrun_does(me: WorkerContext, says_rank: bool, world_size: int | None) -> None:
+def start_as_torchrun_does(me: WorkerContext, passes_rank: bool, world_size: int | None) -> None:
     os.environ["RANK"] = str(me.index)
-    rpc.init_rpc(me.name, world_size=world_size, **{"rank": me.index} if says_rank else {})
+    rpc.init_rpc(me.name, world_size=world_size, **{"rank": me.index} if passes_rank else {})
 
 
-def test_debug_info_can_be_asked_for(url: str) -> None:
+def test_debug_info_has_the_agents_figures(url: str) -> None:
     with Workers(1) as workers:
         workers.run(steps.join, url)
 
@@ -172,8 +172,8 @@ def debug_info(me: WorkerContext) -> dict[str, str]:
     return dict(rpc._get_debug_info())
 
 
-def test_a_store_that_the_program_brings_is_used() -> None:
-    """Torch's own tests, and some programs, call ``_init_rpc_backend`` with a store."""
+def test_a_start_uses_the_programs_own_store() -> None:
+    """Torch's own tests and some programs call ``_init_rpc_backend`` with a store of their own."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with Workers(2) as workers:
         for _ in range(2):
@@ -184,7 +184,7 @@ def test_a_store_that_the_program_brings_is_used() -> None:
 
 def start_on_own_store(me: WorkerContext, port: int) -> None:
     me.memory["store"] = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    # What init_rpc does before it calls this.
+    # What init_rpc does before it calls _init_rpc_backend.
     dist.autograd._init(me.index)
     rpc._init_rpc_backend(
         backend=rpc.BackendType.TENSORPIPE,

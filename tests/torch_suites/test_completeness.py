@@ -1,4 +1,4 @@
-"""Checks of the run itself: torch's suites are all there, and they met the right backend."""
+"""Checks of the run itself: torch's suites are complete and run on the right backend."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TORCH_HANDLERS = {
 
 
 @pytest.mark.parametrize("which", suites.ALL, ids=lambda which: which.backend)
-def test_torch_ships_as_many_tests_as_were_counted(which: suites.Suites) -> None:
-    """A suite that is lost on the way, or added by a new torch, does not go unnoticed."""
+def test_torchs_suites_have_the_expected_number_of_tests(which: suites.Suites) -> None:
+    """The test fails if a suite is lost, or if a new torch adds tests."""
     module = importlib.import_module(f"{__package__}.test_{which.backend.lower()}")
     tests = suites.generated_tests(which, module)
     release = suites.torch_release()
@@ -37,10 +37,10 @@ def test_torch_ships_as_many_tests_as_were_counted(which: suites.Suites) -> None
 
 
 @pytest.mark.parametrize("backend", PACKAGES)
-def test_suites_are_served_by_the_expected_package(
+def test_suites_run_on_the_expected_package(
     backend: str, torch_suites_stock: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    """In the tests' processes the handlers that serve are the plugin's (for stock: torch's)."""
+    """The handlers in the tests' processes are the plugin's, or torch's with the option for stock."""
     answer = served.ask(backend)
     record_property("torch_suites_served", [backend, answer.distribution])
     assert answer.one_enum or torch_suites_stock

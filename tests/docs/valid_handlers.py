@@ -1,4 +1,4 @@
-"""For mypy: the handlers and the agents of the installed backends fit the contract."""
+"""The handlers and agents of the installed backends; mypy must accept them."""
 
 from __future__ import annotations
 
