@@ -79,7 +79,7 @@ def captured(host: Host, tmp_path: Path, **options: object) -> Capture:
 
 
 @pytest.mark.parametrize("with_secret", [False, True])
-def test_nothing_of_a_call_can_be_read_on_the_way(
+def test_the_capture_contains_nothing_of_a_call(
     host: Host, tmp_path: Path, text: str, with_secret: bool
 ) -> None:
     capture = captured(host, tmp_path, **({"secret": text} if with_secret else {}))
@@ -90,7 +90,7 @@ def test_nothing_of_a_call_can_be_read_on_the_way(
     assert capture.count(b"CURVE") > 0  # what is not secret is found
 
 
-def test_without_encryption_all_of_it_can_be(host: Host, tmp_path: Path) -> None:
+def test_without_encryption_the_capture_contains_everything(host: Host, tmp_path: Path) -> None:
     """Without encryption the search finds the payload, so the search works."""
     capture = captured(host, tmp_path, encryption=False)
     assert {what for what, secret in SECRETS.items() if capture.count(secret)} == set(SECRETS)

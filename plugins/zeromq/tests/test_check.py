@@ -22,7 +22,7 @@ def found(environ: dict[str, str]) -> dict[str, Finding]:
     return {finding.about: finding for finding in check(environ).findings}
 
 
-def test_with_nothing_set_a_worker_is_on_one_host_and_nothing_is_broken() -> None:
+def test_the_defaults_are_one_host_and_no_problem() -> None:
     findings = found({})
 
     assert findings["libzmq"].level == "ok"
@@ -40,9 +40,7 @@ def test_with_nothing_set_a_worker_is_on_one_host_and_nothing_is_broken() -> Non
     assert set(findings) == {"libzmq", "secret", "encryption", "address", "Unix sockets"}
 
 
-def test_where_the_secret_comes_from_is_shown_and_the_secret_is_not(
-    secret_file: Path, text: str
-) -> None:
+def test_the_source_of_the_secret_is_shown(secret_file: Path, text: str) -> None:
     findings = found({f"{P}SECRET_FILE": str(secret_file)})
 
     assert findings["secret"].level == "ok"
@@ -51,7 +49,7 @@ def test_where_the_secret_comes_from_is_shown_and_the_secret_is_not(
     assert text[15:30] not in repr(check({f"{P}SECRET": text}))
 
 
-def test_a_secret_that_cannot_be_used_is_a_problem_with_what_to_do(secret_file: Path) -> None:
+def test_an_unusable_secret_is_a_problem_with_a_remedy(secret_file: Path) -> None:
     secret_file.chmod(0o644)
 
     findings = found({f"{P}SECRET_FILE": str(secret_file)})
@@ -60,21 +58,21 @@ def test_a_secret_that_cannot_be_used_is_a_problem_with_what_to_do(secret_file: 
     assert f"chmod 600 {secret_file}" in findings["settings"].text
 
 
-def test_a_variable_that_nobody_reads_is_a_warning_with_the_nearest_one() -> None:
+def test_an_unknown_variable_is_a_warning_with_a_suggestion() -> None:
     finding = found({f"{P}ADRESS": "10.0.0.5"})[f"{P}ADRESS"]
 
     assert finding.level == "warning"
     assert f"did you mean {P}ADDRESS?" in finding.text
 
 
-def test_an_interface_that_is_not_there_is_a_problem() -> None:
+def test_an_unknown_interface_is_a_problem() -> None:
     finding = found({f"{P}INTERFACE": "eth77"})["address"]
 
     assert finding.level == "problem"
     assert "RPC_BACKENDS_ZEROMQ_INTERFACE=eth77 is not an interface" in finding.text
 
 
-def test_what_makes_a_worker_less_safe_is_a_warning() -> None:
+def test_unsafe_settings_are_warnings() -> None:
     findings = found({f"{P}TRUSTED_NETWORK": "1", f"{P}ENCRYPTION": "0", f"{P}UNIX_SOCKETS": "0"})
 
     assert findings["secret"].level == findings["encryption"].level == "warning"
@@ -82,9 +80,7 @@ def test_what_makes_a_worker_less_safe_is_a_warning() -> None:
     assert findings["Unix sockets"].level == "note"
 
 
-def test_on_a_network_the_address_is_shown_with_its_interface_and_the_reason(
-    two_hosts: Any, secret_file: Path
-) -> None:
+def test_the_address_is_shown_with_interface_and_reason(two_hosts: Any, secret_file: Path) -> None:
     one, two = two_hosts
     code = """
 import json
@@ -112,7 +108,7 @@ print(json.dumps([asdict(finding) for finding in check().findings if finding.abo
 
 
 @pytest.mark.slow
-def test_doctor_shows_it_under_zeromq(secret_file: Path, text: str) -> None:
+def test_doctor_shows_the_findings_under_zeromq(secret_file: Path, text: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rpc_backends_cli", "doctor", "TENSORPIPE", "--no-calls", "--json"],
         env={**os.environ, "RPC_BACKENDS_ZEROMQ_SECRET_FILE": str(secret_file)},

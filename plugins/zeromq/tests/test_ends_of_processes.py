@@ -155,21 +155,21 @@ def run(tmp_path: Path, program: str) -> str:
     return done.stdout
 
 
-def test_open_remote_calls_fail_where_their_peer_dies(tmp_path: Path) -> None:
+def test_pending_remote_calls_fail_when_their_peer_dies(tmp_path: Path) -> None:
     assert run(tmp_path, WITH_A_PEER_THAT_DIES) == "True\n"
 
 
 @pytest.mark.thorough
-def test_a_worker_goes_on_where_the_owner_of_an_rref_is_gone(tmp_path: Path) -> None:
+def test_a_worker_survives_the_death_of_an_rref_owner(tmp_path: Path) -> None:
     assert run(tmp_path, WITH_AN_RREF_WHOSE_OWNER_DIES) == "True\n"
 
 
-def test_a_forked_child_ends_and_the_worker_goes_on(tmp_path: Path) -> None:
+def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path) -> None:
     assert run(tmp_path, THAT_FORKS) == "[0, 0] True\n"
 
 
 @pytest.mark.parametrize("media", ["unix", "tcp"])
-def test_answers_that_came_before_the_end_of_a_peer_count(tmp_path: Path, media: str) -> None:
+def test_answers_sent_before_a_peer_leaves_arrive(tmp_path: Path, media: str) -> None:
     """Several threads read the replies while another thread reads the end of the connection."""
     options = {"dynamic": True, "unix_sockets": media == "unix"}
     with Workers(2, seconds=120) as workers:

@@ -192,7 +192,7 @@ def works(me: WorkerContext, to: str) -> bool:
 
 
 @pytest.mark.parametrize(("dynamic", "family"), [(False, "four"), (False, "six"), (True, "six")])
-def test_workers_on_three_hosts_find_each_other_and_talk(
+def test_workers_on_three_hosts_call_each_other(
     three: list[Host], text: str, dynamic: bool, family: str
 ) -> None:
     with group(three, text, dynamic, family) as workers:
@@ -208,7 +208,7 @@ def test_workers_on_three_hosts_find_each_other_and_talk(
         leave(workers)
 
 
-def test_a_short_cut_loses_no_call_and_doubles_none(
+def test_a_short_outage_loses_and_repeats_no_call(
     three: list[Host], text: str, dynamic: bool, tmp_path: Path
 ) -> None:
     with group(three, text, dynamic) as workers:
@@ -227,7 +227,7 @@ def test_a_short_cut_loses_no_call_and_doubles_none(
         leave(workers)
 
 
-def test_a_long_cut_is_an_error_for_each_call_that_may_be_lost_and_then_calls_work_again(
+def test_a_long_outage_fails_calls_until_it_ends(
     three: list[Host], text: str, dynamic: bool, tmp_path: Path
 ) -> None:
     with group(three, text, dynamic, heartbeat_timeout=SILENCE) as workers:
@@ -265,9 +265,7 @@ def test_a_long_cut_is_an_error_for_each_call_that_may_be_lost_and_then_calls_wo
         leave(workers)
 
 
-def test_a_cut_in_the_midst_of_long_messages_is_an_error_for_them_as_for_any(
-    three: list[Host], text: str
-) -> None:
+def test_an_outage_during_long_messages_fails_them(three: list[Host], text: str) -> None:
     # No heartbeat leaves, and so none is missed, while what is before it is stuck.
     with group(three, text, dynamic=False, heartbeat_timeout=SILENCE, heartbeat=SILENCE) as workers:
         sending = workers[2].start(send_long_messages_to, "worker1")
@@ -283,9 +281,7 @@ def test_a_cut_in_the_midst_of_long_messages_is_an_error_for_them_as_for_any(
         leave(workers)
 
 
-def test_what_is_not_acknowledged_is_given_up_on_after_the_same_time_at_both_ends(
-    three: list[Host], text: str
-) -> None:
+def test_both_ends_set_the_same_tcp_user_timeout(three: list[Host], text: str) -> None:
     # The test above meets a stuck connection now and then; this is what ends it.
     with group(three, text, dynamic=False, heartbeat_timeout=SILENCE) as workers:
         workers[2].call(exercise, "worker1")
@@ -296,7 +292,7 @@ def test_what_is_not_acknowledged_is_given_up_on_after_the_same_time_at_both_end
         leave(workers)
 
 
-def test_who_waits_for_a_peer_that_is_killed_is_told_so_by_name(
+def test_the_error_of_a_call_names_its_killed_callee(
     three: list[Host], text: str, dynamic: bool
 ) -> None:
     with group(three, text, dynamic) as workers:

@@ -173,7 +173,7 @@ def assert_all_is_well(workers: Any, folder: Path) -> None:
 # --- who calls ---------------------------------------------------------------------------------------
 
 
-def test_who_has_not_the_secret_runs_nothing(
+def test_a_caller_without_the_secret_runs_nothing(
     url: str, text: str, tmp_path: Path, dynamic: bool
 ) -> None:
     """The intruder poses as worker1, with worker0's address from the store and keys of its own."""
@@ -191,7 +191,7 @@ def test_who_has_not_the_secret_runs_nothing(
         assert_all_is_well(workers, tmp_path)
 
 
-def test_without_encryption_the_same_call_is_run(url: str, tmp_path: Path) -> None:
+def test_without_encryption_the_same_call_runs(url: str, tmp_path: Path) -> None:
     """With the right key the intruder gets in, so in the test above only the key keeps it out."""
     with group(url, None, False, size=3, encryption=False) as workers:
         address = address_of(url, 0, dynamic=False)
@@ -199,9 +199,7 @@ def test_without_encryption_the_same_call_is_run(url: str, tmp_path: Path) -> No
         assert (tmp_path / "mark").exists()
 
 
-def test_who_joins_a_dynamic_group_without_its_secret_is_no_member(
-    url: str, text: str, tmp_path: Path
-) -> None:
+def test_joining_without_the_secret_makes_no_member(url: str, text: str, tmp_path: Path) -> None:
     with group(url, text, True, size=4) as workers:
         for index, options, why in (
             (2, {}, "has no secret"),
@@ -240,7 +238,7 @@ def forgeries(genuine: str) -> dict[str, str]:
     }
 
 
-def test_who_writes_another_address_for_a_member_diverts_no_call(
+def test_a_forged_address_in_the_store_diverts_no_call(
     url: str, text: str, tmp_path: Path, dynamic: bool
 ) -> None:
     with group(url, text, dynamic, size=3) as workers:
@@ -267,9 +265,7 @@ def test_who_writes_another_address_for_a_member_diverts_no_call(
         assert_all_is_well(workers, tmp_path)
 
 
-def test_records_that_are_none_keep_nobody_from_joining(
-    url: str, text: str, tmp_path: Path
-) -> None:
+def test_invalid_records_do_not_prevent_joining(url: str, text: str, tmp_path: Path) -> None:
     """Anyone who reaches the store can write such records; later workers still become members."""
     records = [
         "", "nonsense", "[]", "{}", "null", "[" * 100_000, '{"kind": []}', '{"kind": "peer"}',
@@ -293,7 +289,7 @@ def test_records_that_are_none_keep_nobody_from_joining(
 
 
 @pytest.mark.parametrize("theirs", ["none", "another"])
-def test_who_writes_addresses_before_the_start_keeps_a_group_from_starting_and_no_more(
+def test_addresses_forged_before_the_start_only_prevent_it(
     url: str, text: str, tmp_path: Path, theirs: str
 ) -> None:
     """The intruder controls the store: it chooses the group's nonce and writes all addresses."""
@@ -395,9 +391,7 @@ def play(target: tuple[str, int], pieces: list[bytes], *, in_turn: bool) -> byte
     return answers
 
 
-def test_a_recorded_connection_that_is_played_again_runs_nothing(
-    url: str, text: str, tmp_path: Path
-) -> None:
+def test_a_replayed_connection_runs_nothing(url: str, text: str, tmp_path: Path) -> None:
     recorder = Recorder()
     with Workers(2) as workers:
         workers.run(is_warned)

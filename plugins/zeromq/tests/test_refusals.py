@@ -15,7 +15,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_many_in_a_row_are_one_line_and_then_a_count(log: pytest.LogCaptureFixture) -> None:
+def test_many_refusals_are_one_line_and_a_count(log: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     refusals = Refusals("w0", clock=lambda: now[0])
 
@@ -34,7 +34,7 @@ def test_many_in_a_row_are_one_line_and_then_a_count(log: pytest.LogCaptureFixtu
     ]
 
 
-def test_what_is_refused_writes_no_line_of_its_own(log: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_cannot_forge_log_lines(log: pytest.LogCaptureFixture) -> None:
     Refusals("w0")("x\nERROR: all is lost\x1b[31m" + "y" * 10_000)
 
     (line,) = log.messages

@@ -16,7 +16,7 @@ from rpc_backends_core.spi import SettingError
 P = "RPC_BACKENDS_ZEROMQ_"
 
 
-def test_with_nothing_said_a_worker_encrypts_trusts_nobody_and_finds_its_address() -> None:
+def test_the_defaults_encrypt_and_trust_no_network() -> None:
     for options in (None, ZeroMQRpcBackendOptions()):
         found = settings_of(options, {})
 
@@ -27,7 +27,7 @@ def test_with_nothing_said_a_worker_encrypts_trusts_nobody_and_finds_its_address
         assert found.ports is found.unix_sockets is None
 
 
-def test_the_environment_says_what_options_leave_open(text: str) -> None:
+def test_variables_set_what_options_leave_open(text: str) -> None:
     environ = {
         f"{P}SECRET": text,
         f"{P}ENCRYPTION": "off",
@@ -47,7 +47,7 @@ def test_the_environment_says_what_options_leave_open(text: str) -> None:
     assert settings_of(None, {f"{P}INTERFACE": "eth0"}).wanted.interface == "eth0"
 
 
-def test_options_win_over_the_environment() -> None:
+def test_options_override_variables() -> None:
     environ = {
         f"{P}ENCRYPTION": "0",
         f"{P}TRUSTED_NETWORK": "1",
@@ -66,7 +66,7 @@ def test_options_win_over_the_environment() -> None:
     assert (found.ports, found.unix_sockets) == (Ports(6000, 6000), False)
 
 
-def test_encryption_and_unix_sockets_cannot_both_be_asked_for() -> None:
+def test_encryption_and_unix_sockets_exclude_each_other() -> None:
     with pytest.raises(
         SettingError, match="Unix sockets are requested, but Unix sockets are not encrypted"
     ):
@@ -82,19 +82,17 @@ def test_encryption_and_unix_sockets_cannot_both_be_asked_for() -> None:
         ("PORTS", "5000,5001", "neither a port nor a range of ports. Example: "),
     ],
 )
-def test_a_variable_that_means_nothing_is_an_error_that_shows_it(
-    name: str, value: str, why: str
-) -> None:
+def test_an_invalid_variable_is_an_error_showing_it(name: str, value: str, why: str) -> None:
     with pytest.raises(SettingError, match=rf"^{P}{name}='{value}' is {why}"):
         settings_of(None, {f"{P}{name}": value})
 
 
-def test_address_and_interface_in_the_environment_are_refused() -> None:
+def test_address_and_interface_variables_exclude_each_other() -> None:
     with pytest.raises(SettingError, match=r"ADDRESS='a' and .*INTERFACE='b' are both set"):
         settings_of(None, {f"{P}ADDRESS": "a", f"{P}INTERFACE": "b"})
 
 
-def test_a_variable_that_nobody_reads_is_named_in_the_log_with_the_nearest_one(
+def test_an_unknown_variable_is_logged_with_a_suggestion(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "rpc_backends.zeromq"):

@@ -55,7 +55,7 @@ def start(size: int, *, dynamic: bool = False) -> list[int]:
     return counts
 
 
-def test_the_start_of_a_static_group_takes_as_many_requests_of_a_worker_whatever_its_size() -> None:
+def test_requests_of_a_static_start_do_not_grow() -> None:
     counts = {size: start(size) for size in SIZES}
     least = min(counts[SIZES[-1]])
     # Whoever comes last completes the group, or the exchange of addresses, for all: a few requests more,
@@ -65,7 +65,7 @@ def test_the_start_of_a_static_group_takes_as_many_requests_of_a_worker_whatever
     assert 0 < more[2] < least, counts
 
 
-def test_joining_a_dynamic_group_takes_as_many_requests_however_many_are_there() -> None:
+def test_requests_of_a_dynamic_join_do_not_grow() -> None:
     counts = start(10, dynamic=True)
     assert len(set(counts)) == 1, counts
 
@@ -79,7 +79,7 @@ def gets_in(worker: Worker) -> bool:
     return True
 
 
-def test_strangers_do_not_have_the_store_asked_for_each_and_keep_no_worker_out() -> None:
+def test_strangers_cause_few_requests_and_exclude_no_worker() -> None:
     strangers = 400
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with Workers(2, seconds=120) as workers, zmq.Context(io_threads=1) as context:

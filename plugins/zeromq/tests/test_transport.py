@@ -96,7 +96,7 @@ def open_files() -> int:
 
 @pytest.mark.parametrize("unix_sockets", [True, False])
 @pytest.mark.parametrize("encryption", [None, False])
-def test_workers_of_one_host_talk(
+def test_workers_on_one_host_exchange_messages(
     place: Place, unix_sockets: bool, encryption: bool | None
 ) -> None:
     one, two = place.start(unix_sockets=unix_sockets, encryption=encryption)
@@ -112,7 +112,7 @@ def test_workers_of_one_host_talk(
     assert metrics["zeromq.listens_on"].startswith("tcp://127.0.0.1:")
 
 
-def test_who_asks_for_encryption_gets_it_within_a_host_too(place: Place) -> None:
+def test_requested_encryption_replaces_unix_sockets(place: Place) -> None:
     one, two = place.start(encryption=True)
 
     send(one, 1, b"hello")
@@ -121,9 +121,7 @@ def test_who_asks_for_encryption_gets_it_within_a_host_too(place: Place) -> None
     assert one.metrics()["zeromq.unix_socket"] == two.metrics()["zeromq.unix_socket"] == ""
 
 
-def test_with_a_secret_they_talk_whatever_way_it_is_given(
-    place: Place, text: str, secret_file: Path
-) -> None:
+def test_secret_and_secret_file_are_equivalent(place: Place, text: str, secret_file: Path) -> None:
     one, two = place.start({"secret": text}, {"secret_file": str(secret_file)})
 
     send(one, 1, b"hello")
@@ -131,7 +129,7 @@ def test_with_a_secret_they_talk_whatever_way_it_is_given(
     assert received(two)[2] == b"hello"
 
 
-def test_a_worker_that_calls_before_it_is_learned_is_let_in_when_it_is(place: Place) -> None:
+def test_an_early_caller_is_admitted_once_learned(place: Place) -> None:
     one, two = place.transport(0), place.transport(1)
     texts = [one.listen(0, "w0"), two.listen(1, "w1")]
     one.learn(1, "w1", texts[1])
@@ -145,9 +143,7 @@ def test_a_worker_that_calls_before_it_is_learned_is_let_in_when_it_is(place: Pl
 
 
 @pytest.mark.parametrize("unix_sockets", [True, False])
-def test_in_a_group_that_workers_join_a_new_key_has_the_members_looked_at(
-    place: Place, unix_sockets: bool
-) -> None:
+def test_a_dynamic_group_looks_up_unknown_keys(place: Place, unix_sockets: bool) -> None:
     one, two = (place.transport(n, dynamic=True, unix_sockets=unix_sockets) for n in (0, 1))
     texts = [one.listen(0, "w0"), two.listen(1, "w1")]
     one.learn(1, "w1", texts[1], rank=1)
@@ -165,7 +161,7 @@ def test_in_a_group_that_workers_join_a_new_key_has_the_members_looked_at(
     assert unix_sockets or asked == [one._public_key]
 
 
-def test_a_worker_that_was_forgotten_is_not_let_in_again(
+def test_a_forgotten_worker_is_not_admitted_again(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "rpc_backends.zeromq")
@@ -230,7 +226,7 @@ def test_an_address_of_an_earlier_group_is_refused(
         one.learn(1, "w1", earlier)
 
 
-def test_a_static_group_takes_nothing_of_an_earlier_one_whoever_writes_to_its_store(
+def test_a_chosen_nonce_does_not_revive_old_addresses(
     text: str,
 ) -> None:
     """The group's token does not depend on a nonce written to the store before the group began."""
@@ -249,9 +245,7 @@ def test_a_static_group_takes_nothing_of_an_earlier_one_whoever_writes_to_its_st
         transport.close(0)
 
 
-def test_an_earlier_address_of_a_dynamic_group_s_worker_brings_no_call_to_whoever_is_there_now(
-    place: Place, text: str
-) -> None:
+def test_a_stale_record_brings_no_call_to_its_port(place: Place, text: str) -> None:
     """The intruder has an old record and the address, but not the keys of that session."""
     one, old = (place.transport(rank, dynamic=True, secret=text) for rank in range(2))
     one.listen(0, "w0")
@@ -268,7 +262,7 @@ def test_an_earlier_address_of_a_dynamic_group_s_worker_brings_no_call_to_whoeve
     assert there._native.receive(0.2) is None
 
 
-def test_two_workers_with_one_key_are_not_both_believed(place: Place) -> None:
+def test_two_workers_cannot_have_the_same_key(place: Place) -> None:
     one, two = place.transport(0, dynamic=True), place.transport(1, dynamic=True)
     one.listen(0, "w0")
     theirs = two.listen(1, "w1")
@@ -295,7 +289,7 @@ def test_an_address_of_another_worker_is_refused(place: Place, text: str) -> Non
             one.learn(peer, name, address, rank=rank)
 
 
-def test_settings_that_cannot_be_are_told_with_the_worker_s_name(
+def test_the_error_for_invalid_settings_names_the_worker(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_SECRET", "x")
@@ -312,7 +306,7 @@ def test_settings_that_cannot_be_are_told_with_the_worker_s_name(
 # --- where it listens ----------------------------------------------------------------------------
 
 
-def test_by_default_only_this_host_can_reach_it(place: Place) -> None:
+def test_by_default_only_this_host_can_connect(place: Place) -> None:
     one = place.transport()
     one.listen(0, "w0")
 
@@ -320,7 +314,7 @@ def test_by_default_only_this_host_can_reach_it(place: Place) -> None:
     assert listens(tcp_port(one))
 
 
-def test_ports_are_of_the_range_and_taken_ones_passed_over(place: Place) -> None:
+def test_the_port_is_a_free_one_of_the_range(place: Place) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -331,7 +325,7 @@ def test_ports_are_of_the_range_and_taken_ones_passed_over(place: Place) -> None
         assert first < tcp_port(one) <= first + 20
 
 
-def test_a_range_without_a_free_port_is_an_error_that_says_so(place: Place) -> None:
+def test_a_range_without_a_free_port_is_an_error(place: Place) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -341,7 +335,7 @@ def test_a_range_without_a_free_port_is_an_error_that_says_so(place: Place) -> N
             place.transport(0, ports=port).listen(0, "w0")
 
 
-def test_what_cannot_be_had_and_is_insisted_on_is_an_error(
+def test_required_unix_sockets_without_a_folder_are_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rpc_backend_zeromq import unix_sockets
@@ -356,7 +350,7 @@ def test_what_cannot_be_had_and_is_insisted_on_is_an_error(
 # --- nothing is left -----------------------------------------------------------------------------
 
 
-def test_after_close_nothing_is_open_and_nothing_on_disk(place: Place) -> None:
+def test_close_leaves_no_file_thread_or_port(place: Place) -> None:
     place.start()  # what is made once in a process
     for transport in place.transports:
         transport.close(0)
@@ -377,7 +371,7 @@ def test_after_close_nothing_is_open_and_nothing_on_disk(place: Place) -> None:
     assert (open_files(), threading.active_count()) == (files, threads)
 
 
-def test_a_start_that_fails_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_leaves_no_file_open(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.start()
     for transport in place.transports:
         transport.close(0)
@@ -392,7 +386,7 @@ def test_a_start_that_fails_leaves_nothing(place: Place, monkeypatch: pytest.Mon
     assert open_files() == files
 
 
-def test_a_transport_that_is_closed_is_dropped_by_all(place: Place) -> None:
+def test_a_closed_transport_is_garbage_collected(place: Place) -> None:
     one = place.transport()
     one.on_unknown_key = lambda key, held=one: held.metrics()
     one.listen(0, "w0")
@@ -406,7 +400,7 @@ def test_a_transport_that_is_closed_is_dropped_by_all(place: Place) -> None:
     assert gone() is None
 
 
-def test_a_store_that_hangs_ends_the_start_of_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_store_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging:
         def compare_set(self, *_: Any) -> bytes:
             threading.Event().wait()
@@ -423,7 +417,7 @@ def test_a_store_that_hangs_ends_the_start_of_a_member(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "os.kill(os.getpid(), 2)"])
-def test_a_process_that_ends_without_closing_leaves_no_file(ending: str) -> None:
+def test_an_exit_without_close_leaves_no_file(ending: str) -> None:
     code = f"""
 import torch.distributed as dist
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
@@ -444,7 +438,7 @@ print(transport.metrics()["zeromq.unix_socket"], flush=True)
     assert not path.parent.exists()
 
 
-def test_the_secret_is_in_nothing_that_can_be_seen_of_it(
+def test_logs_attributes_and_metrics_hide_the_secret(
     place: Place, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -512,7 +506,9 @@ def meet(hosts: Any, init_method: str, *environs: dict[str, str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", ["four", "six"])
-def test_workers_on_two_hosts_with_a_secret_talk(two_hosts: Any, text: str, family: str) -> None:
+def test_workers_with_a_secret_communicate_between_hosts(
+    two_hosts: Any, text: str, family: str
+) -> None:
     one, _ = two_hosts
     address = one.four if family == "four" else f"[{one.six}]"
     environ = {"RPC_BACKENDS_ZEROMQ_SECRET": text, "RPC_BACKENDS_ZEROMQ_UNIX_SOCKETS": "0"}
@@ -522,7 +518,7 @@ def test_workers_on_two_hosts_with_a_secret_talk(two_hosts: Any, text: str, fami
     assert said == [["hello from 1"], ["hello from 0"]]
 
 
-def test_they_talk_over_link_local_addresses(two_hosts: Any, text: str) -> None:
+def test_workers_communicate_over_link_local_addresses(two_hosts: Any, text: str) -> None:
     environs = [
         {
             "RPC_BACKENDS_ZEROMQ_SECRET": text,
@@ -548,12 +544,12 @@ print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80"
     return found
 
 
-def test_containers_that_share_a_folder_talk_over_unix_sockets(two_hosts: Any) -> None:
+def test_containers_with_a_shared_folder_use_unix_sockets(two_hosts: Any) -> None:
     """These hosts share a kernel and /tmp, and each listens on its own loopback interface only."""
     assert meet(two_hosts, "file:///x", {}, {}) == [["hello from 1"], ["hello from 0"]]
 
 
-def test_a_worker_without_a_secret_on_another_host_refuses_where_it_starts(two_hosts: Any) -> None:
+def test_without_a_secret_a_start_on_another_host_fails(two_hosts: Any) -> None:
     one, two = two_hosts
     code = WORKER.replace("rank, init_method = ", "sys.stdin.close(); rank, init_method = ")
 
@@ -563,7 +559,7 @@ def test_a_worker_without_a_secret_on_another_host_refuses_where_it_starts(two_h
     assert "rpc-backends secret" in why
 
 
-def test_workers_that_say_the_network_is_trusted_need_no_secret(two_hosts: Any) -> None:
+def test_workers_on_a_trusted_network_need_no_secret(two_hosts: Any) -> None:
     one, _ = two_hosts
     environ = {
         "RPC_BACKENDS_ZEROMQ_TRUSTED_NETWORK": "1",
@@ -576,9 +572,7 @@ def test_workers_that_say_the_network_is_trusted_need_no_secret(two_hosts: Any) 
     assert said == [["hello from 1"], ["hello from 0"]]
 
 
-def test_one_that_listens_for_its_own_host_alone_is_told_by_the_other(
-    two_hosts: Any, text: str
-) -> None:
+def test_loopback_addresses_fail_between_hosts(two_hosts: Any, text: str) -> None:
     environ = {"RPC_BACKENDS_ZEROMQ_SECRET": text, "RPC_BACKENDS_ZEROMQ_UNIX_SOCKETS": "0"}
 
     here, there = meet(two_hosts, "file:///x", environ, environ)
@@ -588,7 +582,7 @@ def test_one_that_listens_for_its_own_host_alone_is_told_by_the_other(
     assert "Set the option address or interface of worker 'w1'" in here[1]
 
 
-def test_a_stranger_with_a_key_of_its_own_is_refused(
+def test_a_stranger_with_its_own_key_is_refused(
     place: Place, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     import zmq

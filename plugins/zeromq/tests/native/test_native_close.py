@@ -33,7 +33,7 @@ def threads() -> set[str]:
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
-def test_nothing_is_left(
+def test_close_leaves_no_descriptor_and_no_thread(
     make: MakeWorker, encrypted: bool, where: Callable[[str], str], medium: str
 ) -> None:
     def use() -> None:
@@ -67,27 +67,27 @@ def test_nothing_is_left(
     eventually(lambda: threads() <= tasks, "all threads have ended")  # the kernel takes its time
 
 
-def test_a_socket_in_a_folder_goes(make: MakeWorker, tmp_path: Path) -> None:
+def test_close_removes_the_unix_socket(make: MakeWorker, tmp_path: Path) -> None:
     worker = make(0).listen(f"ipc://{tmp_path}/socket")
     assert (tmp_path / "socket").exists()
     worker.transport.close(0)
     assert not (tmp_path / "socket").exists()
 
 
-def test_a_port_is_free_again(make: MakeWorker) -> None:
+def test_close_frees_the_port(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
     worker.transport.close(0)
     make(1).listen(worker.endpoint)
 
 
-def test_a_second_call_does_nothing(make: MakeWorker) -> None:
+def test_a_second_close_does_nothing(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
     worker.transport.close(1)
     worker.transport.close(1)
     make(1).transport.close(0)  # never listened
 
 
-def test_afterwards_nothing_works_and_nothing_breaks(pair: tuple[Worker, Worker]) -> None:
+def test_a_closed_transport_refuses_calls(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     zero.send(1, b"x")
     one.message()
@@ -107,7 +107,7 @@ def test_afterwards_nothing_works_and_nothing_breaks(pair: tuple[Worker, Worker]
     zero.transport.reject(1, "x")
 
 
-def test_all_who_wait_are_woken(make: MakeWorker) -> None:
+def test_close_wakes_all_receivers(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
     found: list[Any] = []
     waiting = [
@@ -121,7 +121,7 @@ def test_all_who_wait_are_woken(make: MakeWorker) -> None:
     assert found == [None] * 8
 
 
-def test_what_was_sent_leaves(make: MakeWorker, encrypted: bool) -> None:
+def test_close_sends_queued_messages(make: MakeWorker, encrypted: bool) -> None:
     zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
     one.learn(zero)
@@ -131,7 +131,7 @@ def test_what_was_sent_leaves(make: MakeWorker, encrypted: bool) -> None:
     assert one.message() == (0, [b"request", large])
 
 
-def test_one_waits_no_longer_than_for_linger(make: MakeWorker) -> None:
+def test_close_waits_at_most_for_linger(make: MakeWorker) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as mute:
         zero.transport.learn(1, f"tcp://127.0.0.1:{mute.getsockname()[1]}", None)
@@ -141,7 +141,7 @@ def test_one_waits_no_longer_than_for_linger(make: MakeWorker) -> None:
         assert 0.3 <= time.monotonic() - begin < PATIENCE / 2
 
 
-def test_closing_while_others_send_and_receive(make: MakeWorker, encrypted: bool) -> None:
+def test_close_works_while_threads_send_and_receive(make: MakeWorker, encrypted: bool) -> None:
     for _ in range(10):
         zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
         zero.learn(one)
@@ -187,7 +187,7 @@ def test_closing_while_others_send_and_receive(make: MakeWorker, encrypted: bool
             assert not thread.is_alive()
 
 
-def test_closing_in_a_callback(make: MakeWorker) -> None:
+def test_close_works_in_a_callback(make: MakeWorker) -> None:
     closed = threading.Event()
 
     def close(line: str) -> None:
@@ -200,7 +200,7 @@ def test_closing_in_a_callback(make: MakeWorker) -> None:
     assert closed.wait(PATIENCE)
 
 
-def test_closing_does_not_wait_for_ever_for_a_callback(make: MakeWorker) -> None:
+def test_close_does_not_wait_for_a_blocked_callback(make: MakeWorker) -> None:
     called, end = threading.Event(), threading.Event()
 
     def whose(key: bytes, waited: float) -> int | None:
@@ -217,7 +217,7 @@ def test_closing_does_not_wait_for_ever_for_a_callback(make: MakeWorker) -> None
     end.set()
 
 
-def test_where_one_cannot_listen(make: MakeWorker) -> None:
+def test_a_failed_bind_names_endpoint_and_errno(make: MakeWorker) -> None:
     taken = make(0).listen("tcp://127.0.0.1:*").endpoint
     for endpoint, number in [
         (taken, "EADDRINUSE"),
@@ -252,11 +252,13 @@ NEVER_CLOSED = """
 
 @pytest.mark.parametrize("callback", ["return 1", "return None", "time.sleep(1000)"])
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "import gc; worker.cycle = worker"])
-def test_a_process_ends_that_has_closed_nothing(start: Start, callback: str, end: str) -> None:
+def test_a_process_exits_without_closing_its_transports(
+    start: Start, callback: str, end: str
+) -> None:
     assert start(NEVER_CLOSED.format(callback=callback, end=end)).end() == 0
 
 
-def test_a_process_ends_that_holds_what_has_arrived(start: Start) -> None:
+def test_a_process_exits_while_holding_received_messages(start: Start) -> None:
     child = start(
         """
         worker = Worker(0, encrypted=False).listen("tcp://127.0.0.1:*")
@@ -269,7 +271,7 @@ def test_a_process_ends_that_holds_what_has_arrived(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_a_forked_process_leaves_the_transport_alone(start: Start) -> None:
+def test_a_forked_process_leaves_its_parents_transport_alone(start: Start) -> None:
     child = start(
         """
         from rpc_backend_zeromq._native import TransportError
@@ -306,7 +308,7 @@ def test_a_forked_process_leaves_the_transport_alone(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_who_has_too_many_files_open_is_told(start: Start) -> None:
+def test_too_many_open_files_are_an_error(start: Start) -> None:
     """In this state, libzmq itself would abort the process."""
     child = start(
         """
@@ -328,11 +330,11 @@ def test_who_has_too_many_files_open_is_told(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_a_transport_that_only_its_callback_keeps_does_not_hold_up_the_end(start: Start) -> None:
+def test_a_transport_kept_by_its_callback_delays_no_exit(start: Start) -> None:
     assert start("Worker(0, encrypted=False).listen('tcp://127.0.0.1:*')").end() == 0
 
 
-def test_who_cannot_listen_for_want_of_files_is_told(start: Start) -> None:
+def test_a_bind_without_descriptors_is_an_error(start: Start) -> None:
     """Without a socket to list this host's addresses, libzmq would abort the process."""
     child = start(
         """
@@ -351,7 +353,7 @@ def test_who_cannot_listen_for_want_of_files_is_told(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_ctrl_c_ends_a_wait() -> None:
+def test_ctrl_c_interrupts_receive() -> None:
     code = """
         import signal, threading, time, os
         from rpc_backend_zeromq._native import Transport

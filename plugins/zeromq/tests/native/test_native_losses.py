@@ -55,7 +55,7 @@ def with_key_of(worker: Worker, other: Worker) -> Worker:
     return worker
 
 
-def test_a_peer_that_was_never_there_is_lost_at_once(make: MakeWorker, encrypted: bool) -> None:
+def test_an_absent_peer_is_lost_at_once(make: MakeWorker, encrypted: bool) -> None:
     zero, nobody = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
     nobody.endpoint = f"tcp://127.0.0.1:{free_port()}"
     zero.learn(nobody)
@@ -67,14 +67,14 @@ def test_a_peer_that_was_never_there_is_lost_at_once(make: MakeWorker, encrypted
         zero.send(1, b"y")
 
 
-def test_a_path_at_which_nobody_listens_is_lost_at_once(make: MakeWorker, tmp_path: Any) -> None:
+def test_a_missing_unix_socket_is_a_loss_at_once(make: MakeWorker, tmp_path: Any) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
     zero.transport.learn(1, f"ipc://{tmp_path}/nothing", None)
     zero.try_to_send(1, b"x")
     assert zero.lost() == f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory"
 
 
-def test_a_peer_that_does_not_answer_is_lost_in_time(make: MakeWorker) -> None:
+def test_a_silent_peer_is_lost_after_the_handshake_timeout(make: MakeWorker) -> None:
     """A process listens and sends nothing: it is stuck or does not speak ZeroMQ."""
     zero = make(0, handshake_timeout=0.3).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -83,7 +83,7 @@ def test_a_peer_that_does_not_answer_is_lost_in_time(make: MakeWorker) -> None:
         assert "not finished within 0.3 s" in zero.lost()
 
 
-def test_who_was_not_learned_cannot_be_called(pair: tuple[Worker, Worker]) -> None:
+def test_an_unknown_peer_cannot_be_called(pair: tuple[Worker, Worker]) -> None:
     zero, _ = pair
     with pytest.raises(TransportError, match="worker 7 is not known to this worker"):
         zero.send(7, b"x")
@@ -94,7 +94,7 @@ def test_who_was_not_learned_cannot_be_called(pair: tuple[Worker, Worker]) -> No
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
-def test_a_peer_that_is_killed_is_lost(
+def test_a_killed_peer_is_lost(
     make: MakeWorker,
     encrypted: bool,
     start: Start,
@@ -118,7 +118,7 @@ def test_a_peer_that_is_killed_is_lost(
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
-def test_a_peer_that_stands_still_is_lost_and_found(
+def test_a_suspended_peer_is_lost_and_found(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
     zero = make(0, heartbeat=0.2, heartbeat_timeout=1.5).listen(where(medium))
@@ -136,7 +136,7 @@ def test_a_peer_that_stands_still_is_lost_and_found(
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
-def test_a_peer_that_stands_still_while_it_is_sent_to_is_lost(
+def test_a_peer_suspended_while_receiving_is_lost(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
     """No heartbeat can be sent because the connection's buffers are full."""
@@ -152,7 +152,7 @@ def test_a_peer_that_stands_still_while_it_is_sent_to_is_lost(
         child.process.send_signal(signal.SIGCONT)
 
 
-def test_a_peer_without_traffic_is_kept(make: MakeWorker) -> None:
+def test_an_idle_peer_is_kept(make: MakeWorker) -> None:
     settings = {"heartbeat": 0.2, "heartbeat_timeout": 1.0}
     zero, one = (make(n, **settings).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
@@ -164,9 +164,7 @@ def test_a_peer_without_traffic_is_kept(make: MakeWorker) -> None:
     assert zero.message() == (1, [b"y"])
 
 
-def test_what_was_queued_for_a_lost_peer_is_not_delivered_when_it_is_found(
-    make: MakeWorker, encrypted: bool
-) -> None:
+def test_messages_to_a_lost_peer_are_never_delivered(make: MakeWorker, encrypted: bool) -> None:
     zero, plan = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
     plan.endpoint = f"tcp://127.0.0.1:{free_port()}"
     zero.learn(plan)
@@ -182,7 +180,7 @@ def test_what_was_queued_for_a_lost_peer_is_not_delivered_when_it_is_found(
     assert one.transport.receive(0.2) is None
 
 
-def test_a_peer_is_lost_and_found_again_and_again(make: MakeWorker, encrypted: bool) -> None:
+def test_a_peer_can_be_lost_and_found_repeatedly(make: MakeWorker, encrypted: bool) -> None:
     zero = make(0, encrypted).listen("tcp://127.0.0.1:*")
     one = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero)
     for number in range(3):
@@ -200,7 +198,7 @@ def test_a_peer_is_lost_and_found_again_and_again(make: MakeWorker, encrypted: b
     assert (zero.metric("peers_lost"), zero.metric("peers_found")) == (3, 2)
 
 
-def test_a_loss_is_told_once(make: MakeWorker) -> None:
+def test_a_loss_is_reported_once(make: MakeWorker) -> None:
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
     zero.send(1, b"x")
@@ -210,7 +208,7 @@ def test_a_loss_is_told_once(make: MakeWorker) -> None:
     assert zero.transport.receive(0.5) is None  # though it was tried several times
 
 
-def test_what_was_sent_before_the_end_arrives_before_the_loss(
+def test_messages_sent_before_close_arrive_before_the_loss(
     make: MakeWorker, encrypted: bool
 ) -> None:
     """The last reply of a worker that leaves still arrives."""
@@ -227,7 +225,7 @@ def test_what_was_sent_before_the_end_arrives_before_the_loss(
         zero.transport.close(0)
 
 
-def test_a_new_address_is_a_loss_and_a_find(make: MakeWorker, encrypted: bool) -> None:
+def test_a_changed_address_means_lost_then_found(make: MakeWorker, encrypted: bool) -> None:
     zero = make(0, encrypted).listen("tcp://127.0.0.1:*")
     old, new = (make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero) for _ in range(2))
     zero.learn(old)
@@ -243,7 +241,7 @@ def test_a_new_address_is_a_loss_and_a_find(make: MakeWorker, encrypted: bool) -
     assert new.message() == (0, [b"y"])
 
 
-def test_a_peer_that_is_forgotten_is_let_in_no_more(pair: tuple[Worker, Worker]) -> None:
+def test_a_forgotten_peer_is_refused_until_learned_again(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     zero.send(1, b"request")
     one.message()
@@ -266,7 +264,7 @@ def test_a_peer_that_is_forgotten_is_let_in_no_more(pair: tuple[Worker, Worker])
     assert one.message() == (0, [b"back"])
 
 
-def test_a_peer_that_is_forgotten_and_connects_anew_is_refused(pair: tuple[Worker, Worker]) -> None:
+def test_a_new_connection_of_a_forgotten_peer_is_refused(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     one.transport.forget(0)
     zero.try_to_send(1, b"x")
@@ -276,7 +274,7 @@ def test_a_peer_that_is_forgotten_and_connects_anew_is_refused(pair: tuple[Worke
     one.line_with("does not belong to any worker" if zero.key else "worker 0 has left the group")
 
 
-def test_ends_are_told_to_each_thread_only_once(make: MakeWorker) -> None:
+def test_each_event_goes_to_exactly_one_thread(make: MakeWorker) -> None:
     """If many threads receive, each event goes to exactly one."""
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
@@ -368,7 +366,7 @@ def apart(two_hosts: Any, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("apart", [6.0], indirect=True)
-def test_a_short_cut_of_the_network_loses_nothing(apart: TwoHosts) -> None:
+def test_a_short_outage_loses_no_message(apart: TwoHosts) -> None:
     import time
 
     assert apart.call(10) == ["message", "10"]
@@ -380,7 +378,7 @@ def test_a_short_cut_of_the_network_loses_nothing(apart: TwoHosts) -> None:
 
 
 @pytest.mark.parametrize("apart", [1.0], indirect=True)
-def test_a_long_cut_of_the_network_is_a_loss_and_a_find(apart: TwoHosts) -> None:
+def test_a_long_outage_means_lost_then_found(apart: TwoHosts) -> None:
     assert apart.call(10) == ["message", "10"]
     apart.cable("down")
     what, reason = apart.call(20)
@@ -392,7 +390,7 @@ def test_a_long_cut_of_the_network_is_a_loss_and_a_find(apart: TwoHosts) -> None
 
 
 @pytest.mark.parametrize("apart", [1.0], indirect=True)
-def test_a_large_message_on_a_slow_network_is_no_silence(apart: TwoHosts) -> None:
+def test_a_slow_large_message_is_no_loss(apart: TwoHosts) -> None:
     """The message takes several times the heartbeat timeout."""
     if shutil.which("tc") is None:
         pytest.skip("there is no `tc` here")
@@ -406,9 +404,7 @@ def test_a_large_message_on_a_slow_network_is_no_silence(apart: TwoHosts) -> Non
     assert apart.call(24 << 20) == ["message", str(24 << 20)]
 
 
-def test_who_holds_the_gil_delays_no_heartbeat(
-    make: MakeWorker, start: Callable[..., Child]
-) -> None:
+def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Callable[..., Child]) -> None:
     """Python owns the message's memory, which is released while a program holds the GIL for 3 s."""
     one = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
     child = start(
@@ -434,7 +430,7 @@ def test_who_holds_the_gil_delays_no_heartbeat(
     assert child.end() == 0
 
 
-def test_peers_on_a_dead_host_keep_nobody_waiting(make: MakeWorker) -> None:
+def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
     """All peers are probed at the same time, and others can connect meanwhile."""
     count = 150
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))

@@ -22,7 +22,7 @@ MakeWorker = Callable[..., Worker]
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
+def test_an_unknown_key_is_refused(make: MakeWorker) -> None:
     zero, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
     stranger.learn(zero)
     stranger.try_to_send(0, b"let me in")
@@ -37,7 +37,7 @@ def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
     assert zero.metric("refused") >= 1
 
 
-def test_a_key_that_becomes_known_is_let_in(make: MakeWorker) -> None:
+def test_a_key_is_admitted_once_learned(make: MakeWorker) -> None:
     zero, one = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
     one.learn(zero)
     one.try_to_send(0, b"too early")
@@ -48,7 +48,7 @@ def test_a_key_that_becomes_known_is_let_in(make: MakeWorker) -> None:
     assert zero.message() == (1, [b"x"])
 
 
-def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
+def test_unknown_keys_are_looked_up_by_callback(make: MakeWorker) -> None:
     asked: list[bytes] = []
 
     def whose(key: bytes, waited: float) -> int | None:
@@ -71,7 +71,7 @@ def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
     assert asked.count(seven.key or b"") == 1
 
 
-def test_others_are_let_in_while_somebody_thinks_about_a_key(make: MakeWorker) -> None:
+def test_a_slow_lookup_delays_no_other_peer(make: MakeWorker) -> None:
     thinking, think = threading.Event(), threading.Event()
 
     def whose(key: bytes, waited: float) -> int | None:
@@ -92,7 +92,7 @@ def test_others_are_let_in_while_somebody_thinks_about_a_key(make: MakeWorker) -
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), "seven", 1 << 40])
-def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
+def test_a_failed_lookup_refuses_the_key(make: MakeWorker, answer: Any) -> None:
     def whose(key: bytes, waited: float) -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -104,7 +104,7 @@ def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
     assert "does not know this worker's key" in one.lost()
 
 
-def test_a_server_with_another_key_gets_nothing(make: MakeWorker) -> None:
+def test_a_listener_with_another_key_gets_nothing(make: MakeWorker) -> None:
     zero, one, other = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     one.learn(zero)
     zero.transport.learn(1, one.endpoint, other.key)
@@ -115,7 +115,7 @@ def test_a_server_with_another_key_gets_nothing(make: MakeWorker) -> None:
 
 
 @pytest.mark.parametrize("caller_encrypts", [False, True])
-def test_a_worker_that_encrypts_and_one_that_does_not(
+def test_encryption_on_one_side_fails_the_handshake(
     make: MakeWorker, caller_encrypts: bool
 ) -> None:
     caller, called = make(0, caller_encrypts), make(1, not caller_encrypts)
@@ -129,7 +129,7 @@ def test_a_worker_that_encrypts_and_one_that_does_not(
     called.line_with("one side encrypts and the other does not")
 
 
-def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
+def test_missing_and_superfluous_keys_are_errors(make: MakeWorker) -> None:
     plain, secret = make(0), make(1, True)
     with pytest.raises(
         TransportError, match="worker 2 has no public key, and this worker encrypts"
@@ -165,7 +165,7 @@ def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
         "tcp://127.0.0.1;1.2.3.4:5",
     ],
 )
-def test_an_endpoint_that_cannot_be_believed_is_refused(make: MakeWorker, endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(make: MakeWorker, endpoint: str) -> None:
     with pytest.raises(TransportError, match="is not an endpoint to connect to"):
         make(0).transport.learn(1, endpoint, None)
 
@@ -230,7 +230,7 @@ def intrude() -> Iterator[MakeIntruder]:
         context.destroy(linger=0)
 
 
-def test_the_form_of_a_message(make: MakeWorker, intrude: MakeIntruder) -> None:
+def test_a_message_has_the_expected_form(make: MakeWorker, intrude: MakeIntruder) -> None:
     """The intruder can talk like a worker; otherwise these tests would test nothing."""
     zero = make(0).listen("tcp://127.0.0.1:*")
     other = intrude(route(1), zero)
@@ -246,7 +246,7 @@ def test_the_form_of_a_message(make: MakeWorker, intrude: MakeIntruder) -> None:
     assert other.socket.recv_multipart() == [plain(b"reply")]
 
 
-def test_a_worker_cannot_speak_for_another(make: MakeWorker, intrude: MakeIntruder) -> None:
+def test_a_worker_cannot_impersonate_another(make: MakeWorker, intrude: MakeIntruder) -> None:
     """The key decides, not the name that a connection claims."""
     zero, one, two = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     zero.learn(one, two)
@@ -268,7 +268,7 @@ def test_a_worker_cannot_speak_for_another(make: MakeWorker, intrude: MakeIntrud
     [b"x", b"\0abcd", b"RPC\x02" + bytes(20), route(-1), b"x" * 255],
     ids=["short", "libzmq's own", "another version", "negative", "long"],
 )
-def test_a_connection_that_is_no_workers_is_refused(
+def test_an_invalid_connection_name_is_refused(
     make: MakeWorker, intrude: MakeIntruder, encrypted: bool, name: bytes
 ) -> None:
     zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
@@ -307,7 +307,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED)
-def test_who_sends_what_is_no_message_is_rejected(
+def test_an_invalid_message_ends_its_connection(
     make: MakeWorker, intrude: MakeIntruder, frames: list[bytes]
 ) -> None:
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
@@ -331,7 +331,7 @@ def test_who_sends_what_is_no_message_is_rejected(
 
 
 @pytest.mark.parametrize("pieces", [[b"abcdef"], [b"ab", b""], [b"ab", b"xyz"]])
-def test_pieces_that_do_not_fit_are_malformed(
+def test_pieces_of_a_wrong_size_are_refused(
     make: MakeWorker, intrude: MakeIntruder, pieces: list[bytes]
 ) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
@@ -343,9 +343,7 @@ def test_pieces_that_do_not_fit_are_malformed(
     assert "a wrong size" in other.refusal()
 
 
-def test_a_frame_that_is_too_large_ends_the_connection(
-    make: MakeWorker, intrude: MakeIntruder
-) -> None:
+def test_an_oversized_frame_ends_its_connection(make: MakeWorker, intrude: MakeIntruder) -> None:
     zero = make(0, max_message=1000).listen("tcp://127.0.0.1:*")
     other = intrude(route(1), zero)
     monitor = other.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -356,7 +354,7 @@ def test_a_frame_that_is_too_large_ends_the_connection(
     other.socket.disable_monitor()
 
 
-def test_an_answer_that_is_no_message_is_the_loss_of_who_sent_it(make: MakeWorker) -> None:
+def test_an_invalid_reply_makes_its_sender_lost(make: MakeWorker) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
     with zmq.Context() as context, context.socket(zmq.ROUTER) as liar:
         liar.linger = 0
@@ -369,7 +367,7 @@ def test_an_answer_that_is_no_message_is_the_loss_of_who_sent_it(make: MakeWorke
         zero.next("found")  # whoever listens there
 
 
-def test_a_peer_is_rejected_for_what_its_messages_say(pair: tuple[Worker, Worker]) -> None:
+def test_reject_reports_the_reason_to_the_peer(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     zero.send(1, b"what the agent cannot read")
     one.message()
@@ -406,7 +404,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_harms_nobody(pair: tuple[Worker, Worker], garbage: bytes) -> None:
+def test_garbage_disturbs_no_peer(pair: tuple[Worker, Worker], garbage: bytes) -> None:
     zero, one = pair
     zero.send(1, b"before")
     one.message()
@@ -432,7 +430,7 @@ def test_garbage_harms_nobody(pair: tuple[Worker, Worker], garbage: bytes) -> No
         guest.close()
 
 
-def test_who_does_not_finish_a_handshake_is_not_waited_for(make: MakeWorker) -> None:
+def test_an_unfinished_handshake_times_out(make: MakeWorker) -> None:
     zero = make(0, handshake_timeout=0.2).listen("tcp://127.0.0.1:*")
     with socket.create_connection(("127.0.0.1", int(zero.endpoint.rpartition(":")[2]))) as guest:
         guest.settimeout(PATIENCE)

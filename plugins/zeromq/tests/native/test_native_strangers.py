@@ -176,7 +176,7 @@ def ask(peer: Worker, text: bytes = b"x") -> None:
 
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
-def test_a_crowd_holds_little_and_keeps_nobody_out(
+def test_many_strangers_hold_little_and_exclude_nobody(
     target: Target,
     make: MakeWorker,
     recorded: Callable[[bytes], bytes],
@@ -199,7 +199,7 @@ def test_a_crowd_holds_little_and_keeps_nobody_out(
     ask(old, b"and on")
 
 
-def test_an_unauthenticated_frame_is_held_up_to_kilobytes(target: Target) -> None:
+def test_an_unauthenticated_frame_takes_little_memory(target: Target) -> None:
     """Two connections announce and send 200 MiB as if it were a handshake command."""
     memory = target.memory("VmRSS")
 
@@ -269,9 +269,7 @@ def test_idle_connections_leave_the_process_descriptors(target: Target, make: Ma
 
 
 @pytest.mark.parametrize("target", [128], indirect=True)
-def test_a_process_without_descriptors_waits_for_them_quietly(
-    target: Target, make: MakeWorker
-) -> None:
+def test_a_process_without_descriptors_waits_without_load(target: Target, make: MakeWorker) -> None:
     """New peers may be rejected meanwhile, connected peers stay, and afterwards all is as before."""
     old, new = target.peer(make, 1), target.peer(make, 2)
     ask(old)

@@ -91,7 +91,7 @@ def peak_mib() -> float:
 # --- who is let in -------------------------------------------------------------------------------
 
 
-def test_workers_that_have_the_proofs_talk(make: MakeWorker, tmp_path: Path) -> None:
+def test_workers_with_matching_proofs_communicate(make: MakeWorker, tmp_path: Path) -> None:
     zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
     zero.transport.learn(1, one.endpoint, None, PROOFS)
     one.transport.learn(0, zero.endpoint, None, MIRRORED)
@@ -102,7 +102,7 @@ def test_workers_that_have_the_proofs_talk(make: MakeWorker, tmp_path: Path) -> 
     assert one.message() == (0, [b"y"])
 
 
-def test_who_connects_without_the_proof_is_refused(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_caller_without_the_proof_is_refused(make: MakeWorker, tmp_path: Path) -> None:
     zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
     zero.transport.learn(1, one.endpoint, None, PROOFS)
     one.transport.learn(0, zero.endpoint, None, (b"z" * 32, *MIRRORED[1:]))
@@ -114,7 +114,7 @@ def test_who_connects_without_the_proof_is_refused(make: MakeWorker, tmp_path: P
     assert zero.metric("refused") >= 1
 
 
-def test_nothing_is_sent_to_who_listens_without_the_proof(make: MakeWorker, tmp_path: Path) -> None:
+def test_nothing_is_sent_to_a_listener_without_proof(make: MakeWorker, tmp_path: Path) -> None:
     zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
     zero.transport.learn(1, one.endpoint, None, (*PROOFS[:2], b"z" * 32, PROOFS[3]))
     one.transport.learn(0, zero.endpoint, None, MIRRORED)
@@ -125,7 +125,7 @@ def test_nothing_is_sent_to_who_listens_without_the_proof(make: MakeWorker, tmp_
     assert zero.transport.receive(0.1) is None
 
 
-def test_who_says_to_be_another_worker_is_refused(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_false_worker_id_is_refused(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
     zero.transport.learn(1, f"ipc://{tmp_path}/1", None, PROOFS)
     with connect(zero) as connection:
@@ -135,7 +135,7 @@ def test_who_says_to_be_another_worker_is_refused(make: MakeWorker, tmp_path: Pa
         )
 
 
-def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_proof_is_admitted_once_looked_up(make: MakeWorker, tmp_path: Path) -> None:
     asked: list[bytes] = []
 
     def whose(proof: bytes, _waited: float) -> int | None:
@@ -153,7 +153,7 @@ def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) 
     assert asked == [PROOFS[1]]
 
 
-def test_proofs_of_another_length_are_an_error(make: MakeWorker, tmp_path: Path) -> None:
+def test_proofs_of_a_wrong_length_are_an_error(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
     with pytest.raises(
         TransportError, match="the proofs of worker 1 are invalid: each must be 32 bytes"
@@ -219,14 +219,14 @@ def test_nothing_is_sent_to_a_socket_of_another_user(make: MakeWorker, tmp_path:
 # --- strangers -----------------------------------------------------------------------------------
 
 
-def test_who_connects_and_says_nothing_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_silent_connection_is_closed(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, handshake_timeout=0.3).listen(f"ipc://{tmp_path}/zero")
     with connect(zero) as connection:
         assert ended(connection) == b""
     eventually(lambda: zero.metric("failed_handshakes") == 1, "it is counted")
 
 
-def test_of_a_thousand_that_say_nothing_few_are_kept(zero: Worker, one: Worker) -> None:
+def test_few_of_many_silent_connections_are_kept(zero: Worker, one: Worker) -> None:
     """The oldest connections are dropped for newer ones, so a worker can connect."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ExitStack() as stack:
@@ -245,14 +245,14 @@ def test_of_a_thousand_that_say_nothing_few_are_kept(zero: Worker, one: Worker) 
     [b"GET / HTTP/1.1\r\n\r\n", bytes(56), FORM + b"\xff" * 48, b"\xff\0\0\0\0\0\0\0\1\x7f" + b"3"],
     ids=["http", "zeros", "no worker", "zmtp"],
 )
-def test_a_greeting_that_is_none_is_refused(zero: Worker, one: Worker, what: bytes) -> None:
+def test_an_invalid_greeting_is_refused(zero: Worker, one: Worker, what: bytes) -> None:
     with connect(zero) as connection:
         connection.sendall(what)
         assert b"the connecting process is not a worker of this version" in ended(connection)
     assert zero.metric("refused") == 1
 
 
-def test_half_a_greeting_harms_nobody(zero: Worker, one: Worker) -> None:
+def test_half_a_greeting_disturbs_no_peer(zero: Worker, one: Worker) -> None:
     with connect(zero) as connection:
         connection.sendall(greeting(5)[:20])
         one.send(0, b"meanwhile")
@@ -281,7 +281,7 @@ def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | Non
         (message(kind=3, count=1), b"a heartbeat has parts"),
     ],
 )
-def test_a_peer_that_sends_no_message_is_told_why_and_dropped(
+def test_an_invalid_message_is_refused_with_the_reason(
     zero: Worker, one: Worker, what: bytes, why: bytes
 ) -> None:
     with connect(zero, greet_as=2) as connection:
@@ -290,7 +290,7 @@ def test_a_peer_that_sends_no_message_is_told_why_and_dropped(
     assert zero.metric("rejected") == 1
 
 
-def test_a_size_that_is_announced_takes_no_memory(zero: Worker, one: Worker) -> None:
+def test_an_announced_size_takes_no_memory(zero: Worker, one: Worker) -> None:
     """The message is read as its bytes arrive."""
     before = peak_mib()
     with ExitStack() as stack:
@@ -302,15 +302,13 @@ def test_a_size_that_is_announced_takes_no_memory(zero: Worker, one: Worker) -> 
         assert peak_mib() - before < 64
 
 
-def test_a_peer_that_ends_in_the_middle_of_a_message_harms_nobody(
-    zero: Worker, one: Worker
-) -> None:
+def test_a_connection_closed_mid_message_disturbs_no_peer(zero: Worker, one: Worker) -> None:
     with connect(zero, greet_as=2) as connection:
         connection.sendall(message(100, 100_000) + bytes(50_000))
     assert zero.transport.receive(0.1) is None
 
 
-def test_a_message_may_come_byte_by_byte(zero: Worker, one: Worker) -> None:
+def test_a_message_may_arrive_byte_by_byte(zero: Worker, one: Worker) -> None:
     parts = [b"first", b"", os.urandom(5000), b"last"]
     whole = message(*map(len, parts)) + b"".join(parts)
     with connect(zero, greet_as=2) as connection:
@@ -323,9 +321,7 @@ def test_a_message_may_come_byte_by_byte(zero: Worker, one: Worker) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_messages_arrive_whatever_the_sizes_of_their_parts(
-    zero: Worker, one: Worker, seed: int
-) -> None:
+def test_parts_of_any_size_arrive(zero: Worker, one: Worker, seed: int) -> None:
     chance = random.Random(seed)
     limits = [0, 1, 15, 16, 4095, 4096, 4097, 16383, 16384, 16385, 131071, 131072, 1 << 20, 3 << 20]
     sent = []
@@ -338,15 +334,13 @@ def test_messages_arrive_whatever_the_sizes_of_their_parts(
         assert zero.message() == (1, parts)
 
 
-def test_who_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_peer_that_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen(f"ipc://{tmp_path}/zero")
     with connect(zero, greet_as=2) as connection:
         assert message(kind=3) in ended(connection, zero)
 
 
-def test_a_burst_of_small_messages_arrives_without_further_traffic(
-    make: MakeWorker, tmp_path: Path
-) -> None:
+def test_a_burst_arrives_without_further_traffic(make: MakeWorker, tmp_path: Path) -> None:
     """One read takes more messages than a thread handles at once; nothing else wakes the reader."""
     quiet = {"heartbeat": 2 * PATIENCE, "heartbeat_timeout": 4 * PATIENCE}
     zero, one = (make(n, **quiet).listen(f"ipc://{tmp_path}/{n}") for n in range(2))
