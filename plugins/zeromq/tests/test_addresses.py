@@ -16,7 +16,7 @@ from rpc_backend_zeromq.secret import Secret
 
 HERE = Rendezvous(None, "init_method=file:///x names no host")
 
-#: What a worker on a host does: the places it would listen on, or why it refuses.
+#: A program for a host: print the places on which a worker would listen, or why it refuses.
 CHOOSE = """
 import json, sys
 from dataclasses import asdict
@@ -40,7 +40,7 @@ def choose(host: Any, init_method: str = "env://", **environ: str) -> Any:
     return host.run(CHOOSE, init_method, env=variables)
 
 
-# --- where the workers meet ----------------------------------------------------------------------
+# --- the rendezvous host -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,10 @@ def test_the_error_for_a_foreign_address_lists_local_ones() -> None:
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 300, "a..b"])
 def test_an_unresolvable_name_is_refused(name: str) -> None:
     with pytest.raises(
-        AddressError, match="asked for is neither an address nor a name that resolves to one"
+        AddressError,
+        match="the option address is neither an address nor a name that resolves to one",
     ):
-        addresses.choose(Wanted(address=name, said_by="what was asked for"), HERE, Policy())
+        addresses.choose(Wanted(address=name, said_by="the option address"), HERE, Policy())
 
 
 def test_a_name_of_this_machine_is_accepted() -> None:
@@ -176,11 +177,11 @@ print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80"
 def test_without_a_route_the_error_lists_local_addresses(two_hosts: Any, text: str) -> None:
     _, two = two_hosts
 
-    kind, why = choose(two, "tcp://192.0.2.1:29500", SECRET=text)
+    kind, error = choose(two, "tcp://192.0.2.1:29500", SECRET=text)
 
     assert kind == "AddressError"
-    assert "no route to the rendezvous host '192.0.2.1'" in why
-    assert f"{two.interface} {two.four}" in why
+    assert "no route to the rendezvous host '192.0.2.1'" in error
+    assert f"{two.interface} {two.four}" in error
 
 
 def test_an_interface_gives_its_addresses_without_link_local_ones(
@@ -202,32 +203,32 @@ def test_a_requested_address_overrides_the_route(two_hosts: Any, text: str) -> N
     assert place["why"] == f"RPC_BACKENDS_ZEROMQ_ADDRESS={two.four}"
 
 
-# --- who may listen where others are -------------------------------------------------------------
+# --- addresses that other hosts can reach --------------------------------------------------------
 
 
 def test_a_reachable_address_is_refused_without_a_secret(two_hosts: Any) -> None:
     one, two = two_hosts
 
     for environ in ({}, {"ADDRESS": two.four}, {"INTERFACE": two.interface}):
-        kind, why = choose(two, f"tcp://{one.four}:29500", **environ)
+        kind, error = choose(two, f"tcp://{one.four}:29500", **environ)
 
         assert kind == "ExposureError"
-        assert f"would listen on {two.four}" in why
-        assert "without a secret ZEROMQ runs on the loopback interface only" in why
-        assert "`rpc-backends secret --out FILE`" in why
-        assert "RPC_BACKENDS_ZEROMQ_SECRET_FILE=FILE" in why
-        assert "RPC_BACKENDS_ZEROMQ_TRUSTED_NETWORK=1, or the option trusted_network=True" in why
+        assert f"would listen on {two.four}" in error
+        assert "without a secret ZEROMQ runs on the loopback interface only" in error
+        assert "`rpc-backends secret --out FILE`" in error
+        assert "RPC_BACKENDS_ZEROMQ_SECRET_FILE=FILE" in error
+        assert "RPC_BACKENDS_ZEROMQ_TRUSTED_NETWORK=1, or the option trusted_network=True" in error
 
 
 def test_a_reachable_address_is_refused_without_encryption(two_hosts: Any, text: str) -> None:
     one, two = two_hosts
 
-    kind, why = choose(two, f"tcp://{one.four}:29500", SECRET=text, ENCRYPTION="0")
+    kind, error = choose(two, f"tcp://{one.four}:29500", SECRET=text, ENCRYPTION="0")
 
     assert kind == "ExposureError"
-    assert "without encryption ZEROMQ runs on the loopback interface only" in why
-    assert "RPC_BACKENDS_ZEROMQ_ENCRYPTION=1" in why
-    assert "TRUSTED_NETWORK=1" in why
+    assert "without encryption ZEROMQ runs on the loopback interface only" in error
+    assert "RPC_BACKENDS_ZEROMQ_ENCRYPTION=1" in error
+    assert "TRUSTED_NETWORK=1" in error
 
 
 def test_a_trusted_network_allows_a_reachable_address(two_hosts: Any) -> None:
@@ -241,7 +242,7 @@ def test_a_trusted_network_allows_a_reachable_address(two_hosts: Any) -> None:
 def test_without_a_secret_the_rendezvous_host_uses_loopback(
     two_hosts: Any,
 ) -> None:
-    """A launcher names the host by its own address, and all workers run on that host."""
+    """The rendezvous host may be given by its own address: all workers run on that host."""
     one, _ = two_hosts
 
     for host in (one.four, f"[{one.six}]"):

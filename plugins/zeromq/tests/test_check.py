@@ -15,15 +15,15 @@ import zmq
 from rpc_backend_zeromq.check import check
 from rpc_backends_cli import Finding
 
-P = "RPC_BACKENDS_ZEROMQ_"
+PREFIX = "RPC_BACKENDS_ZEROMQ_"
 
 
-def found(environ: dict[str, str]) -> dict[str, Finding]:
+def findings_in(environ: dict[str, str]) -> dict[str, Finding]:
     return {finding.about: finding for finding in check(environ).findings}
 
 
 def test_the_defaults_are_one_host_and_no_problem() -> None:
-    findings = found({})
+    findings = findings_in({})
 
     assert findings["libzmq"].level == "ok"
     assert zmq.zmq_version() in findings["libzmq"].text
@@ -41,39 +41,41 @@ def test_the_defaults_are_one_host_and_no_problem() -> None:
 
 
 def test_the_source_of_the_secret_is_shown(secret_file: Path, text: str) -> None:
-    findings = found({f"{P}SECRET_FILE": str(secret_file)})
+    findings = findings_in({f"{PREFIX}SECRET_FILE": str(secret_file)})
 
     assert findings["secret"].level == "ok"
-    assert f"{P}SECRET_FILE ({secret_file})" in findings["secret"].text
+    assert f"{PREFIX}SECRET_FILE ({secret_file})" in findings["secret"].text
     assert findings["secret"].data["fingerprint"] in findings["secret"].text
-    assert text[15:30] not in repr(check({f"{P}SECRET": text}))
+    assert text[15:30] not in repr(check({f"{PREFIX}SECRET": text}))
 
 
 def test_an_unusable_secret_is_a_problem_with_a_remedy(secret_file: Path) -> None:
     secret_file.chmod(0o644)
 
-    findings = found({f"{P}SECRET_FILE": str(secret_file)})
+    findings = findings_in({f"{PREFIX}SECRET_FILE": str(secret_file)})
 
     assert findings["settings"].level == "problem"
     assert f"chmod 600 {secret_file}" in findings["settings"].text
 
 
 def test_an_unknown_variable_is_a_warning_with_a_suggestion() -> None:
-    finding = found({f"{P}ADRESS": "10.0.0.5"})[f"{P}ADRESS"]
+    finding = findings_in({f"{PREFIX}ADRESS": "10.0.0.5"})[f"{PREFIX}ADRESS"]
 
     assert finding.level == "warning"
-    assert f"did you mean {P}ADDRESS?" in finding.text
+    assert f"did you mean {PREFIX}ADDRESS?" in finding.text
 
 
 def test_an_unknown_interface_is_a_problem() -> None:
-    finding = found({f"{P}INTERFACE": "eth77"})["address"]
+    finding = findings_in({f"{PREFIX}INTERFACE": "eth77"})["address"]
 
     assert finding.level == "problem"
     assert "RPC_BACKENDS_ZEROMQ_INTERFACE=eth77 is not an interface" in finding.text
 
 
 def test_unsafe_settings_are_warnings() -> None:
-    findings = found({f"{P}TRUSTED_NETWORK": "1", f"{P}ENCRYPTION": "0", f"{P}UNIX_SOCKETS": "0"})
+    findings = findings_in(
+        {f"{PREFIX}TRUSTED_NETWORK": "1", f"{PREFIX}ENCRYPTION": "0", f"{PREFIX}UNIX_SOCKETS": "0"}
+    )
 
     assert findings["secret"].level == findings["encryption"].level == "warning"
     assert "anyone who can reach a worker can run code in it" in findings["secret"].text
@@ -89,12 +91,13 @@ from dataclasses import asdict
 from rpc_backend_zeromq.check import check
 print(json.dumps([asdict(finding) for finding in check().findings if finding.about == "address"]))
 """
-    meet = {"MASTER_ADDR": one.four}
+    variables = {"MASTER_ADDR": one.four}
 
     (allowed,) = two.run(
-        code, env={**meet, f"{P}SECRET_FILE": str(secret_file), f"{P}PORTS": "5000-5010"}
+        code,
+        env={**variables, f"{PREFIX}SECRET_FILE": str(secret_file), f"{PREFIX}PORTS": "5000-5010"},
     )
-    (refused,) = two.run(code, env=meet)
+    (refused,) = two.run(code, env=variables)
 
     assert allowed["level"] == "ok"
     assert allowed["text"] == (

@@ -1,4 +1,4 @@
-"""A record in the store counts only if a holder of the secret wrote it for this worker and group."""
+"""A record in the store is valid only if a holder of the secret wrote it for this worker and group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def opened(text: str, key: Secret | None, **expected: Any) -> Publication:
     return identity.open_publication(text, key, **{**defaults, **expected})
 
 
-def refused(text: str, key: Secret | None, **expected: Any) -> str:
+def error_of(text: str, key: Secret | None, **expected: Any) -> str:
     with pytest.raises(PublicationError) as caught:
         opened(text, key, **expected)
     return str(caught.value)
@@ -72,7 +72,7 @@ def test_any_changed_character_of_a_publication_is_refused(a_secret: Secret) -> 
 
     for place in range(len(text)):
         other = "0" if text[place] != "0" else "1"
-        refused(text[:place] + other + text[place + 1 :], a_secret)
+        error_of(text[:place] + other + text[place + 1 :], a_secret)
 
 
 def test_a_forged_payload_is_refused_with_an_explanation(a_secret: Secret) -> None:
@@ -80,7 +80,7 @@ def test_a_forged_payload_is_refused_with_an_explanation(a_secret: Secret) -> No
     form, kind, fingerprint, proof, payload = text.split(" ", 4)
     forged = payload.replace("10.0.0.5", "10.6.6.6")
 
-    why = refused(f"{form} {kind} {fingerprint} {proof} {forged}", a_secret)
+    why = error_of(f"{form} {kind} {fingerprint} {proof} {forged}", a_secret)
 
     assert (
         "the address of worker 'wörker 1' (rank 2) in the store was not written by a holder" in why
@@ -92,7 +92,7 @@ def test_a_forged_payload_is_refused_with_an_explanation(a_secret: Secret) -> No
 def test_an_invalid_proof_is_refused(a_secret: Secret, proof: str) -> None:
     form, kind, fingerprint, _, payload = identity.seal(MINE, a_secret).split(" ", 4)
 
-    refused(f"{form} {kind} {fingerprint} {proof} {payload}", a_secret)
+    error_of(f"{form} {kind} {fingerprint} {proof} {payload}", a_secret)
 
 
 def test_the_proof_is_checked_before_parsing(
@@ -104,7 +104,7 @@ def test_the_proof_is_checked_before_parsing(
     monkeypatch.setattr(publication, "load", never)
     form, kind, fingerprint, proof, _ = identity.seal(MINE, a_secret).split(" ", 4)
 
-    refused(f"{form} {kind} {fingerprint} {proof} {'[' * 10_000}", a_secret)
+    error_of(f"{form} {kind} {fingerprint} {proof} {'[' * 10_000}", a_secret)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_a_publication_of_another_worker_or_group_is_refused(
     a_secret: Secret, expected: dict[str, Any], why: str
 ) -> None:
     for key in (a_secret, None):
-        assert why in refused(identity.seal(MINE, key), key, **expected)
+        assert why in error_of(identity.seal(MINE, key), key, **expected)
 
 
-# --- workers that do not fit together ------------------------------------------------------------
+# --- conflicting settings ------------------------------------------------------------------------
 
 
 def test_a_secret_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
-    with_one, without = identity.seal(MINE, a_secret), identity.seal(MINE, None)
+    with_secret, without = identity.seal(MINE, a_secret), identity.seal(MINE, None)
 
-    here, there = refused(without, a_secret), refused(with_one, None)
+    here, there = error_of(without, a_secret), error_of(with_secret, None)
 
     assert "worker 'wörker 1' (rank 2) has no secret, and worker 'reader' has one" in here
     assert f"from the test, fingerprint {a_secret.fingerprint}" in here
@@ -145,7 +145,7 @@ def test_a_secret_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
 def test_different_secrets_are_reported_by_their_fingerprints(a_secret: Secret) -> None:
     other = secret.parse(secret.generate(), "elsewhere")
 
-    why = refused(identity.seal(MINE, other), a_secret)
+    why = error_of(identity.seal(MINE, other), a_secret)
 
     assert f"has a different secret (fingerprint {other.fingerprint}) from worker 'reader'" in why
     assert f"fingerprint {a_secret.fingerprint}" in why
@@ -154,8 +154,8 @@ def test_different_secrets_are_reported_by_their_fingerprints(a_secret: Secret) 
 def test_encryption_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
     plain = replace(MINE, public_key=None)
 
-    here = refused(identity.seal(plain, a_secret), a_secret, encryption=True)
-    there = refused(identity.seal(MINE, a_secret), a_secret, encryption=False)
+    here = error_of(identity.seal(plain, a_secret), a_secret, encryption=True)
+    there = error_of(identity.seal(MINE, a_secret), a_secret, encryption=False)
 
     assert "worker 'reader' encrypts and worker 'wörker 1' (rank 2) does not" in here
     assert "worker 'wörker 1' (rank 2) encrypts and worker 'reader' does not" in there
@@ -183,7 +183,7 @@ def test_encryption_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
     ],
 )
 def test_an_invalid_publication_is_refused_with_the_reason(text: str, why: str) -> None:
-    assert why in refused(text, None)
+    assert why in error_of(text, None)
 
 
 BIG = "x" * 5000
@@ -233,12 +233,12 @@ def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -
     fields = {**json.loads(publication.dump(MINE)), **change}
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
-    # Also from somebody who has the secret: a worker that is broken is no reason to break.
+    # Also if it was written with the secret, by a broken worker.
     sealed = f"zeromq2 sealed {a_secret.fingerprint} {identity._proof(payload, a_secret)} {payload}"
-    assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in refused(
+    assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in error_of(
         sealed, a_secret
     )
-    refused(f"zeromq2 open {payload}", None)
+    error_of(f"zeromq2 open {payload}", None)
 
 
 def test_only_the_canonical_json_form_is_accepted() -> None:
@@ -250,7 +250,7 @@ def test_only_the_canonical_json_form_is_accepted() -> None:
         payload.replace('"rank":2', '"rank":3,"rank":2'),
         json.dumps(json.loads(payload)),
     ):
-        assert "in the store is invalid" in refused(f"zeromq2 open {other}", None)
+        assert "in the store is invalid" in error_of(f"zeromq2 open {other}", None)
 
 
 def test_keys_may_use_every_character_of_z85() -> None:

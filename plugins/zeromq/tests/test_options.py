@@ -1,4 +1,4 @@
-"""Options: their defaults, and the errors for wrong ones."""
+"""Options: their defaults, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -156,6 +156,9 @@ def test_address_and_interface_together_are_refused() -> None:
 
 def test_the_default_heartbeat_is_a_sixth_of_its_timeout() -> None:
     assert construct(heartbeat_timeout=6).heartbeat == 1.0
+
+
+def test_a_heartbeat_longer_than_its_timeout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"heartbeat=7 is longer than heartbeat_timeout=6"):
         construct(heartbeat=7, heartbeat_timeout=6)
 
@@ -190,10 +193,11 @@ def test_no_repr_or_attribute_shows_the_secret(text: str) -> None:
     assert "<secret from the option secret, fingerprint " in repr(options)
 
 
-@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_options_can_be_neither_pickled_nor_copied(way: Any, text: str) -> None:
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_options_can_be_neither_pickled_nor_copied(duplicate: Any, text: str) -> None:
+    """Torch's own options cannot be pickled either."""
     for options in (construct(), construct(secret=text)):
         with pytest.raises(TypeError, match="pickle"):
-            way(options)
+            duplicate(options)
     with pytest.raises(TypeError, match="SECRET_FILE"):
         pickle.dumps(construct(secret=text).secret)

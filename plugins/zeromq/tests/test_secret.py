@@ -22,7 +22,13 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-# --- its form ------------------------------------------------------------------------------------
+def with_two_swapped(text: str) -> str:
+    """Return a secret with two different neighbouring characters swapped."""
+    at = next(i for i in range(20, len(text)) if text[i] != text[i + 1])
+    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+
+
+# --- format --------------------------------------------------------------------------------------
 
 
 def test_secrets_are_random_and_can_be_typed(text: str) -> None:
@@ -52,7 +58,7 @@ def test_surrounding_white_space_and_case_are_ignored(text: str) -> None:
         (lambda _: "", "does not begin with"),
         (lambda _: "correct horse battery staple", "does not begin with"),
         (lambda text: text[:20] + ("b" if text[20] == "a" else "a") + text[21:], "checksum"),
-        (lambda text: text[:20] + text[21] + text[20] + text[22:], "checksum"),
+        (with_two_swapped, "checksum"),
         (lambda text: text[:20] + "1" + text[21:], "checksum"),
         (lambda text: text[:20] + "\u00e9" + text[21:], "checksum"),
     ],
@@ -61,8 +67,6 @@ def test_an_altered_secret_is_refused_without_being_shown(
     text: str, change: object, why: str
 ) -> None:
     changed = change(text)  # type: ignore[operator]
-    if changed == text:
-        pytest.skip("two equal characters stood side by side")
 
     with pytest.raises(
         SecretError, match=f"here is not a secret: .*{why}.*`rpc-backends secret`"
@@ -96,7 +100,7 @@ def test_derived_keys_differ_by_purpose(a_secret: Secret) -> None:
     assert a_secret.derive("publication") == a_secret.derive("publication")
 
 
-# --- its file ------------------------------------------------------------------------------------
+# --- file ----------------------------------------------------------------------------------------
 
 
 def test_a_secret_is_read_from_a_private_file(secret_file: Path, a_secret: Secret) -> None:
@@ -145,7 +149,7 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, content: bytes) -> N
         secret.read(str(path), "the file")
 
 
-# --- where it comes from -------------------------------------------------------------------------
+# --- sources -------------------------------------------------------------------------------------
 
 
 def test_without_a_source_there_is_no_secret() -> None:

@@ -43,7 +43,7 @@ def open_files() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def old(folder: Path) -> None:
+def make_old(folder: Path) -> None:
     hour_ago = time.time() - 3600
     os.utime(folder, (hour_ago, hour_ago))
 
@@ -126,7 +126,7 @@ def test_without_a_usable_folder_the_error_says_why(
         SocketFolder()
 
 
-# --- what was left behind ------------------------------------------------------------------------
+# --- folders of killed workers -------------------------------------------------------------------
 
 
 def test_a_later_worker_removes_a_killed_workers_folder(runtime: Path) -> None:
@@ -145,9 +145,9 @@ time.sleep(600)
         try:
             assert worker.stdout is not None
             path = Path(worker.stdout.readline().strip())
-            old(path.parent)
+            make_old(path.parent)
             unix_sockets.sweep(environ(runtime))
-            assert path.exists()  # it lives
+            assert path.exists()  # its worker is alive
         finally:
             worker.send_signal(signal.SIGKILL)
 
@@ -163,8 +163,8 @@ def test_new_and_foreign_folders_are_not_removed(runtime: Path) -> None:
     (full / "data").write_text("precious")
     (runtime / "rpc-zmq-link").symlink_to(other)
     (runtime / "rpc-zmq-file").write_text("")
-    old(full)
-    old(other)
+    make_old(full)
+    make_old(other)
 
     unix_sockets.sweep(environ(runtime))
 
@@ -186,14 +186,14 @@ def test_a_forked_process_does_not_remove_its_parents_folder(runtime: Path) -> N
     os.waitpid(child, 0)
 
     assert Path(folder.socket).parent.exists()
-    old(Path(folder.socket).parent)
+    make_old(Path(folder.socket).parent)
     unix_sockets.sweep(environ(runtime))
     assert Path(folder.socket).parent.exists()
     folder.remove()
     assert list(runtime.iterdir()) == []
 
 
-# --- whether a path leads to the socket ----------------------------------------------------------
+# --- the identity of a socket --------------------------------------------------------------------
 
 
 def test_a_node_identifies_a_socket_under_any_path(runtime: Path) -> None:

@@ -1,4 +1,4 @@
-"""Messages arrive unchanged: over each medium, encrypted or not, of any size, many at once."""
+"""Messages of any size arrive unchanged over each medium, encrypted or not, and many at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rpc_backend_zeromq._native import TransportError
 
 MakeWorker = Callable[..., Worker]
 
-# Around the sizes at which a part travels in another way; see csrc/packed.cpp.
+# Sizes around those at which a part is sent in another way; see csrc/packed.cpp.
 SIZES = [
     0,
     1,
@@ -84,7 +84,7 @@ def test_parts_of_all_sizes_arrive_unchanged(pair: tuple[Worker, Worker]) -> Non
 
 
 def test_small_parts_may_exceed_one_frame(pair: tuple[Worker, Worker]) -> None:
-    """The parts and their sizes take several MiB."""
+    """Together, the parts and their sizes have several MiB."""
     zero, one = pair
     parts = [bytes([number % 256]) * (number % 4000) for number in range(2000)]
     zero.send(1, *parts)
@@ -108,7 +108,7 @@ def test_received_parts_are_aligned_for_tensors(
     _, _, parts, _ = one.next("message")
     addresses = [numpy.frombuffer(part, dtype=numpy.uint8).ctypes.data for part in parts]
     assert [address % 16 for address in addresses[:3]] == [0, 0, 0]
-    assert addresses[3] % 8 == 0  # a frame of libzmq's
+    assert addresses[3] % 8 == 0  # in a frame of libzmq
 
 
 def test_a_message_of_64_mib_arrives_between_others(pair: tuple[Worker, Worker]) -> None:
@@ -150,7 +150,7 @@ def test_the_memory_of_sent_messages_is_released(pair: tuple[Worker, Worker]) ->
     def is_released() -> bool:
         try:
             large.append(0)
-        except BufferError:  # somebody still has its memory
+        except BufferError:  # the transport still uses its memory
             return False
         return True
 
@@ -185,7 +185,7 @@ def test_an_oversized_message_is_refused_by_its_sender(make: MakeWorker) -> None
 def test_messages_of_many_senders_arrive_once(
     make: MakeWorker, encrypted: bool, receivers: int
 ) -> None:
-    """Each message arrives once, and a single receiver gets those of each pair in order."""
+    """Each message arrives once; a single receiver gets the messages of each thread in order."""
     senders, threads, count = 3, 3, 300
     target = make(0, encrypted).listen("tcp://127.0.0.1:*")
     others = [make(n, encrypted).listen("tcp://127.0.0.1:*") for n in range(1, senders + 1)]
@@ -196,7 +196,7 @@ def test_messages_of_many_senders_arrive_once(
     def send(worker: Worker, thread: int) -> None:
         worker.learn(target)
         for number in range(count):
-            # Small, in a frame of its own, and in pieces.
+            # A small part, one in a frame of its own, and one in pieces.
             size = (2 << 20) if number % 100 == 50 else 10_000 if number % 10 == 5 else 10
             worker.send(0, f"{thread} {number}".encode(), b"x" * size)
 
@@ -230,7 +230,7 @@ def test_messages_of_many_senders_arrive_once(
 
 
 def test_replies_from_many_threads_reach_their_caller(pair: tuple[Worker, Worker]) -> None:
-    """Thousands of messages are in flight, and threads on both sides echo them."""
+    """Threads on both sides return a thousand messages to each other, five times."""
     zero, one = pair
     count, rounds = 1000, 5
     done = threading.Semaphore(0)

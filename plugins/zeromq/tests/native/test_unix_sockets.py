@@ -13,17 +13,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from native_workers import PATIENCE, Worker, eventually
+from native_workers import TIME_LIMIT, Worker, eventually
 
 from rpc_backend_zeromq._native import TransportError
 
 MakeWorker = Callable[..., Worker]
 
+#: The first bytes of a greeting.
 FORM = b"RPCUNIX\x01"
-#: Of the messages.
+#: The version of the message format.
 VERSION = 2
 NOBODY = 65534
-#: Our greeting, the peer's, our answer, the peer's.
+#: The proofs in our greeting, the peer's greeting, our answer and the peer's answer.
 PROOFS = (b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 32)
 MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
 
@@ -31,14 +32,14 @@ MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
 @pytest.fixture
 def zero(make: MakeWorker, tmp_path: Path) -> Worker:
     """Yield a worker that listens on a Unix socket and admits every process that can use it."""
-    # Nobody answers heartbeats while the test does something else.
-    return make(0, heartbeat_timeout=PATIENCE).listen(f"ipc://{tmp_path}/zero")
+    # The connections of these tests answer no heartbeats.
+    return make(0, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/zero")
 
 
 @pytest.fixture
 def one(make: MakeWorker, tmp_path: Path, zero: Worker) -> Iterator[Worker]:
     """Yield a peer that calls the worker, and can still call it at the end of the test."""
-    found = make(1, heartbeat_timeout=PATIENCE).listen(f"ipc://{tmp_path}/one").learn(zero)
+    found = make(1, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/one").learn(zero)
     zero.learn(found)
     found.send(0, b"before")
     assert zero.message() == (1, [b"before"])
@@ -54,7 +55,7 @@ def greeting(worker: int, proof: bytes = bytes(32)) -> bytes:
 def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
     """Connect, and authenticate as a worker if requested."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE)
+    connection.settimeout(TIME_LIMIT)
     connection.connect(to.endpoint.removeprefix("ipc://"))
     if greet_as is not None:
         connection.sendall(greeting(greet_as))
@@ -64,12 +65,12 @@ def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
 
 
 def ended(connection: socket.socket, by: Worker | None = None) -> bytes:
-    """Wait until the other side ends a connection; return the data that arrived before.
+    """Wait until the other side closes a connection; return the data that arrived before.
 
-    :param by: a worker that reads meanwhile, and gets no message.
+    :param by: a worker that reads meanwhile, and must get no message.
     """
     text = b""
-    connection.settimeout(PATIENCE if by is None else 0.02)
+    connection.settimeout(TIME_LIMIT if by is None else 0.02)
     while True:
         try:
             more = connection.recv(4096)
@@ -88,7 +89,7 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-# --- who is let in -------------------------------------------------------------------------------
+# --- admission -----------------------------------------------------------------------------------
 
 
 def test_workers_with_matching_proofs_communicate(make: MakeWorker, tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_proofs_of_a_wrong_length_are_an_error(make: MakeWorker, tmp_path: Path)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> None:
-    """This holds for any mode of the folder."""
+    """Even if folder and socket are open to all users."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     Path(zero.endpoint.removeprefix("ipc://")).chmod(0o666)
@@ -180,7 +181,7 @@ def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> N
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert f"user {NOBODY}, but this is user 0" in zero.line_with("Unix socket")
+    assert f"user {NOBODY}, but this is user 0" in zero.log_line("Unix socket")
     assert zero.metric("refused") == 1
 
 
@@ -223,16 +224,16 @@ def test_a_silent_connection_is_closed(make: MakeWorker, tmp_path: Path) -> None
     zero = make(0, handshake_timeout=0.3).listen(f"ipc://{tmp_path}/zero")
     with connect(zero) as connection:
         assert ended(connection) == b""
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "it is counted")
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")
 
 
 def test_few_of_many_silent_connections_are_kept(zero: Worker, one: Worker) -> None:
-    """The oldest connections are dropped for newer ones, so a worker can connect."""
+    """The oldest connections are closed for newer ones, so workers can connect."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ExitStack() as stack:
-        held = [stack.enter_context(connect(zero)) for _ in range(1000)]
-        eventually(lambda: zero.metric("failed_handshakes") >= 1000 - 256, "most are dropped")
-        assert len(list(Path("/proc/self/fd").iterdir())) - before <= len(held) + 256
+        open_connections = [stack.enter_context(connect(zero)) for _ in range(1000)]
+        eventually(lambda: zero.metric("failed_handshakes") >= 1000 - 256, "most are closed")
+        assert len(list(Path("/proc/self/fd").iterdir())) - before <= len(open_connections) + 256
         one.send(0, b"meanwhile")
         assert zero.message() == (1, [b"meanwhile"])
         with connect(zero, greet_as=2) as connection:
@@ -257,10 +258,10 @@ def test_half_a_greeting_disturbs_no_peer(zero: Worker, one: Worker) -> None:
         connection.sendall(greeting(5)[:20])
         one.send(0, b"meanwhile")
         assert zero.message() == (1, [b"meanwhile"])
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "it is counted")
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")
 
 
-# --- what is no message --------------------------------------------------------------------------
+# --- invalid messages ----------------------------------------------------------------------------
 
 
 def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | None = None) -> bytes:
@@ -341,8 +342,8 @@ def test_a_peer_that_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path:
 
 
 def test_a_burst_arrives_without_further_traffic(make: MakeWorker, tmp_path: Path) -> None:
-    """One read takes more messages than a thread handles at once; nothing else wakes the reader."""
-    quiet = {"heartbeat": 2 * PATIENCE, "heartbeat_timeout": 4 * PATIENCE}
+    """One read takes more messages than a thread handles at once, and no later event wakes the reader."""
+    quiet = {"heartbeat": 2 * TIME_LIMIT, "heartbeat_timeout": 4 * TIME_LIMIT}
     zero, one = (make(n, **quiet).listen(f"ipc://{tmp_path}/{n}") for n in range(2))
     one.learn(zero.learn(one))
     for number in range(1000):
