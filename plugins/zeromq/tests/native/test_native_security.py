@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -348,6 +349,37 @@ def test_pieces_of_a_wrong_size_are_refused(
     for piece in pieces:
         other.send(piece)
     assert "a wrong size" in refusal_without_messages(zero, other)
+
+
+def test_unfinished_messages_of_ended_connections_are_dropped(
+    make: MakeWorker, intrude: MakeIntruder
+) -> None:
+    """Their memory is freed when no piece has arrived for the heartbeat timeout."""
+    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen("tcp://127.0.0.1:*")
+    size = 300 << 20  # a block of this size is not kept for reuse
+    before, begin = mapped_bytes(), time.monotonic()
+
+    def is_held() -> bool:
+        assert zero.transport.receive(0.01) is None
+        return mapped_bytes() - before > size / 2
+
+    other = intrude(route(1), zero)
+    other.send(head([size], [2]))
+    other.send(b"the first piece")
+    eventually(is_held, "the message has its memory")
+    other.socket.close()
+    eventually(lambda: not is_held(), "the memory is freed")
+    assert time.monotonic() - begin >= 1.0
+
+    again = intrude(route(1, 1), zero)
+    again.send(plain(b"x"))
+    assert zero.message() == (1, [b"x"])
+
+
+def mapped_bytes() -> int:
+    """Return the size of this process's address space."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_an_oversized_frame_ends_its_connection(make: MakeWorker, intrude: MakeIntruder) -> None:
