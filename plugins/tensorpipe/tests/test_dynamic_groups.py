@@ -166,7 +166,7 @@ def now_serving() -> None:
 
 def serve_slowly(caller: str) -> str:
     rpc.rpc_sync(caller, now_serving)
-    time.sleep(1)
+    time.sleep(0.5)  # in which the worker begins to leave
     return "served"
 
 
@@ -187,7 +187,7 @@ def ask_and_leave(me: WorkerContext, to: str) -> str:
 
 
 def answer_slowly() -> str:
-    time.sleep(1)
+    time.sleep(0.5)  # in which the worker begins to leave
     return "served"
 
 
