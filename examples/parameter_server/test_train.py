@@ -25,7 +25,7 @@ def learn(me, name):
         "train_fixed",
     ],
 )
-def test_updates_that_come_twice_change_nothing(rpc_faults, name, backend):
+def test_duplicated_updates_change_nothing(rpc_faults, name, backend):
     sound = rpc_faults(learn, name, workers=3, backend=backend)
     faulty = rpc_faults(learn, name, workers=3, rules=[TWICE], backend=backend)
 

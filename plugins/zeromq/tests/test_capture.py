@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 
 #: The data of the calls. The tensor repeats these bytes, so every packet of it has several copies.
 TENSOR = b"0123456789abcdef"
-TEXT = "a word that nobody but the two may read"
-ANSWER = "an answer that is for one alone"
-ERROR = "what went wrong is nobody's business"
+TEXT = "a text that only the two workers may read"
+ANSWER = "a reply for the caller only"
+ERROR = "an error for the caller only"
 SECRETS = {
     "the tensor": TENSOR * 4,
     "the text": TEXT.encode(),

@@ -20,7 +20,7 @@ def test_many_refusals_are_one_line_and_a_count(log: pytest.LogCaptureFixture) -
     refusals = Refusals("w0", clock=lambda: now[0])
 
     for _ in range(1000):
-        refusals("tcp://10.0.0.9: its key is nobody's")
+        refusals("tcp://10.0.0.9: its key is unknown")
     now[0] = 11.0
     refusals("another")
     now[0] = 30.0
@@ -28,7 +28,7 @@ def test_many_refusals_are_one_line_and_a_count(log: pytest.LogCaptureFixture) -
 
     assert refusals.count == 1002
     assert log.messages == [
-        "ZEROMQ worker 'w0' refused a connection: tcp://10.0.0.9: its key is nobody's",
+        "ZEROMQ worker 'w0' refused a connection: tcp://10.0.0.9: its key is unknown",
         "ZEROMQ worker 'w0' refused a connection: another (999 more since the last such line)",
         "ZEROMQ worker 'w0' refused a connection: a third",
     ]

@@ -51,13 +51,13 @@ def free_port() -> int:
 
 
 def test_an_absent_peer_is_lost_at_once(make: MakeWorker, encrypted: bool) -> None:
-    zero, nobody = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
-    nobody.endpoint = f"tcp://127.0.0.1:{free_port()}"
-    zero.learn(nobody)
+    zero, absent = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
+    absent.endpoint = f"tcp://127.0.0.1:{free_port()}"
+    zero.learn(absent)
     zero.try_to_send(1, b"x")
     what, peer, _, reason = zero.next()
     assert (what, peer) == ("lost", 1)
-    assert reason == f"cannot connect to {nobody.endpoint}: Connection refused"
+    assert reason == f"cannot connect to {absent.endpoint}: Connection refused"
     with pytest.raises(TransportError, match=r"worker 1 is lost: cannot connect to .*refused"):
         zero.send(1, b"y")
 
