@@ -58,7 +58,7 @@ def test_nested_calls_get_their_answers(me: Any) -> None:
 @in_worker
 def test_a_burst_leaves_few_threads(me: Any) -> None:
     may_run, burst = 8, 400
-    # The pool keeps the running threads, and as many waiting threads plus four.
+    # The pool keeps as many waiting threads as running ones, and four more.
     most = 2 * may_run + 4
     released.clear()
     with two_agents(num_worker_threads=may_run) as (_, other):

@@ -57,6 +57,8 @@ def run(
         workers.run(steps.join, f"file://{tmp_path}/{run.number}", backend=backend)  # type: ignore[attr-defined]
         found = workers[0].call(step, *args)
         workers.run(steps.leave)
+        for worker in workers:
+            worker.finish()  # both processes end at the same time
         assert [worker.end() for worker in workers] == [0, 0]
         output = workers[0].output
     return found, output

@@ -79,7 +79,7 @@ def ends_with(
 
 
 @functools.cache
-def usual() -> dict[int, list[str]]:
+def reference_outcomes() -> dict[int, list[str]]:
     """Return the outcome of each call with two rules, from one thread, without a log."""
     found: dict[int, list[str]] = ends_with(SEED + NAMED + UNNAMED, 1)
     ends = list(itertools.chain.from_iterable(found.values()))
@@ -88,13 +88,13 @@ def usual() -> dict[int, list[str]]:
     return found
 
 
-def of(rule: str, ends: dict[int, list[str]]) -> dict[int, list[bool]]:
-    """Return which calls a rule failed."""
+def failures_by(rule: str, ends: dict[int, list[str]]) -> dict[int, list[bool]]:
+    """Return, for each call, whether this rule made it fail."""
     return {number: [end == rule for end in found] for number, found in ends.items()}
 
 
 def test_four_threads_fail_the_same_tensors_calls_as_one() -> None:
-    assert ends_with(SEED + NAMED + UNNAMED, 4) == usual()
+    assert ends_with(SEED + NAMED + UNNAMED, 4) == reference_outcomes()
 
 
 def test_the_log_changes_no_decision(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_unrelated_rule_changes_no_decision_of_an_added_rule() -> None:
 def test_an_inserted_rule_changes_no_decision_of_unnamed_rules(place: str) -> None:
     rules = [NAMED, UNNAMED, OTHER_UNNAMED] if place == "after" else [OTHER_UNNAMED, NAMED, UNNAMED]
 
-    assert ends_with(SEED + "".join(rules)) == usual()
+    assert ends_with(SEED + "".join(rules)) == reference_outcomes()
 
 
 def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
@@ -132,7 +132,7 @@ def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
     counting = '[[rule]]\nwhat = "fail"\ntext = "counted"\nfunction = "*.do"\nevery = 3\n'
     earlier = '[[rule]]\nwhat = "fail"\ntext = "earlier"\nfunction = "*.do"\nevery = 2\n'
 
-    alone = of("counted", ends_with(counting, 1))
+    alone = failures_by("counted", ends_with(counting, 1))
     together = ends_with(earlier + counting, 1)
 
     for number, ends in together.items():
@@ -144,8 +144,8 @@ def test_identical_unnamed_rules_decide_independently() -> None:
     one = ends_with(SEED + UNNAMED, 1)
     two = ends_with(SEED + UNNAMED + UNNAMED, 1)
 
-    assert sum(of("unnamed", two)[n].count(True) for n in two) > sum(
-        of("unnamed", one)[n].count(True) for n in one
+    assert sum(failures_by("unnamed", two)[n].count(True) for n in two) > sum(
+        failures_by("unnamed", one)[n].count(True) for n in one
     )
 
 

@@ -145,7 +145,7 @@ def test_a_stalled_replay_names_the_overdue_message(
 ) -> None:
     run(call, 4, RULES=rules, LOG=tmp_path / "log")
     with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path / "log")}) as workers:
-        workers[0].call(be_impatient)
+        workers[0].call(report_overdue_messages_soon)
         workers.run(steps.join, f"file://{tmp_path}/again", backend="TENSORPIPE")
         workers[0].call(call, 2)
         end = time.monotonic() + steps.AT_ONCE
@@ -195,6 +195,6 @@ def add_a_rule(me: WorkerContext) -> str:
         return say(me, 0)
 
 
-def be_impatient(me: WorkerContext) -> None:
-    """Make replays report overdue messages soon."""
+def report_overdue_messages_soon(me: WorkerContext) -> None:
+    """Shorten the time after which a replay reports an overdue message."""
     replay.PATIENCE = 0.4

@@ -62,7 +62,7 @@ def test_rrefs_and_distributed_autograd_work(url: str) -> None:
 
 
 def test_a_start_warns_of_nothing_and_makes_no_gloo_group(url: str) -> None:
-    """Stock torch makes one with a call that it deprecates itself (pytorch issue 149393)."""
+    """Stock torch makes a Gloo group with a function that it has deprecated (pytorch issue 149393)."""
     with Workers(2) as workers:
         workers.run(start_strictly, url)
         workers.run(steps.leave)

@@ -66,6 +66,8 @@ def group(
 def leave(workers: Workers) -> None:
     """Make all workers leave, and end their processes."""
     workers.run(steps.leave)
+    for worker in workers:
+        worker.finish()  # all processes end at the same time
     assert [worker.end() for worker in workers] == [0] * workers.size
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 SOON = 10.0
 
 
-class Place:
+class TransportGroup:
     """The transports of one group: their store, and what must be closed after the test."""
 
     def __init__(self, size: int = 2) -> None:
@@ -64,8 +64,8 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    found = Place()
+def group() -> Iterator[TransportGroup]:
+    found = TransportGroup()
     yield found
     for transport in found.transports:
         transport.close(0)
@@ -101,9 +101,9 @@ def open_files() -> int:
 @pytest.mark.parametrize("unix_sockets", [True, False])
 @pytest.mark.parametrize("encryption", [None, False])
 def test_workers_on_one_host_exchange_messages(
-    place: Place, unix_sockets: bool, encryption: bool | None
+    group: TransportGroup, unix_sockets: bool, encryption: bool | None
 ) -> None:
-    one, two = place.start(unix_sockets=unix_sockets, encryption=encryption)
+    one, two = group.start(unix_sockets=unix_sockets, encryption=encryption)
 
     send(one, 1, b"hello")
     assert received(two) == ("message", 0, b"hello", "")
@@ -116,8 +116,8 @@ def test_workers_on_one_host_exchange_messages(
     assert metrics["zeromq.listens_on"].startswith("tcp://127.0.0.1:")
 
 
-def test_requested_encryption_replaces_unix_sockets(place: Place) -> None:
-    one, two = place.start(encryption=True)
+def test_requested_encryption_replaces_unix_sockets(group: TransportGroup) -> None:
+    one, two = group.start(encryption=True)
 
     send(one, 1, b"hello")
 
@@ -125,16 +125,18 @@ def test_requested_encryption_replaces_unix_sockets(place: Place) -> None:
     assert one.metrics()["zeromq.unix_socket"] == two.metrics()["zeromq.unix_socket"] == ""
 
 
-def test_secret_and_secret_file_are_equivalent(place: Place, text: str, secret_file: Path) -> None:
-    one, two = place.start({"secret": text}, {"secret_file": str(secret_file)})
+def test_secret_and_secret_file_are_equivalent(
+    group: TransportGroup, text: str, secret_file: Path
+) -> None:
+    one, two = group.start({"secret": text}, {"secret_file": str(secret_file)})
 
     send(one, 1, b"hello")
 
     assert received(two)[2] == b"hello"
 
 
-def test_an_early_caller_is_admitted_once_learned(place: Place) -> None:
-    one, two = place.transport(0), place.transport(1)
+def test_an_early_caller_is_admitted_once_learned(group: TransportGroup) -> None:
+    one, two = group.transport(0), group.transport(1)
     texts = [one.listen(0, "w0"), two.listen(1, "w1")]
     one.learn(1, "w1", texts[1])
 
@@ -147,8 +149,8 @@ def test_an_early_caller_is_admitted_once_learned(place: Place) -> None:
 
 
 @pytest.mark.parametrize("unix_sockets", [True, False])
-def test_a_dynamic_group_looks_up_unknown_keys(place: Place, unix_sockets: bool) -> None:
-    one, two = (place.transport(n, dynamic=True, unix_sockets=unix_sockets) for n in (0, 1))
+def test_a_dynamic_group_looks_up_unknown_keys(group: TransportGroup, unix_sockets: bool) -> None:
+    one, two = (group.transport(n, dynamic=True, unix_sockets=unix_sockets) for n in (0, 1))
     texts = [one.listen(0, "w0"), two.listen(1, "w1")]
     one.learn(1, "w1", texts[1], rank=1)
     asked: list[bytes] = []
@@ -166,10 +168,10 @@ def test_a_dynamic_group_looks_up_unknown_keys(place: Place, unix_sockets: bool)
 
 
 def test_a_forgotten_worker_is_not_admitted_again(
-    place: Place, caplog: pytest.LogCaptureFixture
+    group: TransportGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "rpc_backends.zeromq")
-    one, two = place.start()
+    one, two = group.start()
     two.forget(0)
 
     with contextlib.suppress(
@@ -187,8 +189,10 @@ def test_a_forgotten_worker_is_not_admitted_again(
 # --- conflicting settings, stale and forged addresses --------------------------------------------
 
 
-def errors_on_both_sides(place: Place, first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    one, two = place.transport(0, **first), place.transport(1, **second)
+def errors_on_both_sides(
+    group: TransportGroup, first: dict[str, Any], second: dict[str, Any]
+) -> list[str]:
+    one, two = group.transport(0, **first), group.transport(1, **second)
     texts = [one.listen(0, "w0"), two.listen(1, "w1")]
     with pytest.raises(PublicationError) as here:
         one.learn(1, "w1", texts[1])
@@ -197,21 +201,21 @@ def errors_on_both_sides(place: Place, first: dict[str, Any], second: dict[str, 
     return [str(here.value), str(there.value)]
 
 
-def test_a_secret_on_one_side_is_an_error_on_both(place: Place, text: str) -> None:
-    here, there = errors_on_both_sides(place, {"secret": text}, {})
+def test_a_secret_on_one_side_is_an_error_on_both(group: TransportGroup, text: str) -> None:
+    here, there = errors_on_both_sides(group, {"secret": text}, {})
 
     assert "worker 'w1' (rank 1) has no secret, and worker 'w0' has one" in here
     assert "worker 'w0' (rank 0) has a secret" in there
     assert text not in here + there
 
 
-def test_different_secrets_are_an_error_on_both_sides(place: Place, text: str) -> None:
-    for why in errors_on_both_sides(place, {"secret": text}, {"secret": secret.generate()}):
+def test_different_secrets_are_an_error_on_both_sides(group: TransportGroup, text: str) -> None:
+    for why in errors_on_both_sides(group, {"secret": text}, {"secret": secret.generate()}):
         assert "has a different secret" in why
 
 
-def test_encryption_on_one_side_is_an_error_on_both(place: Place) -> None:
-    here, there = errors_on_both_sides(place, {}, {"encryption": False})
+def test_encryption_on_one_side_is_an_error_on_both(group: TransportGroup) -> None:
+    here, there = errors_on_both_sides(group, {}, {"encryption": False})
 
     assert "worker 'w0' encrypts and worker 'w1' (rank 1) does not" in here
     assert "worker 'w0' (rank 0) encrypts and worker 'w1' does not" in there
@@ -219,13 +223,13 @@ def test_encryption_on_one_side_is_an_error_on_both(place: Place) -> None:
 
 @pytest.mark.parametrize("with_secret", [True, False])
 def test_an_address_of_an_earlier_group_is_refused(
-    place: Place, text: str, with_secret: bool
+    group: TransportGroup, text: str, with_secret: bool
 ) -> None:
     options = {"secret": text} if with_secret else {}
-    old = Place()
+    old = TransportGroup()
     earlier = old.transport(1, **options).listen(1, "w1")
     old.transports[0].close(0)
-    one = place.transport(0, **options)
+    one = group.transport(0, **options)
     one.listen(0, "w0")
 
     with pytest.raises(PublicationError, match="belongs to another group"):
@@ -251,13 +255,13 @@ def test_a_chosen_nonce_does_not_revive_old_addresses(
         transport.close(0)
 
 
-def test_a_stale_record_brings_no_call_to_its_port(place: Place, text: str) -> None:
+def test_a_stale_record_brings_no_call_to_its_port(group: TransportGroup, text: str) -> None:
     """The process that listens at the old address now does not have the keys of that session."""
-    one, old = (place.transport(rank, dynamic=True, secret=text) for rank in range(2))
+    one, old = (group.transport(rank, dynamic=True, secret=text) for rank in range(2))
     one.listen(0, "w0")
     earlier, port = old.listen(1, "w1"), tcp_port(old)
     old.close(0)
-    there = place.transport(1, dynamic=True, secret=text, ports=str(port))
+    there = group.transport(1, dynamic=True, secret=text, ports=str(port))
     there.listen(1, "w1")
 
     one.learn(1, "w1", earlier, rank=1)
@@ -268,8 +272,8 @@ def test_a_stale_record_brings_no_call_to_its_port(place: Place, text: str) -> N
     assert there._native.receive(0.2) is None
 
 
-def test_two_workers_cannot_have_the_same_key(place: Place) -> None:
-    one, two = place.transport(0, dynamic=True), place.transport(1, dynamic=True)
+def test_two_workers_cannot_have_the_same_key(group: TransportGroup) -> None:
+    one, two = group.transport(0, dynamic=True), group.transport(1, dynamic=True)
     one.listen(0, "w0")
     theirs = two.listen(1, "w1")
     one.learn(1, "w1", theirs, rank=1)
@@ -280,8 +284,8 @@ def test_two_workers_cannot_have_the_same_key(place: Place) -> None:
         one.learn(2, "w2", same, rank=2)
 
 
-def test_an_address_of_another_worker_is_refused(place: Place, text: str) -> None:
-    one, two = (place.transport(rank, secret=text) for rank in range(2))
+def test_an_address_of_another_worker_is_refused(group: TransportGroup, text: str) -> None:
+    one, two = (group.transport(rank, secret=text) for rank in range(2))
     theirs = two.listen(1, "w1")
     mine = one.listen(0, "w0")
 
@@ -296,73 +300,73 @@ def test_an_address_of_another_worker_is_refused(place: Place, text: str) -> Non
 
 
 def test_the_error_for_invalid_settings_names_the_worker(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    group: TransportGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_SECRET", "x")
     with pytest.raises(
         SecretError, match="worker 'w1' cannot start: RPC_BACKENDS_ZEROMQ_SECRET is"
     ):
-        place.transport(1)
+        group.transport(1)
     monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_SECRET", "")
     monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_PORTS", "x")
     with pytest.raises(SettingError, match="worker 'w1' cannot start: RPC_BACKENDS_ZEROMQ_PORTS"):
-        place.transport(1)
+        group.transport(1)
 
 
 # --- where it listens ----------------------------------------------------------------------------
 
 
-def test_by_default_only_this_host_can_connect(place: Place) -> None:
-    one = place.transport()
+def test_by_default_only_this_host_can_connect(group: TransportGroup) -> None:
+    one = group.transport()
     one.listen(0, "w0")
 
     assert one.metrics()["zeromq.listens_on"].startswith("tcp://127.0.0.1:")
     assert listens(tcp_port(one))
 
 
-def test_the_port_is_a_free_one_of_the_range(place: Place) -> None:
+def test_the_port_is_a_free_one_of_the_range(group: TransportGroup) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         first = taken.getsockname()[1]
-        one = place.transport(0, ports=f"{first}-{first + 20}")
+        one = group.transport(0, ports=f"{first}-{first + 20}")
         one.listen(0, "w0")
 
         assert first < tcp_port(one) <= first + 20
 
 
-def test_a_range_without_a_free_port_is_an_error(place: Place) -> None:
+def test_a_range_without_a_free_port_is_an_error(group: TransportGroup) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
 
         with pytest.raises(AddressError, match=rf"no port of {port} is free on 127\.0\.0\.1"):
-            place.transport(0, ports=port).listen(0, "w0")
+            group.transport(0, ports=port).listen(0, "w0")
 
 
 def test_required_unix_sockets_without_a_folder_are_an_error(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    group: TransportGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rpc_backend_zeromq import unix_sockets
 
     monkeypatch.setattr(unix_sockets, "_places", lambda _: [])
 
-    place.transport(0).listen(0, "w0")
+    group.transport(0).listen(0, "w0")
     with pytest.raises(AddressError, match="no folder for a Unix socket"):
-        place.transport(1, unix_sockets=True).listen(1, "w1")
+        group.transport(1, unix_sockets=True).listen(1, "w1")
 
 
 # --- close ---------------------------------------------------------------------------------------
 
 
-def test_close_leaves_no_file_thread_or_port(place: Place) -> None:
-    place.start()  # a first time, for what a process opens once
-    for transport in place.transports:
+def test_close_leaves_no_file_thread_or_port(group: TransportGroup) -> None:
+    group.start()  # a first time, for what a process opens once
+    for transport in group.transports:
         transport.close(0)
     files, threads = open_files(), threading.active_count()
 
-    one, two = Place().start()
+    one, two = TransportGroup().start()
     send(one, 1, b"hello")
     received(two)
     folder = Path(one.metrics()["zeromq.unix_socket"]).parent
@@ -377,29 +381,31 @@ def test_close_leaves_no_file_thread_or_port(place: Place) -> None:
     assert (open_files(), threading.active_count()) == (files, threads)
 
 
-def test_a_failed_start_leaves_no_file_open(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.start()
-    for transport in place.transports:
+def test_a_failed_start_leaves_no_file_open(
+    group: TransportGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.start()
+    for transport in group.transports:
         transport.close(0)
     files = open_files()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        failing = place.transport(0, ports=taken.getsockname()[1])
+        failing = group.transport(0, ports=taken.getsockname()[1])
         with pytest.raises(AddressError):
             failing.listen(0, "w0")
 
     assert open_files() == files
 
 
-def test_a_closed_transport_is_garbage_collected(place: Place) -> None:
-    one = place.transport()
+def test_a_closed_transport_is_garbage_collected(group: TransportGroup) -> None:
+    one = group.transport()
     one.on_unknown_key = lambda key, held=one: held.metrics()
     one.listen(0, "w0")
     gone = weakref.ref(one)
 
     one.close(0)
-    place.transports.clear()
+    group.transports.clear()
     del one
     gc.collect()
 
@@ -445,15 +451,15 @@ print(transport.metrics()["zeromq.unix_socket"], flush=True)
 
 
 def test_logs_attributes_and_metrics_hide_the_secret(
-    place: Place, text: str, caplog: pytest.LogCaptureFixture
+    group: TransportGroup, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    one, two = place.start(secret=text)
+    one, two = group.start(secret=text)
 
     seen = " ".join([caplog.text, repr(vars(one)), repr(vars(two)), repr(one.metrics())])
 
     assert text.removeprefix(secret.PREFIX)[:20] not in seen
-    published = place.transport(0, secret=text).listen(0, "w0")
+    published = group.transport(0, secret=text).listen(0, "w0")
     assert text.removeprefix(secret.PREFIX)[:20] not in published
 
 
@@ -592,12 +598,12 @@ def test_loopback_addresses_fail_between_hosts(two_hosts: Any, text: str) -> Non
 
 
 def test_a_stranger_with_its_own_key_is_refused(
-    place: Place, text: str, caplog: pytest.LogCaptureFixture
+    group: TransportGroup, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     import zmq
 
     caplog.set_level(logging.WARNING, "rpc_backends.zeromq")
-    one, _ = place.start(secret=text)
+    one, _ = group.start(secret=text)
     public, private = zmq.curve_keypair()
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
