@@ -10,6 +10,8 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 #: How Linux writes that a socket is connected, or listens: TCP, and Unix (where it listens by a flag).
 _TCP_STATES = {"01": "connections", "0A": "listeners"}
 _UNIX_CONNECTED, _UNIX_LISTENS = "03", 0x10000
+#: How often the lists of sockets are read: a read misses some if other processes open and close sockets.
+_READS = 3
 _MEMORY = {
     "Rss": "resident",
     "Pss": "share",
@@ -26,7 +28,9 @@ def holdings(pids: Iterable[int], *, besides: Iterable[int] = ()) -> list[Holdin
 
     :param besides: TCP ports; connections to them do not count (those to the store).
     """
-    states = _tcp_states(set(besides)) | _unix_states()
+    states: dict[str, str] = {}
+    for _ in range(_READS):
+        states |= _tcp_states(set(besides)) | _unix_states()
     return [_holdings(pid, states) for pid in pids]
 
 

@@ -12,6 +12,7 @@ import inspect
 import logging
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,9 +24,9 @@ from torch.distributed import rpc
 from rpc_backends_agents import _C
 from rpc_backends_agents.transport import Inbox, Transport
 
-#: A generous timeout in seconds for things that take a moment; a passing test never waits that long.
-PATIENCE = 30.0
-#: Seconds within which something "immediate" has happened; a call that does not end takes `PATIENCE`.
+#: Time limit in seconds for what takes a moment; a passing test never waits that long.
+TIME_LIMIT = 30.0
+#: Seconds within which something "immediate" has happened; a call that hangs takes `TIME_LIMIT`.
 AT_ONCE = 10.0
 
 #: The head of a frame and its fields; see csrc/frame.cpp. The last two are sizes in bytes.
@@ -79,7 +80,7 @@ class Wire(Transport):
         """Do nothing."""
 
     def send(self, peer: int, parts: Sequence[memoryview], reply: bool) -> None:
-        self.gate.wait(PATIENCE)
+        self.gate.wait(TIME_LIMIT)
         with self._changed:
             self.tried += 1
             if self.fail and self.fails(reply):
@@ -101,11 +102,11 @@ class Wire(Transport):
     def wait_until(self, condition: Callable[[], Any]) -> Any:
         """Wait for a condition that a call of this transport makes true."""
         with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE)
+            assert self._changed.wait_for(condition, TIME_LIMIT)
             return condition()
 
     def request(self, number: int = 0) -> list[bytes]:
-        """Wait for a message of the agent, and return its parts."""
+        """Wait for the agent's message of this number, and return its parts."""
         self.wait_until(lambda: len(self.sent) > number)
         return self.sent[number][1]
 
@@ -142,7 +143,7 @@ def make(transport: Any, name: str = "a", worker_id: int = 0, **settings: Any) -
         transport,
         **{
             "num_worker_threads": 4,
-            "rpc_timeout": PATIENCE,
+            "rpc_timeout": TIME_LIMIT,
             "max_message_bytes": 1 << 30,
             "max_unanswered_bytes": 1 << 30,
             **settings,
@@ -210,6 +211,14 @@ def change(parts: list[bytes], **fields: Any) -> list[bytes]:
     return [HEAD.pack(*values.values()) + parts[0][HEAD.size :], *parts[1:]]
 
 
+def eventually(condition: Callable[[], Any], what: str) -> None:
+    """Wait for a condition by polling, for want of an event."""
+    until = time.monotonic() + TIME_LIMIT
+    while not condition():
+        assert time.monotonic() < until, f"never: {what}"
+        time.sleep(0.005)
+
+
 def identity(value: Any) -> Any:
     """Return the argument."""
     return value
@@ -229,4 +238,4 @@ def error_of(future: Any) -> str:
         found = future.wait()
     except Exception as error:
         return str(error)
-    raise AssertionError(f"it did not fail, and returned {found!r}")
+    raise AssertionError(f"the call did not fail, and returned {found!r}")

@@ -10,8 +10,8 @@ from typing import Any
 
 import rpc_backends_agents
 
-#: Seconds within which messages that are on their way arrive.
-PATIENCE = 30.0
+#: Time limit in seconds for the arrival of a message.
+TIME_LIMIT = 30.0
 
 
 def build(folder: Path) -> Path:
@@ -67,7 +67,7 @@ class Recorder:
 
     def wait_for(self, begin: str, times: int = 1) -> list[str]:
         """Wait until ``times`` events start with ``begin``; return these events."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIME_LIMIT
         while len(found := [event for event in self.events() if event.startswith(begin)]) < times:
             assert time.monotonic() < until, (begin, self.events())
             time.sleep(0.005)

@@ -14,6 +14,7 @@ from agents_kit import (
     Wire,
     a_request,
     error_of,
+    eventually,
     in_worker,
     make,
     no_current_agent,
@@ -90,7 +91,7 @@ def answer_of(answer: list[bytes], frame: list[bytes]) -> list[bytes]:
 
 
 @in_worker
-def test_a_timeout_of_zero_is_none_and_a_tiny_one_is_a_millisecond(me: Any) -> None:
+def test_zero_is_no_timeout_and_tiny_ones_a_millisecond(me: Any) -> None:
     with on_wire(rpc_timeout=0.05) as (_, wire):
         endless = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0)
         short = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.0001)
@@ -129,18 +130,18 @@ def test_calls_to_a_lost_peer_fail_until_it_is_found(
             assert text in error_of(future)
         tried = wire.tried
         assert text in error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
-        assert wire.tried == tried, "nothing more goes to the lost peer"
+        assert wire.tried == tried, "nothing more is sent to the lost peer"
         assert not other.done()
         assert count(agent, "connections_lost") == 1
         wire.inbox.found(1)
-        while "the cable is cut" in str(try_once()):
-            pass  # a thread of the agent handles it
+        eventually(lambda: "the cable is cut" not in try_once(), "the peer is found")
         assert [peer for peer, _, _ in wire.sent][-1] == 1
         traffic = agent.traffic()
         assert traffic.sent - traffic.answered >= 1
 
 
-def try_once() -> Any:
+def try_once() -> str:
+    """Call "b", which does not answer; return the error."""
     future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.05)
     return error_of(future)
 
@@ -178,8 +179,7 @@ def test_an_answer_from_another_peer_is_ignored(me: Any) -> None:
         future, frame = a_request(wire)
         right = answer_of(answer, frame)
         wire.inbox.deliver(2, right)
-        while not count(agent, "late_answers"):
-            pass
+        eventually(lambda: count(agent, "late_answers") > 0, "the answer is ignored")
         assert not future.done()
         wire.inbox.deliver(1, right)
         assert future.wait().tolist() == [2, 2]
@@ -288,7 +288,7 @@ def test_a_timed_out_call_that_was_not_sent_makes_no_room(me: Any) -> None:
 
 
 @in_worker
-def test_a_call_waits_for_room_and_its_answer_no_longer_than_its_timeout(me: Any) -> None:
+def test_waiting_for_room_counts_towards_the_timeout(me: Any) -> None:
     with on_wire(max_unanswered_bytes=50_000) as (_, wire):
         _, frame = a_request(wire)
     answer = answer_to(frame)
@@ -300,7 +300,7 @@ def test_a_call_waits_for_room_and_its_answer_no_longer_than_its_timeout(me: Any
         with pytest.raises(Exception, match=r"set timeout \(2000 ms\)"):
             rpc.rpc_sync("b", torch.add, args=(floats(40), 1), timeout=2)
         assert len(wire.sent) == 2
-        assert time.monotonic() - began < 1.5 + 2  # not one after the other
+        assert time.monotonic() - began < 1.5 + 2  # the two waits do not add up
 
 
 @in_worker
@@ -327,7 +327,7 @@ def wait_for_release() -> None:
 
 
 @in_worker
-def test_a_worker_refuses_requests_when_too_many_bytes_of_their_caller_wait(me: Any) -> None:
+def test_requests_are_refused_if_too_many_bytes_wait(me: Any) -> None:
     released.clear()
     entered.clear()
     few = {"max_unanswered_bytes": 100_000, "num_worker_threads": 1}
@@ -335,9 +335,9 @@ def test_a_worker_refuses_requests_when_too_many_bytes_of_their_caller_wait(me: 
         first = rpc.rpc_async("b", wait_for_release)
         assert entered.wait(AT_ONCE)
         waiting = [rpc.rpc_async("b", torch.add, args=(floats(40), 1)) for _ in range(10)]
-        # Several threads receive, so any two of them may have found room.
-        while len(refused := [future for future in waiting if future.done()]) < 8:
-            pass
+        # Several threads receive, so any two of the requests may have found room.
+        eventually(lambda: sum(future.done() for future in waiting) >= 8, "eight are refused")
+        refused = [future for future in waiting if future.done()]
         assert count(other, "refused_requests") == 8
         for text in map(error_of, refused):
             assert "worker 'b' is overloaded" in text

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from agents_kit import PATIENCE, a_request, error_of, in_worker, logged, on_wire, two_agents
+from agents_kit import (
+    TIME_LIMIT,
+    a_request,
+    error_of,
+    eventually,
+    in_worker,
+    logged,
+    on_wire,
+    two_agents,
+)
 from torch.distributed import rpc
 
 from rpc_backends_agents import _C
@@ -21,6 +30,10 @@ def raising(*_: Any) -> None:
 
 def works() -> bool:
     return bool(rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).sum() == 4)
+
+
+def contained_errors(agent: Any) -> int:
+    return int(agent.get_metrics()["agent.contained_errors"])
 
 
 class Unprintable(BaseException):
@@ -37,12 +50,12 @@ class Unprintable(BaseException):
 def test_an_exception_in_the_lost_callback_is_logged_and_counted(me: Any) -> None:
     with on_wire() as (agent, wire), logged() as lines:
         agent.on_lost(raising)
-        before = int(agent.get_metrics()["agent.contained_errors"])
+        before = contained_errors(agent)
         future, _ = a_request(wire)
         wire.inbox.lost(1, "gone")
         assert "gone" in error_of(future)
-        while int(agent.get_metrics()["agent.contained_errors"]) == before:
-            pass  # the callback runs after the calls have failed
+        # The callback runs after the calls have failed.
+        eventually(lambda: contained_errors(agent) > before, "the error is counted")
         assert works()
         assert any("ValueError: a broken callback" in line for line in lines)
 
@@ -73,12 +86,11 @@ def test_an_exception_in_the_log_loses_one_line(me: Any) -> None:
 def test_an_exception_in_a_calls_callback_affects_no_other(me: Any) -> None:
     # If the creation of an RRef fails, torch's RRefContext throws in the callback of that call.
     with on_wire() as (agent, wire):
-        before = int(agent.get_metrics()["agent.contained_errors"])
+        before = contained_errors(agent)
         rref = rpc.remote("b", torch.add, args=(torch.ones(2), 1))
         wire.request()
         wire.inbox.lost(1, "gone")
-        while int(agent.get_metrics()["agent.contained_errors"]) == before:
-            pass
+        eventually(lambda: contained_errors(agent) > before, "the error is counted")
         assert works()
         del rref
 
@@ -119,9 +131,8 @@ def test_if_the_error_cannot_be_sent_the_connection_closes(me: Any) -> None:
         _, frame = a_request(wire)
         wire.fail = ValueError("a broken pipe")
         wire.fails = lambda reply: reply
-        agent.add_member(
-            "d", 4
-        )  # not used in other tests: only one line per kind and second is logged
+        # A name of its own: only one line of a kind is logged in a second.
+        agent.add_member("d", 4)
         wire.inbox.deliver(4, frame)
         wire.wait_until(lambda: wire.rejected)
         assert wire.rejected == [(4, "an answer cannot be sent: ValueError: a broken pipe")]
@@ -138,14 +149,13 @@ def test_a_peer_that_does_not_read_blocks_no_other(me: Any) -> None:
         def send_but_to_b(peer: int, parts: Any, reply: bool) -> None:
             if peer == 1:
                 stuck.append(peer)
-                wire.gate.wait(PATIENCE)
+                wire.gate.wait(TIME_LIMIT)
             send(peer, parts, reply)
 
         wire.send = send_but_to_b  # type: ignore[method-assign]
         passed, wire.gate = wire.gate, type(wire.gate)()
         a_call()
-        while not stuck:
-            pass
+        eventually(lambda: stuck, "the call to b is blocked")
         wire.gate, blocked = passed, wire.gate
         rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1))
         assert wire.wait_until(lambda: wire.sent)[0][0] == 2
@@ -154,7 +164,7 @@ def test_a_peer_that_does_not_read_blocks_no_other(me: Any) -> None:
         blocked.set()
 
 
-# --- no thread ------------------------------------------------------------------------------------
+# --- threads that cannot start --------------------------------------------------------------------
 
 #: Makes pthread_create fail as it does where there are too many threads.
 NO_THREADS = """
@@ -183,7 +193,7 @@ no_threads = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "no_threads")
 with two_agents() as (one, other):
     assert rpc.rpc_sync("b", identity, args=(7,)) == 7
     no_threads.value = 1
-    # More than there are threads, to this worker too; one whose time runs out.
+    # More calls than threads, also to this worker; one of them times out.
     futures = [rpc.rpc_async(to, identity, args=(i,)) for i in range(20) for to in ("a", "b")]
     late = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.001)
     assert [future.wait() for future in futures] == [i for i in range(20) for _ in range(2)]
@@ -200,7 +210,7 @@ with two_agents() as (one, other):
 
 
 @pytest.mark.slow
-def test_where_there_are_no_threads_for_a_while_no_call_is_lost(tmp_path: Path) -> None:
+def test_no_call_is_lost_while_no_thread_can_start(tmp_path: Path) -> None:
     library = tmp_path / "no_threads.so"
     source = tmp_path / "no_threads.c"
     source.write_text(NO_THREADS)
@@ -210,7 +220,7 @@ def test_where_there_are_no_threads_for_a_while_no_call_is_lost(tmp_path: Path) 
         env={"LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=2 * TIME_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -234,7 +244,7 @@ def cannot_call():
     except RuntimeError as error:
         assert "forked from the worker's" in str(error), error
     else:
-        raise AssertionError("it can")
+        raise AssertionError("the child can call")
 
 def status(child):
     pid = os.fork()
@@ -264,7 +274,7 @@ def test_a_forked_child_may_exit_in_any_way(transport: str) -> None:
         env={"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=2 * TIME_LIMIT,
         check=False,
     )
     assert done.stdout == "[0, 0, 0, 0] 0 True\n", done.stderr

@@ -1,4 +1,4 @@
-"""The tutorial's example: built from source, installed and run."""
+"""The interceptor of the guide, built from source, installed and run."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from agents_kit import (
     a_request,
     change,
     error_of,
+    eventually,
     identity,
     in_worker,
     make,
@@ -172,7 +173,7 @@ def test_a_repeated_request_runs_several_times(
     sides = ({}, alone(recorder)) if direction == "incoming" else (alone(recorder), {})
     with two_agents(*sides):
         assert rpc.rpc_sync("b", do, args=(1,)) == 1
-        wait_until(lambda: DONE == [1, 1, 1])
+        eventually(lambda: DONE == [1, 1, 1], "the request has run three times")
 
 
 @in_worker
@@ -220,8 +221,8 @@ def test_a_held_request_ends_by_its_timeout(me: WorkerContext, library: Path) ->
     with two_agents(alone(recorder)):
         future = rpc.rpc_async("b", do, args=("late",), timeout=0.05)
         assert TIMEOUT in error_of(future)
-        recorder.release()  # like a message that arrives late
-        wait_until(lambda: DONE == ["late"])
+        recorder.release()  # as if the message arrived late
+        eventually(lambda: DONE == ["late"], "the request has run")
     assert [event.split()[:2] for event in seen(recorder, "end")] == [["end", "timeout"]]
 
 
@@ -484,11 +485,3 @@ def test_over_tensorpipe_outgoing_requests_are_intercepted(library: Path, tmp_pa
         assert not [event for event in events if event.startswith(("misuse", "incoming"))]
         workers.run(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0]
-
-
-def wait_until(condition: Any) -> None:
-    """Wait for a condition by polling."""
-    until = time.monotonic() + AT_ONCE
-    while not condition():
-        assert time.monotonic() < until, "never"
-        time.sleep(0.005)

@@ -1,19 +1,18 @@
 """A short run of the fuzzer on the installed extension, without sanitizers: no frame ends the process.
 
-The frames are answers with all kinds of tensors, with some bytes changed. They take the path of any
-message that arrives: an invalid frame is counted, and closes its connection if its head is invalid. A
-frame that is still a valid answer belongs to no call.
+The frames are answers with tensors of all kinds, in which some bytes are changed. They take the path of
+any message that arrives: an invalid frame is counted, and closes its connection if its head is invalid. A
+frame that is still valid is an answer to no call.
 """
 
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 import pytest
 import torch
-from agents_kit import a_request, in_worker, logged, on_wire
+from agents_kit import a_request, eventually, in_worker, logged, on_wire
 from torch.distributed import rpc
 
 pytestmark = pytest.mark.slow
@@ -84,8 +83,7 @@ def test_no_frame_ends_the_process_and_bad_ones_are_counted(me: Any) -> None:
         for seen in range(AT_A_TIME, FRAMES + 1, AT_A_TIME):
             for _ in range(AT_A_TIME):
                 wire.inbox.deliver(1, mutated(chance.choice(frames), chance))
-            while handled(agent, wire) < seen:
-                time.sleep(0.01)  # an answer to no call causes no event to wait for
+            eventually(lambda seen=seen: handled(agent, wire) >= seen, "all frames are handled")
         refused = int(agent.get_metrics()["agent.bad_frames"])
         assert FRAMES / 2 < refused < FRAMES
         assert 0 < len(wire.rejected) < refused

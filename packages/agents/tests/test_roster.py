@@ -1,4 +1,4 @@
-"""The member list of a dynamic group: a log in the store; all workers read the same members."""
+"""The member list of a dynamic group is a log in the store; all workers read the same members."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_core.spi import StoreError
 
 
-class One:
-    """A worker's view of the list.
+class View:
+    """A worker's view of the member list.
 
-    :ivar seen: the callbacks that it got: "peer", "in" or "out", and the worker's name.
+    :ivar seen: the callbacks so far: "peer", "in" or "out", and the worker's name.
     """
 
     def __init__(self, store: Any, name: str, rank: int, *, keeps_out: str = "") -> None:
@@ -34,13 +34,13 @@ class One:
         self.seen.append(("peer", peer.name))
         return peer.name != self.keeps_out
 
-    def join(self, *, others_live: bool = True) -> One:
+    def join(self, *, others_live: bool = True) -> View:
         worker_id = self.roster.take_id(self.rank)
         self.roster.announce(self.name, self.rank, worker_id, f"at {self.name}")
         self.roster.join(lambda _: others_live)
         return self
 
-    def told(self) -> list[tuple[str, str]]:
+    def changes(self) -> list[tuple[str, str]]:
         """Read the list; return the new callbacks."""
         self.seen.clear()
         self.roster.refresh()
@@ -53,30 +53,30 @@ def store() -> Any:
 
 
 def test_workers_see_the_others_in_the_same_order(store: Any) -> None:
-    a, b = One(store, "a", 0).join(), One(store, "b", 1).join()
+    a, b = View(store, "a", 0).join(), View(store, "b", 1).join()
     assert b.seen == [("peer", "a"), ("in", "a"), ("in", "b")]
-    assert a.told() == [("peer", "b"), ("in", "b")]
+    assert a.changes() == [("peer", "b"), ("in", "b")]
     b.roster.leave()
-    assert a.told() == [("out", "b")]
-    assert a.told() == []
+    assert a.changes() == [("out", "b")]
+    assert a.changes() == []
 
 
 def test_a_joining_worker_is_known_before_it_is_a_member(store: Any) -> None:
-    a, b = One(store, "a", 0).join(), One(store, "b", 1)
+    a, b = View(store, "a", 0).join(), View(store, "b", 1)
     b.roster.announce("b", 1, b.roster.take_id(1), "at b")
-    assert a.told() == [("peer", "b")]
+    assert a.changes() == [("peer", "b")]
 
 
 def test_a_late_worker_reads_all_records(store: Any) -> None:
     for number in range(4):
-        One(store, f"w{number}", number).join().roster.leave()
-    late = One(store, "late", 9).join()
+        View(store, f"w{number}", number).join().roster.leave()
+    late = View(store, "late", 9).join()
     assert late.seen[-1] == ("in", "late")
     assert [name for what, name in late.seen if what == "out"] == ["w0", "w1", "w2", "w3"]
 
 
 def test_records_are_never_changed(store: Any) -> None:
-    a, b = One(store, "a", 0).join(), One(store, "b", 1).join()
+    a, b = View(store, "a", 0).join(), View(store, "b", 1).join()
 
     def log() -> list[bytes]:
         count = store.add("records", 0)
@@ -85,7 +85,7 @@ def test_records_are_never_changed(store: Any) -> None:
     before = log()
     b.roster.leave()
     a.roster.refresh()
-    One(store, "b", 1).join(others_live=False)
+    View(store, "b", 1).join(others_live=False)
     assert log()[: len(before)] == before
     assert [json.loads(text)["kind"] for text in log()] == [
         "peer",
@@ -99,20 +99,19 @@ def test_records_are_never_changed(store: Any) -> None:
 
 
 def test_a_late_record_is_read_later(store: Any) -> None:
-    a = One(store, "a", 0).join()
-    number = store.add(
-        "records", 1
-    )  # a worker has taken a number, but has not written its record yet
-    b = One(store, "b", 1).join()
-    assert a.told() == [("peer", "b"), ("in", "b")]
+    a = View(store, "a", 0).join()
+    # A worker has taken a number, but has not written its record yet.
+    number = store.add("records", 1)
+    b = View(store, "b", 1).join()
+    assert a.changes() == [("peer", "b"), ("in", "b")]
     record = {"kind": "peer", "name": "slow", "rank": 2, "id": 2, "address": ""}
     store.set(f"record/{number}", json.dumps(record))
-    assert a.told() == [("peer", "slow")]
-    assert b.told() == [("peer", "slow")]
+    assert a.changes() == [("peer", "slow")]
+    assert b.changes() == [("peer", "slow")]
 
 
 def test_worker_ids_are_never_reused(store: Any) -> None:
-    ids = [One(store, str(number), 0).roster.take_id(0) for number in range(5)]
+    ids = [View(store, str(number), 0).roster.take_id(0) for number in range(5)]
     assert ids == [0, 32767, 32766, 32765, 32764]
 
 
@@ -120,34 +119,34 @@ def test_worker_ids_are_never_reused(store: Any) -> None:
 def test_the_name_or_rank_of_a_live_member_is_refused(
     store: Any, name: str, rank: int, what: str
 ) -> None:
-    One(store, "a", 0).join()
+    View(store, "a", 0).join()
     with pytest.raises(RuntimeError, match=f"{what} is not unique: the member 'a' .rank 0. has it"):
-        One(store, name, rank).join()
+        View(store, name, rank).join()
 
 
 def test_the_name_of_a_dead_member_is_taken_over(store: Any) -> None:
-    One(store, "a", 0).join()
-    other = One(store, "b", 1).join()
-    One(store, "a", 0).join(others_live=False)
-    assert other.told() == [("peer", "a"), ("out", "a"), ("in", "a")]
+    View(store, "a", 0).join()
+    other = View(store, "b", 1).join()
+    View(store, "a", 0).join(others_live=False)
+    assert other.changes() == [("peer", "a"), ("out", "a"), ("in", "a")]
 
 
 def test_the_name_of_a_member_that_left_is_free(store: Any) -> None:
-    One(store, "a", 0).join().roster.leave()
-    again = One(store, "a", 0).join()
+    View(store, "a", 0).join().roster.leave()
+    again = View(store, "a", 0).join()
     assert again.seen[-1] == ("in", "a")
 
 
 def test_a_worker_that_is_kept_out_is_not_a_member(store: Any) -> None:
-    a = One(store, "a", 0, keeps_out="b").join()
-    b = One(store, "b", 1).join()
-    assert a.told() == [("peer", "b")]
+    a = View(store, "a", 0, keeps_out="b").join()
+    b = View(store, "b", 1).join()
+    assert a.changes() == [("peer", "b")]
     b.roster.leave()
-    assert a.told() == []
+    assert a.changes() == []
 
 
 def test_leaving_before_announcing_does_nothing(store: Any) -> None:
-    One(store, "a", 0).roster.leave()
+    View(store, "a", 0).roster.leave()
     assert store.add("records", 0) == 0
 
 
@@ -165,13 +164,13 @@ def test_the_requests_of_a_join_do_not_grow_with_the_group(store: Any) -> None:
 
     def cost(number: int) -> int:
         counting = Counting()
-        One(counting, f"w{number}", number).join()
+        View(counting, f"w{number}", number).join()
         return counting.requests
 
     cost(0), cost(1)
     third = cost(2)
     for number in range(3, 20):
-        One(store, f"w{number}", number).join()
+        View(store, f"w{number}", number).join()
     assert cost(20) == third
 
 
@@ -181,14 +180,14 @@ def test_the_requests_of_a_join_do_not_grow_with_the_group(store: Any) -> None:
 def test_records_after_missing_ones_are_read(
     store: Any,
 ) -> None:
-    a = One(store, "a", 0).join()
+    a = View(store, "a", 0).join()
     store.add("records", 100_000)
-    late = One(store, "late", 9).join()
+    late = View(store, "late", 9).join()
 
     while not a.roster._read >= 100_000:  # each refresh reads as much as its time limit allows
         a.roster.refresh()
 
-    assert ("in", "late") in [*a.seen, *a.told()]
+    assert ("in", "late") in [*a.seen, *a.changes()]
     assert len(a.roster._missing) == len(late.roster._missing) == 512
 
 
@@ -196,11 +195,11 @@ def test_records_after_missing_ones_are_read(
 def test_an_invalid_count_is_logged_once_and_members_stay(
     store: Any, caplog: pytest.LogCaptureFixture, count: str
 ) -> None:
-    a = One(store, "a", 0).join()
+    a = View(store, "a", 0).join()
     store.set("records", count)
 
     for _ in range(3):
-        assert a.told() == []
+        assert a.changes() == []
 
     assert caplog.text.count("cannot read the member list") == 1
     assert "under 'records'" in a.roster.trouble
@@ -210,7 +209,7 @@ def test_an_invalid_count_is_logged_once_and_members_stay(
 
 
 def test_invalid_records_are_ignored(store: Any, caplog: pytest.LogCaptureFixture) -> None:
-    a = One(store, "a", 0).join()
+    a = View(store, "a", 0).join()
     peer = {"kind": "peer", "name": "b", "rank": 1, "id": 1, "address": ""}
     records = [
         peer,
@@ -221,7 +220,7 @@ def test_invalid_records_are_ignored(store: Any, caplog: pytest.LogCaptureFixtur
     for record in [*records, {**peer, "id": 3, "name": "no name"}]:
         store.set(f"record/{store.add('records', 1)}", json.dumps(record))
 
-    assert a.told() == [("peer", "b")]
+    assert a.changes() == [("peer", "b")]
     assert caplog.text.count("in the member list, which is not valid") == 4
 
 
@@ -229,22 +228,22 @@ def test_invalid_records_are_ignored(store: Any, caplog: pytest.LogCaptureFixtur
     ("key", "text"), [("name/b", "none"), ("rank/1", "9" * 30), ("spare_ids", "-3"), ("id/1", "x")]
 )
 def test_a_join_fails_on_a_key_that_no_worker_wrote(store: Any, key: str, text: str) -> None:
-    One(store, "a", 0).join()
+    View(store, "a", 0).join()
     store.add("id/1", 1)  # so that the id is not free
     store.set(key, text)
     with pytest.raises(StoreError, match=f"under '{key}'"):
-        One(store, "b", 1).join()
+        View(store, "b", 1).join()
 
 
 def test_an_exception_in_a_callback_does_not_hide_later_changes(store: Any) -> None:
-    a = One(store, "a", 0).join()
+    a = View(store, "a", 0).join()
 
     def fail(peer: Peer) -> None:
         raise OSError("no")
 
     a.roster._on_join = fail
-    One(store, "b", 1).join()
+    View(store, "b", 1).join()
     a.roster.refresh()
     a.roster._on_join = lambda peer: a.seen.append(("in", peer.name))
-    One(store, "c", 2).join()
-    assert ("in", "c") in a.told()
+    View(store, "c", 2).join()
+    assert ("in", "c") in a.changes()

@@ -1,15 +1,14 @@
-"""The threads of an agent: one of them always receives answers, whatever the others wait for."""
+"""The threads of an agent: one of them always receives answers, even if all others are blocked."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from agents_kit import AT_ONCE, in_worker, two_agents
+from agents_kit import AT_ONCE, eventually, in_worker, two_agents
 from torch.distributed import rpc
 
 released = threading.Event()
@@ -20,14 +19,6 @@ def wait_for_release() -> str:
     entered.release()
     assert released.wait(60)
     return "released"
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a condition by polling."""
-    until = time.monotonic() + AT_ONCE
-    while not condition():
-        assert time.monotonic() < until, "never"
-        time.sleep(0.01)
 
 
 def call_back(depth: int) -> int:
@@ -49,8 +40,10 @@ def test_answers_arrive_while_all_request_threads_are_blocked(me: Any) -> None:
         # Each agent has its own threads; those of "a" are free and serve its calls to itself.
         assert rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
         assert not entered.acquire(blocking=False)
-        while other.get_metrics()["agent.server_active_calls"] != "3":
-            time.sleep(0.01)  # its arrival causes no event to wait for
+        eventually(
+            lambda: other.get_metrics()["agent.server_active_calls"] == "3",
+            "the third request has arrived",
+        )
         released.set()
         assert [future.wait() for future in (*blocked, third)] == ["released"] * 3
         assert entered.acquire(timeout=AT_ONCE)
@@ -65,7 +58,7 @@ def test_nested_calls_get_their_answers(me: Any) -> None:
 @in_worker
 def test_a_burst_leaves_few_threads(me: Any) -> None:
     may_run, burst = 8, 400
-    # The pool keeps the running threads, and as many waiting threads plus four.
+    # The pool keeps as many waiting threads as running ones, and four more.
     most = 2 * may_run + 4
     released.clear()
     with two_agents(num_worker_threads=may_run) as (_, other):
@@ -76,22 +69,22 @@ def test_a_burst_leaves_few_threads(me: Any) -> None:
         futures = [rpc.rpc_async("b", wait_for_release) for _ in range(burst)]
         for _ in range(may_run):
             assert entered.acquire(timeout=AT_ONCE)
-        eventually(lambda: metric("server_active_calls") == burst)
+        eventually(lambda: metric("server_active_calls") == burst, "all requests have arrived")
         # There may be more while requests arrive, because threads are interrupted in between.
-        eventually(lambda: may_run < metric("threads") <= most)
+        eventually(lambda: may_run < metric("threads") <= most, "few threads during the burst")
         released.set()
         torch.futures.wait_all(futures)
-        eventually(lambda: metric("threads") <= most)
+        eventually(lambda: metric("threads") <= most, "few threads after the burst")
         while entered.acquire(blocking=False):
             pass
 
 
 @in_worker
 def test_no_message_needs_the_gil(me: Any) -> None:
-    """This thread keeps the GIL from the call to its answer: traffic() does not release it."""
+    """This thread holds the GIL from the call to its answer, since traffic() does not release it."""
     usual = sys.getswitchinterval()
     with two_agents() as (one, other):
-        # Warm up: some things are done only once.
+        # A first call, for what is done only once.
         rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
         one.on_unknown_member(lambda: None)
         other.on_unknown_member(lambda: None)

@@ -15,7 +15,7 @@ from rpc_backends_faults.check import check
 from support import steps
 from support.workers import Workers
 
-from . import acts
+from . import fault_steps
 
 RULES = """seed = 4
 [[rule]]
@@ -91,9 +91,9 @@ def test_report_writes_a_self_contained_page(url: str, tmp_path: Path) -> None:
             "text": "</script><b>",
             "function": "*do",
         }
-        workers[0].call(acts.add, rule)
-        workers[0].call(acts.attempt, "worker1", "x")
-        workers[0].call(acts.tensors, "worker1")
+        workers[0].call(fault_steps.add, rule)
+        workers[0].call(fault_steps.attempt, "worker1", "x")
+        workers[0].call(fault_steps.tensors, "worker1")
         workers.run(steps.leave)
 
     page = tmp_path / "page.html"

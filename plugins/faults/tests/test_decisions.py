@@ -14,7 +14,7 @@ from torch.distributed import rpc
 from support import steps
 from support.workers import WorkerContext, Workers
 
-from . import acts
+from . import fault_steps
 
 RULES = """
 seed = {seed}
@@ -22,13 +22,13 @@ seed = {seed}
 [[rule]]
 name = "sometimes"
 what = "fail"
-function = "*.acts.do"
+function = "*.fault_steps.do"
 probability = 0.4
 
 [[rule]]
 name = "slow"
 what = "reply_delay"
-function = "*.acts.do"
+function = "*.fault_steps.do"
 probability = 0.2
 seconds = {{ exponential = 0.002 }}
 """
@@ -57,6 +57,8 @@ def run(
         workers.run(steps.join, f"file://{tmp_path}/{run.number}", backend=backend)  # type: ignore[attr-defined]
         found = workers[0].call(step, *args)
         workers.run(steps.leave)
+        for worker in workers:
+            worker.finish()  # both processes end at the same time
         assert [worker.end() for worker in workers] == [0, 0]
         output = workers[0].output
     return found, output
@@ -77,7 +79,7 @@ def call_from_threads(me: WorkerContext, threads: int, load: int) -> dict[str, l
         outcomes = []
         for _ in range(2):
             try:
-                outcomes.append(str(rpc.rpc_sync("worker1", acts.do, args=(call,))))
+                outcomes.append(str(rpc.rpc_sync("worker1", fault_steps.do, args=(call,))))
             except RuntimeError as error:
                 outcomes.append("failed" if "'sometimes'" in str(error) else str(error))
         return call, outcomes
@@ -146,17 +148,20 @@ def train(me: WorkerContext, begin: int = 0) -> tuple[int, str]:
     """Make calls until one fails; return its number and its error."""
     for number in range(begin, 1000):
         try:
-            rpc.rpc_sync("worker1", acts.do, args=(f"step {number}",))
+            rpc.rpc_sync("worker1", fault_steps.do, args=(f"step {number}",))
         except RuntimeError as error:
             return number, str(error)
     return -1, ""
 
 
+#: With this seed the first calls of `train` work.
 RARE = """
+seed = 6
+
 [[rule]]
 name = "rare"
 what = "reply_fail"
-function = "*.acts.do"
+function = "*.fault_steps.do"
 probability = 0.03
 """
 
@@ -164,7 +169,7 @@ probability = 0.03
 @pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ"])
 def test_a_replay_fails_where_the_recorded_run_failed(tmp_path: Path, backend: str) -> None:
     rules, log = tmp_path / "rules.toml", tmp_path / "log"
-    rules.write_text(f"seed = 3\n{RARE}")
+    rules.write_text(RARE)
     recorded, _ = run(tmp_path, rules, train, backend=backend, RPC_BACKENDS_FAULTS_LOG=str(log))
 
     # Rules and seed come from the log only.
@@ -179,8 +184,9 @@ def test_a_replay_fails_where_the_recorded_run_failed(tmp_path: Path, backend: s
 
 def test_a_replay_reports_where_the_program_diverged(tmp_path: Path) -> None:
     rules, log = tmp_path / "rules.toml", tmp_path / "log"
-    rules.write_text(f"seed = 3\n{RARE}")
+    rules.write_text(RARE)
     (last, _), _ = run(tmp_path, rules, train, RPC_BACKENDS_FAULTS_LOG=str(log))
+    assert last > 0
 
     again = tmp_path / "again"
     (reached, _), output = run(
@@ -203,7 +209,7 @@ def test_a_replay_reports_where_the_program_diverged(tmp_path: Path) -> None:
         if '"divergence"' in line
     ]
     assert said["new"] == 1
-    assert "acts.do to 'worker1'" in said["first_new"]
+    assert "fault_steps.do to 'worker1'" in said["first_new"]
     assert said["missing"] == 0
 
 

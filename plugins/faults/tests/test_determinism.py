@@ -1,4 +1,4 @@
-"""What decides whether a fault applies to a call: each statement of docs/how-to/inject-faults.md."""
+"""What decides whether a rule acts on a call: each statement of docs/how-to/inject-faults.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed import rpc
 from support import steps
 from support.workers import WorkerContext, Workers
 
-from . import acts
+from . import fault_steps
 
 SEED = "seed = 7\n"
 NAMED = """
@@ -24,21 +24,21 @@ NAMED = """
 name = "sometimes"
 what = "fail"
 text = "sometimes"
-function = "*.acts.do"
+function = "*.fault_steps.do"
 probability = 0.3
 """
 UNNAMED = """
 [[rule]]
 what = "reply_fail"
 text = "unnamed"
-function = "*.acts.do"
+function = "*.fault_steps.do"
 probability = 0.3
 """
 OTHER_UNNAMED = """
 [[rule]]
 what = "reply_delay"
 seconds = 0.001
-function = "*.acts.do"
+function = "*.fault_steps.do"
 probability = 0.5
 """
 TENSORS = 24
@@ -51,7 +51,7 @@ def call_tensors(me: WorkerContext, threads: int) -> dict[int, list[str]]:
         ends = []
         for _ in range(3):
             try:
-                rpc.rpc_sync(me.name, acts.do, args=(torch.full((5,), float(number)),))
+                rpc.rpc_sync(me.name, fault_steps.do, args=(torch.full((5,), float(number)),))
                 ends.append("done")
             except RuntimeError as error:
                 ends.append(str(error).rpartition(":")[2])
@@ -79,22 +79,22 @@ def ends_with(
 
 
 @functools.cache
-def usual() -> dict[int, list[str]]:
+def reference_outcomes() -> dict[int, list[str]]:
     """Return the outcome of each call with two rules, from one thread, without a log."""
     found: dict[int, list[str]] = ends_with(SEED + NAMED + UNNAMED, 1)
     ends = list(itertools.chain.from_iterable(found.values()))
-    assert {"done", "sometimes", "unnamed"} == set(ends)  # both rules and chance matter
+    assert {"done", "sometimes", "unnamed"} == set(ends)  # each rule acts on some calls
     assert len({tuple(end) for end in found.values()}) > 3  # and outcomes depend on the tensor
     return found
 
 
-def of(rule: str, ends: dict[int, list[str]]) -> dict[int, list[bool]]:
-    """Return which calls a rule failed."""
+def failures_by(rule: str, ends: dict[int, list[str]]) -> dict[int, list[bool]]:
+    """Return, for each call, whether this rule made it fail."""
     return {number: [end == rule for end in found] for number, found in ends.items()}
 
 
 def test_four_threads_fail_the_same_tensors_calls_as_one() -> None:
-    assert ends_with(SEED + NAMED + UNNAMED, 4) == usual()
+    assert ends_with(SEED + NAMED + UNNAMED, 4) == reference_outcomes()
 
 
 def test_the_log_changes_no_decision(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_unrelated_rule_changes_no_decision_of_an_added_rule() -> None:
 def test_an_inserted_rule_changes_no_decision_of_unnamed_rules(place: str) -> None:
     rules = [NAMED, UNNAMED, OTHER_UNNAMED] if place == "after" else [OTHER_UNNAMED, NAMED, UNNAMED]
 
-    assert ends_with(SEED + "".join(rules)) == usual()
+    assert ends_with(SEED + "".join(rules)) == reference_outcomes()
 
 
 def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
@@ -132,7 +132,7 @@ def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
     counting = '[[rule]]\nwhat = "fail"\ntext = "counted"\nfunction = "*.do"\nevery = 3\n'
     earlier = '[[rule]]\nwhat = "fail"\ntext = "earlier"\nfunction = "*.do"\nevery = 2\n'
 
-    alone = of("counted", ends_with(counting, 1))
+    alone = failures_by("counted", ends_with(counting, 1))
     together = ends_with(earlier + counting, 1)
 
     for number, ends in together.items():
@@ -144,8 +144,8 @@ def test_identical_unnamed_rules_decide_independently() -> None:
     one = ends_with(SEED + UNNAMED, 1)
     two = ends_with(SEED + UNNAMED + UNNAMED, 1)
 
-    assert sum(of("unnamed", two)[n].count(True) for n in two) > sum(
-        of("unnamed", one)[n].count(True) for n in one
+    assert sum(failures_by("unnamed", two)[n].count(True) for n in two) > sum(
+        failures_by("unnamed", one)[n].count(True) for n in one
     )
 
 
@@ -165,7 +165,7 @@ def test_a_link_counts_requests_and_replies_separately() -> None:
 @pytest.mark.parametrize("kind", ["strided", "sparse", "conjugate"])
 def test_tensors_of_any_layout_are_distinguished(kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder, Workers(1, seconds=120) as workers:
-        workers.run(acts.join, f"file://{folder}/store", "TENSORPIPE")
+        workers.run(fault_steps.join, f"file://{folder}/store", "TENSORPIPE")
         found = workers[0].call(call_kinds, kind)
         workers.run(steps.leave)
 
@@ -176,7 +176,7 @@ def test_tensors_of_any_layout_are_distinguished(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["too small", "freed", "without"])
 def test_the_contents_of_a_tensor_without_memory_are_not_read(kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder, Workers(1, seconds=120) as workers:
-        workers.run(acts.join, f"file://{folder}/store", "TENSORPIPE")
+        workers.run(fault_steps.join, f"file://{folder}/store", "TENSORPIPE")
         assert workers[0].call(call_without_memory, kind) == "chosen"
         workers.run(steps.leave)
 
@@ -197,7 +197,7 @@ def call_before_and_after_a_rule(me: WorkerContext, threads: int) -> dict[int, l
     """Make calls, then the same calls with an added rule."""
     import rpc_backends_faults as faults
 
-    rule = {"what": "fail", "text": "added", "function": "*.acts.do", "probability": 0.5}
+    rule = {"what": "fail", "text": "added", "function": "*.fault_steps.do", "probability": 0.5}
     call_tensors(me, threads)
     with faults.rule(name="added", **rule):
         return call_tensors(me, threads)
@@ -208,7 +208,7 @@ def call_one_after_the_other(me: WorkerContext, threads: int) -> list[str]:
     found = []
     for number in range(4):
         try:
-            rpc.rpc_sync(me.name, acts.do, args=(number,), timeout=0.3)
+            rpc.rpc_sync(me.name, fault_steps.do, args=(number,), timeout=0.3)
             found.append("done")
         except RuntimeError:
             found.append("lost")

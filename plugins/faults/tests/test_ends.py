@@ -15,7 +15,7 @@ from rpc_backends_faults import _native
 from support import steps
 from support.workers import WorkerContext, Workers
 
-from . import acts
+from . import fault_steps
 
 BACKENDS = ["TENSORPIPE", "ZEROMQ"]
 
@@ -23,17 +23,17 @@ BACKENDS = ["TENSORPIPE", "ZEROMQ"]
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_held_message_does_not_outlast_the_shutdown_timeout(tmp_path: Path, backend: str) -> None:
     with Workers(1, seconds=120) as workers:
-        workers.run(acts.join, f"file://{tmp_path}/store", backend)
+        workers.run(fault_steps.join, f"file://{tmp_path}/store", backend)
         seconds, error = workers[0].call(leave_with_a_held_message)
 
-    assert seconds < 2 + steps.AT_ONCE
+    assert seconds < 1 + steps.AT_ONCE
     assert "has been shut down" in error
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_duplicated_messages_do_not_hang_a_backward_pass(tmp_path: Path, backend: str) -> None:
     with Workers(3, seconds=60) as workers:
-        workers.run(acts.join, f"file://{tmp_path}/store", backend)
+        workers.run(fault_steps.join, f"file://{tmp_path}/store", backend)
         gradients, counts = workers[0].call(differentiate_with_duplicates)
         workers.run(steps.leave)
 
@@ -45,7 +45,7 @@ def test_duplicated_messages_do_not_hang_a_backward_pass(tmp_path: Path, backend
 @pytest.mark.parametrize("what", ["drop", "delay", "reorder", "reply_delay", "nothing"])
 def test_every_call_during_a_shutdown_ends(tmp_path: Path, backend: str, what: str) -> None:
     with Workers(1, seconds=120) as workers:
-        workers.run(acts.join, f"file://{tmp_path}/store", backend)
+        workers.run(fault_steps.join, f"file://{tmp_path}/store", backend)
         open_ = workers[0].call(send_while_it_stops, what)
 
     assert open_ == 0
@@ -75,13 +75,13 @@ def write_lines(pipeline: _native.FaultPipeline) -> None:
 
 
 def leave_with_a_held_message(me: WorkerContext) -> tuple[float, str]:
-    """Shut down within 2 s while a call is held; return the duration, and the outcome of the call."""
+    """Shut down with a timeout of 1 s while a call is held; return the duration and the outcome."""
     import rpc_backends_faults as faults
 
     faults.add(what="delay", seconds=30, function="*.do")
-    held = rpc.rpc_async(me.name, acts.do, args=(1,), timeout=60)
+    held = rpc.rpc_async(me.name, fault_steps.do, args=(1,), timeout=60)
     begin = time.monotonic()
-    rpc.shutdown(timeout=2)
+    rpc.shutdown(timeout=1)
     seconds = time.monotonic() - begin
     try:
         held.wait()
@@ -119,7 +119,7 @@ def differentiate_with_duplicates(me: WorkerContext) -> tuple[list[list[float]],
 
 
 def send_while_it_stops(me: WorkerContext, what: str) -> int:
-    """Send from several threads while the agent shuts down; return how many calls never end."""
+    """Call from several threads while the agent shuts down; return how many calls never end."""
     import threading
 
     import rpc_backends_faults as faults
@@ -134,7 +134,7 @@ def send_while_it_stops(me: WorkerContext, what: str) -> int:
         try:
             while True:
                 # Without a timeout, only the shutdown can end lost or held calls.
-                sent.append(rpc.rpc_async(me.name, acts.do, args=(1,), timeout=0))
+                sent.append(rpc.rpc_async(me.name, fault_steps.do, args=(1,), timeout=0))
                 if len(sent) > 50:
                     enough.set()
         except RuntimeError:

@@ -40,7 +40,7 @@ def test_crashes(rpc_faults):
     assert rpc_faults(train, 3, rules=[CRASH])[1].status is None
 
 def test_hangs(rpc_faults):
-    rpc_faults(hang, rules=[TWICE], seconds=8)
+    rpc_faults(hang, rules=[TWICE], seconds=6)
 
 def test_passes(rpc_faults):
     assert rpc_faults(train, 1)[0].error is None

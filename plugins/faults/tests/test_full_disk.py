@@ -15,7 +15,7 @@ from rpc_backends_faults.errors import RuleError
 from support import steps
 from support.workers import WorkerContext, Workers
 
-from . import acts
+from . import fault_steps
 
 FULL = "/dev/full"  # writing to it fails with "no space left"
 
@@ -72,7 +72,7 @@ def test_doctor_names_a_log_that_is_cut_off(
         workers.run(steps.join, url, backend="ZEROMQ")
         workers[1].call(limit_files, (logs / "worker1.jsonl").stat().st_size + 100)
         for worker in (0, 1):
-            workers[worker].call(acts.several, f"worker{1 - worker}", list(range(9)), ())
+            workers[worker].call(fault_steps.several, f"worker{1 - worker}", list(range(9)), ())
         workers[1].call(limit_files, -1)  # the store is a file, too
         workers.run(steps.leave)
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOG", str(logs))

@@ -11,7 +11,7 @@ from torch.distributed import rpc
 from support import steps
 from support.workers import WorkerContext, Workers
 
-from . import acts
+from . import fault_steps
 
 _MASK = 2**64 - 1
 
@@ -71,13 +71,13 @@ def call_many(me: WorkerContext, many: int) -> None:
     """Make ten different calls several times each, of which some fail."""
     for count in range(many):
         with contextlib.suppress(RuntimeError):
-            rpc.rpc_sync("worker1", acts.do, args=(count % 10,))
+            rpc.rpc_sync("worker1", fault_steps.do, args=(count % 10,))
 
 
 def test_decisions_are_the_seeded_hash_of_rule_and_message(url: str, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(
-        'seed = 12345\n[[rule]]\nname = "some"\nwhat = "fail"\nfunction = "*.acts.do"\n'
+        'seed = 12345\n[[rule]]\nname = "some"\nwhat = "fail"\nfunction = "*.fault_steps.do"\n'
         "probability = 0.3\n"
     )
     env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(tmp_path)}
@@ -87,7 +87,7 @@ def test_decisions_are_the_seeded_hash_of_rule_and_message(url: str, tmp_path: P
         workers.run(steps.leave)
 
     lines = [json.loads(line) for line in (tmp_path / "worker0.jsonl").read_text().splitlines()]
-    calls = [one for one in lines if one.get("function", "").endswith(".acts.do")]
+    calls = [one for one in lines if one.get("function", "").endswith(".fault_steps.do")]
     expected = [
         siphash(
             (12345, 0),

@@ -1,6 +1,7 @@
-"""What each kind of fault does on each backend, seen from outside: what ran where and how often.
+"""What each kind of fault does on each backend: what runs where, and how often.
 
-Times are bounded below by what a rule holds, never above by what a machine may take.
+Tests check that a message is held at least as long as its rule says, and set no upper limit, because a
+busy machine may take longer.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from support import steps
 from support.packages import write_package
 from support.workers import Workers
 
-from . import acts
+from . import fault_steps
 
-#: Our backends; torch's own, with ours denied; and a third-party one with a transport in Python.
+#: Our backends; torch's TENSORPIPE, with ours denied; and an example with a transport in Python.
 BACKENDS = [
     pytest.param("TENSORPIPE", marks=pytest.mark.slow),
     pytest.param("torch's TENSORPIPE", marks=pytest.mark.slow),
@@ -30,8 +31,8 @@ BACKENDS = [
 ]
 SOCKETS = Path(__file__).parents[3] / "examples" / "sockets_backend" / "sockets_backend.py"
 TIMEOUT = "RPC ran for more than set timeout"
-#: The function that the rules match; tests use other functions to look at the results.
-OURS = {"function": "*.acts.do"}
+#: The function that the rules match. Tests use other functions to inspect the results.
+OURS = {"function": "*.fault_steps.do"}
 _numbers = itertools.count()
 
 
@@ -61,8 +62,8 @@ def group_on(backend: str, size: int) -> Iterator[Workers]:
                 modules={"sockets_backend.py": SOCKETS.read_text()},
                 entry_points={"rpc.backends": {"SOCKETS": "sockets_backend:BACKEND"}},
             )
-            group.run(acts.find_package, str(package))
-        group.run(acts.join, f"file://{folder}/store", name)
+            group.run(fault_steps.find_package, str(package))
+        group.run(fault_steps.join, f"file://{folder}/store", name)
         yield group
 
 
@@ -73,11 +74,11 @@ def call() -> str:
 
 
 def times_done(workers: Workers, call: str) -> int:
-    return int(workers[1].call(acts.seen).count(call))
+    return int(workers[1].call(fault_steps.seen).count(call))
 
 
 def test_fail_is_an_error_at_once_and_nothing_runs(workers: Workers, call: str) -> None:
-    found, _ = workers[0].call(acts.attempt, "worker1", call, 0, ({"what": "fail", **OURS},))
+    found, _ = workers[0].call(fault_steps.attempt, "worker1", call, 0, ({"what": "fail", **OURS},))
 
     assert "RPCErr:2:Send attempt failed intentionally for PYTHON_CALL" in found
     assert times_done(workers, call) == 0
@@ -86,12 +87,14 @@ def test_fail_is_an_error_at_once_and_nothing_runs(workers: Workers, call: str) 
 def test_fail_raises_the_text_of_the_rule(workers: Workers, call: str) -> None:
     rule = {"what": "fail", "text": "No route to host.", **OURS}
 
-    assert "No route to host." in workers[0].call(acts.attempt, "worker1", call, 0, (rule,))[0]
+    assert (
+        "No route to host." in workers[0].call(fault_steps.attempt, "worker1", call, 0, (rule,))[0]
+    )
 
 
 def test_drop_is_a_timeout_and_nothing_runs(workers: Workers, call: str) -> None:
     found, seconds = workers[0].call(
-        acts.attempt, "worker1", call, 0.2, ({"what": "drop", **OURS},)
+        fault_steps.attempt, "worker1", call, 0.2, ({"what": "drop", **OURS},)
     )
 
     assert TIMEOUT in found
@@ -113,47 +116,49 @@ def test_delay_runs_later_and_does_not_block_the_caller(workers: Workers, call: 
 
 def test_a_message_delayed_beyond_its_timeout_still_runs(workers: Workers, call: str) -> None:
     rule = {"what": "delay", "seconds": 0.4, **OURS}
-    found, _ = workers[0].call(acts.attempt, "worker1", call, 0.2, (rule,))
+    found, _ = workers[0].call(fault_steps.attempt, "worker1", call, 0.2, (rule,))
 
     assert TIMEOUT in found
-    assert workers[1].call(acts.wait_for, call).count(call) == 1
+    assert workers[1].call(fault_steps.wait_for, call).count(call) == 1
 
 
 def test_reply_lost_runs_once_and_is_a_timeout(workers: Workers, call: str) -> None:
     found, seconds = workers[0].call(
-        acts.attempt, "worker1", call, 0.3, ({"what": "reply_lost", **OURS},)
+        fault_steps.attempt, "worker1", call, 0.3, ({"what": "reply_lost", **OURS},)
     )
 
     assert TIMEOUT in found
     assert seconds >= 0.3
-    assert workers[1].call(acts.wait_for, call).count(call) == 1
+    assert workers[1].call(fault_steps.wait_for, call).count(call) == 1
 
 
 def test_reply_fail_runs_once_and_is_an_error(workers: Workers, call: str) -> None:
-    found, _ = workers[0].call(acts.attempt, "worker1", call, 0, ({"what": "reply_fail", **OURS},))
+    found, _ = workers[0].call(
+        fault_steps.attempt, "worker1", call, 0, ({"what": "reply_fail", **OURS},)
+    )
 
     assert "RPCErr:2:The reply to PYTHON_CALL from 'worker1' was replaced with this error" in found
     assert times_done(workers, call) == 1
 
 
 def test_reply_delay_runs_at_once_and_returns_later(workers: Workers, call: str) -> None:
-    rule = {"what": "reply_delay", "seconds": 0.5, **OURS}
-    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
-    too_late, _ = workers[0].call(acts.attempt, "worker1", f"{call} too late", 0.2, (rule,))
+    rule = {"what": "reply_delay", "seconds": 0.3, **OURS}
+    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
+    too_late, _ = workers[0].call(fault_steps.attempt, "worker1", f"{call} too late", 0.1, (rule,))
 
     assert found == call
-    assert seconds >= 0.5
+    assert seconds >= 0.3
     assert TIMEOUT in too_late
-    assert f"{call} too late" in workers[1].call(acts.wait_for, f"{call} too late")
+    assert f"{call} too late" in workers[1].call(fault_steps.wait_for, f"{call} too late")
 
 
 def test_duplicate_runs_several_times_and_returns_once(workers: Workers, call: str) -> None:
     found, _ = workers[0].call(
-        acts.attempt, "worker1", call, 0, ({"what": "duplicate", "copies": 3, **OURS},)
+        fault_steps.attempt, "worker1", call, 0, ({"what": "duplicate", "copies": 3, **OURS},)
     )
 
     assert found == call
-    assert workers[1].call(acts.wait_for, call, 3).count(call) == 3
+    assert workers[1].call(fault_steps.wait_for, call, 3).count(call) == 3
 
 
 def test_reorder_lets_later_requests_overtake(workers: Workers, call: str) -> None:
@@ -184,7 +189,7 @@ def inverted_pairs(call: str) -> list[str]:
 
 def test_reorder_does_not_wait_for_ever(workers: Workers, call: str) -> None:
     rule = {"what": "reorder", "others": 5, "within": 0.2, **OURS}
-    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
+    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
 
     assert found == call
     assert seconds >= 0.2
@@ -193,67 +198,68 @@ def test_reorder_does_not_wait_for_ever(workers: Workers, call: str) -> None:
 def test_partition_cuts_both_directions_of_one_link_only(workers: Workers, call: str) -> None:
     rule = {"what": "partition", "sender": "worker0", "receiver": "worker1", "name": "cut"}
     for index in (0, 1):
-        workers[index].call(acts.add, {**rule, **OURS})
+        workers[index].call(fault_steps.add, {**rule, **OURS})
 
-    there = workers[0].call(acts.attempt, "worker1", f"{call} there", 0.2)
-    back = workers[1].call(acts.attempt, "worker0", f"{call} back", 0.2)
-    beside = workers[0].call(acts.attempt, "worker2", f"{call} beside")
+    there = workers[0].call(fault_steps.attempt, "worker1", f"{call} there", 0.2)
+    back = workers[1].call(fault_steps.attempt, "worker0", f"{call} back", 0.2)
+    beside = workers[0].call(fault_steps.attempt, "worker2", f"{call} beside")
     for index in (0, 1):
-        workers[index].call(acts.remove, "cut")
+        workers[index].call(fault_steps.remove, "cut")
 
     assert TIMEOUT in there[0]
     assert TIMEOUT in back[0]
     assert beside[0] == f"{call} beside"
     assert times_done(workers, f"{call} there") == 0
-    assert f"{call} back" not in workers[0].call(acts.seen)
+    assert f"{call} back" not in workers[0].call(fault_steps.seen)
 
 
 def test_a_one_way_partition_loses_replies_in_that_direction(workers: Workers, call: str) -> None:
     rule = {"what": "partition", "sender": "worker0", "receiver": "worker1", "one_way": True}
 
     # worker1's requests reach worker0, but worker0's replies do not come back.
-    found, _ = workers[1].call(acts.attempt, "worker0", call, 0.3, ({**rule, **OURS},))
+    found, _ = workers[1].call(fault_steps.attempt, "worker0", call, 0.3, ({**rule, **OURS},))
 
     assert TIMEOUT in found
-    assert call in workers[0].call(acts.wait_for, call)
+    assert call in workers[0].call(fault_steps.wait_for, call)
 
 
 def test_bandwidth_makes_messages_wait_for_those_before_them(workers: Workers, call: str) -> None:
-    rule = {"what": "bandwidth", "rate": 1000, "sender": "worker0", "one_way": True, **OURS}
+    rule = {"what": "bandwidth", "rate": 2000, "sender": "worker0", "one_way": True, **OURS}
     found = workers[0].call(several_at_once, "worker1", [f"{call} {'x' * 300}"] * 3, rule)
 
-    # Three messages of 300 bytes plus overhead, at 1000 bytes per second.
-    assert found["seconds"] >= 0.9
+    # Three messages of 300 bytes plus overhead, at 2000 bytes per second.
+    assert found["seconds"] >= 0.45
     assert times_done(workers, f"{call} {'x' * 300}") == 3
 
 
 def test_a_paused_worker_sends_after_the_pause(workers: Workers, call: str) -> None:
-    rule = {"what": "pause", "worker": "worker0", "seconds": 0.5, **OURS}
-    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
+    rule = {"what": "pause", "worker": "worker0", "seconds": 0.3, **OURS}
+    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
 
     assert found == call
-    assert seconds >= 0.5
+    assert seconds >= 0.3
     assert times_done(workers, call) == 1
 
 
 def test_a_pause_may_be_very_short(workers: Workers, call: str) -> None:
-    rule = {"what": "pause", "worker": "worker0", "seconds": {"uniform": [0, 0.5]}, **OURS}
+    rule = {"what": "pause", "worker": "worker0", "seconds": {"uniform": [0, 0.3]}, **OURS}
     seconds = [
-        workers[0].call(acts.attempt, "worker1", f"{call} {i}", 30, (rule,))[1] for i in range(5)
+        workers[0].call(fault_steps.attempt, "worker1", f"{call} {i}", 30, (rule,))[1]
+        for i in range(5)
     ]
 
-    assert 0.1 < sum(seconds) < 5
+    assert 0.05 < sum(seconds) < 5
 
 
 def test_a_paused_worker_replies_after_the_pause(workers: Workers, call: str) -> None:
-    rule = {"what": "pause", "worker": "worker1", "seconds": 0.5, **OURS}
-    found, seconds = workers[0].call(acts.attempt, "worker1", call, 30, (rule,))
-    too_late, _ = workers[0].call(acts.attempt, "worker1", f"{call} too late", 0.2, (rule,))
+    rule = {"what": "pause", "worker": "worker1", "seconds": 0.3, **OURS}
+    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
+    too_late, _ = workers[0].call(fault_steps.attempt, "worker1", f"{call} too late", 0.1, (rule,))
 
     assert found == call
-    assert seconds >= 0.5
+    assert seconds >= 0.3
     assert TIMEOUT in too_late
-    assert f"{call} too late" in workers[1].call(acts.wait_for, f"{call} too late")
+    assert f"{call} too late" in workers[1].call(fault_steps.wait_for, f"{call} too late")
 
 
 @pytest.mark.parametrize("exit_code", [None, 17])
@@ -267,7 +273,7 @@ def test_crash_ends_the_process_and_the_others_get_errors(
 
         assert waiting.result() == "an error"
         assert workers[0].end() == (-signal.SIGKILL if exit_code is None else exit_code)
-        assert "crashing" not in workers[1].call(acts.seen)
+        assert "crashing" not in workers[1].call(fault_steps.seen)
         workers[1].call(steps.leave, False)
 
 
@@ -284,9 +290,9 @@ def start_and_look(me: Any, to: str, call: str, rule: dict[str, Any]) -> dict[st
 
     with faults.rule(**rule):
         begin = time.monotonic()
-        held = rpc.rpc_async(to, acts.do, args=(call,))
+        held = rpc.rpc_async(to, fault_steps.do, args=(call,))
         found: dict[str, Any] = {"open when rpc_async returned": not held.done()}
-        rpc.rpc_sync(to, acts.also_do, args=(f"{call} later",))
+        rpc.rpc_sync(to, fault_steps.also_do, args=(f"{call} later",))
         found["overtaken by a later call"] = not held.done()
         held.wait()
         found["seconds"] = time.monotonic() - begin
@@ -300,11 +306,11 @@ def reorder(me: Any, to: str, call: str, rule: dict[str, Any]) -> list[str]:
     import rpc_backends_faults as faults
 
     with faults.rule(**rule):
-        first = rpc.rpc_async(to, acts.do, args=(f"{call} a",))
+        first = rpc.rpc_async(to, fault_steps.do, args=(f"{call} a",))
         for other in "bcd":
-            rpc.rpc_sync(to, acts.do, args=(f"{call} {other}",))
+            rpc.rpc_sync(to, fault_steps.do, args=(f"{call} {other}",))
         first.wait()
-    return [what for what in rpc.rpc_sync(to, acts.done) if what.startswith(call)]
+    return [what for what in rpc.rpc_sync(to, fault_steps.done) if what.startswith(call)]
 
 
 def call_in_pairs(
@@ -317,15 +323,15 @@ def call_in_pairs(
 
     with faults.rule(**rule):
         for one in before:
-            rpc.rpc_sync(to, acts.do, args=(one,))
+            rpc.rpc_sync(to, fault_steps.do, args=(one,))
         for pair in range(20):
             both = [
-                rpc.rpc_async(to, acts.do, args=(f"{call} {2 * pair + number}",))
+                rpc.rpc_async(to, fault_steps.do, args=(f"{call} {2 * pair + number}",))
                 for number in range(2)
             ]
             for held in both:
                 held.wait()
-    return [what for what in rpc.rpc_sync(to, acts.done) if what.startswith(f"{call} ")]
+    return [what for what in rpc.rpc_sync(to, fault_steps.done) if what.startswith(f"{call} ")]
 
 
 def several_at_once(me: Any, to: str, calls: list[str], rule: dict[str, Any]) -> dict[str, Any]:
@@ -338,7 +344,7 @@ def several_at_once(me: Any, to: str, calls: list[str], rule: dict[str, Any]) ->
 
     with faults.rule(**rule):
         begin = time.monotonic()
-        for held in [rpc.rpc_async(to, acts.do, args=(call,)) for call in calls]:
+        for held in [rpc.rpc_async(to, fault_steps.do, args=(call,)) for call in calls]:
             held.wait()
         return {"seconds": time.monotonic() - begin}
 
@@ -361,4 +367,4 @@ def crash_by(to: str) -> None:
     """Make a call that a rule matches; called by RPC."""
     from torch.distributed import rpc
 
-    rpc.rpc_sync(to, acts.do, args=("crashing",))
+    rpc.rpc_sync(to, fault_steps.do, args=("crashing",))

@@ -14,7 +14,7 @@ from rpc_backends_faults import replay
 from support import steps
 from support.workers import WorkerContext, Workers
 
-from . import acts
+from . import fault_steps
 
 RULE = '[[rule]]\nname = "r"\nwhat = "fail"\nfunction = "*.do"\nevery = 2\n'
 
@@ -130,11 +130,11 @@ def test_divergence_is_reported_at_once_and_in_the_metrics(
 
         # The report must not wait for the end of the program.
         output = workers[0].output
-        metrics = workers[0].call(acts.metrics)
+        metrics = workers[0].call(fault_steps.metrics)
         workers.run(steps.leave)
     assert (
         "the replay on RPC worker 'worker0' diverged after 2 of 4 recorded messages: PYTHON_CALL "
-        "plugins.faults.tests.acts.do to 'worker0' (occurrence 1) is not in the log"
+        "plugins.faults.tests.fault_steps.do to 'worker0' (occurrence 1) is not in the log"
     ) in output
     assert metrics["faults.replay_new"] == "1"
     assert metrics["faults.replay_left"] == "2"
@@ -145,7 +145,7 @@ def test_a_stalled_replay_names_the_overdue_message(
 ) -> None:
     run(call, 4, RULES=rules, LOG=tmp_path / "log")
     with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path / "log")}) as workers:
-        workers[0].call(be_impatient)
+        workers[0].call(report_overdue_messages_soon)
         workers.run(steps.join, f"file://{tmp_path}/again", backend="TENSORPIPE")
         workers[0].call(call, 2)
         end = time.monotonic() + steps.AT_ONCE
@@ -156,7 +156,7 @@ def test_a_stalled_replay_names_the_overdue_message(
         workers.run(steps.leave)
 
     assert "has stalled after 2 of 4 recorded messages: PYTHON_CALL" in output
-    assert "acts.do to 'worker0' (occurrence 1) was recorded" in output
+    assert "fault_steps.do to 'worker0' (occurrence 1) was recorded" in output
 
 
 # --- steps ----------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_stalled_replay_names_the_overdue_message(
 def say(me: WorkerContext, what: Any) -> str:
     """Call, and return the outcome."""
     try:
-        rpc.rpc_sync(me.name, acts.do, args=(what,))
+        rpc.rpc_sync(me.name, fault_steps.do, args=(what,))
     except RuntimeError as error:
         return str(error).rpartition(":")[2]
     return "done"
@@ -195,6 +195,6 @@ def add_a_rule(me: WorkerContext) -> str:
         return say(me, 0)
 
 
-def be_impatient(me: WorkerContext) -> None:
-    """Make replays report overdue messages soon."""
+def report_overdue_messages_soon(me: WorkerContext) -> None:
+    """Shorten the time after which a replay reports an overdue message."""
     replay.PATIENCE = 0.4

@@ -18,7 +18,7 @@ from rpc_backends_faults.rules import Rule
 from support import steps
 from support.workers import Workers
 
-from . import acts
+from . import fault_steps
 
 HEAD = {"format": 1, "backend": "ZEROMQ", "pid": 7, "torch": "2.13.0", "replay": None}
 TWICE = {"name": "twice", "what": "duplicate", "function": "*.update", "every": 2}
@@ -134,13 +134,13 @@ def test_a_rule_with_changed_settings_is_two_rules(folder: Path) -> None:
 
 
 def test_rules_show_how_often_they_matched_and_fired(url: str, folder: Path) -> None:
-    kept = {"name": "kept", "what": "fail", "function": "*.acts.do", "every": 2}
-    gone = {"name": "gone", "what": "duplicate", "function": "*.acts.also_do"}
+    kept = {"name": "kept", "what": "fail", "function": "*.fault_steps.do", "every": 2}
+    gone = {"name": "gone", "what": "duplicate", "function": "*.fault_steps.also_do"}
     with Workers(2, env={"RPC_BACKENDS_FAULTS_LOG": str(folder)}) as workers:
-        workers.run(acts.join, url, "ZEROMQ")
-        workers[0].call(acts.several, "worker1", list(range(5)), (kept,))
-        workers[0].call(acts.add, kept)
-        workers[0].call(acts.several, "worker1", list(range(3)), (gone,))
+        workers.run(fault_steps.join, url, "ZEROMQ")
+        workers[0].call(fault_steps.several, "worker1", list(range(5)), (kept,))
+        workers[0].call(fault_steps.add, kept)
+        workers[0].call(fault_steps.several, "worker1", list(range(3)), (gone,))
         workers.run(steps.leave)
 
     found = {rule["name"]: (rule["looked_at"], rule["acted"]) for rule in story(folder)["rules"]}

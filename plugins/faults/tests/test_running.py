@@ -19,13 +19,13 @@ from rpc_backends_faults import watching
 from support import steps
 from support.workers import WorkerContext, Workers
 
-from . import acts
+from . import fault_steps
 
 FAIL = """
 [[rule]]
 name = "failing"
 what = "fail"
-function = "*.acts.do"
+function = "*.fault_steps.do"
 """
 BACKENDS = ["TENSORPIPE", "ZEROMQ"]
 
@@ -66,9 +66,9 @@ def test_an_unmodified_program_gets_the_faults_of_a_file(
     with Workers(2, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
         workers.run(steps.join, url, backend=backend)
 
-        assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
-        assert workers[0].call(acts.tensors, "worker1") == [3.0, 3.0]
-        assert workers[0].call(acts.metrics)["faults.failing.PYTHON_CALL.worker1"] == "1"
+        assert "'failing'" in workers[0].call(fault_steps.attempt, "worker1", 1)[0]
+        assert workers[0].call(fault_steps.tensors, "worker1") == [3.0, 3.0]
+        assert workers[0].call(fault_steps.metrics)["faults.failing.PYTHON_CALL.worker1"] == "1"
         workers.run(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0]
 
@@ -76,7 +76,7 @@ def test_an_unmodified_program_gets_the_faults_of_a_file(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_static_groups_work_with_fault_injection(url: str, backend: str) -> None:
     with Workers(3) as workers:
-        workers.run(acts.join, url, backend)
+        workers.run(fault_steps.join, url, backend)
         names = [f"worker{rank}" for rank in range(3)]
 
         assert workers.run(steps.members) == [{name: i for i, name in enumerate(names)}] * 3
@@ -91,14 +91,14 @@ def test_static_groups_work_with_fault_injection(url: str, backend: str) -> None
 def test_dynamic_groups_work_with_fault_injection(url: str, backend: str) -> None:
     with Workers(3) as workers:
         for worker in workers:
-            worker.call(acts.join, url, backend, world_size=None)
+            worker.call(fault_steps.join, url, backend, world_size=None)
         names = {"worker0", "worker1", "worker2"}
 
         assert [set(found) for found in workers.run(steps.members)] == [names] * 3
-        assert workers[2].call(acts.attempt, "worker0", "x")[0] == "x"
+        assert workers[2].call(fault_steps.attempt, "worker0", "x")[0] == "x"
         workers[1].call(steps.leave)
         assert set(workers[0].call(steps.members)) == {"worker0", "worker2"}
-        assert workers[0].call(acts.attempt, "worker2", "y")[0] == "y"
+        assert workers[0].call(fault_steps.attempt, "worker2", "y")[0] == "y"
         for index in (0, 2):
             workers[index].call(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0, 0]
@@ -110,7 +110,7 @@ def test_torchs_own_dynamic_groups_work_with_fault_injection(url: str) -> None:
         for worker in workers:
             worker.call(join_torchs_own, url)
 
-        assert workers[0].call(acts.attempt, "worker1", "x")[0] == "x"
+        assert workers[0].call(fault_steps.attempt, "worker1", "x")[0] == "x"
         assert workers[1].call(agent_class) == "InterceptingAgent"
         leaving = [worker.start(steps.leave) for worker in workers]
         assert [step.result() for step in leaving] == [None, None]
@@ -131,12 +131,12 @@ def join_torchs_own(me: WorkerContext, url: str) -> None:
     )
 
 
-# --- live -----------------------------------------------------------------------------------------
+# --- changes while the program runs ---------------------------------------------------------------
 
 
 def test_a_rule_applies_while_its_block_runs(url: str) -> None:
     with Workers(2) as workers:
-        workers.run(acts.join, url, "TENSORPIPE")
+        workers.run(fault_steps.join, url, "TENSORPIPE")
 
         assert workers[0].call(in_and_out) == ["done", "failed", "done"]
         workers.run(steps.leave)
@@ -148,13 +148,13 @@ def in_and_out(me: WorkerContext) -> list[str]:
 
     def attempt() -> None:
         try:
-            rpc.rpc_sync("worker1", acts.do, args=("x",))
+            rpc.rpc_sync("worker1", fault_steps.do, args=("x",))
             found.append("done")
         except RuntimeError:
             found.append("failed")
 
     attempt()
-    with faults.rule(what="fail", function="*.acts.do"):
+    with faults.rule(what="fail", function="*.fault_steps.do"):
         attempt()
     attempt()
     return found
@@ -162,7 +162,7 @@ def in_and_out(me: WorkerContext) -> list[str]:
 
 def test_a_rule_can_be_added_on_another_worker(url: str) -> None:
     with Workers(3) as workers:
-        workers.run(acts.join, url, "TENSORPIPE")
+        workers.run(fault_steps.join, url, "TENSORPIPE")
 
         assert workers[0].call(rule_another) == ["failed", {"there": 1}, "done"]
         workers.run(steps.leave)
@@ -171,7 +171,7 @@ def test_a_rule_can_be_added_on_another_worker(url: str) -> None:
 def rule_another(me: WorkerContext) -> list[Any]:
     """Make worker1's calls to worker2 fail."""
     there = faults.Worker("worker1")
-    with there.rule(what="fail", name="there", function="*.acts.do"):
+    with there.rule(what="fail", name="there", function="*.fault_steps.do"):
         found: list[Any] = [rpc.rpc_sync("worker1", call_on, args=("worker2",)), there.counts()]
     found.append(rpc.rpc_sync("worker1", call_on, args=("worker2",)))
     return found
@@ -180,7 +180,7 @@ def rule_another(me: WorkerContext) -> list[Any]:
 def call_on(to: str) -> str:
     """Call another worker; called by RPC."""
     try:
-        rpc.rpc_sync(to, acts.do, args=("x",))
+        rpc.rpc_sync(to, fault_steps.do, args=("x",))
     except RuntimeError:
         return "failed"
     return "done"
@@ -189,7 +189,7 @@ def call_on(to: str) -> str:
 def test_a_rule_without_fault_injection_is_an_error_with_a_remedy(url: str) -> None:
     with Workers(1) as workers:
         workers.run(steps.join, url)
-        [error] = workers.errors(acts.add, {"what": "drop"})
+        [error] = workers.errors(fault_steps.add, {"what": "drop"})
         workers.run(steps.leave)
 
     assert error.kinds[0] == "NotWrappedError"
@@ -198,8 +198,8 @@ def test_a_rule_without_fault_injection_is_an_error_with_a_remedy(url: str) -> N
 
 def test_an_invalid_rule_is_refused_where_it_is_added(url: str) -> None:
     with Workers(1) as workers:
-        workers.run(acts.join, url, "TENSORPIPE")
-        [error] = workers.errors(acts.add, {"what": "dorp"})
+        workers.run(fault_steps.join, url, "TENSORPIPE")
+        [error] = workers.errors(fault_steps.add, {"what": "dorp"})
         workers.run(steps.leave)
 
     assert "'dorp' is not a kind of fault. Did you mean 'drop'?" in error.text
@@ -207,7 +207,7 @@ def test_an_invalid_rule_is_refused_where_it_is_added(url: str) -> None:
 
 def test_another_workers_refusal_of_a_rule_is_raised_here(url: str) -> None:
     with Workers(2) as workers:
-        workers.run(acts.join, url, "TENSORPIPE")
+        workers.run(fault_steps.join, url, "TENSORPIPE")
         error = workers[0].call(refused_by, "worker1")
         workers.run(steps.leave)
 
@@ -228,22 +228,28 @@ def test_a_changed_file_is_loaded_unless_it_is_invalid(
 ) -> None:
     env = {"RPC_BACKENDS_FAULTS": str(rules), "RPC_BACKENDS_FAULTS_LOG": str(tmp_path / "log")}
     with Workers(2, env=env) as workers:
+        workers.run(read_the_file_often)
         workers.run(steps.join, url)
-        assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        assert "'failing'" in workers[0].call(fault_steps.attempt, "worker1", 1)[0]
 
         replace(rules, FAIL.replace('"failing"', '"other"'))
         workers[0].call(wait_for_event, str(tmp_path / "log" / "worker0.jsonl"), "rules")
-        assert "'other'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        assert "'other'" in workers[0].call(fault_steps.attempt, "worker1", 1)[0]
 
         replace(rules, FAIL.replace('"fail"', '"fial"'))
         workers[0].call(wait_for_event, str(tmp_path / "log" / "worker0.jsonl"), "refused")
-        assert "'other'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        assert "'other'" in workers[0].call(fault_steps.attempt, "worker1", 1)[0]
         assert "Did you mean 'fail'?" in workers[0].output
 
         replace(rules, "")
         workers[0].call(wait_for_event, str(tmp_path / "log" / "worker0.jsonl"), "rules", 2)
-        assert workers[0].call(acts.attempt, "worker1", 1)[0] == "1"
+        assert workers[0].call(fault_steps.attempt, "worker1", 1)[0] == "1"
         workers.run(steps.leave)
+
+
+def read_the_file_often(me: WorkerContext) -> None:
+    """Make this worker notice changes of the rule file sooner."""
+    watching.INTERVAL = 0.05
 
 
 def replace(path: Path, text: str) -> None:
@@ -259,7 +265,7 @@ def wait_for_event(me: WorkerContext, log: str, event: str, times: int = 1) -> N
     while time.monotonic() < end:
         if Path(log).read_text().count(f'"event":"{event}"') >= times:
             return
-        time.sleep(watching.INTERVAL / 10)
+        time.sleep(0.02)
     raise AssertionError(Path(log).read_text())
 
 
@@ -356,10 +362,10 @@ def call_with_small_files(me: WorkerContext, log: str) -> list[Any]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (Path(log).stat().st_size + 50, before[1]))
     try:
-        answers = [acts.attempt(me, "worker1", number)[0] for number in (1, 2, 3)]
+        answers = [fault_steps.attempt(me, "worker1", number)[0] for number in (1, 2, 3)]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    return [answers, int(acts.metrics(me)["faults.log_failures"]) >= 3]
+    return [answers, int(fault_steps.metrics(me)["faults.log_failures"]) >= 3]
 
 
 def test_rules_that_never_fired_are_named_at_the_end(url: str, rules: Path) -> None:
@@ -374,13 +380,13 @@ sender = "worker0"
 [[rule]]
 name = "improbable"
 what = "drop"
-function = "*.acts.also_do"
+function = "*.fault_steps.also_do"
 probability = 0
 """
     )
     with Workers(2, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
         workers.run(steps.join, url)
-        workers[0].call(acts.attempt, "worker1", 1)
+        workers[0].call(fault_steps.attempt, "worker1", 1)
         workers[0].call(call_also, "worker1")
         workers.run(steps.leave)
         one, other = (worker.output for worker in workers)
@@ -395,7 +401,7 @@ probability = 0
 
 def call_also(me: WorkerContext, to: str) -> None:
     """Make a call."""
-    rpc.rpc_sync(to, acts.also_do, args=(1,))
+    rpc.rpc_sync(to, fault_steps.also_do, args=(1,))
 
 
 def test_the_log_is_complete_up_to_a_crash(url: str, rules: Path, tmp_path: Path) -> None:
@@ -410,7 +416,7 @@ def test_the_log_is_complete_up_to_a_crash(url: str, rules: Path, tmp_path: Path
         workers[1].call(steps.leave, False)
 
     lines = [json.loads(line) for line in (log / "worker0.jsonl").read_text().splitlines()]
-    calls = [one for one in lines if one.get("function", "").endswith(".acts.do")]
+    calls = [one for one in lines if one.get("function", "").endswith(".fault_steps.do")]
     ends = {one["id"]: one["outcome"] for one in lines if one["event"] == "end"}
     assert lines[0]["event"] == "start"
     assert lines[0]["workers"] == ["worker0", "worker1"]
@@ -422,32 +428,34 @@ def test_the_log_is_complete_up_to_a_crash(url: str, rules: Path, tmp_path: Path
 def call_several(me: WorkerContext, to: str, many: int) -> None:
     """Make the same call several times."""
     for _ in range(many):
-        rpc.rpc_sync(to, acts.do, args=("x",))
+        rpc.rpc_sync(to, fault_steps.do, args=("x",))
 
 
-# --- ending ---------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_held_messages_are_sent_before_a_worker_leaves(url: str, backend: str) -> None:
     with Workers(2) as workers:
-        workers.run(acts.join, url, backend)
-        workers[0].call(start_and_forget, {"what": "delay", "seconds": 1, "function": "*.acts.do"})
+        workers.run(fault_steps.join, url, backend)
+        workers[0].call(
+            start_and_forget, {"what": "delay", "seconds": 0.5, "function": "*.fault_steps.do"}
+        )
         workers.run(steps.leave)
 
-        assert workers[1].call(acts.seen) == ["forgotten"]
+        assert workers[1].call(fault_steps.seen) == ["forgotten"]
 
 
 def start_and_forget(me: WorkerContext, rule: dict[str, Any]) -> None:
     """Start a call and do not wait for it."""
     faults.add(**rule)
-    rpc.rpc_async("worker1", acts.do, args=("forgotten",))
+    rpc.rpc_async("worker1", fault_steps.do, args=("forgotten",))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_lost_call_fails_when_its_worker_shuts_down(url: str, backend: str) -> None:
     with Workers(2) as workers:
-        workers.run(acts.join, url, backend)
+        workers.run(fault_steps.join, url, backend)
         error = workers[0].call(lose_and_leave)
         workers[1].call(steps.leave, False)
 
@@ -456,8 +464,8 @@ def test_a_lost_call_fails_when_its_worker_shuts_down(url: str, backend: str) ->
 
 def lose_and_leave(me: WorkerContext) -> str:
     """Make a call without a timeout that a rule drops, and leave."""
-    faults.add(what="drop", function="*.acts.do")
-    lost = rpc.rpc_async("worker1", acts.do, args=("lost",), timeout=0)
+    faults.add(what="drop", function="*.fault_steps.do")
+    lost = rpc.rpc_async("worker1", fault_steps.do, args=("lost",), timeout=0)
     rpc.shutdown(graceful=False)
     try:
         lost.wait()
@@ -508,7 +516,7 @@ def test_the_options_of_faulty_tensorpipe_accept_rules(url: str, rules: Path) ->
         )
 
         assert workers[0].call(agent_class) == "InterceptingAgent"
-        assert "'failing'" in workers[0].call(acts.attempt, "worker1", 1)[0]
+        assert "'failing'" in workers[0].call(fault_steps.attempt, "worker1", 1)[0]
         workers.run(steps.leave)
 
 

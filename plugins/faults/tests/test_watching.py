@@ -40,7 +40,7 @@ def watch(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> Callable[[Callable[[RuleSet], None]], None]:
-    """Start to watch."""
+    """Return a function that starts to watch the file."""
     monkeypatch.setattr(watching, "INTERVAL", 0.01)
     caplog.set_level(logging.INFO, "rpc_backends.faults")
 
@@ -60,7 +60,7 @@ def replace(path: Path, text: str) -> None:
 def wait_for(found: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not found():
-        assert time.monotonic() < end, "it did not happen in 20 s"
+        assert time.monotonic() < end, "the condition did not hold within 20 s"
         time.sleep(0.01)
 
 

@@ -26,14 +26,14 @@ class Member:
 
     def __init__(self, key: bytes = KEY, host: str = "127.0.0.1") -> None:
         self.key = key
-        self.taken: list[bytes] = []
+        self.accepted: list[bytes] = []
         self.read = threading.Semaphore(0)
         self.listener = LivenessListener(f"uv://{host}:1", self._read)
         self.address = self.listener.address
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            broadcast.receive(connection, self.key, ID, self.taken.append)
+            broadcast.receive(connection, self.key, ID, self.accepted.append)
         finally:
             self.read.release()
 
@@ -46,7 +46,7 @@ def member() -> Iterator[Member]:
 
 
 @contextlib.contextmanager
-def somebody(address: tuple[str, int], *sent: bytes) -> Iterator[socket.socket]:
+def connected(address: tuple[str, int], *sent: bytes) -> Iterator[socket.socket]:
     """Connect to a member and send some bytes."""
     with socket.create_connection(address, 10) as connection:
         for piece in sent:
@@ -54,7 +54,7 @@ def somebody(address: tuple[str, int], *sent: bytes) -> Iterator[socket.socket]:
         yield connection
 
 
-def hung_up(connection: socket.socket) -> bool:
+def is_closed_by_peer(connection: socket.socket) -> bool:
     """Stop sending; return whether the other side closes the connection (a reset if data was unread)."""
     try:
         connection.shutdown(socket.SHUT_WR)
@@ -70,17 +70,17 @@ def test_each_address_gets_the_broadcast_and_its_own_result(member: Member) -> N
     with contextlib.closing(other.listener), socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [member.address, gone, silent.getsockname(), other.address]
 
-        taken = broadcast.send_to_all(addresses, broadcast.sealed(TEXT, KEY), 1.0)
+        accepted = broadcast.send_to_all(addresses, broadcast.sealed(TEXT, KEY), 1.0)
 
-    assert taken == [True, False, False, True]
-    assert member.taken == other.taken == [TEXT]
+    assert accepted == [True, False, False, True]
+    assert member.accepted == other.accepted == [TEXT]
 
 
 def test_a_list_larger_than_the_socket_buffers_arrives_whole(member: Member) -> None:
     text = bytes(range(256)) * (1 << 14)
 
     assert broadcast.send_to_all([member.address], broadcast.sealed(text, KEY), 30) == [True]
-    assert member.taken == [text]
+    assert member.accepted == [text]
 
 
 def test_a_broadcast_to_no_address_returns_at_once() -> None:
@@ -89,7 +89,7 @@ def test_a_broadcast_to_no_address_returns_at_once() -> None:
 
 def test_a_message_with_another_key_is_rejected(member: Member) -> None:
     assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, OTHER_KEY), 10) == [False]
-    assert member.taken == []
+    assert member.accepted == []
 
 
 def test_a_message_with_a_changed_bit_is_rejected(member: Member) -> None:
@@ -97,7 +97,7 @@ def test_a_message_with_a_changed_bit_is_rejected(member: Member) -> None:
     message[-1] ^= 1
 
     assert broadcast.send_to_all([member.address], bytes(message), 10) == [False]
-    assert member.taken == []
+    assert member.accepted == []
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ def test_a_message_with_a_changed_bit_is_rejected(member: Member) -> None:
     ],
 )
 def test_an_invalid_message_closes_only_its_connection(member: Member, sent: bytes) -> None:
-    with somebody(member.address, sent) as connection:
-        assert hung_up(connection)
+    with connected(member.address, sent) as connection:
+        assert is_closed_by_peer(connection)
 
     assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, KEY), 10) == [True]
-    assert member.taken == [TEXT]
+    assert member.accepted == [TEXT]
 
 
 def test_a_slow_sender_does_not_block_others(member: Member) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4):
-            stack.enter_context(somebody(member.address, b"\0"))
+            stack.enter_context(connected(member.address, b"\0"))
 
         assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, KEY), 3) == [True]
 
@@ -128,7 +128,7 @@ def test_a_slow_sender_does_not_block_others(member: Member) -> None:
 def test_a_liveness_check_is_not_a_broadcast(member: Member) -> None:
     assert is_alive(member.address, QUESTION)
     assert member.read.acquire(timeout=10)
-    assert member.taken == []
+    assert member.accepted == []
 
 
 def test_a_member_that_does_not_respond_may_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,17 +138,17 @@ def test_a_member_that_does_not_respond_may_be_alive(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "asked", [broadcast.question(ID + 1, KEY), broadcast.question(ID, OTHER_KEY)]
+    "question", [broadcast.question(ID + 1, KEY), broadcast.question(ID, OTHER_KEY)]
 )
-def test_a_member_whose_port_was_reused_is_gone(member: Member, asked: bytes) -> None:
-    assert not is_alive(member.address, asked)
+def test_a_member_whose_port_was_reused_is_gone(member: Member, question: bytes) -> None:
+    assert not is_alive(member.address, question)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
     before = set(threading.enumerate())
     one = Member(host=host)
-    with somebody(one.address, b"\0"):  # the listener is reading it
+    with connected(one.address, b"\0"):  # the listener is reading it
         one.listener.close()
         deadline = time.monotonic() + 10
         while set(threading.enumerate()) - before and time.monotonic() < deadline:

@@ -62,7 +62,7 @@ def test_rrefs_and_distributed_autograd_work(url: str) -> None:
 
 
 def test_a_start_warns_of_nothing_and_makes_no_gloo_group(url: str) -> None:
-    """Stock torch makes one with a call that it deprecates itself (pytorch issue 149393)."""
+    """Stock torch makes a Gloo group with a function that it has deprecated (pytorch issue 149393)."""
     with Workers(2) as workers:
         workers.run(start_strictly, url)
         workers.run(steps.leave)
@@ -132,7 +132,7 @@ def release(me: WorkerContext) -> bool:
     return arrived
 
 
-def test_worker_infos_by_name_by_rank_and_of_oneself(url: str) -> None:
+def test_worker_infos_are_found_by_name_and_rank(url: str) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, url)
 
@@ -229,7 +229,7 @@ def test_a_graceful_shutdown_times_out_on_a_killed_worker(url: str) -> None:
         workers.run(steps.join, url)
         workers[1].kill()
 
-        failures = workers.errors(steps.leave, True, 2)
+        failures = workers.errors(steps.leave, True, 1)
 
         assert max(failure.seconds for failure in failures) < AT_ONCE
         assert workers.run(steps.is_running) == [False, False]
@@ -262,7 +262,7 @@ def result_of_begun_call(me: WorkerContext) -> Any:
     return me.memory["result"].wait()
 
 
-def test_tensors_and_scripts_and_errors_travel(url: str) -> None:
+def test_tensors_and_errors_arrive(url: str) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, url)
 
@@ -277,8 +277,8 @@ def test_tensors_and_scripts_and_errors_travel(url: str) -> None:
 
 
 @pytest.mark.thorough
-def test_64_workers_of_one_host_start_and_stop(url: str) -> None:
-    """They would be too many to connect to one worker at the same time, so no start or stop does that."""
+def test_64_workers_on_one_host_start_and_stop(url: str) -> None:
+    """So many workers cannot connect to one worker at the same time; no start or stop needs that."""
     with Workers(64, seconds=300) as workers:
         workers.run(steps.join, url)
         workers.run(steps.leave)

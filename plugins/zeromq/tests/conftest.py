@@ -1,4 +1,4 @@
-"""What the tests of ZEROMQ share: secrets, and hosts that are network namespaces."""
+"""Fixtures of the tests of ZEROMQ: secrets, and hosts that are network namespaces."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _FOREIGN = ("RPC_BACKENDS_", "MASTER_", "TORCHELASTIC_", "XDG_RUNTIME_DIR")
 
 
 @pytest.fixture(autouse=True)
-def _only_our_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def text() -> str:
-    """Give the text of a new secret."""
+    """Return the text of a new secret."""
     return secret.generate()
 
 
 @pytest.fixture
 def a_secret(text: str) -> Secret:
-    """Give a secret."""
+    """Return a secret."""
     return secret.parse(text, "the test")
 
 
 @pytest.fixture
 def secret_file(tmp_path: Path, text: str) -> Path:
-    """Give a file with the secret, as `rpc-backends secret --out` writes it."""
+    """Return a file with the secret, as `rpc-backends secret --out` writes it."""
     path = tmp_path / "rpc.secret"
     path.touch(mode=0o600)
     path.write_text(f"{text}\n")
@@ -58,7 +58,7 @@ class NetworkHost:
 
     :ivar four: its IPv4 address.
     :ivar six: its IPv6 address.
-    :ivar interface: what has both.
+    :ivar interface: the network interface that has both.
     """
 
     name: str
@@ -86,7 +86,7 @@ class NetworkHost:
 
 @dataclass(frozen=True)
 class Running:
-    """A Python that runs on a host."""
+    """A Python process on a host."""
 
     process: subprocess.Popen[str]
 
@@ -98,7 +98,7 @@ class Running:
         return json.loads(line)
 
     def tell(self, value: Any) -> None:
-        """Give it a line of JSON."""
+        """Write a line of JSON to its input."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value) + "\n")
         self.process.stdin.flush()
@@ -136,7 +136,7 @@ def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
         for host in hosts:
             inside = ("-n", host.name)
             _ip_or_skip(*inside, "link", "set", "lo", "up")
-            # Addresses that can be used at once: nobody else could have them here.
+            # Duplicate detection would delay the addresses, and no other host could have them.
             path = f"/proc/sys/net/ipv6/conf/{host.interface}/accept_dad"
             _ip("netns", "exec", host.name, "sh", "-c", f"echo 0 > {path}")
             _ip_or_skip(*inside, "link", "set", host.interface, "up")

@@ -16,7 +16,7 @@ from rpc_backend_zeromq.secret import Secret
 
 HERE = Rendezvous(None, "init_method=file:///x names no host")
 
-#: What a worker on a host does: the places it would listen on, or why it refuses.
+#: A program for a host: print the places on which a worker would listen, or why it refuses.
 CHOOSE = """
 import json, sys
 from dataclasses import asdict
@@ -40,7 +40,7 @@ def choose(host: Any, init_method: str = "env://", **environ: str) -> Any:
     return host.run(CHOOSE, init_method, env=variables)
 
 
-# --- where the workers meet ----------------------------------------------------------------------
+# --- the rendezvous host -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def choose(host: Any, init_method: str = "env://", **environ: str) -> Any:
         ("mine", {}, None),
     ],
 )
-def test_the_rendezvous_host_is_what_the_init_method_says(
+def test_the_init_method_gives_the_rendezvous_host(
     init_method: str, environ: dict[str, str], host: str | None
 ) -> None:
     assert rendezvous(init_method, environ).host == host
@@ -71,7 +71,7 @@ def test_the_rendezvous_host_is_what_the_init_method_says(
 
 
 @pytest.mark.parametrize("host", [None, "localhost", "127.0.0.1", "127.0.0.7"])
-def test_workers_that_meet_on_their_own_host_listen_on_the_loopback_interface(
+def test_a_local_rendezvous_means_the_loopback_interface(
     host: str | None, a_secret: Secret
 ) -> None:
     for policy in (Policy(), Policy(a_secret)):
@@ -81,7 +81,7 @@ def test_workers_that_meet_on_their_own_host_listen_on_the_loopback_interface(
         assert "the test" in place.why
 
 
-def test_a_rendezvous_host_without_an_address_is_an_error_with_its_name() -> None:
+def test_an_unresolvable_rendezvous_host_is_named_in_the_error() -> None:
     meeting = Rendezvous("no-such-host.invalid", "MASTER_ADDR=no-such-host.invalid")
 
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_a_rendezvous_host_without_an_address_is_an_error_with_its_name() -> Non
         addresses.choose(Wanted(), meeting, Policy())
 
 
-def test_an_address_of_another_machine_is_refused_with_those_of_this_one() -> None:
+def test_the_error_for_a_foreign_address_lists_local_ones() -> None:
     wanted = Wanted(address="192.0.2.77", said_by="the option address='192.0.2.77'")
 
     with pytest.raises(AddressError, match=r"is not an address of this machine.*lo 127\.0\.0\.1"):
@@ -98,25 +98,26 @@ def test_an_address_of_another_machine_is_refused_with_those_of_this_one() -> No
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 300, "a..b"])
-def test_a_name_without_an_address_is_refused(name: str) -> None:
+def test_an_unresolvable_name_is_refused(name: str) -> None:
     with pytest.raises(
-        AddressError, match="asked for is neither an address nor a name that resolves to one"
+        AddressError,
+        match="the option address is neither an address nor a name that resolves to one",
     ):
-        addresses.choose(Wanted(address=name, said_by="what was asked for"), HERE, Policy())
+        addresses.choose(Wanted(address=name, said_by="the option address"), HERE, Policy())
 
 
-def test_a_name_of_this_machine_will_do() -> None:
+def test_a_name_of_this_machine_is_accepted() -> None:
     (place,) = addresses.choose(Wanted(address="localhost", said_by="asked"), HERE, Policy())
 
     assert place.is_loopback
 
 
-def test_an_interface_that_is_not_there_is_refused_with_the_nearest() -> None:
+def test_the_error_for_an_unknown_interface_suggests_another() -> None:
     with pytest.raises(AddressError, match=r"asked is not an interface.*Did you mean 'lo'\?"):
         addresses.choose(Wanted(interface="lo0", said_by="asked"), HERE, Policy())
 
 
-def test_the_loopback_interface_can_be_asked_for_by_name() -> None:
+def test_the_loopback_interface_can_be_requested_by_name() -> None:
     places = addresses.choose(Wanted(interface="lo", said_by="asked"), HERE, Policy())
 
     assert [place.address for place in places][:1] == ["127.0.0.1"]
@@ -125,9 +126,7 @@ def test_the_loopback_interface_can_be_asked_for_by_name() -> None:
 # --- two hosts -----------------------------------------------------------------------------------
 
 
-def test_the_address_is_the_one_by_which_the_rendezvous_host_is_reached(
-    two_hosts: Any, text: str
-) -> None:
+def test_the_address_is_on_the_route_to_the_rendezvous(two_hosts: Any, text: str) -> None:
     one, two = two_hosts
 
     (four,) = choose(two, f"tcp://{one.four}:29500", SECRET=text)
@@ -142,9 +141,7 @@ def test_the_address_is_the_one_by_which_the_rendezvous_host_is_reached(
     assert own["address"] == one.four
 
 
-def test_a_name_with_addresses_of_both_families_gives_one_of_each(
-    two_hosts: Any, text: str
-) -> None:
+def test_a_dual_stack_name_gives_both_families(two_hosts: Any, text: str) -> None:
     one, two = two_hosts
     code = f"""
 import socket
@@ -161,9 +158,7 @@ socket.getaddrinfo = both
     assert [place["address"] for place in places] == [two.six, two.four]
 
 
-def test_a_link_local_rendezvous_host_gives_a_link_local_address_with_its_interface(
-    two_hosts: Any, text: str
-) -> None:
+def test_a_link_local_rendezvous_gives_address_and_interface(two_hosts: Any, text: str) -> None:
     one, two = two_hosts
     link_local = one.run(
         """
@@ -179,19 +174,17 @@ print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80"
     assert place["scope"] == two.interface
 
 
-def test_no_route_to_the_rendezvous_host_is_an_error_with_the_addresses_there_are(
-    two_hosts: Any, text: str
-) -> None:
+def test_without_a_route_the_error_lists_local_addresses(two_hosts: Any, text: str) -> None:
     _, two = two_hosts
 
-    kind, why = choose(two, "tcp://192.0.2.1:29500", SECRET=text)
+    kind, error = choose(two, "tcp://192.0.2.1:29500", SECRET=text)
 
     assert kind == "AddressError"
-    assert "no route to the rendezvous host '192.0.2.1'" in why
-    assert f"{two.interface} {two.four}" in why
+    assert "no route to the rendezvous host '192.0.2.1'" in error
+    assert f"{two.interface} {two.four}" in error
 
 
-def test_an_interface_gives_its_addresses_but_no_link_local_one_beside_others(
+def test_an_interface_gives_its_addresses_without_link_local_ones(
     two_hosts: Any, text: str
 ) -> None:
     _, two = two_hosts
@@ -201,7 +194,7 @@ def test_an_interface_gives_its_addresses_but_no_link_local_one_beside_others(
     assert [place["address"] for place in places] == [two.four, two.six]
 
 
-def test_an_address_that_is_asked_for_is_used_whatever_the_route(two_hosts: Any, text: str) -> None:
+def test_a_requested_address_overrides_the_route(two_hosts: Any, text: str) -> None:
     one, two = two_hosts
 
     (place,) = choose(two, f"tcp://[{one.six}]:29500", SECRET=text, ADDRESS=two.four)
@@ -210,35 +203,35 @@ def test_an_address_that_is_asked_for_is_used_whatever_the_route(two_hosts: Any,
     assert place["why"] == f"RPC_BACKENDS_ZEROMQ_ADDRESS={two.four}"
 
 
-# --- who may listen where others are -------------------------------------------------------------
+# --- addresses that other hosts can reach --------------------------------------------------------
 
 
-def test_without_a_secret_a_worker_refuses_to_listen_where_others_reach_it(two_hosts: Any) -> None:
+def test_a_reachable_address_is_refused_without_a_secret(two_hosts: Any) -> None:
     one, two = two_hosts
 
     for environ in ({}, {"ADDRESS": two.four}, {"INTERFACE": two.interface}):
-        kind, why = choose(two, f"tcp://{one.four}:29500", **environ)
+        kind, error = choose(two, f"tcp://{one.four}:29500", **environ)
 
         assert kind == "ExposureError"
-        assert f"would listen on {two.four}" in why
-        assert "without a secret ZEROMQ runs on the loopback interface only" in why
-        assert "`rpc-backends secret --out FILE`" in why
-        assert "RPC_BACKENDS_ZEROMQ_SECRET_FILE=FILE" in why
-        assert "RPC_BACKENDS_ZEROMQ_TRUSTED_NETWORK=1, or the option trusted_network=True" in why
+        assert f"would listen on {two.four}" in error
+        assert "without a secret ZEROMQ runs on the loopback interface only" in error
+        assert "`rpc-backends secret --out FILE`" in error
+        assert "RPC_BACKENDS_ZEROMQ_SECRET_FILE=FILE" in error
+        assert "RPC_BACKENDS_ZEROMQ_TRUSTED_NETWORK=1, or the option trusted_network=True" in error
 
 
-def test_without_encryption_it_refuses_too_even_with_a_secret(two_hosts: Any, text: str) -> None:
+def test_a_reachable_address_is_refused_without_encryption(two_hosts: Any, text: str) -> None:
     one, two = two_hosts
 
-    kind, why = choose(two, f"tcp://{one.four}:29500", SECRET=text, ENCRYPTION="0")
+    kind, error = choose(two, f"tcp://{one.four}:29500", SECRET=text, ENCRYPTION="0")
 
     assert kind == "ExposureError"
-    assert "without encryption ZEROMQ runs on the loopback interface only" in why
-    assert "RPC_BACKENDS_ZEROMQ_ENCRYPTION=1" in why
-    assert "TRUSTED_NETWORK=1" in why
+    assert "without encryption ZEROMQ runs on the loopback interface only" in error
+    assert "RPC_BACKENDS_ZEROMQ_ENCRYPTION=1" in error
+    assert "TRUSTED_NETWORK=1" in error
 
 
-def test_who_says_aloud_that_the_network_is_trusted_may(two_hosts: Any) -> None:
+def test_a_trusted_network_allows_a_reachable_address(two_hosts: Any) -> None:
     one, two = two_hosts
 
     for environ in ({}, {"ENCRYPTION": "0"}):
@@ -246,10 +239,10 @@ def test_who_says_aloud_that_the_network_is_trusted_may(two_hosts: Any) -> None:
         assert place["address"] == two.four
 
 
-def test_without_a_secret_workers_on_the_rendezvous_host_itself_stay_on_its_loopback_interface(
+def test_without_a_secret_the_rendezvous_host_uses_loopback(
     two_hosts: Any,
 ) -> None:
-    """A launcher names the host by its own address, and all workers run on that host."""
+    """The rendezvous host may be given by its own address: all workers run on that host."""
     one, _ = two_hosts
 
     for host in (one.four, f"[{one.six}]"):
@@ -259,7 +252,7 @@ def test_without_a_secret_workers_on_the_rendezvous_host_itself_stay_on_its_loop
         assert place["why"].startswith("without a secret, and init_method=")
 
 
-def test_every_address_of_several_must_be_loopback(a_secret: Secret) -> None:
+def test_without_a_secret_all_addresses_must_be_loopback(a_secret: Secret) -> None:
     places = [Place("127.0.0.1", None, "x"), Place("10.0.0.5", None, "asked")]
     policy = Policy()
     assert policy.lack == "without a secret"
@@ -273,7 +266,7 @@ def test_every_address_of_several_must_be_loopback(a_secret: Secret) -> None:
 # --- ports ---------------------------------------------------------------------------------------
 
 
-def test_ports_are_one_or_a_range() -> None:
+def test_ports_are_a_number_or_a_range() -> None:
     assert ports.parse("5000") == Ports(5000, 5000)
     assert list(ports.parse(" 5000 - 5002 ") or ()) == [5000, 5001, 5002]
     assert [str(Ports(5000, last)) for last in (5000, 5001)] == ["5000", "5000-5001"]
@@ -282,5 +275,5 @@ def test_ports_are_one_or_a_range() -> None:
 @pytest.mark.parametrize(
     "text", ["", "-", "0", "5000-", "-5000", "5-4", "65536", "1-2-3", "\u0665"]
 )
-def test_what_is_no_port_means_none(text: str) -> None:
+def test_invalid_ports_parse_as_none(text: str) -> None:
     assert ports.parse(text) is None

@@ -1,4 +1,4 @@
-"""A peer that does not read: `max_unanswered_bytes` bounds the memory for it, and no call is lost."""
+"""`max_unanswered_bytes` bounds the memory for a peer that does not read, and no call is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 SIZE = MIB  # of the tensor of each call
 LIMIT = 16 * MIB
 CALLS = 160
-#: Bytes beyond the limit that a sender may take: what is being encrypted, and what the allocator keeps.
+#: Bytes that a sender may use beyond the limit, for encryption and in the allocator.
 SLACK = 48 * MIB
 
 
@@ -38,46 +38,47 @@ def send_all(me: WorkerContext, to: str, folder: str) -> None:
     assert [future.wait() for future in futures] == list(map(str, range(CALLS)))
 
 
-def resident(pid: int, what: str) -> int:
-    """Return a process's memory: VmRSS, or VmHWM, its peak since `forget_most`."""
+def memory(pid: int, field: str) -> int:
+    """Return the memory of a process in bytes: VmRSS, or VmHWM, its peak since `reset_peak`."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{what}:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError(what)
+    raise AssertionError(field)
 
 
-def forget_most(pid: int) -> None:
+def reset_peak(pid: int) -> None:
     """Reset the peak VmHWM."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-@pytest.mark.parametrize("media", ["unix", "tcp"])
+@pytest.mark.parametrize("medium", ["unix", "tcp"])
 @pytest.mark.parametrize("limit", [LIMIT, None], ids=["small limit", "default limit"])
-def test_a_slow_receiver_bounds_the_memory_of_who_sends_and_gets_every_call(
-    tmp_path: Path, media: str, limit: int | None
+def test_unsent_calls_take_bounded_memory_and_all_arrive(
+    tmp_path: Path, medium: str, limit: int | None
 ) -> None:
+    """The receiver is suspended; the sender's calls wait beyond the limit."""
     options = {} if limit is None else {"max_unanswered_bytes": limit}
     with Workers(2, seconds=120) as workers:
         sender, receiver = workers
-        workers.run(join, f"file://{tmp_path}/store", unix_sockets=media == "unix", **options)
-        sender.call(steps.call, "worker1")  # the connection is there
+        workers.run(join, f"file://{tmp_path}/store", unix_sockets=medium == "unix", **options)
+        sender.call(steps.call, "worker1")  # connects
         os.kill(receiver.pid, signal.SIGSTOP)
         try:
-            forget_most(sender.pid)
-            before = resident(sender.pid, "VmRSS")
+            reset_peak(sender.pid)
+            before = memory(sender.pid, "VmRSS")
             sending = sender.start(send_all, "worker1", str(tmp_path))
-            # A call is a little longer than its tensor.
+            # The message of a call is a little longer than its tensor.
             admitted = CALLS if limit is None else limit // (SIZE + 1)
             sent = tmp_path / "sent"
             eventually(lambda: sent.exists() and sent.read_text() == str(admitted), sent.read_text)
             if limit is not None:
-                time.sleep(0.5)  # in which it would send more, if it did not wait
+                time.sleep(0.3)  # without the limit, it would send more in this time
                 assert sent.read_text() == str(admitted)
         finally:
             os.kill(receiver.pid, signal.SIGCONT)
         sending.result()
-        taken = resident(sender.pid, "VmHWM") - before
-        if limit is None:  # so it is seen where there is no limit to speak of
+        taken = memory(sender.pid, "VmHWM") - before
+        if limit is None:  # the memory is measured: without a low limit it is used
             assert taken > CALLS * SIZE - SLACK
         else:
             assert taken < limit + SLACK
@@ -85,52 +86,50 @@ def test_a_slow_receiver_bounds_the_memory_of_who_sends_and_gets_every_call(
         workers.run(steps.leave)
 
 
-def answer_of(number: int, size: int, gate: str) -> torch.Tensor:
+def large_reply(number: int, size: int, gate: str) -> torch.Tensor:
     """Return a large result for a small call, once the file `gate` exists."""
     eventually(Path(gate).exists, lambda: gate)
     return torch.full((size,), number, dtype=torch.uint8)
 
 
-def ask(me: WorkerContext, to: str, gate: str) -> None:
-    """Make all calls, and wait for their answers."""
-    calls = [rpc.rpc_async(to, answer_of, args=(i, SIZE, gate), timeout=0) for i in range(CALLS)]
+def call_all(me: WorkerContext, to: str, gate: str) -> None:
+    """Make all calls, and wait for their replies."""
+    calls = [rpc.rpc_async(to, large_reply, args=(i, SIZE, gate), timeout=0) for i in range(CALLS)]
     for i, call in enumerate(calls):
-        assert torch.equal(call.wait(), answer_of(i, SIZE, gate))
+        assert torch.equal(call.wait(), large_reply(i, SIZE, gate))
 
 
-@pytest.mark.parametrize("media", ["unix", "tcp"])
-def test_a_caller_that_does_not_read_bounds_the_memory_of_who_answers(
-    tmp_path: Path, media: str
-) -> None:
-    """Further requests wait, other callers are served, and every reply arrives."""
+@pytest.mark.parametrize("medium", ["unix", "tcp"])
+def test_memory_for_unread_replies_is_bounded(tmp_path: Path, medium: str) -> None:
+    """The caller is suspended: other callers are served meanwhile, and in the end all replies arrive."""
     gate = tmp_path / "gate"
     with Workers(3, seconds=120) as workers:
-        caller, answerer, other = workers
+        caller, callee, other = workers
         workers.run(
             join,
             f"file://{tmp_path}/store",
-            unix_sockets=media == "unix",
+            unix_sockets=medium == "unix",
             max_unanswered_bytes=LIMIT,
             heartbeat_timeout=60,
         )
         for worker in (caller, other):
-            worker.call(steps.call, "worker1")  # the connection is there
-        before = answerer.call(metric, "agent.requests_received")
-        asking = caller.start(ask, "worker1", str(gate))
+            worker.call(steps.call, "worker1")  # connects
+        before = callee.call(metric, "agent.requests_received")
+        calling = caller.start(call_all, "worker1", str(gate))
         eventually(
-            lambda: answerer.call(metric, "agent.requests_received") >= before + CALLS,
-            lambda: "calls",
+            lambda: callee.call(metric, "agent.requests_received") >= before + CALLS,
+            lambda: "all calls have arrived",
         )
-        forget_most(answerer.pid)
-        memory = resident(answerer.pid, "VmRSS")
+        reset_peak(callee.pid)
+        before_replies = memory(callee.pid, "VmRSS")
         os.kill(caller.pid, signal.SIGSTOP)
         try:
             gate.touch()
             other.call(steps.call, "worker1")
-            time.sleep(0.5)  # in which the answerer would make all answers
-            taken = resident(answerer.pid, "VmHWM") - memory
+            time.sleep(0.3)  # without the limit, the callee would make all replies in this time
+            taken = memory(callee.pid, "VmHWM") - before_replies
         finally:
             os.kill(caller.pid, signal.SIGCONT)
-        asking.result()
+        calling.result()
         assert taken < LIMIT + SLACK
         workers.run(steps.leave)

@@ -1,4 +1,4 @@
-"""A network capture of a run shows neither payloads nor function names."""
+"""A network capture of calls contains neither payloads nor function names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from support.zeromq import join
 
 pytestmark = pytest.mark.slow
 
-#: What is sent, and what comes back: of each there are several in any packet that has it.
+#: The data of the calls. The tensor repeats these bytes, so every packet of it has several copies.
 TENSOR = b"0123456789abcdef"
-TEXT = "a word that nobody but the two may read"
-ANSWER = "an answer that is for one alone"
-ERROR = "what went wrong is nobody's business"
+TEXT = "a text that only the two workers may read"
+ANSWER = "a reply for the caller only"
+ERROR = "an error for the caller only"
 SECRETS = {
     "the tensor": TENSOR * 4,
     "the text": TEXT.encode(),
     "the answer": ANSWER.encode(),
     "the error": ERROR.encode(),
-    "the function": b"whisper_to_a_worker",
+    "the function": b"echo_on_a_worker",
     "the function that fails": b"fail_in_a_worker",
     "the module": b"test_capture",
     "the RRef's type": b"KeptByAWorker",
@@ -37,21 +37,21 @@ class KeptByAWorker:
     """A value on another worker."""
 
 
-def whisper_to_a_worker(tensor: torch.Tensor, text: str) -> tuple[torch.Tensor, str]:
-    """Be called by RPC."""
+def echo_on_a_worker(tensor: torch.Tensor, text: str) -> tuple[torch.Tensor, str]:
+    """Return the tensor and a text; called by RPC."""
     assert text == TEXT
     return tensor, ANSWER
 
 
 def fail_in_a_worker() -> None:
-    """Be called by RPC."""
+    """Raise an error; called by RPC."""
     raise ValueError(ERROR)
 
 
-def whisper(me: WorkerContext, to: str) -> None:
+def call_with_secrets(me: WorkerContext, to: str) -> None:
     """Make the calls whose contents the capture is searched for."""
     tensor = torch.frombuffer(bytearray(TENSOR * 1000), dtype=torch.uint8)
-    answer, text = rpc.rpc_sync(to, whisper_to_a_worker, args=(tensor, TEXT))
+    answer, text = rpc.rpc_sync(to, echo_on_a_worker, args=(tensor, TEXT))
     assert torch.equal(answer, tensor)
     assert text == ANSWER
     with pytest.raises(ValueError, match=ERROR):
@@ -69,17 +69,17 @@ def captured(host: Host, tmp_path: Path, **options: object) -> Capture:
     """Run two workers that call each other over TCP, and return all captured traffic."""
     with Workers(2) as workers, Capture(host) as capture:
         workers.run(enter, host)
-        # They meet over a file, so what goes over the wire is all ZeroMQ's.
+        # The store is a file, so all traffic is that of ZeroMQ.
         workers.run(join, f"file://{tmp_path}/store", unix_sockets=False, **options)
         for me, other in ((0, 1), (1, 0)):
-            workers[me].call(whisper, f"worker{other}")
+            workers[me].call(call_with_secrets, f"worker{other}")
         workers.run(steps.leave)
-    assert capture.size > 4 * len(TENSOR * 1000)  # there and back, both ways
+    assert capture.size > 4 * len(TENSOR * 1000)  # to the callee and back, for both callers
     return capture
 
 
 @pytest.mark.parametrize("with_secret", [False, True])
-def test_nothing_of_a_call_can_be_read_on_the_way(
+def test_the_capture_contains_nothing_of_a_call(
     host: Host, tmp_path: Path, text: str, with_secret: bool
 ) -> None:
     capture = captured(host, tmp_path, **({"secret": text} if with_secret else {}))
@@ -87,10 +87,10 @@ def test_nothing_of_a_call_can_be_read_on_the_way(
         SECRETS, 0
     )
     assert capture.count(text.encode()) == 0
-    assert capture.count(b"CURVE") > 0  # what is not secret is found
+    assert capture.count(b"CURVE") > 0  # the search finds what is not encrypted
 
 
-def test_without_encryption_all_of_it_can_be(host: Host, tmp_path: Path) -> None:
-    """Without encryption the search finds the payload, so the search works."""
+def test_without_encryption_the_capture_contains_everything(host: Host, tmp_path: Path) -> None:
+    """The search finds the data if it is not encrypted."""
     capture = captured(host, tmp_path, encryption=False)
     assert {what for what, secret in SECRETS.items() if capture.count(secret)} == set(SECRETS)

@@ -15,15 +15,15 @@ import zmq
 from rpc_backend_zeromq.check import check
 from rpc_backends_cli import Finding
 
-P = "RPC_BACKENDS_ZEROMQ_"
+PREFIX = "RPC_BACKENDS_ZEROMQ_"
 
 
-def found(environ: dict[str, str]) -> dict[str, Finding]:
+def findings_in(environ: dict[str, str]) -> dict[str, Finding]:
     return {finding.about: finding for finding in check(environ).findings}
 
 
-def test_with_nothing_set_a_worker_is_on_one_host_and_nothing_is_broken() -> None:
-    findings = found({})
+def test_the_defaults_are_one_host_and_no_problem() -> None:
+    findings = findings_in({})
 
     assert findings["libzmq"].level == "ok"
     assert zmq.zmq_version() in findings["libzmq"].text
@@ -40,51 +40,49 @@ def test_with_nothing_set_a_worker_is_on_one_host_and_nothing_is_broken() -> Non
     assert set(findings) == {"libzmq", "secret", "encryption", "address", "Unix sockets"}
 
 
-def test_where_the_secret_comes_from_is_shown_and_the_secret_is_not(
-    secret_file: Path, text: str
-) -> None:
-    findings = found({f"{P}SECRET_FILE": str(secret_file)})
+def test_the_source_of_the_secret_is_shown(secret_file: Path, text: str) -> None:
+    findings = findings_in({f"{PREFIX}SECRET_FILE": str(secret_file)})
 
     assert findings["secret"].level == "ok"
-    assert f"{P}SECRET_FILE ({secret_file})" in findings["secret"].text
+    assert f"{PREFIX}SECRET_FILE ({secret_file})" in findings["secret"].text
     assert findings["secret"].data["fingerprint"] in findings["secret"].text
-    assert text[15:30] not in repr(check({f"{P}SECRET": text}))
+    assert text[15:30] not in repr(check({f"{PREFIX}SECRET": text}))
 
 
-def test_a_secret_that_cannot_be_used_is_a_problem_with_what_to_do(secret_file: Path) -> None:
+def test_an_unusable_secret_is_a_problem_with_a_remedy(secret_file: Path) -> None:
     secret_file.chmod(0o644)
 
-    findings = found({f"{P}SECRET_FILE": str(secret_file)})
+    findings = findings_in({f"{PREFIX}SECRET_FILE": str(secret_file)})
 
     assert findings["settings"].level == "problem"
     assert f"chmod 600 {secret_file}" in findings["settings"].text
 
 
-def test_a_variable_that_nobody_reads_is_a_warning_with_the_nearest_one() -> None:
-    finding = found({f"{P}ADRESS": "10.0.0.5"})[f"{P}ADRESS"]
+def test_an_unknown_variable_is_a_warning_with_a_suggestion() -> None:
+    finding = findings_in({f"{PREFIX}ADRESS": "10.0.0.5"})[f"{PREFIX}ADRESS"]
 
     assert finding.level == "warning"
-    assert f"did you mean {P}ADDRESS?" in finding.text
+    assert f"did you mean {PREFIX}ADDRESS?" in finding.text
 
 
-def test_an_interface_that_is_not_there_is_a_problem() -> None:
-    finding = found({f"{P}INTERFACE": "eth77"})["address"]
+def test_an_unknown_interface_is_a_problem() -> None:
+    finding = findings_in({f"{PREFIX}INTERFACE": "eth77"})["address"]
 
     assert finding.level == "problem"
     assert "RPC_BACKENDS_ZEROMQ_INTERFACE=eth77 is not an interface" in finding.text
 
 
-def test_what_makes_a_worker_less_safe_is_a_warning() -> None:
-    findings = found({f"{P}TRUSTED_NETWORK": "1", f"{P}ENCRYPTION": "0", f"{P}UNIX_SOCKETS": "0"})
+def test_unsafe_settings_are_warnings() -> None:
+    findings = findings_in(
+        {f"{PREFIX}TRUSTED_NETWORK": "1", f"{PREFIX}ENCRYPTION": "0", f"{PREFIX}UNIX_SOCKETS": "0"}
+    )
 
     assert findings["secret"].level == findings["encryption"].level == "warning"
     assert "anyone who can reach a worker can run code in it" in findings["secret"].text
     assert findings["Unix sockets"].level == "note"
 
 
-def test_on_a_network_the_address_is_shown_with_its_interface_and_the_reason(
-    two_hosts: Any, secret_file: Path
-) -> None:
+def test_the_address_is_shown_with_interface_and_reason(two_hosts: Any, secret_file: Path) -> None:
     one, two = two_hosts
     code = """
 import json
@@ -93,12 +91,13 @@ from dataclasses import asdict
 from rpc_backend_zeromq.check import check
 print(json.dumps([asdict(finding) for finding in check().findings if finding.about == "address"]))
 """
-    meet = {"MASTER_ADDR": one.four}
+    variables = {"MASTER_ADDR": one.four}
 
     (allowed,) = two.run(
-        code, env={**meet, f"{P}SECRET_FILE": str(secret_file), f"{P}PORTS": "5000-5010"}
+        code,
+        env={**variables, f"{PREFIX}SECRET_FILE": str(secret_file), f"{PREFIX}PORTS": "5000-5010"},
     )
-    (refused,) = two.run(code, env=meet)
+    (refused,) = two.run(code, env=variables)
 
     assert allowed["level"] == "ok"
     assert allowed["text"] == (
@@ -112,7 +111,7 @@ print(json.dumps([asdict(finding) for finding in check().findings if finding.abo
 
 
 @pytest.mark.slow
-def test_doctor_shows_it_under_zeromq(secret_file: Path, text: str) -> None:
+def test_doctor_shows_the_findings_under_zeromq(secret_file: Path, text: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rpc_backends_cli", "doctor", "TENSORPIPE", "--no-calls", "--json"],
         env={**os.environ, "RPC_BACKENDS_ZEROMQ_SECRET_FILE": str(secret_file)},

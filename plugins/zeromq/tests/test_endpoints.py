@@ -1,9 +1,12 @@
-"""Which endpoint of a peer a worker chooses, and the error if it can reach none."""
+"""Which endpoint of a peer a worker chooses, and the error if none is reachable."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -52,43 +55,64 @@ def unix_socket() -> Iterator[UnixSocket]:
             path.unlink(missing_ok=True)
 
 
-def test_this_host_is_the_same_for_all_its_processes_and_no_other() -> None:
-    assert this_host() == HERE
+#: A program for a host: print its `Host`.
+SHOW_HOST = """
+import json
+from dataclasses import asdict
+from rpc_backend_zeromq.host import this_host
+
+print(json.dumps(asdict(this_host())))
+"""
+
+
+def test_processes_in_one_network_have_the_same_host() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_HOST], capture_output=True, text=True, check=True
+    )
+
+    assert Host(**json.loads(done.stdout)) == HERE
     assert HERE.kernel
     assert HERE.network
 
 
-def test_workers_of_one_host_use_the_unix_socket(unix_socket: UnixSocket) -> None:
+def test_processes_in_different_networks_have_different_hosts(two_hosts: Any) -> None:
+    one, two = (Host(**host.run(SHOW_HOST)) for host in two_hosts)
+
+    assert HERE.kernel == one.kernel == two.kernel
+    assert len({HERE.network, one.network, two.network}) == 3
+
+
+def test_workers_on_one_host_use_the_unix_socket(unix_socket: UnixSocket) -> None:
     assert endpoints.choose(replace(PEER, unix=unix_socket), ME) == f"ipc://{unix_socket.path}"
 
 
-def test_they_use_tcp_where_unix_sockets_are_off(unix_socket: UnixSocket) -> None:
+def test_workers_use_tcp_if_unix_sockets_are_off(unix_socket: UnixSocket) -> None:
     me = replace(ME, unix_sockets=False)
 
     assert endpoints.choose(replace(PEER, unix=unix_socket), me) == "tcp://127.0.0.1:5000"
 
 
-def test_a_path_that_leads_to_another_socket_here_is_not_used(unix_socket: UnixSocket) -> None:
+def test_another_socket_at_the_same_path_is_not_used(unix_socket: UnixSocket) -> None:
     """Two containers have the same host name and path, but separate file systems."""
-    theirs = replace(unix_socket, node=Node(unix_socket.node.device, unix_socket.node.inode + 1))
+    another = replace(unix_socket, node=Node(unix_socket.node.device, unix_socket.node.inode + 1))
 
-    assert endpoints.choose(replace(PEER, unix=theirs), ME) == "tcp://127.0.0.1:5000"
+    assert endpoints.choose(replace(PEER, unix=another), ME) == "tcp://127.0.0.1:5000"
 
 
-def test_a_path_that_leads_nowhere_here_is_not_used(unix_socket: UnixSocket) -> None:
+def test_a_missing_socket_file_is_not_used(unix_socket: UnixSocket) -> None:
     Path(unix_socket.path).unlink()
 
     assert endpoints.choose(replace(PEER, unix=unix_socket), ME) == "tcp://127.0.0.1:5000"
 
 
-def test_on_another_machine_the_same_path_is_not_even_looked_at(unix_socket: UnixSocket) -> None:
+def test_the_unix_socket_of_another_machine_is_not_used(unix_socket: UnixSocket) -> None:
     peer = replace(PEER, unix=unix_socket, host=ELSEWHERE)
 
     with pytest.raises(AddressError):
         endpoints.choose(peer, ME)
 
 
-def test_containers_that_share_the_folder_use_the_unix_socket_across_networks(
+def test_containers_with_a_shared_folder_use_unix_sockets(
     unix_socket: UnixSocket,
 ) -> None:
     peer = replace(PEER, unix=unix_socket, host=OTHER_CONTAINER)
@@ -97,7 +121,7 @@ def test_containers_that_share_the_folder_use_the_unix_socket_across_networks(
 
 
 @pytest.mark.parametrize("host", [ELSEWHERE, OTHER_CONTAINER])
-def test_the_loopback_interface_of_another_host_or_container_is_not_taken_for_this_one_s(
+def test_a_loopback_address_elsewhere_is_an_error(
     host: Host,
 ) -> None:
     with pytest.raises(AddressError) as caught:
@@ -110,14 +134,14 @@ def test_the_loopback_interface_of_another_host_or_container_is_not_taken_for_th
     assert "rpc-backends secret" in text
 
 
-def test_with_a_secret_the_remedy_is_an_address(a_secret: Secret) -> None:
+def test_with_a_secret_the_error_suggests_an_address(a_secret: Secret) -> None:
     me = replace(ME, policy=Policy(a_secret))
 
     with pytest.raises(AddressError, match=r"Set the option address or interface of worker 'w1'"):
         endpoints.choose(replace(PEER, host=ELSEWHERE), me)
 
 
-#: What a worker on a host does with a peer that listens on the addresses given to it.
+#: A program for a host: choose among the addresses on which a peer listens.
 CHOOSE = """
 import json, sys
 from rpc_backend_zeromq import endpoints
@@ -136,7 +160,7 @@ except RpcBackendsError as error:
 """
 
 
-def test_of_several_addresses_the_first_with_a_route_is_used(two_hosts: Any) -> None:
+def test_the_first_address_with_a_route_is_used(two_hosts: Any) -> None:
     one, two = two_hosts
     there = [f"tcp://{one.four}:2", f"tcp://[{one.six}]:3"]
 
@@ -144,14 +168,14 @@ def test_of_several_addresses_the_first_with_a_route_is_used(two_hosts: Any) -> 
     assert two.run(CHOOSE, "", "tcp://192.0.2.1:1", *reversed(there)) == there[1]
 
 
-def test_an_address_without_a_route_is_told_with_where_it_is_from(two_hosts: Any) -> None:
-    why = two_hosts[1].run(CHOOSE, "", "tcp://192.0.2.1:2", "tcp://[fd99::1]:3")
+def test_the_error_names_unroutable_addresses_and_their_source(two_hosts: Any) -> None:
+    error = two_hosts[1].run(CHOOSE, "", "tcp://192.0.2.1:2", "tcp://[fd99::1]:3")
 
-    assert "it listens on 192.0.2.1 (the test), and there is no route to that address; " in why
-    assert "it listens on fd99::1 (the test), and there is no route to that address. Set " in why
+    assert "it listens on 192.0.2.1 (the test), and there is no route to that address; " in error
+    assert "it listens on fd99::1 (the test), and there is no route to that address. Set " in error
 
 
-def test_a_link_local_address_is_reached_by_the_interface_of_this_worker_s_own(
+def test_link_local_addresses_get_this_workers_own_interface(
     two_hosts: Any,
 ) -> None:
     _, two = two_hosts

@@ -17,7 +17,7 @@ from support.zeromq import eventually, exercise, join, logged_line, metric
 
 pytestmark = pytest.mark.slow
 
-#: What a peer of ZeroMQ begins with.
+#: The first bytes of a ZeroMQ peer.
 GREETING = b"\xff" + bytes(8) + b"\x7f"
 VERSION_3 = GREETING + b"\x03\x01"
 CURVE = VERSION_3 + b"CURVE" + bytes(47)
@@ -32,14 +32,14 @@ GARBAGE = {
     "half a greeting": GREETING,
     "a greeting, then silence": CURVE,
     "a greeting, then random bytes": CURVE + os.urandom(100_000),
-    "a greeting of no encryption": VERSION_3 + b"NULL" + bytes(48) + b"\x04\x19\x05READY" + bytes(19),
+    "a greeting without encryption": VERSION_3 + b"NULL" + bytes(48) + b"\x04\x19\x05READY" + bytes(19),
     "a frame of 2**63 bytes": CURVE + b"\x06\xff" + b"\x7f" * 8 + bytes(99),
     "a command of 4 GiB": CURVE + b"\x06" + bytes(4) + b"\xff" * 4 + b"\x05HELLO",
     "half a HELLO": CURVE + b"\x04\xc8\x05HELLO\x01\x00" + os.urandom(90),
-    "a HELLO that is none": CURVE + b"\x04\xc8\x05HELLO\x01\x00" + os.urandom(192),
+    "an invalid HELLO": CURVE + b"\x04\xc8\x05HELLO\x01\x00" + os.urandom(192),
 }  # fmt: skip
-#: Connections that are made and held all at the same time.
-CROWD = 600
+#: Connections that are open at the same time.
+IDLE_CONNECTIONS = 600
 
 
 def listening_ports(pid: int) -> list[tuple[str, int]]:
@@ -58,17 +58,17 @@ def listening_ports(pid: int) -> list[tuple[str, int]]:
     return found
 
 
-def throw(address: tuple[str, int], garbage: bytes) -> socket.socket:
+def send_garbage(address: tuple[str, int], garbage: bytes) -> socket.socket:
     """Send garbage without waiting for anything, and return the connection."""
-    guest = socket.create_connection(address, timeout=30)
-    guest.setblocking(False)
-    with contextlib.suppress(OSError):  # whoever is there may have had enough, or not read it
-        guest.send(garbage)
-    return guest
+    connection = socket.create_connection(address, timeout=30)
+    connection.setblocking(False)
+    with contextlib.suppress(OSError):  # the worker may have closed it, or may not read
+        connection.send(garbage)
+    return connection
 
 
-def pace_calls(me: WorkerContext, to: str) -> int:
-    """Call a worker until told to stop, and return the number of calls; each must succeed."""
+def call_until_stopped(me: WorkerContext, to: str) -> int:
+    """Call a worker until the stop file exists; return the number of calls, all successful."""
     me.tell("calling")
     calls = 0
     while not Path(me.memory["stop"]).exists():
@@ -77,7 +77,8 @@ def pace_calls(me: WorkerContext, to: str) -> int:
     return calls
 
 
-def stop_when(me: WorkerContext, path: str) -> None:
+def set_stop_file(me: WorkerContext, path: str) -> None:
+    """Set the file at which `call_until_stopped` ends."""
     me.memory["stop"] = path
 
 
@@ -86,38 +87,37 @@ def limit_files(me: WorkerContext, number: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
 
 
-def warn(me: WorkerContext) -> None:
+def log_warnings(me: WorkerContext) -> None:
+    """Write warnings to the output, where the test can read them."""
     import logging
 
     logging.basicConfig(level=logging.WARNING)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_garbage_at_every_port_of_a_worker_harms_nobody(
-    kind: str, text: str, tmp_path: Path
-) -> None:
-    """The ports are the transport's and, if worker0 hosts it, that of torch's store."""
+def test_garbage_at_all_ports_disturbs_no_call(kind: str, text: str, tmp_path: Path) -> None:
+    """The ports are those of the transport and, if worker0 hosts it, of torch's store."""
     with meeting(kind, tmp_path) as where, Workers(2, seconds=120) as workers:
-        run(workers, where, text, tmp_path)
+        send_garbage_during_calls(workers, where, text, tmp_path)
 
 
-def run(workers: Workers, where: Meeting, text: str, tmp_path: Path) -> None:
-    workers.run(warn)
+def send_garbage_during_calls(workers: Workers, where: Meeting, text: str, tmp_path: Path) -> None:
+    workers.run(log_warnings)
     workers.run(join, where.url, secret=text, unix_sockets=False)
-    workers.run(stop_when, str(tmp_path / "stop"))
+    workers.run(set_stop_file, str(tmp_path / "stop"))
     ports = {port for worker in workers for port in listening_ports(worker.pid)}
     assert len(ports) == (3 if where.kind == "tcp" else 2)
-    calling = workers[1].start(pace_calls, "worker0")
+    calling = workers[1].start(call_until_stopped, "worker0")
     assert calling.news() == "calling"
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_connections:
         for address in sorted(ports):
             for number in range(3):
                 for garbage in GARBAGE.values():
-                    guest = throw(address, garbage)
+                    connection = send_garbage(address, garbage)
                     if number:
-                        held.enter_context(guest)
+                        open_connections.enter_context(connection)
                     else:
-                        guest.close()
+                        connection.close()
         (tmp_path / "stop").touch()
         assert calling.result() > 0
         for me, other in ((0, 1), (1, 0)):
@@ -125,48 +125,44 @@ def run(workers: Workers, where: Meeting, text: str, tmp_path: Path) -> None:
         for worker in workers:
             logged_line(worker, "refused a connection: a connection to tcp://127.0.0.1")
             assert worker.call(metric, "transport.zeromq.failed_handshakes") > 0
-            assert worker.call(metric, "agent.bad_frames") == 0  # nothing came so far
+            assert worker.call(metric, "agent.bad_frames") == 0  # no garbage got past the handshake
     workers.run(steps.leave)
 
 
-def test_a_crowd_that_connects_and_says_nothing_keeps_no_worker_from_its_calls(
-    text: str, tmp_path: Path
-) -> None:
-    with Workers(2, seconds=120) as workers, contextlib.ExitStack() as held:
+def test_many_idle_connections_disturb_no_call(text: str, tmp_path: Path) -> None:
+    with Workers(2, seconds=120) as workers, contextlib.ExitStack() as open_connections:
         workers.run(join, f"file://{tmp_path}/store", secret=text, unix_sockets=False)
         (address,) = listening_ports(workers[0].pid)
-        for _ in range(CROWD):
-            held.enter_context(throw(address, b""))
+        for _ in range(IDLE_CONNECTIONS):
+            open_connections.enter_context(send_garbage(address, b""))
         for me, other in ((0, 1), (1, 0)):
             workers[me].call(exercise, f"worker{other}")
         workers.run(steps.leave)
 
 
-def test_a_crowd_leaves_a_worker_with_few_files_enough_for_its_peers(
-    text: str, tmp_path: Path
-) -> None:
+def test_idle_connections_leave_descriptors_for_peers(text: str, tmp_path: Path) -> None:
     with Workers(2, seconds=120) as workers:
         workers[0].call(limit_files, 100)
         workers.run(join, f"file://{tmp_path}/store", secret=text, unix_sockets=False)
         workers[0].call(exercise, "worker1")
         (address,) = listening_ports(workers[0].pid)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as open_connections:
             for _ in range(200):
-                held.enter_context(throw(address, b""))
+                open_connections.enter_context(send_garbage(address, b""))
             eventually(
                 lambda: len(list(Path(f"/proc/{workers[0].pid}/fd").iterdir())) < 100 - 16,
                 lambda: "worker0 can open files",
             )
             workers[0].call(exercise, "worker1")
-            eventually(lambda: can_call(workers), lambda: "worker1 gets through to worker0")
+            eventually(lambda: can_call(workers), lambda: "worker1 can call worker0")
         workers.run(steps.leave)
 
 
 def can_call(workers: Workers) -> bool:
-    return bool(workers[1].call(try_call, "worker0"))
+    return bool(workers[1].call(call_gets_through, "worker0"))
 
 
-def try_call(me: WorkerContext, to: str) -> bool:
+def call_gets_through(me: WorkerContext, to: str) -> bool:
     """Return whether a call gets through."""
     try:
         steps.call(me, to, timeout=5)

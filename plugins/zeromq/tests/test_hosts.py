@@ -26,9 +26,9 @@ from support.zeromq import endpoints, eventually, exercise, join, run_counted, r
 pytestmark = pytest.mark.slow
 
 PORT = 29500
-#: Seconds for which the network may be silent before a worker is lost, where that is to happen.
-SILENCE = 1.5
-#: Floats that no socket's buffers hold.
+#: Seconds without a heartbeat after which a peer is lost, in tests where this shall happen.
+HEARTBEAT_TIMEOUT = 1.5
+#: Number of floats that exceeds the buffers of a socket.
 LONG = 4 << 20
 
 
@@ -38,22 +38,22 @@ def dynamic(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[list[Host]]:
+def three_hosts() -> Iterator[list[Host]]:
     with hosts(3) as made:
         yield made
 
 
 @contextlib.contextmanager
 def group(
-    three: list[Host], text: str, dynamic: bool, family: str = "four", **options: Any
+    three_hosts: list[Host], text: str, dynamic: bool, family: str = "four", **options: Any
 ) -> Iterator[Workers]:
     """Start a group with a worker on each host; the first hosts the store."""
-    address = three[0].four if family == "four" else f"[{three[0].six}]"
+    address = three_hosts[0].four if family == "four" else f"[{three_hosts[0].six}]"
     url = f"tcp://{address}:{PORT}"
-    with Workers(len(three), seconds=120) as workers:
-        for worker, host in zip(workers, three, strict=True):
+    with Workers(len(three_hosts), seconds=120) as workers:
+        for worker, host in zip(workers, three_hosts, strict=True):
             worker.call(enter, host)
-        # They share a kernel and so could use Unix sockets, which no cable carries.
+        # The workers share a kernel, so they could use Unix sockets, which the outages would not affect.
         settings = {"secret": text, "unix_sockets": False, "dynamic": dynamic, **options}
         if dynamic:
             for worker in workers:
@@ -66,14 +66,16 @@ def group(
 def leave(workers: Workers) -> None:
     """Make all workers leave, and end their processes."""
     workers.run(steps.leave)
+    for worker in workers:
+        worker.finish()  # all processes end at the same time
     assert [worker.end() for worker in workers] == [0] * workers.size
 
 
-# --- what they do ----------------------------------------------------------------------------------
+# --- steps and remote functions --------------------------------------------------------------------
 
 
 def sum_of(rref: Any) -> float:
-    """Use an RRef whose owner may be a third host; called by RPC."""
+    """Use an RRef whose owner may be on a third host; called by RPC."""
     return float(rref.to_here().sum())
 
 
@@ -98,15 +100,15 @@ class Caller:
     lock: threading.Lock = field(default_factory=threading.Lock)
     stage: int = 0
 
-    #: What it tells the test, in this order: all of it if calls fail and then work again.
+    #: News for the test, in this order: all three if calls fail and then work again.
     STAGES = ("calling", "failed", "again")
 
     def run(self, number: int) -> None:
-        turn = 0
+        round_ = 0
         while not self.stop.exists():
-            turn += 1
-            tokens = [f"{self.me.name}-{number}-{turn}-{n}" for n in range(5)]
-            payload = torch.rand(100 if turn % 3 else 50_000)
+            round_ += 1
+            tokens = [f"{self.me.name}-{number}-{round_}-{n}" for n in range(5)]
+            payload = torch.rand(100 if round_ % 3 else 50_000)
             futures = [rpc.rpc_async(self.to, run_counted, args=(t, payload)) for t in tokens]
             for token, future in zip(tokens, futures, strict=True):
                 error = ""
@@ -116,7 +118,7 @@ class Caller:
                     error = str(failure)
                 self.note(token, error)
             if error:
-                time.sleep(0.05)  # a call that is known to fail costs nothing, and there is no end
+                time.sleep(0.05)  # calls to a lost peer fail at once: this bounds their number
 
     def note(self, token: str, error: str) -> None:
         with self.lock:
@@ -161,26 +163,31 @@ def send_long_messages_to(me: WorkerContext, to: str) -> list[str]:
     return errors
 
 
+def number_of_runs(me: WorkerContext, caller: str) -> int:
+    """Return how many calls of a worker have run here."""
+    return sum(token.startswith(f"{caller}-") for token in runs(me))
+
+
 def user_timeouts(me: WorkerContext, port: int) -> list[int]:
     """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections that have a port."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
             is_socket = entry.readlink().name.startswith("socket:")
-        except OSError:  # the one that lists them
+        except OSError:  # the descriptor that lists the folder
             continue
         if not is_socket:
             continue
         with socket.socket(fileno=os.dup(int(entry.name))) as same:
             if same.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
-            with contextlib.suppress(OSError):  # one that listens
+            with contextlib.suppress(OSError):  # a listening socket has no peer
                 if port in (same.getsockname()[1], same.getpeername()[1]):
                     found.append(same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
     return found
 
 
-def works(me: WorkerContext, to: str) -> bool:
+def can_call(me: WorkerContext, to: str) -> bool:
     """Return whether a call gets through."""
     try:
         return steps.call(me, to).split()[0] == to
@@ -192,11 +199,11 @@ def works(me: WorkerContext, to: str) -> bool:
 
 
 @pytest.mark.parametrize(("dynamic", "family"), [(False, "four"), (False, "six"), (True, "six")])
-def test_workers_on_three_hosts_find_each_other_and_talk(
-    three: list[Host], text: str, dynamic: bool, family: str
+def test_workers_on_three_hosts_call_each_other(
+    three_hosts: list[Host], text: str, dynamic: bool, family: str
 ) -> None:
-    with group(three, text, dynamic, family) as workers:
-        for worker, host in zip(workers, three, strict=True):
+    with group(three_hosts, text, dynamic, family) as workers:
+        for worker, host in zip(workers, three_hosts, strict=True):
             (endpoint,) = worker.call(endpoints)
             where = host.four if family == "four" else f"[{host.six}]"
             assert endpoint.startswith(f"tcp://{where}:")
@@ -208,18 +215,22 @@ def test_workers_on_three_hosts_find_each_other_and_talk(
         leave(workers)
 
 
-def test_a_short_cut_loses_no_call_and_doubles_none(
-    three: list[Host], text: str, dynamic: bool, tmp_path: Path
+def test_a_short_outage_loses_and_repeats_no_call(
+    three_hosts: list[Host], text: str, dynamic: bool, tmp_path: Path
 ) -> None:
-    with group(three, text, dynamic) as workers:
+    with group(three_hosts, text, dynamic) as workers:
         stop = tmp_path / "stop"
         calling = [workers[n].start(keep_calling, "worker0", str(stop)) for n in (1, 2)]
         assert [step.news() for step in calling] == ["calling", "calling"]
         for _ in range(2):
-            three[1].cut()
-            time.sleep(0.7)  # the length of the cut is what is tested
-            three[1].restore()
-            time.sleep(0.3)
+            three_hosts[1].cut()
+            time.sleep(0.3)  # the length of the outage, below the heartbeat timeout
+            before = workers[0].call(number_of_runs, "worker1")
+            three_hosts[1].restore()
+            eventually(
+                lambda before=before: workers[0].call(number_of_runs, "worker1") > before,
+                lambda: "calls of worker1 arrive again",
+            )
         stop.touch()
         outcomes = {**calling[0].result(), **calling[1].result()}
         assert set(outcomes.values()) == {""}
@@ -227,31 +238,31 @@ def test_a_short_cut_loses_no_call_and_doubles_none(
         leave(workers)
 
 
-def test_a_long_cut_is_an_error_for_each_call_that_may_be_lost_and_then_calls_work_again(
-    three: list[Host], text: str, dynamic: bool, tmp_path: Path
+def test_a_long_outage_fails_calls_until_it_ends(
+    three_hosts: list[Host], text: str, dynamic: bool, tmp_path: Path
 ) -> None:
-    with group(three, text, dynamic, heartbeat_timeout=SILENCE) as workers:
+    with group(three_hosts, text, dynamic, heartbeat_timeout=HEARTBEAT_TIMEOUT) as workers:
         stop = tmp_path / "stop"
         workers[2].call(exercise, "worker1")
         calling = workers[1].start(keep_calling, "worker0", str(stop))
         assert calling.news() == "calling"
-        three[1].cut()
+        three_hosts[1].cut()
         assert calling.news() == "failed"
-        # Those who are not cut off have nothing of it, and know who is.
+        # The other two still reach each other; their calls to worker1 fail at once.
         workers[2].call(exercise, "worker0")
         error, _ = workers[2].call(time_an_error, "worker1")
         assert "worker1" in error
         error, seconds = workers[2].call(time_an_error, "worker1")
         assert "worker1" in error
         assert seconds < AT_ONCE
-        three[1].restore()
+        three_hosts[1].restore()
         assert calling.news() == "again"
         stop.touch()
         outcomes = calling.result()
 
         eventually(
-            lambda: workers[2].call(works, "worker1") and workers[0].call(works, "worker1"),
-            lambda: "worker1 is found again",
+            lambda: workers[2].call(can_call, "worker1") and workers[0].call(can_call, "worker1"),
+            lambda: "worker1 can be called again",
         )
         ran = workers[0].call(runs)
         assert set(ran) <= set(outcomes)
@@ -265,42 +276,46 @@ def test_a_long_cut_is_an_error_for_each_call_that_may_be_lost_and_then_calls_wo
         leave(workers)
 
 
-def test_a_cut_in_the_midst_of_long_messages_is_an_error_for_them_as_for_any(
-    three: list[Host], text: str
-) -> None:
-    # No heartbeat leaves, and so none is missed, while what is before it is stuck.
-    with group(three, text, dynamic=False, heartbeat_timeout=SILENCE, heartbeat=SILENCE) as workers:
+def test_an_outage_during_long_messages_fails_them(three_hosts: list[Host], text: str) -> None:
+    # Heartbeats wait behind the long messages, so only the stuck data shows the outage.
+    with group(
+        three_hosts,
+        text,
+        dynamic=False,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        heartbeat=HEARTBEAT_TIMEOUT,
+    ) as workers:
         sending = workers[2].start(send_long_messages_to, "worker1")
         assert sending.news() == "sending"
-        three[1].cut()
+        three_hosts[1].cut()
         errors = sending.result()
         assert errors
         for error in errors:
             assert "worker1" in error
-            assert f"for {SILENCE:g} s" in error
-        three[1].restore()
-        eventually(lambda: workers[2].call(works, "worker1"), lambda: "worker1 is found again")
+            assert f"for {HEARTBEAT_TIMEOUT:g} s" in error
+        three_hosts[1].restore()
+        eventually(
+            lambda: workers[2].call(can_call, "worker1"), lambda: "worker1 can be called again"
+        )
         leave(workers)
 
 
-def test_what_is_not_acknowledged_is_given_up_on_after_the_same_time_at_both_ends(
-    three: list[Host], text: str
-) -> None:
-    # The test above meets a stuck connection now and then; this is what ends it.
-    with group(three, text, dynamic=False, heartbeat_timeout=SILENCE) as workers:
+def test_both_ends_set_the_same_tcp_user_timeout(three_hosts: list[Host], text: str) -> None:
+    # This timeout ends the stuck connections of the test above.
+    with group(three_hosts, text, dynamic=False, heartbeat_timeout=HEARTBEAT_TIMEOUT) as workers:
         workers[2].call(exercise, "worker1")
         (endpoint,) = workers[1].call(endpoints)
         port = int(endpoint.rpartition(":")[2])
         for worker in workers[1:]:
-            assert set(worker.call(user_timeouts, port)) == {int(SILENCE * 1000)}
+            assert set(worker.call(user_timeouts, port)) == {int(HEARTBEAT_TIMEOUT * 1000)}
         leave(workers)
 
 
-def test_who_waits_for_a_peer_that_is_killed_is_told_so_by_name(
-    three: list[Host], text: str, dynamic: bool
+def test_the_error_of_a_call_names_its_killed_callee(
+    three_hosts: list[Host], text: str, dynamic: bool
 ) -> None:
-    with group(three, text, dynamic) as workers:
-        waiting = [workers[n].start(wait_for_ever_on, "worker2") for n in (0, 1)]
+    with group(three_hosts, text, dynamic) as workers:
+        waiting = [workers[n].start(call_and_wait, "worker2") for n in (0, 1)]
         assert [step.news() for step in waiting] == ["waiting", "waiting"]
         workers[2].kill()
         for step in waiting:
@@ -315,16 +330,16 @@ def test_who_waits_for_a_peer_that_is_killed_is_told_so_by_name(
         workers.run(steps.leave, graceful=False)
 
 
-def begin_and_wait(token: str) -> None:
-    """Never return; called by RPC."""
+def never_return(token: str) -> None:
+    """Note that this runs, and wait for ever; called by RPC."""
     run_counted(token)
     threading.Event().wait()
 
 
-def wait_for_ever_on(me: WorkerContext, to: str) -> str:
+def call_and_wait(me: WorkerContext, to: str) -> str:
     """Call a function that does not return, report that it runs, and return the call's error."""
-    future = rpc.rpc_async(to, begin_and_wait, args=(me.name,), timeout=0)
-    while me.name not in rpc.rpc_sync(to, runs, args=(me_of(to),)):
+    future = rpc.rpc_async(to, never_return, args=(me.name,), timeout=0)
+    while me.name not in rpc.rpc_sync(to, runs, args=(None,)):
         time.sleep(0.01)
     me.tell("waiting")
     try:
@@ -332,8 +347,3 @@ def wait_for_ever_on(me: WorkerContext, to: str) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
-
-
-def me_of(name: str) -> Any:
-    """Return the first argument for a step that runs through RPC."""
-    return name

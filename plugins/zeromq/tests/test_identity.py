@@ -1,4 +1,4 @@
-"""A record in the store counts only if a holder of the secret wrote it for this worker and group."""
+"""A record in the store is valid only if a holder of the secret wrote it for this worker and group."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def opened(text: str, key: Secret | None, **expected: Any) -> Publication:
     return identity.open_publication(text, key, **{**defaults, **expected})
 
 
-def refused(text: str, key: Secret | None, **expected: Any) -> str:
+def error_of(text: str, key: Secret | None, **expected: Any) -> str:
     with pytest.raises(PublicationError) as caught:
         opened(text, key, **expected)
     return str(caught.value)
 
 
-def test_a_publication_arrives_as_it_was(a_secret: Secret) -> None:
+def test_a_sealed_publication_opens_unchanged(a_secret: Secret) -> None:
     for one in (MINE, replace(MINE, unix=None, tcp=())):
         assert opened(identity.seal(one, a_secret), a_secret) == one
         assert opened(identity.seal(one, None), None) == one
 
 
-def test_the_keys_of_a_session_are_new_each_time_and_of_zeromq_s_form() -> None:
+def test_session_keys_are_new_and_valid_for_zeromq() -> None:
     keys = [identity.session_keys() for _ in range(2)]
 
     assert len({key for pair in keys for key in pair}) == 4
@@ -67,20 +67,20 @@ def test_the_keys_of_a_session_are_new_each_time_and_of_zeromq_s_form() -> None:
 # --- forgeries -----------------------------------------------------------------------------------
 
 
-def test_no_character_of_a_sealed_publication_can_be_changed(a_secret: Secret) -> None:
+def test_any_changed_character_of_a_publication_is_refused(a_secret: Secret) -> None:
     text = identity.seal(MINE, a_secret)
 
     for place in range(len(text)):
         other = "0" if text[place] != "0" else "1"
-        refused(text[:place] + other + text[place + 1 :], a_secret)
+        error_of(text[:place] + other + text[place + 1 :], a_secret)
 
 
-def test_what_was_written_without_the_secret_is_refused_in_words(a_secret: Secret) -> None:
+def test_a_forged_payload_is_refused_with_an_explanation(a_secret: Secret) -> None:
     text = identity.seal(MINE, a_secret)
     form, kind, fingerprint, proof, payload = text.split(" ", 4)
     forged = payload.replace("10.0.0.5", "10.6.6.6")
 
-    why = refused(f"{form} {kind} {fingerprint} {proof} {forged}", a_secret)
+    why = error_of(f"{form} {kind} {fingerprint} {proof} {forged}", a_secret)
 
     assert (
         "the address of worker 'wörker 1' (rank 2) in the store was not written by a holder" in why
@@ -89,13 +89,13 @@ def test_what_was_written_without_the_secret_is_refused_in_words(a_secret: Secre
 
 
 @pytest.mark.parametrize("proof", ["", "0" * 64, "é", "f" * 10_000])
-def test_a_proof_that_is_none_is_refused(a_secret: Secret, proof: str) -> None:
+def test_an_invalid_proof_is_refused(a_secret: Secret, proof: str) -> None:
     form, kind, fingerprint, _, payload = identity.seal(MINE, a_secret).split(" ", 4)
 
-    refused(f"{form} {kind} {fingerprint} {proof} {payload}", a_secret)
+    error_of(f"{form} {kind} {fingerprint} {proof} {payload}", a_secret)
 
 
-def test_nothing_is_parsed_before_its_proof_is_checked(
+def test_the_proof_is_checked_before_parsing(
     a_secret: Secret, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
@@ -104,7 +104,7 @@ def test_nothing_is_parsed_before_its_proof_is_checked(
     monkeypatch.setattr(publication, "load", never)
     form, kind, fingerprint, proof, _ = identity.seal(MINE, a_secret).split(" ", 4)
 
-    refused(f"{form} {kind} {fingerprint} {proof} {'[' * 10_000}", a_secret)
+    error_of(f"{form} {kind} {fingerprint} {proof} {'[' * 10_000}", a_secret)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_a_publication_of_another_worker_or_group_is_refused(
     a_secret: Secret, expected: dict[str, Any], why: str
 ) -> None:
     for key in (a_secret, None):
-        assert why in refused(identity.seal(MINE, key), key, **expected)
+        assert why in error_of(identity.seal(MINE, key), key, **expected)
 
 
-# --- workers that do not fit together ------------------------------------------------------------
+# --- conflicting settings ------------------------------------------------------------------------
 
 
-def test_with_and_without_a_secret_both_are_told_who_has_one(a_secret: Secret) -> None:
-    with_one, without = identity.seal(MINE, a_secret), identity.seal(MINE, None)
+def test_a_secret_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
+    with_secret, without = identity.seal(MINE, a_secret), identity.seal(MINE, None)
 
-    here, there = refused(without, a_secret), refused(with_one, None)
+    here, there = error_of(without, a_secret), error_of(with_secret, None)
 
     assert "worker 'wörker 1' (rank 2) has no secret, and worker 'reader' has one" in here
     assert f"from the test, fingerprint {a_secret.fingerprint}" in here
@@ -142,20 +142,20 @@ def test_with_and_without_a_secret_both_are_told_who_has_one(a_secret: Secret) -
         assert "Give all workers the same secret" in text
 
 
-def test_different_secrets_are_told_by_their_fingerprints(a_secret: Secret) -> None:
+def test_different_secrets_are_reported_by_their_fingerprints(a_secret: Secret) -> None:
     other = secret.parse(secret.generate(), "elsewhere")
 
-    why = refused(identity.seal(MINE, other), a_secret)
+    why = error_of(identity.seal(MINE, other), a_secret)
 
     assert f"has a different secret (fingerprint {other.fingerprint}) from worker 'reader'" in why
     assert f"fingerprint {a_secret.fingerprint}" in why
 
 
-def test_encryption_on_and_off_is_told_on_both_sides(a_secret: Secret) -> None:
+def test_encryption_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
     plain = replace(MINE, public_key=None)
 
-    here = refused(identity.seal(plain, a_secret), a_secret, encryption=True)
-    there = refused(identity.seal(MINE, a_secret), a_secret, encryption=False)
+    here = error_of(identity.seal(plain, a_secret), a_secret, encryption=True)
+    there = error_of(identity.seal(MINE, a_secret), a_secret, encryption=False)
 
     assert "worker 'reader' encrypts and worker 'wörker 1' (rank 2) does not" in here
     assert "worker 'wörker 1' (rank 2) encrypts and worker 'reader' does not" in there
@@ -182,8 +182,8 @@ def test_encryption_on_and_off_is_told_on_both_sides(a_secret: Secret) -> None:
         ("zeromq2 open {}\n", "not plain text"),
     ],
 )
-def test_text_that_is_no_publication_is_refused_in_words(text: str, why: str) -> None:
-    assert why in refused(text, None)
+def test_an_invalid_publication_is_refused_with_the_reason(text: str, why: str) -> None:
+    assert why in error_of(text, None)
 
 
 BIG = "x" * 5000
@@ -229,19 +229,19 @@ BIG = "x" * 5000
         {"extra": 1},
     ],
 )
-def test_a_field_that_cannot_be_is_refused(a_secret: Secret, change: dict[str, Any]) -> None:
+def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -> None:
     fields = {**json.loads(publication.dump(MINE)), **change}
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
-    # Also from somebody who has the secret: a worker that is broken is no reason to break.
+    # Also if it was written with the secret, by a broken worker.
     sealed = f"zeromq2 sealed {a_secret.fingerprint} {identity._proof(payload, a_secret)} {payload}"
-    assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in refused(
+    assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in error_of(
         sealed, a_secret
     )
-    refused(f"zeromq2 open {payload}", None)
+    error_of(f"zeromq2 open {payload}", None)
 
 
-def test_the_same_facts_in_another_form_are_refused() -> None:
+def test_only_the_canonical_json_form_is_accepted() -> None:
     payload = publication.dump(MINE)
 
     for other in (
@@ -250,10 +250,10 @@ def test_the_same_facts_in_another_form_are_refused() -> None:
         payload.replace('"rank":2', '"rank":3,"rank":2'),
         json.dumps(json.loads(payload)),
     ):
-        assert "in the store is invalid" in refused(f"zeromq2 open {other}", None)
+        assert "in the store is invalid" in error_of(f"zeromq2 open {other}", None)
 
 
-def test_keys_of_zeromq_s_alphabet_are_taken() -> None:
+def test_keys_may_use_every_character_of_z85() -> None:
     alphabet = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"
     for start in range(0, len(alphabet), 40):
         key = (alphabet[start:] + alphabet)[:40]
@@ -263,7 +263,7 @@ def test_keys_of_zeromq_s_alphabet_are_taken() -> None:
 # --- Unix sockets ------------------------------------------------------------------------------------
 
 
-def test_each_side_expects_what_the_other_shows(a_secret: Secret) -> None:
+def test_each_side_expects_the_proofs_of_the_other(a_secret: Secret) -> None:
     other = replace(MINE, worker_id=2, session="f" * 32)
 
     ours, theirs, our_answer, their_answer = identity.unix_proofs(MINE, other, a_secret)
@@ -276,7 +276,7 @@ def test_each_side_expects_what_the_other_shows(a_secret: Secret) -> None:
 @pytest.mark.parametrize(
     "change", [{"session": "e" * 32}, {"worker_id": 3}], ids=["session", "worker"]
 )
-def test_a_proof_holds_for_one_pair_of_sessions(a_secret: Secret, change: dict[str, Any]) -> None:
+def test_proofs_depend_on_session_and_worker(a_secret: Secret, change: dict[str, Any]) -> None:
     other = replace(MINE, worker_id=2, session="f" * 32)
 
     shown = set(identity.unix_proofs(MINE, other, a_secret))
@@ -284,7 +284,7 @@ def test_a_proof_holds_for_one_pair_of_sessions(a_secret: Secret, change: dict[s
     assert not shown & set(identity.unix_proofs(MINE, replace(other, **change), a_secret))
 
 
-def test_without_the_secret_nobody_has_the_proofs(a_secret: Secret) -> None:
+def test_proofs_depend_on_the_secret(a_secret: Secret) -> None:
     other = replace(MINE, worker_id=2, session="f" * 32)
 
     shown = set(identity.unix_proofs(MINE, other, a_secret))

@@ -1,7 +1,7 @@
 """A process outside the group runs no code in a worker, is logged, and disturbs no member.
 
-The intruders have what a member has but the secret: this package itself, less its checks, the store
-of the group, and what went over the wire.
+The intruders have everything that a member has except the secret: this package without its checks, the
+group's store, and recorded traffic.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from support.zeromq import eventually, exercise, join, logged_line, metric, run_
 
 pytestmark = pytest.mark.slow
 
-#: Seconds that something may take that takes a moment.
-PATIENCE = 30.0
+#: Time limit in seconds for what takes a moment.
+TIME_LIMIT = 30.0
 
 
-# --- what intruders do -----------------------------------------------------------------------------
+# --- intruders -------------------------------------------------------------------------------------
 
 
-def leave_a_mark(path: str) -> None:
-    """Leave a file behind: the function that an intruder tries to call on a worker."""
+def make_file(path: str) -> None:
+    """Make a file: the function that an intruder tries to call on a worker."""
     Path(path).touch()
 
 
-def believe_everything() -> None:
+def disable_checks() -> None:
     """Disable the check of addresses in this process, as an intruder would."""
 
-    def believed(text: str, *_: Any, **__: Any) -> Any:
+    def unchecked(text: str, *_: Any, **__: Any) -> Any:
         return publication.load(text[text.index("{") :])
 
-    identity.open_publication = believed  # type: ignore[assignment]
+    identity.open_publication = unchecked  # type: ignore[assignment]
 
 
 def group_store(url: str) -> Any:
@@ -56,7 +56,7 @@ def group_store(url: str) -> Any:
     return dist.PrefixStore("0", dist.PrefixStore("rpc_backends", store))
 
 
-def address_of(url: str, rank: int, dynamic: bool) -> str:
+def published_record(url: str, rank: int, dynamic: bool) -> str:
     """Return the record that a worker has written to its group's store."""
     store = group_store(url)
     if not dynamic:
@@ -68,39 +68,39 @@ def address_of(url: str, rank: int, dynamic: bool) -> str:
     raise AssertionError(f"rank {rank} is not in the store")
 
 
-def call_from_outside(me: WorkerContext, address: str, folder: str, **options: Any) -> str:
-    """Pose as worker1 and call worker0 at this address; return the error."""
-    believe_everything()
+def call_as_intruder(me: WorkerContext, address: str, folder: str, **options: Any) -> str:
+    """Pose as worker1 and call worker0 at this address; return the error, or an empty text."""
+    disable_checks()
     join(me, f"file://{folder}/other", name="worker1", rank=1, dynamic=True, **options)
     agent = rpc.api._get_current_rpc_agent()
     agent.transport.learn(0, "worker0", address, 0)
     agent.add_member("worker0", 0)
     try:
-        rpc.rpc_sync(rpc.WorkerInfo("worker0", 0), leave_a_mark, args=(f"{folder}/mark",))
+        rpc.rpc_sync(rpc.WorkerInfo("worker0", 0), make_file, args=(f"{folder}/mark",))
     except RuntimeError as error:
         return str(error)
     return ""
 
 
-def join_from_outside(
+def join_as_intruder(
     me: WorkerContext, url: str, name: str, folder: str, **options: Any
 ) -> list[str]:
-    """Join another user's dynamic group, and call its members; return the errors."""
-    believe_everything()
+    """Join a dynamic group as an intruder, and call its members; return the errors."""
+    disable_checks()
     join(me, url, name=name, rank=5 + me.index, dynamic=True, **options)
     errors = []
     for member in ("worker0", "worker1"):
         try:
-            rpc.rpc_sync(member, leave_a_mark, args=(f"{folder}/mark",))
+            rpc.rpc_sync(member, make_file, args=(f"{folder}/mark",))
         except RuntimeError as error:
             errors.append(str(error))
     return errors
 
 
-def announce(
+def write_member(
     me: WorkerContext, url: str, name: str, rank: int, worker_id: int, address: str
 ) -> None:
-    """Write a worker into the list of a dynamic group."""
+    """Write a worker into the member list of a dynamic group."""
     store = group_store(url)
     number = store.add("records", 1)
     record = {"kind": "peer", "name": name, "rank": rank, "id": worker_id, "address": address}
@@ -122,16 +122,16 @@ def overwrite(me: WorkerContext, url: str, keys: dict[str, str]) -> None:
         store.set(key, value)
 
 
-# --- what members do -------------------------------------------------------------------------------
+# --- members ---------------------------------------------------------------------------------------
 
 
-def names(me: WorkerContext) -> list[str]:
-    """Return the members that the list in the store contains now."""
+def member_names(me: WorkerContext) -> list[str]:
+    """Return the names of the current members."""
     return sorted(info.name for info in rpc.api._get_current_rpc_agent().get_worker_infos())
 
 
-def is_warned(me: WorkerContext) -> None:
-    """Write the log where the test can read it."""
+def log_warnings(me: WorkerContext) -> None:
+    """Write warnings to the output, where the test can read them."""
     logging.basicConfig(level=logging.WARNING)
 
 
@@ -147,9 +147,9 @@ def dynamic(request: pytest.FixtureRequest) -> bool:
 
 @contextlib.contextmanager
 def group(url: str, text: str | None, dynamic: bool, size: int = 2, **more: Any) -> Iterator[Any]:
-    """Start a group of worker0 and worker1, and further workers without a group."""
+    """Start a group of worker0 and worker1; the other workers are outside it."""
     with Workers(size) as workers:
-        workers.run(is_warned)
+        workers.run(log_warnings)
         for rank in (0, 1) if dynamic else ():
             workers[rank].call(join, url, dynamic=True, secret=text, unix_sockets=False, **more)
         if not dynamic:
@@ -161,66 +161,64 @@ def join_static_of_two(me: WorkerContext, url: str, **options: Any) -> None:
     steps.join(me, url, backend="ZEROMQ", world_size=2, **options)
 
 
-def assert_all_is_well(workers: Any, folder: Path) -> None:
+def assert_group_works(workers: Any, folder: Path) -> None:
     """Check that worker0 and worker1 still work, and that no intruder ran code in them."""
     for me, other in ((0, 1), (1, 0)):
         workers[me].call(exercise, f"worker{other}")
-        assert workers[me].call(names) == ["worker0", "worker1"]
+        assert workers[me].call(member_names) == ["worker0", "worker1"]
     assert not (folder / "mark").exists()
     workers.run(steps.leave, on=(0, 1))
 
 
-# --- who calls ---------------------------------------------------------------------------------------
+# --- intruders that call -----------------------------------------------------------------------------
 
 
-def test_who_has_not_the_secret_runs_nothing(
+def test_a_caller_without_the_secret_runs_nothing(
     url: str, text: str, tmp_path: Path, dynamic: bool
 ) -> None:
     """The intruder poses as worker1, with worker0's address from the store and keys of its own."""
     with group(url, text, dynamic, size=4) as workers:
         workers[0].call(exercise, "worker1")
-        address = address_of(url, 0, dynamic)
+        address = published_record(url, 0, dynamic)
         for intruder, options in ((2, {}), (3, {"secret": secret.generate()})):
             folder = tmp_path / str(intruder)
             folder.mkdir()
-            error = workers[intruder].call(call_from_outside, address, str(folder), **options)
+            error = workers[intruder].call(call_as_intruder, address, str(folder), **options)
             assert "the peer does not know this worker's key" in error
             assert not (folder / "mark").exists()
         logged_line(workers[0], "'worker0' refused a connection: 127.0.0.1: its public key is")
         assert workers[0].call(metric, "transport.zeromq.refused") >= 2
-        assert_all_is_well(workers, tmp_path)
+        assert_group_works(workers, tmp_path)
 
 
-def test_without_encryption_the_same_call_is_run(url: str, tmp_path: Path) -> None:
-    """With the right key the intruder gets in, so in the test above only the key keeps it out."""
+def test_without_encryption_the_same_call_runs(url: str, tmp_path: Path) -> None:
+    """The intruder's call works, so in the test above only the key keeps it out."""
     with group(url, None, False, size=3, encryption=False) as workers:
-        address = address_of(url, 0, dynamic=False)
-        assert workers[2].call(call_from_outside, address, str(tmp_path), encryption=False) == ""
+        address = published_record(url, 0, dynamic=False)
+        assert workers[2].call(call_as_intruder, address, str(tmp_path), encryption=False) == ""
         assert (tmp_path / "mark").exists()
 
 
-def test_who_joins_a_dynamic_group_without_its_secret_is_no_member(
-    url: str, text: str, tmp_path: Path
-) -> None:
+def test_joining_without_the_secret_makes_no_member(url: str, text: str, tmp_path: Path) -> None:
     with group(url, text, True, size=4) as workers:
         for index, options, why in (
             (2, {}, "has no secret"),
             (3, {"secret": secret.generate()}, "has a different secret"),
         ):
             name = f"stranger{index}"
-            errors = workers[index].call(join_from_outside, url, name, str(tmp_path), **options)
+            errors = workers[index].call(join_as_intruder, url, name, str(tmp_path), **options)
             assert len(errors) == 2
             for worker in (workers[0], workers[1]):
-                assert worker.call(names) == ["worker0", "worker1"]
+                assert worker.call(member_names) == ["worker0", "worker1"]
                 logged_line(worker, f"RPC worker '{name}' is not let in", why)
                 logged_line(worker, "refused a connection: 127.0.0.1")
-        assert_all_is_well(workers, tmp_path)
+        assert_group_works(workers, tmp_path)
 
 
-# --- who writes to the store -----------------------------------------------------------------------
+# --- intruders that write to the store ---------------------------------------------------------------
 
 
-def as_forged(text: str) -> publication.Publication:
+def forged_publication(text: str) -> publication.Publication:
     """Return a member's publication with another process's key and address."""
     public, _ = identity.session_keys()
     fields = vars(publication.load(text[text.index("{") :]))
@@ -231,7 +229,7 @@ def as_forged(text: str) -> publication.Publication:
 def forgeries(genuine: str) -> dict[str, str]:
     """Return forged texts that could replace a record, by the error that each must cause."""
     other = secret.parse(secret.generate(), "the intruder")
-    forged = as_forged(genuine)
+    forged = forged_publication(genuine)
     return {
         "its proof is wrong": genuine[: genuine.index("{")] + publication.dump(forged),
         "has a different secret": identity.seal(forged, other),
@@ -240,39 +238,35 @@ def forgeries(genuine: str) -> dict[str, str]:
     }
 
 
-def test_who_writes_another_address_for_a_member_diverts_no_call(
+def test_a_forged_address_in_the_store_diverts_no_call(
     url: str, text: str, tmp_path: Path, dynamic: bool
 ) -> None:
     with group(url, text, dynamic, size=3) as workers:
         pid = workers[1].pid
-        for why, address in forgeries(address_of(url, 1, dynamic)).items():
+        for why, address in forgeries(published_record(url, 1, dynamic)).items():
             if dynamic:
-                workers[2].call(announce, url, "worker1", 1, 9, address)
-                assert workers[0].call(names) == ["worker0", "worker1"]
+                workers[2].call(write_member, url, "worker1", 1, 9, address)
+                assert workers[0].call(member_names) == ["worker0", "worker1"]
                 logged_line(workers[0], "RPC worker 'worker1' is not let in", why)
-            else:  # what is in the store is read once, so there is nothing to log
+            else:  # the store is read only once, so there is nothing to log
                 answer = json.dumps({"payloads": [address, address]})
                 keys = {"exchange/1/1": json.dumps(address), "exchange/1/all": answer}
                 workers[2].call(overwrite, url, keys)
             assert workers[0].call(steps.call, "worker1") == f"worker1 {pid}"
         if dynamic:
-            genuine = address_of(url, 1, dynamic=True)
-            workers[2].call(announce, url, "worker1", 1, 1, genuine)
-            assert workers[0].call(names) == ["worker0", "worker1"]
+            genuine = published_record(url, 1, dynamic=True)
+            workers[2].call(write_member, url, "worker1", 1, 1, genuine)
+            assert workers[0].call(member_names) == ["worker0", "worker1"]
             logged_line(workers[0], "its 'id' is 1, which another worker has had")
-            # What is true, of somebody else.
-            workers[2].call(announce, url, "stranger", 7, 7, genuine)
-            assert workers[0].call(names) == ["worker0", "worker1"]
-            logged_line(
-                workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'"
-            )
-        assert_all_is_well(workers, tmp_path)
+            # A genuine record under another name.
+            workers[2].call(write_member, url, "stranger", 7, 7, genuine)
+            assert workers[0].call(member_names) == ["worker0", "worker1"]
+            logged_line(workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'")
+        assert_group_works(workers, tmp_path)
 
 
-def test_records_that_are_none_keep_nobody_from_joining(
-    url: str, text: str, tmp_path: Path
-) -> None:
-    """Anyone who reaches the store can write such records; later workers still become members."""
+def test_invalid_records_do_not_prevent_joining(url: str, text: str, tmp_path: Path) -> None:
+    """Any process that reaches the store can write such records; later workers still become members."""
     records = [
         "", "nonsense", "[]", "{}", "null", "[" * 100_000, '{"kind": []}', '{"kind": "peer"}',
         '{"kind": "in"}', '{"kind": "out", "number": "x"}', '{"kind": "in", "number": 4711}',
@@ -283,7 +277,7 @@ def test_records_that_are_none_keep_nobody_from_joining(
         workers[3].call(write_records, url, records)
         workers[2].call(join, url, dynamic=True, secret=text, unix_sockets=False)
         for worker in (workers[0], workers[1], workers[2]):
-            assert worker.call(names) == ["worker0", "worker1", "worker2"]
+            assert worker.call(member_names) == ["worker0", "worker1", "worker2"]
             logged_line(
                 worker,
                 "in the member list, which is not valid",
@@ -291,30 +285,30 @@ def test_records_that_are_none_keep_nobody_from_joining(
             )
         workers[0].call(exercise, "worker2")
         workers[2].call(steps.leave)
-        assert_all_is_well(workers, tmp_path)
+        assert_group_works(workers, tmp_path)
 
 
 @pytest.mark.parametrize("theirs", ["none", "another"])
-def test_who_writes_addresses_before_the_start_keeps_a_group_from_starting_and_no_more(
+def test_addresses_forged_before_the_start_only_prevent_it(
     url: str, text: str, tmp_path: Path, theirs: str
 ) -> None:
-    """The intruder controls the store: it chooses the group's nonce and writes all addresses."""
+    """The intruder chooses the group's nonce and writes all addresses; the start fails in all workers."""
     with Workers(3) as workers:
         other = secret.generate() if theirs == "another" else None
-        port = workers[2].call(be_there_first, url, other)
+        workers[2].call(forge_addresses, url, other)
         for failed in workers.errors(
             join_static_of_two, url, on=(0, 1), secret=text, unix_sockets=False
         ):
             assert "secret" in failed.text
             assert FAILED[theirs] in failed.text
-        assert port not in workers[0].output  # nobody has tried it
+        assert not workers[2].call(was_connected)
 
 
 FAILED = {"none": "has no secret", "another": "has a different secret"}
 
 
-def be_there_first(me: WorkerContext, url: str, other: str | None) -> str:
-    """Write the addresses of worker0 and worker1 into a store before they start; return the port."""
+def forge_addresses(me: WorkerContext, url: str, other: str | None) -> None:
+    """Listen, and write this address for worker0 and worker1 before they start."""
     store = group_store(url)
     store.set("zeromq/nonce", "mine")
     listening = socket.create_server(("127.0.0.1", 0))
@@ -339,10 +333,20 @@ def be_there_first(me: WorkerContext, url: str, other: str | None) -> str:
         theirs = None if other is None else secret.parse(other, "the intruder")
         written.append(identity.seal(mine, theirs))
     store.set("exchange/1/all", json.dumps({"payloads": written}))
-    return str(port)
 
 
-# --- who plays again what went over the wire -------------------------------------------------------
+def was_connected(me: WorkerContext) -> bool:
+    """Return whether a worker has connected to the forged address."""
+    listening = me.memory["listening"]
+    listening.setblocking(False)
+    try:
+        listening.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+# --- intruders that replay traffic -------------------------------------------------------------------
 
 
 class Recorder:
@@ -352,7 +356,7 @@ class Recorder:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self.target: tuple[str, int] | None = None
-        #: What the caller has sent, in the pieces in which it came.
+        #: The data that the caller has sent, in the pieces in which it arrived.
         self.pieces: list[bytes] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -374,36 +378,34 @@ class Recorder:
             target.shutdown(socket.SHUT_WR)
 
 
-def connect_by(me: WorkerContext, port: int) -> None:
-    """Make this worker connect to a port, whatever its peer's address is."""
+def connect_through(me: WorkerContext, port: int) -> None:
+    """Make this worker connect to this port for any peer."""
     endpoints.choose = lambda *_: f"tcp://127.0.0.1:{port}"  # type: ignore[assignment]
 
 
-def play(target: tuple[str, int], pieces: list[bytes], *, in_turn: bool) -> bytes:
-    """Send the recorded data, in one go or waiting for each reply; return what is received."""
-    answers = b""
-    with socket.create_connection(target, timeout=PATIENCE) as there:
+def replay(target: tuple[str, int], pieces: list[bytes], *, wait_for_replies: bool) -> bytes:
+    """Send the recorded pieces, at once or waiting for a reply to each; return all replies."""
+    replies = b""
+    with socket.create_connection(target, timeout=TIME_LIMIT) as there:
         for piece in pieces:
-            with contextlib.suppress(OSError):  # it may have been closed
+            with contextlib.suppress(OSError):  # the worker may have closed the connection
                 there.sendall(piece)
-                if in_turn:
+                if wait_for_replies:
                     there.settimeout(0.2)
-                    answers += there.recv(1 << 16)
+                    replies += there.recv(1 << 16)
         with contextlib.suppress(OSError):
-            there.settimeout(PATIENCE)
+            there.settimeout(TIME_LIMIT)
             there.shutdown(socket.SHUT_WR)
             while data := there.recv(1 << 16):
-                answers += data
-    return answers
+                replies += data
+    return replies
 
 
-def test_a_recorded_connection_that_is_played_again_runs_nothing(
-    url: str, text: str, tmp_path: Path
-) -> None:
+def test_a_replayed_connection_runs_nothing(url: str, text: str, tmp_path: Path) -> None:
     recorder = Recorder()
     with Workers(2) as workers:
-        workers.run(is_warned)
-        workers[1].call(connect_by, recorder.port)
+        workers.run(log_warnings)
+        workers[1].call(connect_through, recorder.port)
         workers.run(join_static_of_two, url, secret=text, unix_sockets=False)
         host, _, port = workers[0].call(tcp_endpoints)[0].removeprefix("tcp://").rpartition(":")
         recorder.target = target = (host, int(port))
@@ -412,14 +414,16 @@ def test_a_recorded_connection_that_is_played_again_runs_nothing(
 
         pieces = list(recorder.pieces)
         assert sum(map(len, pieces)) > 500  # a handshake and a call
-        play(target, pieces, in_turn=False)
-        # It knows the key of worker0, and so gets as far as an answer to its first word.
-        assert b"WELCOME" in play(target, pieces, in_turn=True)
+        replay(target, pieces, wait_for_replies=False)
+        # The recorded HELLO used the key of worker0, so worker0 answers it.
+        assert b"WELCOME" in replay(target, pieces, wait_for_replies=True)
         logged_line(workers[0], "'worker0' refused a connection", "a connection to tcp://")
         failures = "transport.zeromq.failed_handshakes"
-        eventually(lambda: workers[0].call(metric, failures) >= 2, lambda: "both have failed")
+        eventually(
+            lambda: workers[0].call(metric, failures) >= 2, lambda: "both handshakes have failed"
+        )
 
         assert workers[0].call(runs) == {"recorded": 1}
         assert workers[1].call(steps.call, "worker0", run_counted, "recorded") == "recorded"
         assert workers[0].call(runs) == {"recorded": 2}
-        assert_all_is_well(workers, tmp_path)
+        assert_group_works(workers, tmp_path)

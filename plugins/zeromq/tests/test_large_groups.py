@@ -17,14 +17,15 @@ from support.zeromq import join, metric
 
 pytestmark = pytest.mark.slow
 
-#: Whom each worker calls: those so many ranks on.
-FURTHER = (1, 7, 13)
-PATIENCE = 180
+#: Each worker calls the workers whose ranks are this much higher, modulo the world size.
+RANK_OFFSETS = (1, 7, 13)
+#: Seconds that a group may take; a passing test needs far less.
+TIME_LIMIT = 180
 
 
 def call_some(me: WorkerContext) -> None:
     """Call a few other workers at the same time, and check the results."""
-    others = [f"worker{(me.index + n) % me.size}" for n in FURTHER]
+    others = [f"worker{(me.index + n) % me.size}" for n in RANK_OFFSETS]
     tensor = torch.full((1000,), float(me.index))
     names = [rpc.rpc_async(other, steps.who) for other in others]
     sums = [rpc.rpc_async(other, torch.add, args=(tensor, 1)) for other in others]
@@ -43,11 +44,13 @@ def memory(pid: int) -> int:
 
 @pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_a_large_group_forms_talks_and_ends(size: int, dynamic: bool, tmp_path: Path) -> None:
-    """All workers start at once, and those of a dynamic group join at once."""
-    # The start of 64 over TCP is mostly that of torch's own store.
+def test_a_large_group_forms_communicates_and_shuts_down(
+    size: int, dynamic: bool, tmp_path: Path
+) -> None:
+    """All workers start, or join the dynamic group, at the same time."""
+    # With 64 workers over TCP, torch's own store takes most of the start.
     kind = "tcp" if size <= 16 else "file"
-    with meeting(kind, tmp_path) as where, Workers(size, seconds=PATIENCE) as workers:
+    with meeting(kind, tmp_path) as where, Workers(size, seconds=TIME_LIMIT) as workers:
         times = [time.monotonic()]
         workers.run(join, where.url, dynamic=dynamic)
         times.append(time.monotonic())
@@ -57,13 +60,13 @@ def test_a_large_group_forms_talks_and_ends(size: int, dynamic: bool, tmp_path: 
         if dynamic:
             everybody = {worker.name: worker.index for worker in workers}
             assert workers[size - 1].call(steps.members) == everybody
-        # Who calls three others has connected to three, however many there are.
+        # A worker that calls three others has three connections, whatever the size of the group.
         for worker in (workers[0], workers[size - 1]):
-            assert worker.call(metric, "transport.zeromq.connections") == len(FURTHER)
+            assert worker.call(metric, "transport.zeromq.connections") == len(RANK_OFFSETS)
         times.append(time.monotonic())
         workers.run(steps.leave)
         times.append(time.monotonic())
-        # That of each, one after the other, would be most of what this costs.
+        # Ending all of them, one after the other, would take most of the test's time.
         assert [workers[rank].end() for rank in (0, size - 1)] == [0, 0]
     start, calls, _, stop = (b - a for a, b in itertools.pairwise(times))
     print(

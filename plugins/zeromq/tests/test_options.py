@@ -1,4 +1,4 @@
-"""Options: their defaults, and the errors for wrong ones."""
+"""Options: their defaults, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def construct(**options: Any) -> ZeroMQRpcBackendOptions:
     return construct_rpc_backend_options(60.0, "env://", **options)
 
 
-def test_default_options_are_torch_s_and_leave_the_rest_to_the_environment() -> None:
+def test_defaults_are_torchs_or_left_to_the_environment() -> None:
     options = ZeroMQRpcBackendOptions()
 
     assert isinstance(options, RpcBackendOptions)
@@ -33,9 +33,7 @@ def test_default_options_are_torch_s_and_leave_the_rest_to_the_environment() -> 
     assert repr(construct()) == repr(options)
 
 
-def test_every_option_of_the_class_is_one_of_the_handler_with_the_same_default_and_a_meaning() -> (
-    None
-):
+def test_class_and_handler_have_the_same_documented_options() -> None:
     handler = inspect.signature(construct_rpc_backend_options).parameters
     of_class = inspect.signature(ZeroMQRpcBackendOptions).parameters
 
@@ -46,7 +44,7 @@ def test_every_option_of_the_class_is_one_of_the_handler_with_the_same_default_a
         assert f":param {name}: " in (inspect.getdoc(construct_rpc_backend_options) or "")
 
 
-def test_given_values_arrive(text: str, tmp_path: Path) -> None:
+def test_options_keep_the_given_values(text: str, tmp_path: Path) -> None:
     options = construct(
         num_worker_threads=3,
         secret=text,
@@ -97,9 +95,7 @@ def test_given_values_arrive(text: str, tmp_path: Path) -> None:
         ("heartbeat_timeout", True),
     ],
 )
-def test_a_wrong_type_is_a_type_error_that_names_the_option_and_what_it_needs(
-    name: str, value: object
-) -> None:
+def test_a_wrong_type_is_a_type_error_naming_the_option(name: str, value: object) -> None:
     with pytest.raises(
         TypeError, match=rf"{name}.* is of type {type(value).__name__}; ZEROMQ needs"
     ):
@@ -134,15 +130,13 @@ def test_a_wrong_type_is_a_type_error_that_names_the_option_and_what_it_needs(
         ("heartbeat_timeout", float("inf")),
     ],
 )
-def test_a_value_that_cannot_be_is_a_value_error_that_names_the_option_and_shows_it(
-    name: str, value: object
-) -> None:
+def test_an_invalid_value_is_a_value_error_showing_it(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^{name}=.*ZEROMQ needs") as caught:
         construct(**{name: value})
     assert str(value) in str(caught.value)
 
 
-def test_an_option_that_does_not_exist_is_a_type_error_that_names_it() -> None:
+def test_an_unknown_option_is_a_type_error_naming_it() -> None:
     with pytest.raises(TypeError, match="num_threads"):
         construct(num_threads=3)
 
@@ -150,7 +144,7 @@ def test_an_option_that_does_not_exist_is_a_type_error_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("rpc_timeout", "error"), [("soon", TypeError), (-1, ValueError), (float("nan"), ValueError)]
 )
-def test_a_timeout_that_cannot_be_is_refused_by_name(rpc_timeout: Any, error: type) -> None:
+def test_an_invalid_rpc_timeout_is_refused_by_name(rpc_timeout: Any, error: type) -> None:
     with pytest.raises(error, match="rpc_timeout"):
         construct_rpc_backend_options(rpc_timeout, "env://")
 
@@ -160,13 +154,16 @@ def test_address_and_interface_together_are_refused() -> None:
         construct(address="10.0.0.5", interface="eth0")
 
 
-def test_signs_of_life_are_as_frequent_as_the_patience_of_peers_asks() -> None:
+def test_the_default_heartbeat_is_a_sixth_of_its_timeout() -> None:
     assert construct(heartbeat_timeout=6).heartbeat == 1.0
+
+
+def test_a_heartbeat_longer_than_its_timeout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"heartbeat=7 is longer than heartbeat_timeout=6"):
         construct(heartbeat=7, heartbeat_timeout=6)
 
 
-def test_timeout_and_init_method_can_be_changed_and_nothing_else() -> None:
+def test_only_rpc_timeout_and_init_method_can_be_changed() -> None:
     first, second = construct(), construct()
 
     first.rpc_timeout, first.init_method = 5, "file:///somewhere"
@@ -180,7 +177,7 @@ def test_timeout_and_init_method_can_be_changed_and_nothing_else() -> None:
 # --- the secret ----------------------------------------------------------------------------------
 
 
-def test_a_secret_that_is_none_is_refused_without_being_shown(text: str) -> None:
+def test_an_invalid_secret_is_refused_without_being_shown(text: str) -> None:
     with pytest.raises(ValueError, match="the option secret is not a secret") as caught:
         construct(secret=text[:-3])
 
@@ -188,7 +185,7 @@ def test_a_secret_that_is_none_is_refused_without_being_shown(text: str) -> None
     assert text[15:30] not in repr(caught.getrepr(showlocals=False))
 
 
-def test_the_secret_is_in_no_repr_and_no_attribute(text: str) -> None:
+def test_no_repr_or_attribute_shows_the_secret(text: str) -> None:
     options = construct(secret=text)
 
     shown = repr(options) + repr(options.secret) + repr(vars(options)) + str(options.secret)
@@ -196,10 +193,11 @@ def test_the_secret_is_in_no_repr_and_no_attribute(text: str) -> None:
     assert "<secret from the option secret, fingerprint " in repr(options)
 
 
-@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_options_are_not_pickled_as_torch_s_are_not(way: Any, text: str) -> None:
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_options_can_be_neither_pickled_nor_copied(duplicate: Any, text: str) -> None:
+    """Torch's own options cannot be pickled either."""
     for options in (construct(), construct(secret=text)):
         with pytest.raises(TypeError, match="pickle"):
-            way(options)
+            duplicate(options)
     with pytest.raises(TypeError, match="SECRET_FILE"):
         pickle.dumps(construct(secret=text).secret)

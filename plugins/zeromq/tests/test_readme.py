@@ -21,7 +21,7 @@ def test_every_option_has_a_row_with_its_variable() -> None:
         assert variable in ("", option.upper())
 
 
-def test_defaults_are_as_they_are() -> None:
+def test_the_table_shows_the_actual_defaults() -> None:
     shown = {row[0].strip("` "): row[2].strip("` ") for row in ROWS}
 
     assert shown["max_message_bytes"] == f"{options.MAX_MESSAGE_BYTES >> 30} GiB"

@@ -15,12 +15,12 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_many_in_a_row_are_one_line_and_then_a_count(log: pytest.LogCaptureFixture) -> None:
+def test_many_refusals_are_one_line_and_a_count(log: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     refusals = Refusals("w0", clock=lambda: now[0])
 
     for _ in range(1000):
-        refusals("tcp://10.0.0.9: its key is nobody's")
+        refusals("tcp://10.0.0.9: its key is unknown")
     now[0] = 11.0
     refusals("another")
     now[0] = 30.0
@@ -28,13 +28,13 @@ def test_many_in_a_row_are_one_line_and_then_a_count(log: pytest.LogCaptureFixtu
 
     assert refusals.count == 1002
     assert log.messages == [
-        "ZEROMQ worker 'w0' refused a connection: tcp://10.0.0.9: its key is nobody's",
+        "ZEROMQ worker 'w0' refused a connection: tcp://10.0.0.9: its key is unknown",
         "ZEROMQ worker 'w0' refused a connection: another (999 more since the last such line)",
         "ZEROMQ worker 'w0' refused a connection: a third",
     ]
 
 
-def test_what_is_refused_writes_no_line_of_its_own(log: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_cannot_forge_log_lines(log: pytest.LogCaptureFixture) -> None:
     Refusals("w0")("x\nERROR: all is lost\x1b[31m" + "y" * 10_000)
 
     (line,) = log.messages

@@ -6,14 +6,14 @@ import pytest
 
 from support.scale import deviations
 
-#: The last is one more than meet by calls at shutdown.
+#: Groups of up to 16 workers meet by calls at shutdown, larger ones through the store.
 SIZES = [2, 4, pytest.param(17, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_static_group_does_what_is_simulated(size: int) -> None:
+def test_a_static_group_matches_its_simulation(size: int) -> None:
     assert not deviations("ZEROMQ", size, dynamic=False)
 
 
-def test_each_join_and_leave_of_a_dynamic_group_is_what_is_simulated() -> None:
+def test_dynamic_joins_and_leaves_match_their_simulation() -> None:
     assert not deviations("ZEROMQ", 4, dynamic=True)

@@ -1,4 +1,4 @@
-"""`rpc-backends secret`: it makes a secret that only its owner can read."""
+"""`rpc-backends secret` makes a secret that only its owner can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, list(arguments))
 
 
-def test_it_prints_a_secret_and_nothing_else() -> None:
+def test_it_prints_only_a_new_secret() -> None:
     one, two = run(), run()
 
     assert secret.parse(one.stdout, "stdout") != secret.parse(two.stdout, "stdout")
@@ -28,7 +28,7 @@ def test_it_prints_a_secret_and_nothing_else() -> None:
     assert one.stderr == ""
 
 
-def test_it_writes_a_file_that_is_its_owner_s_alone_and_does_not_show_it(tmp_path: Path) -> None:
+def test_out_writes_a_private_file_without_printing_the_secret(tmp_path: Path) -> None:
     path = tmp_path / "rpc.secret"
     before = os.umask(0)
     try:
@@ -43,7 +43,7 @@ def test_it_writes_a_file_that_is_its_owner_s_alone_and_does_not_show_it(tmp_pat
     assert found.fingerprint in done.stdout
 
 
-def test_json_has_the_secret_or_the_file(tmp_path: Path) -> None:
+def test_json_contains_the_secret_or_its_file(tmp_path: Path) -> None:
     shown = json.loads(run("--json").stdout)
     written = json.loads(run("--json", "--out", str(tmp_path / "s")).stdout)
 
@@ -60,7 +60,7 @@ def test_json_has_the_secret_or_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_out_overwrites_no_file_and_follows_no_link(tmp_path: Path) -> None:
     there, link = tmp_path / "there", tmp_path / "link"
     there.write_text("precious")
     link.symlink_to(tmp_path / "elsewhere")
@@ -73,7 +73,7 @@ def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_folder_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error_without_traceback(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path / "no" / "secret"))
 
     assert done.exit_code == 1
@@ -81,7 +81,7 @@ def test_a_folder_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     assert "Traceback" not in done.output
 
 
-def test_help_says_what_the_secret_is_for_and_shows_how_it_is_given_to_workers() -> None:
+def test_help_explains_the_secret_and_shows_its_use() -> None:
     text = run("--help").stdout
 
     assert "Anyone who has the secret can run code on every worker" in " ".join(text.split())
@@ -90,7 +90,7 @@ def test_help_says_what_the_secret_is_for_and_shows_how_it_is_given_to_workers()
 
 
 @pytest.mark.parametrize("arguments", [("secret",), ("--help",)])
-def test_it_is_a_command_of_rpc_backends_that_imports_neither_torch_nor_zmq(
+def test_the_command_imports_neither_torch_nor_zmq(
     arguments: tuple[str, ...],
 ) -> None:
     code = """

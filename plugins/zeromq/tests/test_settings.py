@@ -13,10 +13,10 @@ from rpc_backend_zeromq.ports import Ports
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backends_core.spi import SettingError
 
-P = "RPC_BACKENDS_ZEROMQ_"
+PREFIX = "RPC_BACKENDS_ZEROMQ_"
 
 
-def test_with_nothing_said_a_worker_encrypts_trusts_nobody_and_finds_its_address() -> None:
+def test_the_defaults_encrypt_and_trust_no_network() -> None:
     for options in (None, ZeroMQRpcBackendOptions()):
         found = settings_of(options, {})
 
@@ -27,14 +27,14 @@ def test_with_nothing_said_a_worker_encrypts_trusts_nobody_and_finds_its_address
         assert found.ports is found.unix_sockets is None
 
 
-def test_the_environment_says_what_options_leave_open(text: str) -> None:
+def test_variables_set_what_options_leave_open(text: str) -> None:
     environ = {
-        f"{P}SECRET": text,
-        f"{P}ENCRYPTION": "off",
-        f"{P}TRUSTED_NETWORK": "Yes",
-        f"{P}ADDRESS": " 10.0.0.5 ",
-        f"{P}PORTS": "5000 - 5010",
-        f"{P}UNIX_SOCKETS": "0",
+        f"{PREFIX}SECRET": text,
+        f"{PREFIX}ENCRYPTION": "off",
+        f"{PREFIX}TRUSTED_NETWORK": "Yes",
+        f"{PREFIX}ADDRESS": " 10.0.0.5 ",
+        f"{PREFIX}PORTS": "5000 - 5010",
+        f"{PREFIX}UNIX_SOCKETS": "0",
     }
 
     found = settings_of(ZeroMQRpcBackendOptions(), environ)
@@ -42,18 +42,18 @@ def test_the_environment_says_what_options_leave_open(text: str) -> None:
     assert found == settings_of(None, environ)
     assert found.policy.secret == secret.parse(text, "here")
     assert (found.policy.encryption, found.policy.trusted_network) == (False, True)
-    assert found.wanted == Wanted(address="10.0.0.5", said_by=f"{P}ADDRESS=10.0.0.5")
+    assert found.wanted == Wanted(address="10.0.0.5", said_by=f"{PREFIX}ADDRESS=10.0.0.5")
     assert (found.ports, found.unix_sockets) == (Ports(5000, 5010), False)
-    assert settings_of(None, {f"{P}INTERFACE": "eth0"}).wanted.interface == "eth0"
+    assert settings_of(None, {f"{PREFIX}INTERFACE": "eth0"}).wanted.interface == "eth0"
 
 
-def test_options_win_over_the_environment() -> None:
+def test_options_override_variables() -> None:
     environ = {
-        f"{P}ENCRYPTION": "0",
-        f"{P}TRUSTED_NETWORK": "1",
-        f"{P}ADDRESS": "10.0.0.5",
-        f"{P}PORTS": "5000",
-        f"{P}UNIX_SOCKETS": "1",
+        f"{PREFIX}ENCRYPTION": "0",
+        f"{PREFIX}TRUSTED_NETWORK": "1",
+        f"{PREFIX}ADDRESS": "10.0.0.5",
+        f"{PREFIX}PORTS": "5000",
+        f"{PREFIX}UNIX_SOCKETS": "1",
     }
     options = ZeroMQRpcBackendOptions(
         encryption=True, trusted_network=False, interface="eth1", ports=6000, unix_sockets=False
@@ -66,11 +66,11 @@ def test_options_win_over_the_environment() -> None:
     assert (found.ports, found.unix_sockets) == (Ports(6000, 6000), False)
 
 
-def test_encryption_and_unix_sockets_cannot_both_be_asked_for() -> None:
+def test_encryption_and_unix_sockets_exclude_each_other() -> None:
     with pytest.raises(
         SettingError, match="Unix sockets are requested, but Unix sockets are not encrypted"
     ):
-        settings_of(ZeroMQRpcBackendOptions(encryption=True), {f"{P}UNIX_SOCKETS": "1"})
+        settings_of(ZeroMQRpcBackendOptions(encryption=True), {f"{PREFIX}UNIX_SOCKETS": "1"})
 
 
 @pytest.mark.parametrize(
@@ -82,27 +82,33 @@ def test_encryption_and_unix_sockets_cannot_both_be_asked_for() -> None:
         ("PORTS", "5000,5001", "neither a port nor a range of ports. Example: "),
     ],
 )
-def test_a_variable_that_means_nothing_is_an_error_that_shows_it(
-    name: str, value: str, why: str
-) -> None:
-    with pytest.raises(SettingError, match=rf"^{P}{name}='{value}' is {why}"):
-        settings_of(None, {f"{P}{name}": value})
+def test_an_invalid_variable_is_an_error_showing_it(name: str, value: str, why: str) -> None:
+    with pytest.raises(SettingError, match=rf"^{PREFIX}{name}='{value}' is {why}"):
+        settings_of(None, {f"{PREFIX}{name}": value})
 
 
-def test_address_and_interface_in_the_environment_are_refused() -> None:
+def test_address_and_interface_variables_exclude_each_other() -> None:
     with pytest.raises(SettingError, match=r"ADDRESS='a' and .*INTERFACE='b' are both set"):
-        settings_of(None, {f"{P}ADDRESS": "a", f"{P}INTERFACE": "b"})
+        settings_of(None, {f"{PREFIX}ADDRESS": "a", f"{PREFIX}INTERFACE": "b"})
 
 
-def test_a_variable_that_nobody_reads_is_named_in_the_log_with_the_nearest_one(
+def test_an_unknown_variable_is_logged_with_a_suggestion(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "rpc_backends.zeromq"):
         environment.warn_of_unknown(
-            {f"{P}SECERT": "rpcsecret1-abc", f"{P}PORTS": "1", f"{P}XYZZY": "1", "OTHER": "2"}
+            {
+                f"{PREFIX}SECERT": "rpcsecret1-abc",
+                f"{PREFIX}PORTS": "1",
+                f"{PREFIX}XYZZY": "1",
+                "OTHER": "2",
+            }
         )
 
-    nearest, all_there_are = caplog.messages
-    assert f"does not use the environment variable {P}SECERT. Did you mean {P}SECRET?" in nearest
-    assert f"{P}XYZZY. It uses {P}SECRET, " in all_there_are
+    with_suggestion, with_list = caplog.messages
+    assert (
+        f"does not use the environment variable {PREFIX}SECERT. Did you mean {PREFIX}SECRET?"
+        in with_suggestion
+    )
+    assert f"{PREFIX}XYZZY. It uses {PREFIX}SECRET, " in with_list
     assert "rpcsecret1" not in caplog.text

@@ -1,6 +1,6 @@
-"""The soak (`benchmarks/soak`), for a minute: it reports nothing on a sound backend, and finds leaks.
+"""The soak (`benchmarks/soak`), for up to a minute: it passes on ZEROMQ, and finds leaks.
 
-SOAK_MINUTES=10 lets the soak with peers that die run for so long.
+The environment variable SOAK_MINUTES sets how long the soak with killed peers runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from support.environments import clean_environ
 
 ROOT = Path(__file__).parents[3]
 SOAK = ROOT / "benchmarks" / "soak"
-#: Few threads, so that all that there will be are there before the first third is over.
+#: Few threads, so that all have started before the first third of the run is over.
 SMALL = ["--workers", "2", "--threads", "2", "--worker-threads", "3", "--interval", "0.25"]
-#: One worker that must survive, and four peers, one of which dies every second.
-DYING = [
+#: One worker that must survive, and four peers, one of which is killed every second.
+WITH_KILLS = [
     *("--workers", "1", "--threads", "4", "--worker-threads", "6", "--interval", "0.25"),
     *("--peers", "4", "--deaths", "1", "--minutes", os.environ.get("SOAK_MINUTES", "1")),
 ]
@@ -30,7 +30,7 @@ DYING = [
 
 def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the soak, and return its output."""
-    # With few arenas the allocator finds its size sooner, and what grows is what the program keeps.
+    # With few arenas the allocator stops growing sooner, so later growth is the program's own.
     environ = {**clean_environ(), "MALLOC_ARENA_MAX": "2"}
     command = [sys.executable, str(SOAK), *SMALL, *arguments]
     return subprocess.run(
@@ -39,23 +39,23 @@ def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.thorough
-def test_nothing_grows_and_every_call_gives_what_it_should(tmp_path: Path) -> None:
+def test_nothing_grows_and_every_result_is_right(tmp_path: Path) -> None:
     report = tmp_path / "soak.json"
     done = soak("--minutes", "0.5", "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout
-    assert "of 0.5 min" in done.stderr  # how far it is
+    assert "of 0.5 min" in done.stderr  # progress
     found: dict[str, Any] = json.loads(report.read_text())
     assert found["wrong"] == []
     assert min(found["calls"].values()) > 0
-    assert len(found["calls"]) == 9  # one of each kind at least
+    assert len(found["calls"]) == 9  # the kinds of calls
     assert len(found["verdicts"]) == 6
     assert all(verdict["flat"] for verdict in found["verdicts"])
     assert len(found["samples"]["worker0"]["rss_mib"]) >= 100
 
 
 @pytest.mark.thorough
-def test_what_leaks_is_found_and_what_does_not_is_not() -> None:
+def test_leaks_are_reported_and_nothing_else() -> None:
     done = soak("--minutes", "0.15", "--leak", "memory", "--leak", "threads")
     assert done.returncode == 1, done.stdout + done.stderr
     for worker in ("worker0", "worker1"):
@@ -67,35 +67,35 @@ def test_what_leaks_is_found_and_what_does_not_is_not() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("group", ["dynamic", "static"])
-def test_calls_end_and_nothing_grows_while_peers_are_killed(tmp_path: Path, group: str) -> None:
-    """Each call ends within its timeout; memory, threads and files of the worker stay as they are."""
+def test_killed_peers_cause_no_growth_and_no_hang(tmp_path: Path, group: str) -> None:
+    """Calls end within their timeouts; memory, threads and files of the surviving worker do not grow."""
     report = tmp_path / "soak.json"
-    done = soak(*DYING, *(["--static"] if group == "static" else []), "--json", str(report))
+    done = soak(*WITH_KILLS, *(["--static"] if group == "static" else []), "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
     calls = json.loads(report.read_text())["calls"]
     assert calls["killed"] >= (3 if group == "static" else 5)
     assert calls["suspended"] >= 1
-    assert calls["error"] > 0  # calls were under way when peers died
+    assert calls["error"] > 0  # some calls were active when a peer was killed
     done_calls = sum(number for name, number in calls.items() if name.startswith("call_"))
-    assert done_calls > 1000  # and others went on
+    assert done_calls > 1000  # and others succeeded
 
 
-def judged(samples: list[float], figure: str = "rss_mib") -> Any:
-    """Judge samples as the soak does."""
+def verdict_on(samples: list[float], figure: str = "rss_mib") -> Any:
+    """Return the soak's verdict on samples."""
     return runpy.run_path(str(SOAK / "judge.py"))["judge"]("w", figure, samples)
 
 
-def test_what_grows_at_first_and_what_is_only_noisy_is_flat() -> None:
+def test_initial_growth_and_noise_count_as_flat() -> None:
     warming_up = [200.0 + n for n in range(60)] + [260.0] * 120
     noisy = [300.0 + (40.0 if n % 4 == 0 else 0.0) for n in range(180)]
     falling = [400.0 - n for n in range(180)]
     for samples in (warming_up, noisy, falling):
-        assert judged(samples).flat
+        assert verdict_on(samples).flat
 
 
-def test_what_grows_slowly_all_the_time_is_not_flat() -> None:
-    files = judged([30.0 + n // 20 for n in range(180)], "files")
+def test_slow_steady_growth_is_not_flat() -> None:
+    files = verdict_on([30.0 + n // 20 for n in range(180)], "files")
     assert not files.flat
-    found = judged([300.0 + n * 0.3 for n in range(180)])
+    found = verdict_on([300.0 + n * 0.3 for n in range(180)])
     assert not found.flat
     assert found.last - found.middle > found.permitted

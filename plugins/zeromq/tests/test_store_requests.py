@@ -1,4 +1,4 @@
-"""The store requests of a group's start: a fixed number per worker, independent of the group's size."""
+"""The store requests of a start: a fixed number per worker, whatever the size of the group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.zeromq import eventually, exercise, join, metric
 
 pytestmark = pytest.mark.slow
 
-SIZES = (2, 8, 16)
+SIZES = (2, 4, 10)
 URL = "counted://127.0.0.1"
 
 
@@ -34,12 +34,12 @@ def meet_at_a_counting_store(me: WorkerContext, port: int) -> None:
 
 
 def requests(me: WorkerContext) -> int:
-    """Return how many requests this worker has made."""
+    """Return the number of requests that this worker has made."""
     return int(me.memory["store"].kinds.total())
 
 
 def start(size: int, *, dynamic: bool = False) -> list[int]:
-    """Start and stop a group; return the number of store requests that each worker's start took."""
+    """Start and stop a group; return the number of store requests of each worker's start."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with Workers(size, seconds=120) as workers:
         workers.run(meet_at_a_counting_store, store.port)
@@ -55,22 +55,22 @@ def start(size: int, *, dynamic: bool = False) -> list[int]:
     return counts
 
 
-def test_the_start_of_a_static_group_takes_as_many_requests_of_a_worker_whatever_its_size() -> None:
+def test_requests_of_a_static_start_do_not_grow() -> None:
     counts = {size: start(size) for size in SIZES}
     least = min(counts[SIZES[-1]])
-    # Whoever comes last completes the group, or the exchange of addresses, for all: a few requests more,
-    # of one worker, and as many in a large group as in a small one.
+    # The last worker to arrive completes the group, or the exchange of addresses, for all: a few more
+    # requests of one worker, as many in a large group as in a small one.
     more = {size: sum(each) - least * size for size, each in counts.items()}
     assert len(set(more.values())) == 1, counts
     assert 0 < more[2] < least, counts
 
 
-def test_joining_a_dynamic_group_takes_as_many_requests_however_many_are_there() -> None:
+def test_requests_of_a_dynamic_join_do_not_grow() -> None:
     counts = start(10, dynamic=True)
     assert len(set(counts)) == 1, counts
 
 
-def gets_in(worker: Worker) -> bool:
+def is_admitted(worker: Worker) -> bool:
     try:
         worker.call(exercise, "worker0")
     except WorkerError as error:
@@ -79,7 +79,7 @@ def gets_in(worker: Worker) -> bool:
     return True
 
 
-def test_strangers_do_not_have_the_store_asked_for_each_and_keep_no_worker_out() -> None:
+def test_strangers_cause_few_requests_and_exclude_no_worker() -> None:
     strangers = 400
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with Workers(2, seconds=120) as workers, zmq.Context(io_threads=1) as context:
@@ -97,15 +97,15 @@ def test_strangers_do_not_have_the_store_asked_for_each_and_keep_no_worker_out()
             socket.connect(address["tcp"][0])
 
         workers[1].call(join, URL, dynamic=True, unix_sockets=False)
-        # A burst of strangers can end the handshake of a worker too: its call fails, the next gets in.
-        eventually(lambda: gets_in(workers[1]), lambda: "worker1 gets in")
+        # A burst of strangers can also end a worker's handshake. Then its call fails; the next succeeds.
+        eventually(lambda: is_admitted(workers[1]), lambda: "worker1 is admitted")
 
         def refused() -> int:
             return workers[0].call(metric, "transport.zeromq.refused")
 
-        eventually(lambda: refused() >= strangers, lambda: "all have tried")
-        made = workers[0].call(requests) - before
+        eventually(lambda: refused() >= strangers, lambda: "all strangers are refused")
+        lookups = workers[0].call(requests) - before
         for socket in sockets:
             socket.close()
         workers.run(steps.leave)
-    assert made < strangers // 2
+    assert lookups < strangers // 2

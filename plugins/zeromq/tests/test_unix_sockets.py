@@ -43,12 +43,12 @@ def open_files() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def old(folder: Path) -> None:
+def make_old(folder: Path) -> None:
     hour_ago = time.time() - 3600
     os.utime(folder, (hour_ago, hour_ago))
 
 
-def test_the_folder_is_its_user_s_alone(runtime: Path) -> None:
+def test_the_folder_is_private_to_its_user(runtime: Path) -> None:
     folder = SocketFolder(environ(runtime))
 
     path = Path(folder.socket).parent
@@ -57,7 +57,7 @@ def test_the_folder_is_its_user_s_alone(runtime: Path) -> None:
     folder.remove()
 
 
-def test_every_worker_has_a_folder_of_its_own(runtime: Path) -> None:
+def test_each_worker_has_its_own_folder(runtime: Path) -> None:
     one, two = SocketFolder(environ(runtime)), SocketFolder(environ(runtime))
 
     assert one.socket != two.socket
@@ -65,7 +65,7 @@ def test_every_worker_has_a_folder_of_its_own(runtime: Path) -> None:
     two.remove()
 
 
-def test_removing_leaves_nothing_open_and_nothing_on_disk(runtime: Path) -> None:
+def test_remove_leaves_no_file_and_no_descriptor(runtime: Path) -> None:
     before = open_files()
     folder = SocketFolder(environ(runtime))
     bind(folder.socket).close()
@@ -77,7 +77,7 @@ def test_removing_leaves_nothing_open_and_nothing_on_disk(runtime: Path) -> None
     assert list(runtime.iterdir()) == []
 
 
-def test_without_a_runtime_folder_it_is_in_the_temporary_one(runtime: Path) -> None:
+def test_without_a_runtime_folder_tmpdir_is_used(runtime: Path) -> None:
     for variables in (
         {"TMPDIR": str(runtime)},
         {"XDG_RUNTIME_DIR": "/nowhere", "TMPDIR": str(runtime)},
@@ -88,7 +88,7 @@ def test_without_a_runtime_folder_it_is_in_the_temporary_one(runtime: Path) -> N
         folder.remove()
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_passed_over(tmp_path: Path) -> None:
+def test_a_folder_with_too_long_a_path_is_skipped(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
 
@@ -99,7 +99,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_passed_over(tmp_path: Path) -> 
     folder.remove()
 
 
-def test_the_longest_path_that_is_taken_can_be_bound(tmp_path: Path) -> None:
+def test_a_path_of_the_longest_length_can_be_bound(tmp_path: Path) -> None:
     fixed = len("/rpc-zmq-12345678/s")
     wanted = unix_sockets.PATH_LIMIT - fixed
     base = Path("/tmp") / ("x" * (wanted - len("/tmp/")))
@@ -113,7 +113,7 @@ def test_the_longest_path_that_is_taken_can_be_bound(tmp_path: Path) -> None:
         base.rmdir()
 
 
-def test_where_there_is_no_place_the_error_says_why(
+def test_without_a_usable_folder_the_error_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("x" * 100)
@@ -126,10 +126,10 @@ def test_where_there_is_no_place_the_error_says_why(
         SocketFolder()
 
 
-# --- what was left behind ------------------------------------------------------------------------
+# --- folders of killed workers -------------------------------------------------------------------
 
 
-def test_what_a_killed_worker_left_is_removed_by_a_later_one(runtime: Path) -> None:
+def test_a_later_worker_removes_a_killed_workers_folder(runtime: Path) -> None:
     code = f"""
 import socket, sys, time
 from rpc_backend_zeromq.unix_sockets import SocketFolder
@@ -145,9 +145,9 @@ time.sleep(600)
         try:
             assert worker.stdout is not None
             path = Path(worker.stdout.readline().strip())
-            old(path.parent)
+            make_old(path.parent)
             unix_sockets.sweep(environ(runtime))
-            assert path.exists()  # it lives
+            assert path.exists()  # its worker is alive
         finally:
             worker.send_signal(signal.SIGKILL)
 
@@ -156,15 +156,15 @@ time.sleep(600)
     assert list(runtime.iterdir()) == []
 
 
-def test_what_is_new_or_is_no_folder_of_ours_is_left_alone(runtime: Path) -> None:
+def test_new_and_foreign_folders_are_not_removed(runtime: Path) -> None:
     new, full, other = (runtime / name for name in ("rpc-zmq-new", "rpc-zmq-full", "other"))
     for folder in (new, full, other):
         folder.mkdir()
     (full / "data").write_text("precious")
     (runtime / "rpc-zmq-link").symlink_to(other)
     (runtime / "rpc-zmq-file").write_text("")
-    old(full)
-    old(other)
+    make_old(full)
+    make_old(other)
 
     unix_sockets.sweep(environ(runtime))
 
@@ -177,7 +177,7 @@ def test_what_is_new_or_is_no_folder_of_ours_is_left_alone(runtime: Path) -> Non
     }
 
 
-def test_a_process_that_was_forked_removes_nothing_of_its_parent(runtime: Path) -> None:
+def test_a_forked_process_does_not_remove_its_parents_folder(runtime: Path) -> None:
     folder = SocketFolder(environ(runtime))
     child = os.fork()
     if child == 0:
@@ -186,17 +186,17 @@ def test_a_process_that_was_forked_removes_nothing_of_its_parent(runtime: Path) 
     os.waitpid(child, 0)
 
     assert Path(folder.socket).parent.exists()
-    old(Path(folder.socket).parent)
+    make_old(Path(folder.socket).parent)
     unix_sockets.sweep(environ(runtime))
     assert Path(folder.socket).parent.exists()
     folder.remove()
     assert list(runtime.iterdir()) == []
 
 
-# --- whether a path leads to the socket ----------------------------------------------------------
+# --- the identity of a socket --------------------------------------------------------------------
 
 
-def test_a_socket_is_told_by_its_file_whatever_the_path(runtime: Path) -> None:
+def test_a_node_identifies_a_socket_under_any_path(runtime: Path) -> None:
     path = runtime / "s"
     with bind(str(path)):
         node = Node.of_socket(str(path))
@@ -207,7 +207,7 @@ def test_a_socket_is_told_by_its_file_whatever_the_path(runtime: Path) -> None:
             assert Node.of_socket(str(path)) not in (None, node)
 
 
-def test_what_is_no_socket_has_no_node(runtime: Path) -> None:
+def test_only_sockets_have_a_node(runtime: Path) -> None:
     (runtime / "file").write_text("")
     (runtime / "link").symlink_to("s")
     with bind(str(runtime / "s")):

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the transport in C++; what they give is in native_workers."""
+"""Fixtures for the tests of the transport in C++, with the classes of native_workers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MakeWorker = Callable[..., Worker]
 
 @pytest.fixture(params=[False, True], ids=["null", "curve"])
 def encrypted(request: pytest.FixtureRequest) -> bool:
-    """Give both kinds of connections."""
+    """Return whether connections are encrypted; both values in turn."""
     return bool(request.param)
 
 
 @pytest.fixture
 def make() -> Iterator[MakeWorker]:
-    """Give a function that makes workers, which are closed afterwards."""
+    """Yield a function that makes workers, which are closed after the test."""
     made: list[Worker] = []
 
     def make_worker(worker_id: int, encrypted: bool = False, **settings: Any) -> Worker:
@@ -40,7 +40,7 @@ def make() -> Iterator[MakeWorker]:
 
 @pytest.fixture
 def where(tmp_path: Path) -> Callable[[str], str]:
-    """Give a function that returns an endpoint to listen on: of "tcp", "tcp6" or "ipc"."""
+    """Return a function that gives an endpoint to listen on, for "tcp", "tcp6" or "ipc"."""
     count = iter(range(1000))
 
     def endpoint(medium: str) -> str:
@@ -61,14 +61,14 @@ def where(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def pair(make: MakeWorker, encrypted: bool) -> tuple[Worker, Worker]:
-    """Give workers 0 and 1, which know each other."""
+    """Return workers 0 and 1, which have learned each other."""
     zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
     return zero.learn(one), one.learn(zero)
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Child]]:
-    """Give a function that starts processes, which are killed afterwards."""
+    """Yield a function that starts processes, which are killed after the test."""
     children: list[Child] = []
 
     def start_child(code: str, *arguments: Any) -> Child:

@@ -17,22 +17,22 @@ import zmq
 
 from rpc_backend_zeromq._native import Transport, TransportError
 
-#: Seconds that something may take that takes a moment. Nothing waits for it that goes well.
-PATIENCE = 60.0
+#: Time limit in seconds for what takes a moment; a passing test never waits that long.
+TIME_LIMIT = 60.0
 
 Event = tuple[str, int, list[memoryview], str]
 
 
 class Worker:
-    """A transport, and the data that peers need to reach it.
+    """A transport, with the data that peers need to reach it.
 
-    :ivar lines: what it has said of those it refused.
+    :ivar lines: the log lines about refused connections.
     """
 
     def __init__(self, worker_id: int, *, encrypted: bool, **settings: Any) -> None:
         self.id = worker_id
         self.lines: list[str] = []
-        self.told = threading.Condition()
+        self.logged = threading.Condition()
         public, secret = zmq.curve_keypair() if encrypted else (None, None)
         self.key: bytes | None = public
         self.secret: bytes | None = secret
@@ -44,25 +44,25 @@ class Worker:
                 "heartbeat": 1,
                 "heartbeat_timeout": 20,
                 "handshake_timeout": 20,
-                "on_refused": self._hear,
+                "on_refused": self._log,
                 **settings,
             }
         )
         self.endpoint = ""
 
-    def _hear(self, line: str) -> None:
-        with self.told:
+    def _log(self, line: str) -> None:
+        with self.logged:
             self.lines.append(line)
-            self.told.notify_all()
+            self.logged.notify_all()
 
-    def line_with(self, text: str) -> str:
-        """Wait for a log line about a refused connection."""
+    def log_line(self, text: str) -> str:
+        """Wait for a log line that contains a text, and return it."""
 
         def found() -> str | None:
             return next((line for line in self.lines if text in line), None)
 
-        with self.told:
-            assert self.told.wait_for(found, PATIENCE), self.lines
+        with self.logged:
+            assert self.logged.wait_for(found, TIME_LIMIT), self.lines
             return found() or ""
 
     def listen(self, endpoint: str) -> Worker:
@@ -72,7 +72,7 @@ class Worker:
         return self
 
     def learn(self, *others: Worker) -> Worker:
-        """Learn other workers."""
+        """Make the other workers known to this one."""
         for other in others:
             self.transport.learn(other.id, other.endpoint, other.key)
         return self
@@ -82,19 +82,19 @@ class Worker:
         self.transport.send(peer, list(parts), reply)
 
     def try_to_send(self, peer: int, *parts: bytes) -> None:
-        """Send a message to a peer that may be lost before it is sent: the first one connects to it."""
+        """Send a first message, which connects to the peer; the peer may be lost before it is sent."""
         with contextlib.suppress(TransportError):
             self.send(peer, *parts)
 
     def next(self, what: str | None = None) -> Event:
-        """Return the next event, which must be one of these."""
-        event = self.transport.receive(PATIENCE)
+        """Return the next event, which must be of this kind if one is given."""
+        event = self.transport.receive(TIME_LIMIT)
         assert event is not None, f"worker {self.id} waited for {what or 'anything'}"
         assert what is None or event[0] == what, event[:2] + event[3:]
         return event
 
     def message(self) -> tuple[int, list[bytes]]:
-        """Return the next event, a message: from whom, and its parts."""
+        """Return the next event, which must be a message: its sender and its parts."""
         _, peer, parts, _ = self.next("message")
         return peer, [bytes(part) for part in parts]
 
@@ -108,9 +108,9 @@ class Worker:
 
 
 class Child:
-    """A process with its own worker, ``worker``, that runs commands.
+    """A process that runs a program with workers of its own.
 
-    :param code: what it runs; ``say(value)`` and ``hear()`` speak with the test.
+    :param code: its program; ``say(value)`` and ``hear()`` communicate with the test.
     """
 
     def __init__(self, code: str, *arguments: Any) -> None:
@@ -133,11 +133,11 @@ class Child:
         """Return the next line of its output."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"the process has ended: {self.process.wait(PATIENCE)}"
+        assert line, f"the process has ended: {self.process.wait(TIME_LIMIT)}"
         return json.loads(line)
 
     def say(self, value: Any) -> None:
-        """Send it a line."""
+        """Write a line to its input."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value) + "\n")
         self.process.stdin.flush()
@@ -146,7 +146,7 @@ class Child:
         """Wait until it ends, and return its exit status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIME_LIMIT)
 
     def kill(self) -> None:
         """Kill it if it still runs."""
@@ -163,14 +163,14 @@ def open_files() -> dict[str, str]:
     for entry in Path("/proc/self/fd").iterdir():
         try:
             found[entry.name] = str(entry.readlink())
-        except OSError:  # the folder itself
+        except OSError:  # the descriptor that lists the folder
             continue
     return found
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Poll until a condition without a notification holds."""
-    until = time.monotonic() + PATIENCE
+    """Wait for a condition by polling, for want of an event."""
+    until = time.monotonic() + TIME_LIMIT
     while not condition():
         assert time.monotonic() < until, f"never: {what}"
         time.sleep(0.01)

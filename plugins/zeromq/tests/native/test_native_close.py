@@ -17,7 +17,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from native_workers import PATIENCE, Child, Worker, eventually, open_files
+from native_workers import TIME_LIMIT, Child, Worker, eventually, open_files
 
 from rpc_backend_zeromq._native import TransportError
 
@@ -28,12 +28,12 @@ Start = Callable[..., Child]
 
 
 def threads() -> set[str]:
-    """Return the threads of this process."""
+    """Return the ids of this process's threads."""
     return {task.name for task in Path("/proc/self/task").iterdir()}
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
-def test_nothing_is_left(
+def test_close_leaves_no_descriptor_and_no_thread(
     make: MakeWorker, encrypted: bool, where: Callable[[str], str], medium: str
 ) -> None:
     def use() -> None:
@@ -44,7 +44,7 @@ def test_nothing_is_left(
         zero.learn(one, lost)
         one.learn(zero)
         lost.transport.close(0)
-        with contextlib.suppress(TransportError):  # it may be known at once
+        with contextlib.suppress(TransportError):  # the peer may already be lost
             zero.send(2, b"x")
         zero.lost()
         for size in (10, 10_000, 3 << 20):
@@ -59,35 +59,36 @@ def test_nothing_is_left(
         for worker in (zero, one):
             worker.transport.close(0.1)
 
-    use()  # what libzmq and Python keep of a first time is there now
+    use()  # a first time, for what libzmq and Python open once
     files, tasks = open_files(), threads()
     for _ in range(3):
         use()
     assert open_files() == files
-    eventually(lambda: threads() <= tasks, "all threads have ended")  # the kernel takes its time
+    # The kernel lists ended threads a little longer.
+    eventually(lambda: threads() <= tasks, "all threads have ended")
 
 
-def test_a_socket_in_a_folder_goes(make: MakeWorker, tmp_path: Path) -> None:
+def test_close_removes_the_unix_socket(make: MakeWorker, tmp_path: Path) -> None:
     worker = make(0).listen(f"ipc://{tmp_path}/socket")
     assert (tmp_path / "socket").exists()
     worker.transport.close(0)
     assert not (tmp_path / "socket").exists()
 
 
-def test_a_port_is_free_again(make: MakeWorker) -> None:
+def test_close_frees_the_port(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
     worker.transport.close(0)
     make(1).listen(worker.endpoint)
 
 
-def test_a_second_call_does_nothing(make: MakeWorker) -> None:
+def test_a_second_close_does_nothing(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
     worker.transport.close(1)
     worker.transport.close(1)
-    make(1).transport.close(0)  # never listened
+    make(1).transport.close(0)  # one that never listened
 
 
-def test_afterwards_nothing_works_and_nothing_breaks(pair: tuple[Worker, Worker]) -> None:
+def test_a_closed_transport_refuses_calls(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     zero.send(1, b"x")
     one.message()
@@ -107,7 +108,7 @@ def test_afterwards_nothing_works_and_nothing_breaks(pair: tuple[Worker, Worker]
     zero.transport.reject(1, "x")
 
 
-def test_all_who_wait_are_woken(make: MakeWorker) -> None:
+def test_close_wakes_all_receivers(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
     found: list[Any] = []
     waiting = [
@@ -117,31 +118,31 @@ def test_all_who_wait_are_woken(make: MakeWorker) -> None:
         thread.start()
     worker.transport.close(0)
     for thread in waiting:
-        thread.join(PATIENCE)
+        thread.join(TIME_LIMIT)
     assert found == [None] * 8
 
 
-def test_what_was_sent_leaves(make: MakeWorker, encrypted: bool) -> None:
+def test_close_sends_queued_messages(make: MakeWorker, encrypted: bool) -> None:
     zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
     one.learn(zero)
     large = os.urandom(16 << 20)
-    zero.send(1, b"request", large)  # the connection is not even made
-    zero.transport.close(PATIENCE)
+    zero.send(1, b"request", large)  # the connection is not made yet
+    zero.transport.close(TIME_LIMIT)
     assert one.message() == (0, [b"request", large])
 
 
-def test_one_waits_no_longer_than_for_linger(make: MakeWorker) -> None:
+def test_close_waits_at_most_for_linger(make: MakeWorker) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        zero.transport.learn(1, f"tcp://127.0.0.1:{mute.getsockname()[1]}", None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        zero.transport.learn(1, f"tcp://127.0.0.1:{silent.getsockname()[1]}", None)
         zero.send(1, b"never")
         begin = time.monotonic()
         zero.transport.close(0.3)
-        assert 0.3 <= time.monotonic() - begin < PATIENCE / 2
+        assert 0.3 <= time.monotonic() - begin < TIME_LIMIT / 2
 
 
-def test_closing_while_others_send_and_receive(make: MakeWorker, encrypted: bool) -> None:
+def test_close_works_while_threads_send_and_receive(make: MakeWorker, encrypted: bool) -> None:
     for _ in range(10):
         zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
         zero.learn(one)
@@ -168,11 +169,11 @@ def test_closing_while_others_send_and_receive(make: MakeWorker, encrypted: bool
             while zero.transport.receive() is not None:
                 pass
 
-        everybody = [
+        all_threads = [
             threading.Thread(target=target)
             for target in (send, send, serve, serve, receive, receive)
         ]
-        for thread in everybody:
+        for thread in all_threads:
             thread.start()
         running.wait()
         time.sleep(0.02)
@@ -180,14 +181,14 @@ def test_closing_while_others_send_and_receive(make: MakeWorker, encrypted: bool
         for thread in closers:
             thread.start()
         for thread in closers:
-            thread.join(PATIENCE)
+            thread.join(TIME_LIMIT)
         one.transport.close(0)
-        for thread in everybody:
-            thread.join(PATIENCE)
+        for thread in all_threads:
+            thread.join(TIME_LIMIT)
             assert not thread.is_alive()
 
 
-def test_closing_in_a_callback(make: MakeWorker) -> None:
+def test_close_works_in_a_callback(make: MakeWorker) -> None:
     closed = threading.Event()
 
     def close(line: str) -> None:
@@ -197,27 +198,27 @@ def test_closing_in_a_callback(make: MakeWorker) -> None:
     zero = make(0, True, on_refused=close).listen("tcp://127.0.0.1:*")
     stranger = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
     stranger.send(0, b"x")
-    assert closed.wait(PATIENCE)
+    assert closed.wait(TIME_LIMIT)
 
 
-def test_closing_does_not_wait_for_ever_for_a_callback(make: MakeWorker) -> None:
+def test_close_does_not_wait_for_a_blocked_callback(make: MakeWorker) -> None:
     called, end = threading.Event(), threading.Event()
 
     def whose(key: bytes, waited: float) -> int | None:
         called.set()
-        end.wait(PATIENCE)
+        end.wait(TIME_LIMIT)
         return 1
 
     zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
     one = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
     one.send(0, b"x")
-    assert called.wait(PATIENCE)
+    assert called.wait(TIME_LIMIT)
     zero.transport.close(0)
     assert not end.is_set()
     end.set()
 
 
-def test_where_one_cannot_listen(make: MakeWorker) -> None:
+def test_a_failed_bind_names_endpoint_and_errno(make: MakeWorker) -> None:
     taken = make(0).listen("tcp://127.0.0.1:*").endpoint
     for endpoint, number in [
         (taken, "EADDRINUSE"),
@@ -232,7 +233,7 @@ def test_where_one_cannot_listen(make: MakeWorker) -> None:
         assert re.match(number, errno.errorcode.get(caught.value.errno or 0, "?"))
 
 
-# --- processes that end, and that have children --------------------------------------------------
+# --- exits and forks -----------------------------------------------------------------------------
 
 NEVER_CLOSED = """
     def whose(key, waited):
@@ -240,7 +241,7 @@ NEVER_CLOSED = """
         {callback}
     worker = Worker(0, encrypted=True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
     other = Worker(1, encrypted=True).listen("tcp://127.0.0.1:*").learn(worker)
-    other.try_to_send(0, b"x")  # it may be refused before
+    other.try_to_send(0, b"x")
     worker.learn(other)
     for _ in range(3):
         threading.Thread(target=worker.transport.receive, daemon=True).start()
@@ -252,11 +253,13 @@ NEVER_CLOSED = """
 
 @pytest.mark.parametrize("callback", ["return 1", "return None", "time.sleep(1000)"])
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "import gc; worker.cycle = worker"])
-def test_a_process_ends_that_has_closed_nothing(start: Start, callback: str, end: str) -> None:
+def test_a_process_exits_without_closing_its_transports(
+    start: Start, callback: str, end: str
+) -> None:
     assert start(NEVER_CLOSED.format(callback=callback, end=end)).end() == 0
 
 
-def test_a_process_ends_that_holds_what_has_arrived(start: Start) -> None:
+def test_a_process_exits_while_holding_received_messages(start: Start) -> None:
     child = start(
         """
         worker = Worker(0, encrypted=False).listen("tcp://127.0.0.1:*")
@@ -269,7 +272,7 @@ def test_a_process_ends_that_holds_what_has_arrived(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_a_forked_process_leaves_the_transport_alone(start: Start) -> None:
+def test_a_forked_process_leaves_its_parents_transport_alone(start: Start) -> None:
     child = start(
         """
         from rpc_backend_zeromq._native import TransportError
@@ -289,7 +292,7 @@ def test_a_forked_process_leaves_the_transport_alone(start: Start) -> None:
             assert zero.transport.receive() is None
             zero.transport.forget(1)
             zero.transport.close(10)
-            # It may have one of its own.
+            # The child can use a transport of its own.
             two = Worker(2, encrypted=False).listen("tcp://127.0.0.1:*")
             two.learn(two)
             two.send(2, b"x")
@@ -306,8 +309,8 @@ def test_a_forked_process_leaves_the_transport_alone(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_who_has_too_many_files_open_is_told(start: Start) -> None:
-    """In this state, libzmq itself would abort the process."""
+def test_too_many_open_files_are_an_error(start: Start) -> None:
+    """Libzmq by itself would abort the process."""
     child = start(
         """
         import resource, zmq
@@ -328,12 +331,12 @@ def test_who_has_too_many_files_open_is_told(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_a_transport_that_only_its_callback_keeps_does_not_hold_up_the_end(start: Start) -> None:
+def test_a_transport_kept_by_its_callback_delays_no_exit(start: Start) -> None:
     assert start("Worker(0, encrypted=False).listen('tcp://127.0.0.1:*')").end() == 0
 
 
-def test_who_cannot_listen_for_want_of_files_is_told(start: Start) -> None:
-    """Without a socket to list this host's addresses, libzmq would abort the process."""
+def test_a_bind_without_descriptors_is_an_error(start: Start) -> None:
+    """Libzmq by itself would abort the process: it needs a socket to list this host's addresses."""
     child = start(
         """
         import resource, zmq
@@ -351,7 +354,7 @@ def test_who_cannot_listen_for_want_of_files_is_told(start: Start) -> None:
     assert child.end() == 0
 
 
-def test_ctrl_c_ends_a_wait() -> None:
+def test_ctrl_c_interrupts_receive() -> None:
     code = """
         import signal, threading, time, os
         from rpc_backend_zeromq._native import Transport
@@ -368,7 +371,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         [sys.executable, "-c", dedent(code)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIME_LIMIT,
         check=False,
     )
     assert done.stdout == "interrupted\n", done.stderr

@@ -1,4 +1,4 @@
-"""Messages arrive unchanged: over each medium, encrypted or not, of any size, many at once."""
+"""Messages of any size arrive unchanged over each medium, encrypted or not, and many at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rpc_backend_zeromq._native import TransportError
 
 MakeWorker = Callable[..., Worker]
 
-# Around the sizes at which a part travels in another way; see csrc/packed.cpp.
+# Sizes around those at which a part is sent in another way; see csrc/packed.cpp.
 SIZES = [
     0,
     1,
@@ -39,7 +39,7 @@ SIZES += [(2 << 20) + 7, (5 << 20) + 3]
 
 
 @pytest.mark.parametrize("medium", ["tcp", "tcp6", "ipc"])
-def test_a_request_and_its_reply(
+def test_a_request_and_its_reply_arrive(
     make: MakeWorker, encrypted: bool, where: Callable[[str], str], medium: str
 ) -> None:
     zero, one = (make(n, encrypted).listen(where(medium)) for n in (0, 1))
@@ -55,7 +55,7 @@ def test_a_request_and_its_reply(
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
-def test_a_port_or_path_is_what_one_is_told(
+def test_bind_returns_the_actual_endpoint(
     make: MakeWorker, where: Callable[[str], str], medium: str
 ) -> None:
     worker = make(0).listen(where(medium))
@@ -63,7 +63,7 @@ def test_a_port_or_path_is_what_one_is_told(
     assert not worker.endpoint.endswith("*")
 
 
-def test_a_worker_calls_itself(make: MakeWorker, encrypted: bool) -> None:
+def test_a_worker_can_call_itself(make: MakeWorker, encrypted: bool) -> None:
     worker = make(0, encrypted).listen("tcp://127.0.0.1:*")
     worker.learn(worker)
     worker.send(0, b"x")
@@ -72,7 +72,7 @@ def test_a_worker_calls_itself(make: MakeWorker, encrypted: bool) -> None:
     assert worker.message() == (0, [b"y"])
 
 
-def test_parts_of_all_sizes_arrive_bit_by_bit(pair: tuple[Worker, Worker]) -> None:
+def test_parts_of_all_sizes_arrive_unchanged(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     parts = [os.urandom(size) for size in SIZES]
     zero.send(1, *parts)
@@ -83,22 +83,22 @@ def test_parts_of_all_sizes_arrive_bit_by_bit(pair: tuple[Worker, Worker]) -> No
     assert zero.message() == (1, list(reversed(parts)))
 
 
-def test_many_small_parts_are_more_than_a_frame(pair: tuple[Worker, Worker]) -> None:
-    """The parts and their sizes take several MiB."""
+def test_small_parts_may_exceed_one_frame(pair: tuple[Worker, Worker]) -> None:
+    """Together, the parts and their sizes have several MiB."""
     zero, one = pair
     parts = [bytes([number % 256]) * (number % 4000) for number in range(2000)]
     zero.send(1, *parts)
     assert one.message() == (0, parts)
 
 
-def test_a_message_may_have_no_parts_and_empty_ones(pair: tuple[Worker, Worker]) -> None:
+def test_messages_may_have_no_or_empty_parts(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     for parts in ([], [b""], [b"", b"", b"x", b""]):
         zero.send(1, *parts)
         assert one.message() == (0, parts)
 
 
-def test_parts_that_came_in_pieces_can_be_the_memory_of_any_tensor(
+def test_received_parts_are_aligned_for_tensors(
     pair: tuple[Worker, Worker],
 ) -> None:
     import numpy
@@ -108,10 +108,10 @@ def test_parts_that_came_in_pieces_can_be_the_memory_of_any_tensor(
     _, _, parts, _ = one.next("message")
     addresses = [numpy.frombuffer(part, dtype=numpy.uint8).ctypes.data for part in parts]
     assert [address % 16 for address in addresses[:3]] == [0, 0, 0]
-    assert addresses[3] % 8 == 0  # a frame of libzmq's
+    assert addresses[3] % 8 == 0  # in a frame of libzmq
 
 
-def test_64_mib_arrive_while_others_go_on(pair: tuple[Worker, Worker]) -> None:
+def test_a_message_of_64_mib_arrives_between_others(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     large = os.urandom(64 << 20)
     zero.send(1, b"before", large, b"after")
@@ -122,7 +122,7 @@ def test_64_mib_arrive_while_others_go_on(pair: tuple[Worker, Worker]) -> None:
     assert one.message() == (0, [b"next"])
 
 
-def test_memory_is_used_again_when_nobody_has_it_any_more(pair: tuple[Worker, Worker]) -> None:
+def test_memory_is_reused_once_it_is_released(pair: tuple[Worker, Worker]) -> None:
     import numpy
 
     zero, one = pair
@@ -139,7 +139,7 @@ def test_memory_is_used_again_when_nobody_has_it_any_more(pair: tuple[Worker, Wo
     assert addresses[0] == addresses[1] != addresses[2]
 
 
-def test_what_was_sent_is_let_go_of(pair: tuple[Worker, Worker]) -> None:
+def test_the_memory_of_sent_messages_is_released(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     large = bytearray(3 << 20)
     zero.transport.send(1, [large], False)
@@ -150,14 +150,14 @@ def test_what_was_sent_is_let_go_of(pair: tuple[Worker, Worker]) -> None:
     def is_released() -> bool:
         try:
             large.append(0)
-        except BufferError:  # somebody still has its memory
+        except BufferError:  # the transport still uses its memory
             return False
         return True
 
     eventually(is_released, "the memory is released")
 
 
-def test_what_has_arrived_outlives_the_transport(pair: tuple[Worker, Worker]) -> None:
+def test_received_parts_outlive_the_transport(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     parts = [os.urandom(size) for size in SIZES]
     zero.send(1, *parts)
@@ -167,7 +167,7 @@ def test_what_has_arrived_outlives_the_transport(pair: tuple[Worker, Worker]) ->
     assert [bytes(part) for part in found] == parts
 
 
-def test_too_much_is_refused_where_it_is_sent(make: MakeWorker) -> None:
+def test_an_oversized_message_is_refused_by_its_sender(make: MakeWorker) -> None:
     zero, one = (make(n, max_message=1000).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
     one.learn(zero)
@@ -182,8 +182,10 @@ def test_too_much_is_refused_where_it_is_sent(make: MakeWorker) -> None:
 
 
 @pytest.mark.parametrize("receivers", [1, 4])
-def test_many_send_at_once(make: MakeWorker, encrypted: bool, receivers: int) -> None:
-    """Each message arrives once, and a single receiver gets those of each pair in order."""
+def test_messages_of_many_senders_arrive_once(
+    make: MakeWorker, encrypted: bool, receivers: int
+) -> None:
+    """Each message arrives once; a single receiver gets the messages of each thread in order."""
     senders, threads, count = 3, 3, 300
     target = make(0, encrypted).listen("tcp://127.0.0.1:*")
     others = [make(n, encrypted).listen("tcp://127.0.0.1:*") for n in range(1, senders + 1)]
@@ -194,7 +196,7 @@ def test_many_send_at_once(make: MakeWorker, encrypted: bool, receivers: int) ->
     def send(worker: Worker, thread: int) -> None:
         worker.learn(target)
         for number in range(count):
-            # Small, in a frame of its own, and in pieces.
+            # A small part, one in a frame of its own, and one in pieces.
             size = (2 << 20) if number % 100 == 50 else 10_000 if number % 10 == 5 else 10
             worker.send(0, f"{thread} {number}".encode(), b"x" * size)
 
@@ -227,8 +229,8 @@ def test_many_send_at_once(make: MakeWorker, encrypted: bool, receivers: int) ->
                 assert numbers == sorted(numbers)
 
 
-def test_replies_find_back_from_many_threads(pair: tuple[Worker, Worker]) -> None:
-    """Thousands of messages are in flight, and threads on both sides echo them."""
+def test_replies_from_many_threads_reach_their_caller(pair: tuple[Worker, Worker]) -> None:
+    """Threads on both sides return a thousand messages to each other, five times."""
     zero, one = pair
     count, rounds = 1000, 5
     done = threading.Semaphore(0)
@@ -259,7 +261,7 @@ def test_replies_find_back_from_many_threads(pair: tuple[Worker, Worker]) -> Non
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
-def test_what_the_peer_does_not_take_is_an_error_where_it_is_sent(
+def test_a_message_over_the_peers_limit_is_an_error(
     make: MakeWorker, where: Callable[[str], str], medium: str
 ) -> None:
     zero = make(0).listen(where(medium))

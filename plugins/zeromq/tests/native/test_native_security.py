@@ -8,11 +8,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
-from native_workers import PATIENCE, Worker, eventually
+from native_workers import TIME_LIMIT, Worker, eventually
 
 from rpc_backend_zeromq._native import TransportError
 
@@ -22,11 +23,11 @@ MakeWorker = Callable[..., Worker]
 # --- keys ----------------------------------------------------------------------------------------
 
 
-def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
+def test_an_unknown_key_is_refused(make: MakeWorker) -> None:
     zero, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
     stranger.learn(zero)
     stranger.try_to_send(0, b"let me in")
-    line = zero.line_with("127.0.0.1")
+    line = zero.log_line("127.0.0.1")
     assert stranger.key is not None
     assert stranger.key.decode() in line
     assert "does not belong to any worker that this worker knows" in line
@@ -37,7 +38,7 @@ def test_a_key_that_is_not_known_is_refused(make: MakeWorker) -> None:
     assert zero.metric("refused") >= 1
 
 
-def test_a_key_that_becomes_known_is_let_in(make: MakeWorker) -> None:
+def test_a_key_is_admitted_once_learned(make: MakeWorker) -> None:
     zero, one = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
     one.learn(zero)
     one.try_to_send(0, b"too early")
@@ -48,7 +49,7 @@ def test_a_key_that_becomes_known_is_let_in(make: MakeWorker) -> None:
     assert zero.message() == (1, [b"x"])
 
 
-def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
+def test_unknown_keys_are_looked_up_by_callback(make: MakeWorker) -> None:
     asked: list[bytes] = []
 
     def whose(key: bytes, waited: float) -> int | None:
@@ -61,9 +62,9 @@ def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
         one.learn(zero)
         one.try_to_send(0, b"x")
     assert zero.message() == (7, [b"x"])
-    assert "does not belong to any worker of the group" in zero.line_with("does not belong to")
+    assert "does not belong to any worker of the group" in zero.log_line("does not belong to")
     stranger.lost()
-    # Without a word of where it listens it can be answered, and not called.
+    # Its address is unknown: worker 7 can be answered, but not called.
     zero.send(7, b"reply", reply=True)
     assert seven.message() == (0, [b"reply"])
     with pytest.raises(TransportError, match="worker 7 is not known"):
@@ -71,28 +72,28 @@ def test_somebody_is_asked_about_unknown_keys(make: MakeWorker) -> None:
     assert asked.count(seven.key or b"") == 1
 
 
-def test_others_are_let_in_while_somebody_thinks_about_a_key(make: MakeWorker) -> None:
-    thinking, think = threading.Event(), threading.Event()
+def test_a_slow_lookup_delays_no_other_peer(make: MakeWorker) -> None:
+    lookup_started, end_lookup = threading.Event(), threading.Event()
 
     def whose(key: bytes, waited: float) -> int | None:
-        thinking.set()
-        think.wait(PATIENCE)
+        lookup_started.set()
+        end_lookup.wait(TIME_LIMIT)
         return 2
 
     zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
     one, two = (make(n, True).listen("tcp://127.0.0.1:*").learn(zero) for n in (1, 2))
     zero.learn(one)
     two.send(0, b"from two")
-    assert thinking.wait(PATIENCE)
+    assert lookup_started.wait(TIME_LIMIT)
     one.send(0, b"from one")
     assert zero.message() == (1, [b"from one"])
-    think.set()
+    end_lookup.set()
     assert zero.message() == (2, [b"from two"])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), "seven", 1 << 40])
-def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
+def test_a_failed_lookup_refuses_the_key(make: MakeWorker, answer: Any) -> None:
     def whose(key: bytes, waited: float) -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -104,18 +105,18 @@ def test_who_cannot_be_asked_refuses(make: MakeWorker, answer: Any) -> None:
     assert "does not know this worker's key" in one.lost()
 
 
-def test_a_server_with_another_key_gets_nothing(make: MakeWorker) -> None:
+def test_a_listener_with_another_key_gets_nothing(make: MakeWorker) -> None:
     zero, one, other = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     one.learn(zero)
     zero.transport.learn(1, one.endpoint, other.key)
     zero.try_to_send(1, b"for one only")
     assert "handshake" in zero.lost()
     assert one.transport.receive(0.1) is None
-    assert "key is not the one" in one.line_with("a connection to")
+    assert "key is not the one" in one.log_line("a connection to")
 
 
 @pytest.mark.parametrize("caller_encrypts", [False, True])
-def test_a_worker_that_encrypts_and_one_that_does_not(
+def test_encryption_on_one_side_fails_the_handshake(
     make: MakeWorker, caller_encrypts: bool
 ) -> None:
     caller, called = make(0, caller_encrypts), make(1, not caller_encrypts)
@@ -124,12 +125,12 @@ def test_a_worker_that_encrypts_and_one_that_does_not(
     key = zmq.curve_keypair()[0] if caller_encrypts else None
     caller.transport.learn(1, called.endpoint, key)
     caller.try_to_send(1, b"x")
-    # The caller may find the connection closed before it has read why.
+    # The connection may be closed before the caller has read the reason.
     assert f"handshake with {called.endpoint} failed" in caller.lost()
-    called.line_with("one side encrypts and the other does not")
+    called.log_line("one side encrypts and the other does not")
 
 
-def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
+def test_missing_and_superfluous_keys_are_errors(make: MakeWorker) -> None:
     plain, secret = make(0), make(1, True)
     with pytest.raises(
         TransportError, match="worker 2 has no public key, and this worker encrypts"
@@ -165,21 +166,21 @@ def test_keys_are_given_where_they_are_used(make: MakeWorker) -> None:
         "tcp://127.0.0.1;1.2.3.4:5",
     ],
 )
-def test_an_endpoint_that_cannot_be_believed_is_refused(make: MakeWorker, endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(make: MakeWorker, endpoint: str) -> None:
     with pytest.raises(TransportError, match="is not an endpoint to connect to"):
         make(0).transport.learn(1, endpoint, None)
 
 
-# --- somebody who knows ZeroMQ -------------------------------------------------------------------
+# --- intruders that speak ZeroMQ -----------------------------------------------------------------
 
 
 def route(worker: int, number: int = 0) -> bytes:
-    """Return the name of a connection, as csrc/route.cpp makes it."""
+    """Return the name of a connection, in the form of csrc/route.cpp."""
     return b"RPC\x01" + struct.pack("<iQQ", worker, time.time_ns() + number, number)
 
 
 def head(sizes: list[int], places: list[int] | None = None, inside: bytes = b"") -> bytes:
-    """Return the first frame of a message, as csrc/packed.cpp makes it."""
+    """Return the first frame of a message, in the form of csrc/packed.cpp."""
     fields = [
         size | place << 62 for size, place in zip(sizes, places or [0] * len(sizes), strict=True)
     ]
@@ -200,7 +201,7 @@ class Intruder:
     ) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
-        self.socket.rcvtimeo = int(PATIENCE * 1000)
+        self.socket.rcvtimeo = int(TIME_LIMIT * 1000)
         self.socket.routing_id = name
         if to.key is not None:
             assert by is not None
@@ -222,16 +223,26 @@ class Intruder:
 MakeIntruder = Callable[..., Intruder]
 
 
+def refusal_without_messages(worker: Worker, intruder: Intruder) -> str:
+    """Make a worker read until the intruder is refused; it must get no message. Return the reason."""
+    until = time.monotonic() + TIME_LIMIT
+    while not intruder.socket.poll(0):
+        assert worker.transport.receive(0.01) is None
+        assert time.monotonic() < until, "the intruder is not refused"
+    assert worker.transport.receive(0.01) is None
+    return intruder.refusal()
+
+
 @pytest.fixture
 def intrude() -> Iterator[MakeIntruder]:
-    """Give a function that makes intruders."""
+    """Yield a function that makes intruders."""
     with zmq.Context() as context:
         yield lambda name, to, by=None: Intruder(context, name, to, by)
         context.destroy(linger=0)
 
 
-def test_the_form_of_a_message(make: MakeWorker, intrude: MakeIntruder) -> None:
-    """The intruder can talk like a worker; otherwise these tests would test nothing."""
+def test_a_message_has_the_expected_form(make: MakeWorker, intrude: MakeIntruder) -> None:
+    """Intruders of these tests can send valid messages, so the refusals have other reasons."""
     zero = make(0).listen("tcp://127.0.0.1:*")
     other = intrude(route(1), zero)
     other.send(plain(b"hello"))
@@ -246,15 +257,15 @@ def test_the_form_of_a_message(make: MakeWorker, intrude: MakeIntruder) -> None:
     assert other.socket.recv_multipart() == [plain(b"reply")]
 
 
-def test_a_worker_cannot_speak_for_another(make: MakeWorker, intrude: MakeIntruder) -> None:
+def test_a_worker_cannot_impersonate_another(make: MakeWorker, intrude: MakeIntruder) -> None:
     """The key decides, not the name that a connection claims."""
     zero, one, two = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     zero.learn(one, two)
     impostor = intrude(route(1), zero, two)
     impostor.send(plain(b"I am one"))
-    assert zero.transport.receive(0.3) is None
-    assert "a process that claims to be worker 1 has the key of worker 2" in impostor.refusal()
-    zero.line_with("worker 1 has the key of worker 2")
+    reason = refusal_without_messages(zero, impostor)
+    assert "a process that claims to be worker 1 has the key of worker 2" in reason
+    zero.log_line("worker 1 has the key of worker 2")
     one.learn(zero)
     one.send(0, b"I am")
     assert zero.message() == (1, [b"I am"])
@@ -268,7 +279,7 @@ def test_a_worker_cannot_speak_for_another(make: MakeWorker, intrude: MakeIntrud
     [b"x", b"\0abcd", b"RPC\x02" + bytes(20), route(-1), b"x" * 255],
     ids=["short", "libzmq's own", "another version", "negative", "long"],
 )
-def test_a_connection_that_is_no_workers_is_refused(
+def test_an_invalid_connection_name_is_refused(
     make: MakeWorker, intrude: MakeIntruder, encrypted: bool, name: bytes
 ) -> None:
     zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
@@ -276,8 +287,7 @@ def test_a_connection_that_is_no_workers_is_refused(
     other = intrude(name, zero, one)
     other.send(plain(b"x"))
     other.send(b"", b"")
-    assert zero.transport.receive(0.2) is None
-    assert "not a worker of this version" in other.refusal()
+    assert "not a worker of this version" in refusal_without_messages(zero, other)
     one.learn(zero)
     one.send(0, b"fine")
     assert zero.message() == (1, [b"fine"])
@@ -290,24 +300,24 @@ MALFORMED = {
     "another kind": [b"\7\2\0\0\0\0\0\0"],
     "text": [b"GET / HTTP/1.1\r\n\r\n"],
     "more parts than bytes": [struct.pack("<BBHI", 1, 2, 1, 1000)],
-    "as many parts as can be": [struct.pack("<BBHI", 1, 2, 1, 0xFFFFFFFF) + bytes(64)],
-    "longer than it says": [plain(b"x") + b"y"],
-    "shorter than it says": [plain(b"x" * 32)[:-16]],
-    "larger than one may be": [head([1 << 40], [2])],
-    "as large as can be": [head([(1 << 62) - 1] * 4, [2] * 4)],
-    "large in sum": [head([1 << 29] * 3, [2] * 3)],
-    "of a fourth place": [head([5], [3])],
-    "with a piece of nothing": [head([0], [2])],
-    "without its frame": [head([5], [1])],
-    "with another frame": [head([5], [1]), b"four"],
-    "with a frame too many": [plain(b"x"), b"y"],
-    "of very many frames": [plain(b"x"), *[b""] * 70_000],
-    "of many frames": [head([0] * 10_000, [1] * 10_000), *[b""] * 10_001],
+    "the most parts that fit the field": [struct.pack("<BBHI", 1, 2, 1, 0xFFFFFFFF) + bytes(64)],
+    "longer than announced": [plain(b"x") + b"y"],
+    "shorter than announced": [plain(b"x" * 32)[:-16]],
+    "larger than the limit": [head([1 << 40], [2])],
+    "the largest sizes": [head([(1 << 62) - 1] * 4, [2] * 4)],
+    "larger than the limit in sum": [head([1 << 29] * 3, [2] * 3)],
+    "an unknown place": [head([5], [3])],
+    "an empty piece": [head([0], [2])],
+    "without its second frame": [head([5], [1])],
+    "a second frame of another size": [head([5], [1]), b"four"],
+    "a frame too many": [plain(b"x"), b"y"],
+    "70,000 frames": [plain(b"x"), *[b""] * 70_000],
+    "10,000 frames and one": [head([0] * 10_000, [1] * 10_000), *[b""] * 10_001],
 }
 
 
 @pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED)
-def test_who_sends_what_is_no_message_is_rejected(
+def test_an_invalid_message_ends_its_connection(
     make: MakeWorker, intrude: MakeIntruder, frames: list[bytes]
 ) -> None:
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
@@ -316,12 +326,11 @@ def test_who_sends_what_is_no_message_is_rejected(
     assert zero.message() == (2, [b"good"])
     other.send(*frames)
     other.send(plain(b"good again, and too late"))
-    assert zero.transport.receive(0.2) is None
-    assert other.refusal()
-    zero.line_with("worker 2 sent an invalid message")
+    assert refusal_without_messages(zero, other)
+    zero.log_line("worker 2 sent an invalid message")
     assert zero.metric("rejected") == 1
-    eventually(lambda: zero.metric("dropped_messages") == 1, "what came then is dropped")
-    # Others do not feel it, and it may come again.
+    eventually(lambda: zero.metric("dropped_messages") == 1, "the message after it is dropped")
+    # Other peers are unaffected, and this one may connect again.
     one.learn(zero)
     one.send(0, b"fine")
     assert zero.message() == (1, [b"fine"])
@@ -331,7 +340,7 @@ def test_who_sends_what_is_no_message_is_rejected(
 
 
 @pytest.mark.parametrize("pieces", [[b"abcdef"], [b"ab", b""], [b"ab", b"xyz"]])
-def test_pieces_that_do_not_fit_are_malformed(
+def test_pieces_of_a_wrong_size_are_refused(
     make: MakeWorker, intrude: MakeIntruder, pieces: list[bytes]
 ) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
@@ -339,24 +348,52 @@ def test_pieces_that_do_not_fit_are_malformed(
     other.send(head([4], [2]))
     for piece in pieces:
         other.send(piece)
-    assert zero.transport.receive(0.2) is None
-    assert "a wrong size" in other.refusal()
+    assert "a wrong size" in refusal_without_messages(zero, other)
 
 
-def test_a_frame_that_is_too_large_ends_the_connection(
+def test_unfinished_messages_of_ended_connections_are_dropped(
     make: MakeWorker, intrude: MakeIntruder
 ) -> None:
+    """Their memory is freed when no piece has arrived for the heartbeat timeout."""
+    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen("tcp://127.0.0.1:*")
+    size = 300 << 20  # a block of this size is not kept for reuse
+    before, begin = mapped_bytes(), time.monotonic()
+
+    def is_held() -> bool:
+        assert zero.transport.receive(0.01) is None
+        return mapped_bytes() - before > size / 2
+
+    other = intrude(route(1), zero)
+    other.send(head([size], [2]))
+    other.send(b"the first piece")
+    eventually(is_held, "the message has its memory")
+    other.socket.close()
+    eventually(lambda: not is_held(), "the memory is freed")
+    assert time.monotonic() - begin >= 1.0
+
+    again = intrude(route(1, 1), zero)
+    again.send(plain(b"x"))
+    assert zero.message() == (1, [b"x"])
+
+
+def mapped_bytes() -> int:
+    """Return the size of this process's address space."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_an_oversized_frame_ends_its_connection(make: MakeWorker, intrude: MakeIntruder) -> None:
     zero = make(0, max_message=1000).listen("tcp://127.0.0.1:*")
     other = intrude(route(1), zero)
     monitor = other.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     other.send(plain(b"x"))
     zero.message()
     other.send(bytes(8 << 20))
-    assert monitor.poll(PATIENCE * 1000)
+    assert monitor.poll(TIME_LIMIT * 1000)
     other.socket.disable_monitor()
 
 
-def test_an_answer_that_is_no_message_is_the_loss_of_who_sent_it(make: MakeWorker) -> None:
+def test_an_invalid_reply_makes_its_sender_lost(make: MakeWorker) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
     with zmq.Context() as context, context.socket(zmq.ROUTER) as liar:
         liar.linger = 0
@@ -366,10 +403,10 @@ def test_an_answer_that_is_no_message_is_the_loss_of_who_sent_it(make: MakeWorke
         caller, _ = liar.recv_multipart()
         liar.send_multipart([caller, b"nonsense"])
         assert "the peer sent an invalid message" in zero.lost()
-        zero.next("found")  # whoever listens there
+        zero.next("found")  # the port is still open
 
 
-def test_a_peer_is_rejected_for_what_its_messages_say(pair: tuple[Worker, Worker]) -> None:
+def test_reject_reports_the_reason_to_the_peer(pair: tuple[Worker, Worker]) -> None:
     zero, one = pair
     zero.send(1, b"what the agent cannot read")
     one.message()
@@ -385,7 +422,7 @@ def test_a_peer_is_rejected_for_what_its_messages_say(pair: tuple[Worker, Worker
     assert one.message() == (0, [b"better"])
 
 
-# --- somebody who does not ----------------------------------------------------------------------
+# --- connections that do not speak ZeroMQ -------------------------------------------------------
 
 GREETING = b"\xff" + bytes(8) + b"\x7f"
 GARBAGE = {
@@ -406,37 +443,39 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_harms_nobody(pair: tuple[Worker, Worker], garbage: bytes) -> None:
+def test_garbage_disturbs_no_peer(pair: tuple[Worker, Worker], garbage: bytes) -> None:
     zero, one = pair
     zero.send(1, b"before")
     one.message()
     port = int(one.endpoint.rpartition(":")[2])
-    held = []
+    open_connections = []
     for number in range(20):
-        guest = socket.create_connection(("127.0.0.1", port))
-        guest.settimeout(PATIENCE)
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.settimeout(TIME_LIMIT)
         try:
-            guest.sendall(garbage)
+            connection.sendall(garbage)
         except OSError:
-            guest.close()
+            connection.close()
             continue
         if number % 2:
-            guest.close()
+            connection.close()
         else:
-            held.append(guest)
+            open_connections.append(connection)
     zero.send(1, b"after")
     assert one.message() == (0, [b"after"])
     one.send(0, b"reply", reply=True)
     assert zero.message() == (1, [b"reply"])
-    for guest in held:
-        guest.close()
+    for connection in open_connections:
+        connection.close()
 
 
-def test_who_does_not_finish_a_handshake_is_not_waited_for(make: MakeWorker) -> None:
+def test_an_unfinished_handshake_times_out(make: MakeWorker) -> None:
     zero = make(0, handshake_timeout=0.2).listen("tcp://127.0.0.1:*")
-    with socket.create_connection(("127.0.0.1", int(zero.endpoint.rpartition(":")[2]))) as guest:
-        guest.settimeout(PATIENCE)
-        guest.sendall(GREETING)
-        while guest.recv(1000):
+    with socket.create_connection(
+        ("127.0.0.1", int(zero.endpoint.rpartition(":")[2]))
+    ) as connection:
+        connection.settimeout(TIME_LIMIT)
+        connection.sendall(GREETING)
+        while connection.recv(1000):
             pass
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "a failed handshake")
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")

@@ -1,4 +1,4 @@
-"""Unauthenticated raw sockets at a worker's port: what they cost the worker and its peers."""
+"""Unauthenticated connections to a worker's port cost little and exclude no peer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 import zmq
-from native_workers import PATIENCE, Child, Worker, eventually
+from native_workers import TIME_LIMIT, Child, Worker, eventually
 
 MakeWorker = Callable[..., Worker]
 
 MIB = 1 << 20
-#: More than the worker keeps in their handshakes at a time.
-CROWD = 1000
-#: What the worker has open with a crowd at its port: those 128, and what it needs itself.
+#: Connections: more than a worker keeps in their handshakes at a time.
+MANY = 1000
+#: Descriptors of the worker while many connect: 128 pending handshakes, and those that it needs itself.
 MOST_OPEN = 200
-#: Bytes that the crowd may make the worker hold: 128 frames are 16 MiB, and those of connections that are
-#: being ended are held for a moment.
+#: Bytes that pending handshakes may take: 128 frames have 16 MiB. Frames of closed connections are kept
+#: a moment longer.
 MOST_HELD = 48 * MIB
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
@@ -36,20 +36,20 @@ def command(content: bytes, size: int | None = None) -> bytes:
     return b"\x06" + (len(content) if size is None else size).to_bytes(8, "big") + content
 
 
-#: What strangers send after connecting, and then nothing more. `HELLO` stands for one that is genuine.
+#: What strangers send once, right after connecting. `HELLO` stands for a genuine one.
 SENT = {
     "nothing": [],
     "half a greeting": [GREETING],
-    "another language": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+    "another protocol": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
     "a greeting": [CURVE],
-    "a mechanism that is none": [GREETING + b"\xff" * 52],
+    "an unknown mechanism": [GREETING + b"\xff" * 52],
     "another mechanism": [NULL, command(b"\x05READY" + bytes(19))],
-    "a HELLO that is none": [CURVE, command(b"\x05HELLO\x01\x00" + os.urandom(192))],
+    "an invalid HELLO": [CURVE, command(b"\x05HELLO\x01\x00" + os.urandom(192))],
     "half a HELLO": [CURVE, command(b"\x05HELLO\x01\x00", 200)],
     "a genuine HELLO": [CURVE, "HELLO"],
-    "an INITIATE that is none": [CURVE, "HELLO", command(b"\x08INITIATE" + os.urandom(300))],
+    "an invalid INITIATE": [CURVE, "HELLO", command(b"\x08INITIATE" + os.urandom(300))],
     "a READY": [CURVE, "HELLO", command(b"\x05READY" + os.urandom(60))],
-    "as much as a frame may have": [CURVE, command(os.urandom(100_000), 131_000)],
+    "the largest frame": [CURVE, command(os.urandom(100_000), 131_000)],
     "200 MiB": [CURVE, command(os.urandom(100_000), 200 * MIB)],
     "4 GiB": [CURVE, "HELLO", command(os.urandom(100_000), 1 << 32)],
     "2**63 bytes": [CURVE, command(os.urandom(100), 1 << 63)],
@@ -110,11 +110,11 @@ class Target:
 
     def stranger(self, sent: list[bytes | str], hello: bytes = b"") -> socket.socket:
         """Connect and send data, without waiting."""
-        guest = socket.create_connection(self.address, timeout=PATIENCE)
-        guest.setblocking(False)
-        with contextlib.suppress(OSError):  # it may have had enough
-            guest.send(b"".join(hello if part == "HELLO" else part for part in sent))  # type: ignore[misc]
-        return guest
+        connection = socket.create_connection(self.address, timeout=TIME_LIMIT)
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # the worker may have closed the connection
+            connection.send(b"".join(hello if part == "HELLO" else part for part in sent))  # type: ignore[misc]
+        return connection
 
     @property
     def address(self) -> tuple[str, int]:
@@ -130,8 +130,8 @@ class Target:
                 return int(line.split()[1]) * 1024
         raise AssertionError(what)
 
-    def share(self, seconds: float = 1.0) -> float:
-        """Return the share of a CPU core that it uses."""
+    def load(self, seconds: float = 0.5) -> float:
+        """Measure the share of a CPU core that it uses."""
 
         def used() -> float:
             fields = (self.folder / "stat").read_text().rpartition(")")[2].split()
@@ -144,13 +144,13 @@ class Target:
 
 @pytest.fixture
 def target(start: Callable[..., Child], request: pytest.FixtureRequest) -> Target:
-    """Give a worker that encrypts and may open as many files as the test's parameter says."""
+    """Return a worker that encrypts; the test's parameter limits its descriptors."""
     return Target(start, getattr(request, "param", 0), True)
 
 
 @pytest.fixture(scope="module")
 def recorded() -> Callable[[bytes], bytes]:
-    """Yield a function that returns the HELLO command of a client that knows the server's key."""
+    """Return a function that gives the genuine HELLO command for a server's key."""
 
     def record(server_key: bytes) -> bytes:
         with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as server:
@@ -169,46 +169,46 @@ def recorded() -> Callable[[bytes], bytes]:
     return record
 
 
-def ask(peer: Worker, text: bytes = b"x") -> None:
-    """Send the worker a message, and wait for its answer."""
+def check_echo(peer: Worker, text: bytes = b"x") -> None:
+    """Send the worker a message, and wait for its reply."""
     peer.send(0, text)
     assert peer.message() == (0, [text])
 
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
-def test_a_crowd_holds_little_and_keeps_nobody_out(
+def test_many_strangers_hold_little_and_exclude_nobody(
     target: Target,
     make: MakeWorker,
     recorded: Callable[[bytes], bytes],
     sent: list[bytes | str],
 ) -> None:
-    """1,000 idle connections: known peers continue, new ones connect, and all is freed afterwards."""
+    """1,000 connections send data and stay open. Peers continue, new ones connect, and all is freed."""
     old, new = target.peer(make, 1), target.peer(make, 2)
-    ask(old)
+    check_echo(old)
     files, memory = target.open_files(), target.memory("VmRSS")
     hello = recorded(target.key) if "HELLO" in sent else b""
-    with contextlib.ExitStack() as held:
-        for _ in range(CROWD):
-            held.enter_context(target.stranger(sent, hello))
-        ask(old)
-        ask(new)
-        eventually(lambda: target.open_files() < MOST_OPEN, "most of them are gone")
+    with contextlib.ExitStack() as open_connections:
+        for _ in range(MANY):
+            open_connections.enter_context(target.stranger(sent, hello))
+        check_echo(old)
+        check_echo(new)
+        eventually(lambda: target.open_files() < MOST_OPEN, "most connections are closed")
         assert target.memory() - memory < MOST_HELD
-        assert target.share(0.5) < 0.5
-    eventually(lambda: target.open_files() <= files + 1, "all of them are gone")
-    ask(old, b"and on")
+        assert target.load(0.3) < 0.5
+    eventually(lambda: target.open_files() <= files + 1, "all connections are closed")
+    check_echo(old, b"afterwards")
 
 
-def test_an_unauthenticated_frame_is_held_up_to_kilobytes(target: Target) -> None:
+def test_an_unauthenticated_frame_takes_little_memory(target: Target) -> None:
     """Two connections announce and send 200 MiB as if it were a handshake command."""
     memory = target.memory("VmRSS")
 
     def send_all() -> None:
-        with target.stranger([CURVE]) as guest, contextlib.suppress(OSError):
-            guest.setblocking(True)
-            guest.sendall(command(b"", 300 * MIB))
+        with target.stranger([CURVE]) as connection, contextlib.suppress(OSError):
+            connection.setblocking(True)
+            connection.sendall(command(b"", 300 * MIB))
             for _ in range(200):
-                guest.sendall(bytes(MIB))
+                connection.sendall(bytes(MIB))
 
     sending = [threading.Thread(target=send_all) for _ in range(2)]
     for thread in sending:
@@ -224,15 +224,15 @@ def flood(target: Target, sent: list[bytes | str]) -> Iterator[None]:
     stop = threading.Event()
 
     def come() -> None:
-        held: list[socket.socket] = []
+        open_connections: list[socket.socket] = []
         while not stop.is_set():
             time.sleep(0.001)
             with contextlib.suppress(OSError):
-                held.append(target.stranger(sent))
-            if len(held) > CROWD:
-                held.pop(0).close()
-        for guest in held:
-            guest.close()
+                open_connections.append(target.stranger(sent))
+            if len(open_connections) > MANY:
+                open_connections.pop(0).close()
+        for connection in open_connections:
+            connection.close()
 
     thread = threading.Thread(target=come)
     thread.start()
@@ -246,46 +246,44 @@ def flood(target: Target, sent: list[bytes | str]) -> Iterator[None]:
 @pytest.mark.parametrize("target", [0, 128], indirect=True, ids=["no limit", "128 files"])
 def test_peers_connect_while_strangers_keep_coming(target: Target, make: MakeWorker) -> None:
     with flood(target, [CURVE]):
-        eventually(lambda: int(target.tell("")["zeromq.crowded_out"]) > CROWD, "a flood")
+        eventually(lambda: int(target.tell("")["zeromq.crowded_out"]) > MANY, "many are evicted")
         for number in range(1, 6):
             peer = target.peer(make, number)
-            ask(peer)
+            check_echo(peer)
             assert peer.metric("peers_lost") == 0
             assert target.open_files() < MOST_OPEN
-    ask(peer)
+    check_echo(peer)
 
 
 @pytest.mark.parametrize("target", [128], indirect=True)
 def test_idle_connections_leave_the_process_descriptors(target: Target, make: MakeWorker) -> None:
     old, new = target.peer(make, 1), target.peer(make, 2)
-    ask(old)
-    with contextlib.ExitStack() as held:
+    check_echo(old)
+    with contextlib.ExitStack() as open_connections:
         for _ in range(300):
-            held.enter_context(target.stranger([]))
+            open_connections.enter_context(target.stranger([]))
         eventually(lambda: target.open_files() < 128 - 16, "the program can open files")
-        assert target.share() < 0.5
-        ask(old)
-        ask(new)
+        assert target.load() < 0.5
+        check_echo(old)
+        check_echo(new)
 
 
 @pytest.mark.parametrize("target", [128], indirect=True)
-def test_a_process_without_descriptors_waits_for_them_quietly(
-    target: Target, make: MakeWorker
-) -> None:
-    """New peers may be rejected meanwhile, connected peers stay, and afterwards all is as before."""
+def test_a_process_without_descriptors_waits_without_load(target: Target, make: MakeWorker) -> None:
+    """New peers may be refused meanwhile; connected peers stay; afterwards new peers connect."""
     old, new = target.peer(make, 1), target.peer(make, 2)
-    ask(old)
+    check_echo(old)
     target.tell("take all files")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_connections:
         for _ in range(100):
-            held.enter_context(target.stranger([]))
-        eventually(lambda: target.share() < 0.5, "it waits")  # once those are turned away
-        ask(old)
+            open_connections.enter_context(target.stranger([]))
+        eventually(lambda: target.load() < 0.5, "it waits without load")
+        check_echo(old)
         new.try_to_send(0, b"x")
-        if new.next()[0] == "message":  # it got the one descriptor that a stranger had
+        if new.next()[0] == "message":  # it got a descriptor that a stranger had
             target.tell("give them back")
         else:
             target.tell("give them back")
             new.next("found")
-        ask(new)
-        ask(old)
+        check_echo(new)
+        check_echo(old)

@@ -13,17 +13,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from native_workers import PATIENCE, Worker, eventually
+from native_workers import TIME_LIMIT, Worker, eventually
 
 from rpc_backend_zeromq._native import TransportError
 
 MakeWorker = Callable[..., Worker]
 
+#: The first bytes of a greeting.
 FORM = b"RPCUNIX\x01"
-#: Of the messages.
+#: The version of the message format.
 VERSION = 2
 NOBODY = 65534
-#: Our greeting, the peer's, our answer, the peer's.
+#: The proofs in our greeting, the peer's greeting, our answer and the peer's answer.
 PROOFS = (b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 32)
 MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
 
@@ -31,14 +32,14 @@ MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
 @pytest.fixture
 def zero(make: MakeWorker, tmp_path: Path) -> Worker:
     """Yield a worker that listens on a Unix socket and admits every process that can use it."""
-    # Nobody answers heartbeats while the test does something else.
-    return make(0, heartbeat_timeout=PATIENCE).listen(f"ipc://{tmp_path}/zero")
+    # The connections of these tests answer no heartbeats.
+    return make(0, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/zero")
 
 
 @pytest.fixture
 def one(make: MakeWorker, tmp_path: Path, zero: Worker) -> Iterator[Worker]:
     """Yield a peer that calls the worker, and can still call it at the end of the test."""
-    found = make(1, heartbeat_timeout=PATIENCE).listen(f"ipc://{tmp_path}/one").learn(zero)
+    found = make(1, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/one").learn(zero)
     zero.learn(found)
     found.send(0, b"before")
     assert zero.message() == (1, [b"before"])
@@ -54,7 +55,7 @@ def greeting(worker: int, proof: bytes = bytes(32)) -> bytes:
 def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
     """Connect, and authenticate as a worker if requested."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE)
+    connection.settimeout(TIME_LIMIT)
     connection.connect(to.endpoint.removeprefix("ipc://"))
     if greet_as is not None:
         connection.sendall(greeting(greet_as))
@@ -64,12 +65,12 @@ def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
 
 
 def ended(connection: socket.socket, by: Worker | None = None) -> bytes:
-    """Wait until the other side ends a connection; return the data that arrived before.
+    """Wait until the other side closes a connection; return the data that arrived before.
 
-    :param by: a worker that reads meanwhile, and gets no message.
+    :param by: a worker that reads meanwhile, and must get no message.
     """
     text = b""
-    connection.settimeout(PATIENCE if by is None else 0.02)
+    connection.settimeout(TIME_LIMIT if by is None else 0.02)
     while True:
         try:
             more = connection.recv(4096)
@@ -88,10 +89,10 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-# --- who is let in -------------------------------------------------------------------------------
+# --- admission -----------------------------------------------------------------------------------
 
 
-def test_workers_that_have_the_proofs_talk(make: MakeWorker, tmp_path: Path) -> None:
+def test_workers_with_matching_proofs_communicate(make: MakeWorker, tmp_path: Path) -> None:
     zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
     zero.transport.learn(1, one.endpoint, None, PROOFS)
     one.transport.learn(0, zero.endpoint, None, MIRRORED)
@@ -102,7 +103,7 @@ def test_workers_that_have_the_proofs_talk(make: MakeWorker, tmp_path: Path) -> 
     assert one.message() == (0, [b"y"])
 
 
-def test_who_connects_without_the_proof_is_refused(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_caller_without_the_proof_is_refused(make: MakeWorker, tmp_path: Path) -> None:
     zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
     zero.transport.learn(1, one.endpoint, None, PROOFS)
     one.transport.learn(0, zero.endpoint, None, (b"z" * 32, *MIRRORED[1:]))
@@ -114,7 +115,7 @@ def test_who_connects_without_the_proof_is_refused(make: MakeWorker, tmp_path: P
     assert zero.metric("refused") >= 1
 
 
-def test_nothing_is_sent_to_who_listens_without_the_proof(make: MakeWorker, tmp_path: Path) -> None:
+def test_nothing_is_sent_to_a_listener_without_proof(make: MakeWorker, tmp_path: Path) -> None:
     zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
     zero.transport.learn(1, one.endpoint, None, (*PROOFS[:2], b"z" * 32, PROOFS[3]))
     one.transport.learn(0, zero.endpoint, None, MIRRORED)
@@ -125,7 +126,7 @@ def test_nothing_is_sent_to_who_listens_without_the_proof(make: MakeWorker, tmp_
     assert zero.transport.receive(0.1) is None
 
 
-def test_who_says_to_be_another_worker_is_refused(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_false_worker_id_is_refused(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
     zero.transport.learn(1, f"ipc://{tmp_path}/1", None, PROOFS)
     with connect(zero) as connection:
@@ -135,7 +136,7 @@ def test_who_says_to_be_another_worker_is_refused(make: MakeWorker, tmp_path: Pa
         )
 
 
-def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_proof_is_admitted_once_looked_up(make: MakeWorker, tmp_path: Path) -> None:
     asked: list[bytes] = []
 
     def whose(proof: bytes, _waited: float) -> int | None:
@@ -153,7 +154,7 @@ def test_a_proof_that_becomes_known_is_let_in(make: MakeWorker, tmp_path: Path) 
     assert asked == [PROOFS[1]]
 
 
-def test_proofs_of_another_length_are_an_error(make: MakeWorker, tmp_path: Path) -> None:
+def test_proofs_of_a_wrong_length_are_an_error(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
     with pytest.raises(
         TransportError, match="the proofs of worker 1 are invalid: each must be 32 bytes"
@@ -163,7 +164,7 @@ def test_proofs_of_another_length_are_an_error(make: MakeWorker, tmp_path: Path)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> None:
-    """This holds for any mode of the folder."""
+    """Even if folder and socket are open to all users."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     Path(zero.endpoint.removeprefix("ipc://")).chmod(0o666)
@@ -180,7 +181,7 @@ def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> N
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert f"user {NOBODY}, but this is user 0" in zero.line_with("Unix socket")
+    assert f"user {NOBODY}, but this is user 0" in zero.log_line("Unix socket")
     assert zero.metric("refused") == 1
 
 
@@ -219,20 +220,20 @@ def test_nothing_is_sent_to_a_socket_of_another_user(make: MakeWorker, tmp_path:
 # --- strangers -----------------------------------------------------------------------------------
 
 
-def test_who_connects_and_says_nothing_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_silent_connection_is_closed(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, handshake_timeout=0.3).listen(f"ipc://{tmp_path}/zero")
     with connect(zero) as connection:
         assert ended(connection) == b""
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "it is counted")
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")
 
 
-def test_of_a_thousand_that_say_nothing_few_are_kept(zero: Worker, one: Worker) -> None:
-    """The oldest connections are dropped for newer ones, so a worker can connect."""
+def test_few_of_many_silent_connections_are_kept(zero: Worker, one: Worker) -> None:
+    """The oldest connections are closed for newer ones, so workers can connect."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ExitStack() as stack:
-        held = [stack.enter_context(connect(zero)) for _ in range(1000)]
-        eventually(lambda: zero.metric("failed_handshakes") >= 1000 - 256, "most are dropped")
-        assert len(list(Path("/proc/self/fd").iterdir())) - before <= len(held) + 256
+        open_connections = [stack.enter_context(connect(zero)) for _ in range(1000)]
+        eventually(lambda: zero.metric("failed_handshakes") >= 1000 - 256, "most are closed")
+        assert len(list(Path("/proc/self/fd").iterdir())) - before <= len(open_connections) + 256
         one.send(0, b"meanwhile")
         assert zero.message() == (1, [b"meanwhile"])
         with connect(zero, greet_as=2) as connection:
@@ -245,22 +246,22 @@ def test_of_a_thousand_that_say_nothing_few_are_kept(zero: Worker, one: Worker) 
     [b"GET / HTTP/1.1\r\n\r\n", bytes(56), FORM + b"\xff" * 48, b"\xff\0\0\0\0\0\0\0\1\x7f" + b"3"],
     ids=["http", "zeros", "no worker", "zmtp"],
 )
-def test_a_greeting_that_is_none_is_refused(zero: Worker, one: Worker, what: bytes) -> None:
+def test_an_invalid_greeting_is_refused(zero: Worker, one: Worker, what: bytes) -> None:
     with connect(zero) as connection:
         connection.sendall(what)
         assert b"the connecting process is not a worker of this version" in ended(connection)
     assert zero.metric("refused") == 1
 
 
-def test_half_a_greeting_harms_nobody(zero: Worker, one: Worker) -> None:
+def test_half_a_greeting_disturbs_no_peer(zero: Worker, one: Worker) -> None:
     with connect(zero) as connection:
         connection.sendall(greeting(5)[:20])
         one.send(0, b"meanwhile")
         assert zero.message() == (1, [b"meanwhile"])
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "it is counted")
+    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")
 
 
-# --- what is no message --------------------------------------------------------------------------
+# --- invalid messages ----------------------------------------------------------------------------
 
 
 def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | None = None) -> bytes:
@@ -281,7 +282,7 @@ def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | Non
         (message(kind=3, count=1), b"a heartbeat has parts"),
     ],
 )
-def test_a_peer_that_sends_no_message_is_told_why_and_dropped(
+def test_an_invalid_message_is_refused_with_the_reason(
     zero: Worker, one: Worker, what: bytes, why: bytes
 ) -> None:
     with connect(zero, greet_as=2) as connection:
@@ -290,7 +291,7 @@ def test_a_peer_that_sends_no_message_is_told_why_and_dropped(
     assert zero.metric("rejected") == 1
 
 
-def test_a_size_that_is_announced_takes_no_memory(zero: Worker, one: Worker) -> None:
+def test_an_announced_size_takes_no_memory(zero: Worker, one: Worker) -> None:
     """The message is read as its bytes arrive."""
     before = peak_mib()
     with ExitStack() as stack:
@@ -302,15 +303,13 @@ def test_a_size_that_is_announced_takes_no_memory(zero: Worker, one: Worker) -> 
         assert peak_mib() - before < 64
 
 
-def test_a_peer_that_ends_in_the_middle_of_a_message_harms_nobody(
-    zero: Worker, one: Worker
-) -> None:
+def test_a_connection_closed_mid_message_disturbs_no_peer(zero: Worker, one: Worker) -> None:
     with connect(zero, greet_as=2) as connection:
         connection.sendall(message(100, 100_000) + bytes(50_000))
     assert zero.transport.receive(0.1) is None
 
 
-def test_a_message_may_come_byte_by_byte(zero: Worker, one: Worker) -> None:
+def test_a_message_may_arrive_byte_by_byte(zero: Worker, one: Worker) -> None:
     parts = [b"first", b"", os.urandom(5000), b"last"]
     whole = message(*map(len, parts)) + b"".join(parts)
     with connect(zero, greet_as=2) as connection:
@@ -323,9 +322,7 @@ def test_a_message_may_come_byte_by_byte(zero: Worker, one: Worker) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_messages_arrive_whatever_the_sizes_of_their_parts(
-    zero: Worker, one: Worker, seed: int
-) -> None:
+def test_parts_of_any_size_arrive(zero: Worker, one: Worker, seed: int) -> None:
     chance = random.Random(seed)
     limits = [0, 1, 15, 16, 4095, 4096, 4097, 16383, 16384, 16385, 131071, 131072, 1 << 20, 3 << 20]
     sent = []
@@ -338,17 +335,15 @@ def test_messages_arrive_whatever_the_sizes_of_their_parts(
         assert zero.message() == (1, parts)
 
 
-def test_who_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+def test_a_peer_that_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
     zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen(f"ipc://{tmp_path}/zero")
     with connect(zero, greet_as=2) as connection:
         assert message(kind=3) in ended(connection, zero)
 
 
-def test_a_burst_of_small_messages_arrives_without_further_traffic(
-    make: MakeWorker, tmp_path: Path
-) -> None:
-    """One read takes more messages than a thread handles at once; nothing else wakes the reader."""
-    quiet = {"heartbeat": 2 * PATIENCE, "heartbeat_timeout": 4 * PATIENCE}
+def test_a_burst_arrives_without_further_traffic(make: MakeWorker, tmp_path: Path) -> None:
+    """One read takes more messages than a thread handles at once, and no later event wakes the reader."""
+    quiet = {"heartbeat": 2 * TIME_LIMIT, "heartbeat_timeout": 4 * TIME_LIMIT}
     zero, one = (make(n, **quiet).listen(f"ipc://{tmp_path}/{n}") for n in range(2))
     one.learn(zero.learn(one))
     for number in range(1000):

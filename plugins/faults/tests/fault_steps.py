@@ -1,4 +1,4 @@
-"""Functions for the workers of these tests: steps, and functions that RPC calls to leave a trace."""
+"""Steps for the workers of these tests, and functions that leave a trace when RPC calls them."""
 
 from __future__ import annotations
 

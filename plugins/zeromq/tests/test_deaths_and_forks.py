@@ -1,4 +1,4 @@
-"""A worker survives a peer's death during calls, and a fork."""
+"""A worker survives the death of a peer during calls, and a fork of its process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if __name__ == "__main__":
         except RuntimeError as error:
             assert "RPC to 'w1' failed: " in str(error), error
         else:
-            raise AssertionError("it is there")
+            raise AssertionError("the value arrived")
     print(call("w0"), flush=True)
     os._exit(0)
 """
@@ -81,7 +81,7 @@ if __name__ == "__main__":
     assert rpc.rpc_sync("w1", make) == [2, 2]
     os.kill(pids[1], signal.SIGKILL)
     rpc.rpc_sync("w1", share)
-    # Torch tells the owner six times, over 13 s, that this worker has its RRef, and then throws.
+    # Torch tries six times in 13 s to tell the owner that this worker has the RRef; then it throws.
     agent = rpc.api._get_current_rpc_agent()
     while agent.get_metrics()["agent.contained_errors"] == "0":
         time.sleep(0.1)
@@ -111,36 +111,36 @@ if __name__ == "__main__":
 """
 
 
-#: Calls of a round, all of which run at once.
+#: Calls of a round. All run at the same time.
 CALLS = 16
-_all_run = threading.Barrier(CALLS)
+_all_have_arrived = threading.Barrier(CALLS)
 
 
-def number_when_all_run(number: int) -> int:
+def wait_for_all_and_return(number: int) -> int:
     """Return a number when all calls of the round have arrived."""
-    _all_run.wait(30)
+    _all_have_arrived.wait(30)
     return number
 
 
-def ask(me: WorkerContext, to: str) -> list[int]:
+def make_calls(me: WorkerContext, to: str) -> list[int]:
     """Make the calls of a round, and return the results."""
-    calls = [rpc.rpc_async(to, number_when_all_run, args=(i,)) for i in range(CALLS)]
+    calls = [rpc.rpc_async(to, wait_for_all_and_return, args=(i,)) for i in range(CALLS)]
     return [call.wait() for call in calls]
 
 
-def leave_when_all_is_answered(me: WorkerContext, answered: int) -> None:
+def leave_after_replies(me: WorkerContext, answered: int) -> None:
     """Leave without notice as soon as the replies are sent."""
 
     def done() -> bool:
         received = metric(me, "agent.requests_received")
         return received >= answered and metric(me, "agent.server_active_calls") == 0
 
-    eventually(done, lambda: "answers")
+    eventually(done, lambda: "all replies are sent")
     steps.leave(me, graceful=False)
 
 
 def run(tmp_path: Path, program: str) -> str:
-    """Run two workers, and return what the first prints."""
+    """Run a program that forks its workers; return its output."""
     script = tmp_path / "worker.py"
     script.write_text(PEER + program)
     done = subprocess.run(
@@ -155,31 +155,31 @@ def run(tmp_path: Path, program: str) -> str:
     return done.stdout
 
 
-def test_open_remote_calls_fail_where_their_peer_dies(tmp_path: Path) -> None:
+def test_pending_remote_calls_fail_when_their_peer_dies(tmp_path: Path) -> None:
     assert run(tmp_path, WITH_A_PEER_THAT_DIES) == "True\n"
 
 
 @pytest.mark.thorough
-def test_a_worker_goes_on_where_the_owner_of_an_rref_is_gone(tmp_path: Path) -> None:
+def test_a_worker_survives_the_death_of_an_rref_owner(tmp_path: Path) -> None:
     assert run(tmp_path, WITH_AN_RREF_WHOSE_OWNER_DIES) == "True\n"
 
 
-def test_a_forked_child_ends_and_the_worker_goes_on(tmp_path: Path) -> None:
+def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path) -> None:
     assert run(tmp_path, THAT_FORKS) == "[0, 0] True\n"
 
 
-@pytest.mark.parametrize("media", ["unix", "tcp"])
-def test_answers_that_came_before_the_end_of_a_peer_count(tmp_path: Path, media: str) -> None:
-    """Several threads read the replies while another thread reads the end of the connection."""
-    options = {"dynamic": True, "unix_sockets": media == "unix"}
+@pytest.mark.parametrize("medium", ["unix", "tcp"])
+def test_answers_sent_before_a_peer_leaves_arrive(tmp_path: Path, medium: str) -> None:
+    """Several threads read the replies while another thread notices the end of the connection."""
+    options = {"dynamic": True, "unix_sockets": medium == "unix"}
     with Workers(2, seconds=120) as workers:
-        asker, answerer = workers
-        asker.call(join, f"file://{tmp_path}/store", **options)
+        caller, callee = workers
+        caller.call(join, f"file://{tmp_path}/store", **options)
         for _ in range(10):
-            answerer.call(join, f"file://{tmp_path}/store", **options)
-            answerer.call(steps.call, "worker0")  # which hears of the new worker so
-            before = answerer.call(metric, "agent.requests_received")
-            asking = asker.start(ask, "worker1")
-            answerer.call(leave_when_all_is_answered, before + CALLS)
-            assert asking.result() == list(range(CALLS))
-        asker.call(steps.leave)
+            callee.call(join, f"file://{tmp_path}/store", **options)
+            callee.call(steps.call, "worker0")  # so worker0 learns the new worker
+            before = callee.call(metric, "agent.requests_received")
+            calling = caller.start(make_calls, "worker1")
+            callee.call(leave_after_replies, before + CALLS)
+            assert calling.result() == list(range(CALLS))
+        caller.call(steps.leave)
