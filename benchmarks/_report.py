@@ -141,7 +141,7 @@ class Report:
         comparisons = sorted(self._comparisons.values(), key=lambda one: one.section)
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
         console.print(self._table(comparisons))
-        console.print(f"[dim]{machine.in_words(self.machine)}[/]")
+        console.print(f"[dim]{machine.summary(self.machine)}[/]")
         if self.machine["busy_before"] > _BUSY:
             console.print("The machine was busy when this began.", style="yellow")
         if arguments.json is not None:
@@ -191,7 +191,7 @@ def run(
 
     :param rounds: how often ``measure`` advances the progress by 1.
     """
-    print(machine.in_words(report.machine), file=sys.stderr)
+    print(machine.summary(report.machine), file=sys.stderr)
     status = 0
     with Progress(rounds) as progress:
         try:

@@ -89,7 +89,7 @@ def measure(
             report.add(
                 Comparison(
                     f"{label} beside {reference}",
-                    f"{BY_ID[row].section}: {formatting.place(BY_ID[row], x)}",
+                    f"{BY_ID[row].section}: {formatting.row_label(BY_ID[row], x)}",
                     bars[label][row, x] if label in bars else None,
                     partial(formatting.figure, BY_ID[row]),
                     ours.points if ours else [],

@@ -95,7 +95,7 @@ _LARGEST_MESH = 64
 def carry(subject: str, sizes: Sequence[int], costs: Costs) -> dict[str, Any]:
     """Return what a backend's groups of ``sizes`` come to: by kind of group, then by size."""
     # Each worker of torch's own asks for each other: the square of what is thousands already.
-    reach = _REACH.get(subject, _FAR)
+    reach = _REACH.get(subject, _DEFAULT_REACH)
     carried: dict[str, Any] = {"static": {}, "joins": {}, "at_once": {}}
     for size in sizes:
         if size <= reach.static:
@@ -117,7 +117,7 @@ class _Reach(NamedTuple):
     at_once: int
 
 
-_FAR = _Reach(4096, 128, 512)
+_DEFAULT_REACH = _Reach(4096, 128, 512)
 _REACH = {
     "TENSORPIPE": _Reach(4096, 128, 256),
     "TENSORPIPE@torch": _Reach(128, 64, 32),

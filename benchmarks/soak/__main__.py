@@ -137,7 +137,7 @@ def subject_of(plan: Plan) -> Subject:
     subject = parse(plan.backend)
     options: dict[str, Any] = {"num_worker_threads": plan.worker_threads}
     if plan.peers:
-        options["rpc_timeout"] = traffic.CALL_TIMEOUT
+        options["rpc_timeout"] = traffic.CALL_TIMEOUT_S
     return replace(subject, options={**options, **subject.options})
 
 
@@ -274,7 +274,9 @@ def main() -> int:
         print(f"  {name}: {number}")
     if plan.peers:
         longest = max(one["longest"] for one in said.values())
-        print(f"  the longest took {longest:g} s; each times out after {traffic.CALL_TIMEOUT:g} s")
+        print(
+            f"  the longest took {longest:g} s; each times out after {traffic.CALL_TIMEOUT_S:g} s"
+        )
     print("medians of the first, the middle and the last third of the run:")
     for verdict in verdicts:
         print(f"  {verdict}")

@@ -29,7 +29,7 @@ PATIENCE = 120.0
 _LONG_NAP, _SHORT_TIMEOUT = 0.3, 0.05
 #: Where peers die: seconds after which each call times out, and by how much it may miss that. A busy
 #: machine of two cores may take seconds to run a thread; a call that nothing ends takes forever.
-CALL_TIMEOUT, SLACK = 5.0, 5.0
+CALL_TIMEOUT_S, SLACK = 5.0, 5.0
 #: Seconds for which the list of peers is not read again.
 _LIST_AGE = 0.1
 
@@ -210,10 +210,10 @@ class Traffic:
                 else:
                     self.note(f"{call.__name__}: {type(error).__name__}: {error}")
             took = time.monotonic() - begin
-            limit = CALL_TIMEOUT * IN_A_ROW.get(call, 1) + SLACK
+            limit = CALL_TIMEOUT_S * IN_A_ROW.get(call, 1) + SLACK
             if self.dying and not self.suspended and took > limit:
                 self.note(
-                    f"{call.__name__} took {took:.1f} s; a call times out after {CALL_TIMEOUT:g} s"
+                    f"{call.__name__} took {took:.1f} s; a call times out after {CALL_TIMEOUT_S:g} s"
                 )
             with self.lock:
                 self.counts[call.__name__] += 1

@@ -1,4 +1,4 @@
-"""The programs of `benchmarks/` run to the end, and judge their bars by intervals."""
+"""The scripts in `benchmarks/` run to the end, and judge bars by confidence intervals."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def test_import_cost_measures_all_situations() -> None:
 
 
 @pytest.mark.thorough
-def test_faults_compares_with_rules_without_and_with_itself(tmp_path: Path) -> None:
+def test_faults_measures_rules_no_rules_and_a_control(tmp_path: Path) -> None:
     if find_spec("rpc_backends_faults") is None or find_spec("rpc_backend_zeromq") is None:
-        pytest.skip("the plugins that are written in C++ are not installed")
+        pytest.skip("rpc-backends-faults or rpc-backend-zeromq is not installed")
     file = tmp_path / "faults.json"
 
     run("faults.py", "--quick", "--json", str(file))
