@@ -207,7 +207,7 @@ def test_what_is_interrupted_leaves_no_process(command: Any) -> None:
         start_new_session=True,
     )
     mark = f"RUN_OF_A_TEST={command.packages}".encode()
-    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest, the template of the workers
+    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest, the template process
 
     process.send_signal(signal.SIGINT)
 

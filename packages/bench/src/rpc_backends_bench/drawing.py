@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 REFERENCE = "#404448"
 _BASELINE_STYLES = {f"{BASELINE}memcpy": ("#999999", ":"), f"{BASELINE}socket": ("#999999", "--")}
-_BASELINE_NAMES = {f"{BASELINE}memcpy": "copying memory", f"{BASELINE}socket": "bare socket"}
+_BASELINE_NAMES = {f"{BASELINE}memcpy": "memory copy", f"{BASELINE}socket": "bare socket"}
 _WIDTH, _HEIGHT = 4.2, 3.1  # of a panel, in inches
 STYLE: dict[Any, Any] = {
     "font.size": 9,
