@@ -4,6 +4,11 @@ python benchmarks/scale count --json counts.json       # real groups of 2 ... 64
 python benchmarks/scale simulate --json carried.json   # the same protocols, up to 4096 workers
 python benchmarks/scale draw counts.json carried.json --out docs/explanation/scale
 
+For each worker `count` counts requests to the store (on the wire, by kind), RPC calls, connections,
+files, threads and memory: after the start, after each worker calls the next one (ring), after all call
+worker 0 (star), after all call all (mesh), and in the shutdown; in a dynamic group, in each join and
+leave. If a group does not form, or fails later, `count` reports the reason and counts the rest. Its exit
+status is 1 if a group differs from the simulation.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _store(counts: list[Count], carried: Carried) -> Any:
     for subject, each in carried.items():
         line = [(int(n), one[START]["store_seconds"]) for n, one in each["static"].items()]
         seconds.plot(*_xy(line), color=_COLOURS[subject], label=NAMES[subject])
-    _finish(seconds, "Time of the store's thread to start a static group", "seconds (simulated)")
+    _finish(seconds, "Store's time to start a static group", "seconds (simulated)")
     for subject, each in carried.items():
         for kind, style in (("joins", "-"), ("at_once", "--")):
             share = 1 if kind == "joins" else 0

@@ -51,7 +51,7 @@ class Parser:
             except KeyError:
                 raise UnknownRequestError(
                     f"a request to the store begins with byte {self._buffer[0]}, which is not in "
-                    "store_protocol.py. This version of torch has another protocol: extend the table there."
+                    "store_protocol.py. This version of torch has another protocol: extend the table."
                 ) from None
             try:
                 end = self._end(fields)
