@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from rpc_backends_bench.results import Results
 from rpc_backends_bench.statistics import Ratio
 from support.environments import clean_environ
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "results"))
+
+import draw_summary
 from _report import Bar, Comparison, Report, parser
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -67,6 +71,26 @@ def test_a_report_has_all_values_and_fails_on_missed_bars(
     assert noop["ratio"] == pytest.approx(2)
     assert noop["ours"][7] == [7, 0, 2e-3]
     assert (never["ratio"], never["verdict"]) == (None, "open")
+
+
+def test_the_summary_chart_is_drawn_from_its_file(tmp_path: Path) -> None:
+    draw_summary.draw(Results.read(draw_summary.FILE), tmp_path / "summary.png")
+
+    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_plan_measures_each_row_of_the_chart() -> None:
+    plan = draw_summary.plan()
+    measured = {
+        "throughput.inflight": plan.in_flight,
+        "size.echo": plan.sizes,
+        **dict.fromkeys(("group.start", "group.memory"), [size for size, _ in plan.groups]),
+        "group.join": range(1, plan.joins[0][0] + 1),
+    }
+
+    for row, x, _ in draw_summary.ROWS:
+        assert plan.has(row)
+        assert x is None or x in measured[row]
 
 
 @pytest.mark.slow
