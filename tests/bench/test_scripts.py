@@ -84,7 +84,8 @@ def test_the_summary_plan_measures_each_row_of_the_chart() -> None:
     measured = {
         "throughput.inflight": plan.in_flight,
         "size.echo": plan.sizes,
-        **dict.fromkeys(("group.start", "group.memory"), [size for size, _ in plan.groups]),
+        "group.start": [size for size, _ in plan.groups],
+        "group.memory": [size for size, _ in plan.groups],
         "group.join": range(1, plan.joins[0][0] + 1),
     }
 
