@@ -89,7 +89,7 @@ def _line(results: Results, row: Row, x: int | None) -> dict[str, Any]:
 
 def _detail(row: Row, percentiles: dict[str, float]) -> str:
     shown = [
-        f"{percent} %: {formatting.figure(row, value)}"
+        f"{percent} %: {formatting.figure(row, value)}".replace(" ", "\N{NO-BREAK SPACE}")
         for percent, value in percentiles.items()
         if percent != "50"
     ]

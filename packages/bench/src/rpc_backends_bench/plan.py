@@ -59,8 +59,8 @@ ROWS = (
     Row("group.memory", _GROUP, "memory of a worker", "B", along="workers"),
     Row("group.threads", _GROUP, "threads of a worker", "", along="workers"),
     Row("group.files", _GROUP, "open files of a worker", "", along="workers"),
-    Row("group.join", _GROUP, "Nth worker joins a dynamic group", along="workers"),
-    Row("group.leave", _GROUP, "a worker leaves a dynamic group of N", along="workers"),
+    Row("group.join", _GROUP, "join, dynamic group", along="workers"),
+    Row("group.leave", _GROUP, "leave, dynamic group", along="workers"),
 )
 BY_ID = {row.id: row for row in ROWS}
 

@@ -284,4 +284,4 @@ def _nines(percent: float) -> float:
 def _brief(row: Row) -> str:
     if row.id.startswith("latency."):
         return "loaded: " if ".loaded." in row.id else "round trip: "
-    return {"throughput": "a call, ", "cpu": "processor: "}.get(row.id.partition(".")[0], "")
+    return {"throughput": "time per call, ", "cpu": "processor: "}.get(row.id.partition(".")[0], "")
