@@ -1,8 +1,8 @@
-# Everything this repository can do, by name. `make` alone lists it.
+# The tasks of this repository, as targets. `make` without a target lists them.
 #
-# Any target that needs an environment makes it first: `.venv` in the checkout, with torch and every
-# distribution of this repository (editable). Set-up happens once, again when a pyproject.toml or
-# TORCH changes, and from the start when it was interrupted.
+# A target that needs an environment makes it first: `.venv`, with torch and every distribution of this
+# repository (editable). It is made once, updated if a pyproject.toml changes, and made anew if TORCH
+# changes or the set-up was interrupted.
 #
 # Variables:  PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST_ARGS="-k name -x"
 
@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*' 'simpy==4.1.*'
 
-# The core first: the others depend on it. NATIVE are those with C++.
+# The core is first, because the others depend on it. NATIVE are the distributions with C++.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
 NATIVE := $(patsubst %/setup.py,%,$(wildcard $(ALL:%=%/setup.py)))
 PURE := . $(filter-out $(NATIVE),$(ALL))
@@ -31,18 +31,18 @@ PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(NATIVE:%=%/setup.py) \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
-# What builds our distributions. It is installed with torch, so that no build needs an environment of its own.
+# The tools that build our distributions. They are installed with torch, so that a build needs no other environment.
 BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5'
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
-# pytest's status 5, no tests: no failure where PYTEST_ARGS chose some of another suite.
+# pytest exits with 5 if no test matches. That is no failure if PYTEST_ARGS selects tests of another suite.
 NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
 
-# Two files at a time, in the order in which they are collected: slow ones first (conftest.py).
+# Two files at a time, in the order of collection, which conftest.py sorts: slow files first.
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not thorough and not installed and not torch_suites and not whole_suite
 
-# The name holds what was installed, so that another TORCH is another file.
+# A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
 .PHONY: help setup demo docs test test-all test-quick test-lowest lint typecheck format wheels soak bench clean
@@ -60,23 +60,23 @@ docs: setup  ## the documentation site, in build/docs/html; a warning is an erro
 	@echo "==> build/docs/html/index.html"
 
 test: LESS := and not thorough
-test: lint typecheck  ## lint, types, torch's suites and our tests (20 min on two cores)
+test: lint typecheck  ## lint, type checks, torch's suites and our tests (20 min on two cores)
 	$(run_tests)
 
-test-all: lint typecheck  ## the same and what takes long: whole suites, the soak, large groups (75 min)
+test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (75 min)
 	$(run_tests)
 
-# Each stage runs, whether or not the one before has failed. Three at a time where tests mostly wait.
+# Each stage runs even if an earlier one has failed. Stages whose tests mostly wait run three at a time.
 define run_tests
 	@failed=; \
 	echo "==> pytest: torch's own RPC suites on our handlers"; \
 	$(BIN)/python -m pytest tests/torch_suites -n 3 -m "torch_suites $(LESS)" $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="torch's suites"; \
-	echo "==> pytest: ZEROMQ keeps the contract, and passes torch's own backend-neutral tests"; \
+	echo "==> pytest: ZEROMQ passes the conformance suite and torch's backend-neutral tests"; \
 	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend ZEROMQ --rpc-tier torch \
 	    -n 3 -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suites on ZEROMQ"; \
-	echo "==> pytest: nobody reads ZEROMQ on the way, where it can be observed (TCP)"; \
+	echo "==> pytest: ZEROMQ encrypts its TCP connections"; \
 	$(BIN)/python -m pytest --pyargs rpc_backends_testing.chapters.test_security \
 	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
@@ -84,19 +84,19 @@ define run_tests
 	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite $(LESS)" $(BY_FILE) \
 	    --durations=10 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
-	echo "==> pytest: the conformance suite on sound backends and on broken ones"; \
+	echo "==> pytest: the conformance suite on correct backends and on broken ones"; \
 	$(BIN)/python -m pytest -m "whole_suite $(LESS)" -v --durations=5 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
 endef
 
-test-quick: setup  ## the tests that take no more than a few seconds each (3 min)
+test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
-test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest dependencies it allows
+test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported dependencies
 	$(LOWEST_VENV)/bin/python -m pytest tests -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
-lint: setup  ## ruff: rules and format
+lint: setup  ## ruff: lint and format check
 	@echo "==> ruff"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -105,7 +105,7 @@ typecheck: setup  ## mypy --strict of the sources
 	@echo "==> mypy"
 	$(BIN)/mypy --strict $(SOURCES)
 
-format: setup  ## rewrite the sources as ruff wants them
+format: setup  ## fix and format the sources with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -115,10 +115,10 @@ wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	    $(BIN)/python -m build --no-isolation --outdir dist "$$distribution"; \
 	done
 
-soak: setup  ## ZEROMQ, an hour of calls of all kinds: does anything grow? (MINUTES=60)
+soak: setup  ## the soak test of ZEROMQ: calls for an hour, memory must not grow (MINUTES=60)
 	$(BIN)/python benchmarks/soak --backend ZEROMQ --minutes $(or $(MINUTES),60)
 
-bench: setup  ## every benchmark, beside what it is compared with
+bench: setup  ## the scripts in benchmarks/
 	for benchmark in benchmarks/[a-z]*.py; do \
 	    echo "==> $$benchmark"; $(BIN)/python "$$benchmark"; \
 	done
@@ -127,9 +127,9 @@ clean:  ## remove the environments and everything built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment with torch alone. A folder without its stamp is what an interrupted run has left (or
-# holds another TORCH), and pip cannot tell half a torch from a whole one: it is made anew. torch comes
-# before all that depends on it, pinned, so that nothing chooses another build of it.
+# Makes an environment with torch alone. A folder without the stamp file is from an interrupted run or
+# has another TORCH. It is made anew, because pip cannot detect an incomplete torch. torch is installed
+# first and pinned, so that no dependency selects another build of it.
 define make_environment
 	@command -v $(PYTHON) >/dev/null || { \
 	    echo "error: no '$(PYTHON)' here. Install Python 3.11 or newer, or name one:" \
@@ -162,7 +162,7 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	@echo "==> $(VENV): $(DISTRIBUTIONS)"
 	@command -v c++ >/dev/null || { \
 	    echo "error: no C++ compiler here. On Debian and Ubuntu: apt install g++" >&2; exit 1; }
-	@# C++ is compiled while pip installs the rest; tests/support/native.py keeps what it has compiled.
+	@# C++ is compiled while pip installs the rest; tests/support/native.py caches the compiled files.
 	$(BIN)/python tests/support/native.py & native=$$!; \
 	    $(BIN)/python -m pip install --no-build-isolation $(EDITABLE); wait $$native
 	$(BIN)/python tests/support/native.py \

@@ -1,4 +1,4 @@
-"""What the workers of `faults.py` do with their rules."""
+"""Tasks that run in the workers of `faults.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rpc_backends_cli.processes import WorkerContext
 
 
 def can_have_rules(me: WorkerContext) -> bool:
-    """Return whether fault injection is in front of this worker's agent."""
+    """Return whether fault injection wraps this worker's agent."""
     try:
         faults.counts()
     except faults.NotWrappedError:
@@ -16,12 +16,12 @@ def can_have_rules(me: WorkerContext) -> bool:
 
 
 def set_rules(me: WorkerContext, count: int) -> None:
-    """Have so many rules, none of which applies to any message of the benchmark."""
+    """Replace the rules by ``count`` rules, none of which applies to a message of the benchmark."""
     names: list[str] = me.memory.setdefault("rules", [])
     while names:
         faults.remove(names.pop())
     for number in range(count):
-        # Half of them ask for the function, which costs most to find out.
+        # Half of the rules match the function, because that is the most expensive field to find.
         which = (
             {"function": f"*.train.step_{number}"} if number % 2 else {"receiver": f"ps{number}"}
         )

@@ -1,4 +1,4 @@
-"""What the workers of `interceptors.py` do."""
+"""Tasks that run in the workers of `interceptors.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs here share: comparisons of two sides against a bar, their table and their file."""
+"""Shared by the scripts here: comparisons of two sides with a bar, their table and JSON file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ Verdict = Literal["met", "NOT MET", "open"]
 
 _STYLES = {"met": "green", "NOT MET": "bold red", "open": "yellow"}
 _INTERRUPTED = 130
-_BUSY = 0.15
+#: The share of the cores' time that other programs may take before the report says so.
+_MAX_BUSY = 0.15
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The ratio (ours to the reference) that is required."""
+    """A bar: the range in which the ratio of ours to the reference must lie."""
 
     high: float = float("inf")
     low: float = 0.0
@@ -42,7 +43,7 @@ class Bar:
         return f"{middle:.2f} +/- {self.high - middle:.2f}"
 
     def judge(self, found: Ratio | None) -> Verdict:
-        """Judge a ratio by its interval; "open" if a limit lies within it, or too little was measured."""
+        """Judge a ratio by its interval; "open" if a limit lies in it, or there were too few rounds."""
         if found is None or found.pairs < ENOUGH:
             return "open"
         if self.low <= found.low and found.high <= self.high:
@@ -52,7 +53,7 @@ class Bar:
 
 @dataclass
 class Comparison:
-    """The values of two sides, of which those of one round were measured one after the other."""
+    """The values of two sides, which were measured one after the other in each round."""
 
     section: str
     name: str
@@ -63,16 +64,16 @@ class Comparison:
 
     @property
     def ratio(self) -> Ratio | None:
-        """The ratio of the medians, with its interval of 95 % confidence."""
+        """The ratio of the medians, with its 95 % confidence interval."""
         return ratio(self.ours, self.reference)
 
     @property
     def verdict(self) -> Verdict | Literal[""]:
-        """Whether the bar is met; empty without one."""
+        """Whether the bar is met; empty if there is no bar."""
         return self.bar.judge(self.ratio) if self.bar else ""
 
     def cells(self) -> list[str]:
-        """Return its line of the table."""
+        """Return the cells of its line in the table."""
         style = _STYLES.get(self.verdict)
         return [
             f"  {self.name}",
@@ -84,7 +85,7 @@ class Comparison:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it with every value."""
+        """Return the comparison as JSON values, with every measured value."""
         found = self.ratio
         return {
             "section": self.section,
@@ -102,9 +103,12 @@ class Comparison:
 
 
 class Report:
-    """All that a program has measured.
+    """All comparisons of a script.
 
-    :param distributions: whose versions are told.
+    :param title: the title of the table.
+    :param ours: the heading of our column.
+    :param reference: the heading of the reference's column.
+    :param distributions: distributions whose versions the report shows.
     """
 
     def __init__(self, title: str, ours: str, reference: str, *distributions: str) -> None:
@@ -125,10 +129,10 @@ class Report:
         values: tuple[float, float],
         bar: Bar | None = None,
     ) -> None:
-        """Add what both sides took in one round, in seconds.
+        """Add the times of both sides in one round.
 
-        :param at: the numbers of the process set and of the round.
-        :param values: ours, and the reference's.
+        :param at: the number of the process set, and that of the round.
+        :param values: our time and the reference's, in seconds.
         """
         new = Comparison(section, name, bar)
         one = self._comparisons.setdefault((section, name), new)
@@ -136,14 +140,14 @@ class Report:
         one.reference.append((*at, values[1]))
 
     def finish(self, arguments: argparse.Namespace) -> bool:
-        """Print the table, and write the file of ``--json``; return whether every bar is met or open."""
+        """Print the table and write the ``--json`` file; return whether no bar is missed."""
         self.machine.update(machine.finished())
         comparisons = sorted(self._comparisons.values(), key=lambda one: one.section)
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
         console.print(self._table(comparisons))
-        console.print(f"[dim]{machine.in_words(self.machine)}[/]")
-        if self.machine["busy_before"] > _BUSY:
-            console.print("The machine was busy when this began.", style="yellow")
+        console.print(f"[dim]{machine.summary(self.machine)}[/]")
+        if self.machine["busy_before"] > _MAX_BUSY:
+            console.print("Other programs were running when the run began.", style="yellow")
         if arguments.json is not None:
             whole = {
                 "title": self._title,
@@ -154,7 +158,7 @@ class Report:
         return all(one.verdict != "NOT MET" for one in comparisons)
 
     def _table(self, comparisons: Sequence[Comparison]) -> Table:
-        caption = "medians; in brackets the interval of 95 %, by bootstrap"
+        caption = "Medians. In parentheses: the 95 % confidence interval, by bootstrap."
         table = Table(title=self._title, caption=caption, box=box.SIMPLE_HEAD)
         table.add_column("measured")
         for column in (*self._sides, "ratio", "bar", ""):
@@ -170,14 +174,16 @@ class Report:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that every program here has."""
+    """Return an argument parser with the options that all scripts here have."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--quick", action="store_true", help="a few rounds: only shows that it works")
+    made.add_argument("--quick", action="store_true", help="a few rounds, to show that it works")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every value to FILE")
     made.add_argument("--check", action="store_true", help="exit with 1 if a bar is not met")
-    made.add_argument("--seed", type=int, default=0, help="of the order of the sides (0)")
+    made.add_argument(
+        "--seed", type=int, default=0, help="seed of the random order of the sides (0)"
+    )
     return made
 
 
@@ -187,11 +193,11 @@ def run(
     rounds: int,
     measure: Callable[[Progress], None],
 ) -> int:
-    """Measure, report and return the exit status; Ctrl-C keeps what was measured.
+    """Measure, report and return the exit status; Ctrl-C keeps the values so far.
 
     :param rounds: how often ``measure`` advances the progress by 1.
     """
-    print(machine.in_words(report.machine), file=sys.stderr)
+    print(machine.summary(report.machine), file=sys.stderr)
     status = 0
     with Progress(rounds) as progress:
         try:

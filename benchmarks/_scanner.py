@@ -1,11 +1,15 @@
-"""What runs in each process of `discovery`: one program, which measures one first scan.
+"""The program that runs in each process of `discovery.py` and measures one first scan.
 
-Run it isolated (``python -I -S``) with one argument, a JSON object: ``situation`` and ``side`` say which
-program; ``folders`` is the end of sys.path; ``before`` are the modules that are imported before anything
-is measured; ``ours`` are those that `ours` needs of our own; ``clock`` is ``cpu`` or ``wall``.
+It is run isolated (``python -I -S``) with one argument, a JSON object with the keys:
 
-To fork from a process that has all this imported would be quicker, and would measure how pages are
-copied: each one that is touched for the first time costs a microsecond or more.
+- ``situation`` and ``side``: which function of `PROGRAMS` to run;
+- ``folders``: folders to append to ``sys.path``;
+- ``before``: modules to import before the measurement;
+- ``ours``: our modules that `ours` imports before the measurement;
+- ``clock``: ``cpu`` or ``wall``.
+
+A fork of a process with these modules would start faster, but the measurement would include the copying
+of memory pages: the first write to each page costs a microsecond or more.
 """
 
 from __future__ import annotations
@@ -19,19 +23,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds by what was measured, and the backends that were found.
+#: Seconds by the name of the figure, and the names of the backends that were found.
 Result = tuple[dict[str, float], list[str]]
 
 FIRST, WITH_IMPORTS = "first scan", "first scan, with imports"
-REFRESH, AGAIN = "refresh", "asked again"
+REFRESH, AGAIN = "refresh", "repeated"
 OURS, REFERENCE, STDLIB = "ours", "importlib_metadata", "importlib.metadata"
 
-#: How often something is repeated in one process where it can be.
+#: How often a repeatable call is measured in one process.
 _REPEATS = 5
 
 
 def ours() -> Result:
-    """Scan with the modules imported."""
+    """Measure our scan, with all modules imported before."""
     import importlib_metadata  # noqa: F401
 
     import rpc_backends_core
@@ -47,7 +51,7 @@ def ours() -> Result:
 
 
 def reference() -> Result:
-    """Do what `ours` does by importlib_metadata alone."""
+    """Measure the same as `ours` with importlib_metadata alone."""
     import importlib_metadata
 
     def refresh() -> None:
@@ -63,7 +67,7 @@ def reference() -> Result:
 
 
 def stdlib() -> Result:
-    """Scan with the standard library's module imported."""
+    """Measure a scan with importlib.metadata, imported before."""
     import importlib.metadata
 
     times = {FIRST: _timed(importlib.metadata.entry_points)}
@@ -71,7 +75,7 @@ def stdlib() -> Result:
 
 
 def ours_with_imports() -> Result:
-    """Import what is needed, and scan."""
+    """Measure the imports and our scan."""
     begin = _clock()
     import rpc_backends_core
 
@@ -80,7 +84,7 @@ def ours_with_imports() -> Result:
 
 
 def reference_with_imports() -> Result:
-    """Do what `ours_with_imports` does by importlib_metadata alone."""
+    """Measure the same as `ours_with_imports` with importlib_metadata alone."""
     begin = _clock()
     import importlib_metadata
 
@@ -89,7 +93,7 @@ def reference_with_imports() -> Result:
 
 
 def stdlib_with_imports() -> Result:
-    """Do what `ours_with_imports` does by the standard library alone."""
+    """Measure the same as `ours_with_imports` with the standard library alone."""
     begin = _clock()
     import importlib.metadata
 
@@ -129,12 +133,12 @@ PROGRAMS: dict[str, dict[str, Callable[[], Result]]] = {
 
 
 def main() -> None:
-    """Run the program that the argument names; print its result as JSON."""
+    """Run the function that the argument names; print its result as JSON."""
     _settings.update(json.loads(sys.argv[1]))
     sys.path += _settings["folders"]
     for name in _settings["before"]:
         importlib.import_module(name)
-    # Or else it depends on how many young objects there are who pays for collecting them.
+    # Otherwise the number of young objects decides in which measurement a garbage collection falls.
     gc.collect()
     gc.freeze()
     times, found = PROGRAMS[_settings["situation"]][_settings["side"]]()

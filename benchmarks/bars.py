@@ -1,9 +1,10 @@
-"""Rows of `rpc-backends bench` that are held against a bar, each beside stock torch.
+"""Compare rows of `rpc-backends bench` with bars, each relative to stock torch.
 
-The rows are measured by the bench, in processes under our backends and in processes of stock torch
-(`NAME@torch`): TENSORPIPE and ZEROMQ beside torch's TENSORPIPE, FAULTY_TENSORPIPE beside torch's.
-Ratios are those of the bench: calls per second above 1 are more, all others below 1 are less. The
-*control* is stock torch beside itself; its difference from 1 is the method's error.
+The bench measures the rows in processes with our backends and in processes of stock torch
+(`NAME@torch`): TENSORPIPE and ZEROMQ against torch's TENSORPIPE, FAULTY_TENSORPIPE against torch's own.
+A ratio is our figure divided by stock torch's: below 1 is better, except for calls per second, where
+above 1 is better. The *control* is stock torch against itself; its difference from 1 is the method's
+error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rpc_backends_bench.command import measure_plan, set_environment
 from rpc_backends_bench.plan import BY_ID, FULL, QUICK, MiB, Plan
 from rpc_backends_bench.subjects import parse
 
-#: A row of the bench, and what it depends on.
+#: A row of the bench, and the value of what it depends on.
 Place = tuple[str, int | None]
 
 _SAME, _NO_MORE, _HALF = Bar(1.03, 0.97), Bar(1.0), Bar(0.5)
@@ -31,7 +32,7 @@ _ZEROMQ: dict[Place, Bar] = {
     ("throughput.inflight", 256): Bar(low=1.5),
     ("group.start", 16): _HALF,
 }
-#: The bars by reference, by backend and by row.
+#: The bars, by reference, backend and row.
 BARS: dict[str, dict[str, dict[Place, Bar]]] = {
     "TENSORPIPE@torch": {
         "TENSORPIPE": {
@@ -55,7 +56,7 @@ CONTROL = "control"
 
 
 def restricted(plan: Plan, places: Iterable[Place]) -> Plan:
-    """Return the plan without what no bar is about."""
+    """Return the plan with only the rows and sizes that have bars."""
     wanted: dict[str, set[int]] = {row: set() for row in BY_ID}
     for row, x in places:
         wanted[row].add(x or 0)
@@ -74,7 +75,7 @@ def measure(
 ) -> tuple[bool, bool]:
     """Measure the backends that have bars, the control and the reference.
 
-    :returns: whether none failed, and whether it was interrupted.
+    :returns: whether no backend failed, and whether the run was interrupted.
     """
     places = {place: bar for one in bars.values() for place, bar in one.items()}
     subjects = [*map(parse, bars), replace(parse(reference), label=CONTROL), parse(reference)]
@@ -88,8 +89,8 @@ def measure(
             ours, theirs = (results.of(row, x, one) for one in (label, reference))
             report.add(
                 Comparison(
-                    f"{label} beside {reference}",
-                    f"{BY_ID[row].section}: {formatting.place(BY_ID[row], x)}",
+                    f"{label} against {reference}",
+                    f"{BY_ID[row].section}: {formatting.row_label(BY_ID[row], x)}",
                     bars[label][row, x] if label in bars else None,
                     partial(formatting.figure, BY_ID[row]),
                     ours.points if ours else [],
@@ -103,12 +104,16 @@ def main() -> int:
     """Measure and print."""
     options = parser(__doc__)
     options.add_argument(
-        "backends", nargs="*", help="NAME[:OPTION=VALUE,...] that has bars (all that are installed)"
+        "backends",
+        nargs="*",
+        help="backends with bars to measure, as NAME[:OPTION=VALUE,...] (all that are installed)",
     )
     arguments = options.parse_args()
     known = [label for bars in BARS.values() for label in bars]
     if unknown := set(arguments.backends) - set(known):
-        options.error(f"no bars for {', '.join(unknown)}; there are: {', '.join(known)}")
+        options.error(
+            f"there are no bars for {', '.join(unknown)}; there are bars for: {', '.join(known)}"
+        )
     set_environment()
     from rpc_backends_core import records
 
@@ -116,7 +121,7 @@ def main() -> int:
     chosen = arguments.backends or [one for one in known if parse(one).name in installed]
     plan = replace(QUICK if arguments.quick else FULL, seed=arguments.seed)
     report = Report(
-        *("Backends beside stock torch", "ours", "stock torch"),
+        *("Backends against stock torch", "ours", "stock torch"),
         *("rpc-backend-tensorpipe", "rpc-backend-zeromq"),
     )
     whole, interrupted = True, False

@@ -1,19 +1,19 @@
-"""Finding the installed backends among 10, 100 and 1000 installed distributions.
+"""Measure the discovery of backends among 10, 100 and 1000 installed distributions.
 
-The distributions are folders as pip leaves them (METADATA, entry_points.txt and the rest), on a sys.path
-of their own beside the standard library; three of them declare backends and one a hook package. Each time
-is from a new process, since what is found is cached; it has imported what torch imports of the standard
-library, since nobody looks for RPC backends without torch. The processes of a round run in an order that
-is drawn. What is compared with `importlib_metadata.entry_points()`:
+The distributions are folders as pip installs them (METADATA, entry_points.txt and so on), on a sys.path
+with nothing else but the standard library. Three of them declare backends, and one declares hooks. Each
+value is from a new process, because results are cached. The process has imported the modules of the
+standard library that torch imports, because RPC backends are used only with torch. The processes of a
+round run in random order. These calls are compared with `importlib_metadata.entry_points()`:
 
-- *first scan*: the first `rpc_backends_core.records()`: the scan, and all that is made of it. The modules
-  of ours and `importlib_metadata` are there before; what `importlib_metadata` imports late is not.
-- *first scan, with imports*: the same from nothing, as the first `rpc.BackendType.NAME` has it.
-- *refresh*: `rpc_backends_core.refresh()`, beside `entry_points()` after its caches were dropped, too.
-- *asked again*: `records()` when it has been asked before.
+- *first scan*: the first `rpc_backends_core.records()`, with our modules and `importlib_metadata` already
+  imported. Modules that `importlib_metadata` imports late are imported during the scan.
+- *first scan, with imports*: the same with all imports, as in the first use of `rpc.BackendType.NAME`.
+- *refresh*: `rpc_backends_core.refresh()`, against `entry_points()` with its caches cleared too.
+- *repeated*: a later call of `records()`.
 
-Times are processor time, unless --clock says otherwise; the files are in the system's cache. Two more
-rows show `importlib.metadata` of the standard library beside `importlib_metadata`.
+Times are processor time unless --clock says otherwise; the files are in the system's cache. Two more
+rows compare `importlib.metadata` of the standard library with `importlib_metadata`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Times = dict[str, float]
 
 
 def make_distributions(folder: Path, count: int) -> None:
-    """Write ``count`` installed distributions, four of which are of interest to us."""
+    """Write ``count`` installed distributions, four of which have our entry points."""
     folder.mkdir()
     ours = {count // 5: "ALPHA", count // 2: "BETA", count - 1: "GAMMA"}
     for number in range(count):
@@ -62,7 +62,7 @@ def make_distributions(folder: Path, count: int) -> None:
 
 
 def _metadata(name: str, number: int) -> str:
-    """Return the METADATA of a package of usual size, with its README, of 3 KB to 9 KB."""
+    """Return a METADATA file of typical size, 3 KB to 9 KB, with a README in it."""
     fields = [
         "Metadata-Version: 2.4",
         f"Name: {name.replace('_', '-')}",
@@ -79,7 +79,7 @@ def _metadata(name: str, number: int) -> str:
 
 
 def _entry_points(name: str, number: int, backend: str | None) -> str:
-    """Return an entry_points.txt, empty for three quarters of the packages."""
+    """Return the text of an entry_points.txt; empty for three quarters of the packages."""
     if backend is not None:
         return f"[rpc.backends]\n{backend} = {name}:BACKEND\n"
     if number == 1:
@@ -94,7 +94,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: benchmark\nRoot-Is-Purelib: true\nTag: 
 
 
 def make_code(folder: Path) -> None:
-    """Link all that is installed here into ``folder``, but for what says that it is installed."""
+    """Link all installed packages into ``folder``, without the metadata of their distributions."""
     folder.mkdir()
     core = find_spec("rpc_backends_core")
     library = find_spec("importlib_metadata")
@@ -108,10 +108,11 @@ def make_code(folder: Path) -> None:
 
 
 class Scanner:
-    """Has programs run in new processes; see `_scanner`.
+    """Runs the programs of `_scanner` in new processes.
 
-    :param code: the folder that packages are imported from.
-    :param some: a folder with distributions, some of them ours.
+    :param code: the folder to import packages from.
+    :param some: a folder with distributions, some of which declare backends.
+    :param clock: ``cpu`` or ``wall``.
     """
 
     def __init__(self, code: Path, some: Path, clock: str) -> None:
@@ -121,15 +122,15 @@ class Scanner:
         ours = self._imported_by(records, [str(some), self._code])
         self._settings = {
             "clock": clock,
-            # RPC backends are looked for when torch has been imported, and this is what of it matters.
+            # Discovery runs after torch's import; of that, only the standard library's modules matter.
             "before": [name for name in torchs if name.partition(".")[0] in _STDLIB],
             "ours": [name for name in ours if name.partition(".")[0] == "rpc_backends_core"],
         }
 
     def run(self, situation: str, side: str, folder: Path) -> Times:
-        """Run one program among the distributions in ``folder``.
+        """Run one program with the distributions in ``folder``.
 
-        :raises RuntimeError: it failed, or did not find what is there.
+        :raises RuntimeError: it failed, or did not find exactly the declared backends.
         """
         settings = {
             **self._settings,
@@ -145,7 +146,7 @@ class Scanner:
         return result
 
     def _imported_by(self, code: str, folders: list[str]) -> list[str]:
-        """Return the modules that ``code`` imports, in that order."""
+        """Return the modules that ``code`` imports, in the order of import."""
         lines = (
             f"import sys; sys.path += {folders}; before = set(sys.modules)",
             code,
@@ -172,7 +173,7 @@ class Scanner:
 def measure(
     folder: Path, rounds: int, seed: int, clock: str, report: Report, progress: Progress
 ) -> None:
-    """Run all rounds; the first warms up the system's file cache and does not count."""
+    """Run all rounds; the first only fills the system's file cache and is not counted."""
     progress.describe("writing the distributions")
     make_code(folder / "code")
     for size in SIZES:
@@ -193,7 +194,7 @@ def measure(
 
 
 def _add(report: Report, section: str, turn: int, times: dict[str, Times]) -> None:
-    # New processes for each value: each is a process set.
+    # Each value is from new processes, so each round is a process set of one round.
     at, reference = (turn, 0), times[REFERENCE]
     for name, ours in times[OURS].items():
         report.add_pair(section, name, at, (ours, reference[name]), BARS.get(name))
@@ -209,13 +210,13 @@ def main() -> int:
         "--clock",
         choices=("cpu", "wall"),
         default="cpu",
-        help="processor time, which other programs hardly change, or time that passes (cpu)",
+        help="processor time, which other programs hardly affect, or wall-clock time (cpu)",
     )
     arguments = options.parse_args()
     if arguments.quick:
         arguments.rounds = 4
     if arguments.rounds < 1:
-        options.error("a comparison needs one round at least")
+        options.error("--rounds must be at least 1")
     title = f"Discovery ({arguments.clock} time)"
     report = Report(title, "ours", "entry_points()", "importlib-metadata")
 

@@ -1,14 +1,14 @@
-"""What fault injection costs a call that meets no fault.
+"""Measure what fault injection adds to a call that has no fault.
 
-Three comparisons on TENSORPIPE and on ZEROMQ, each of a call from one process to another:
+Three comparisons on TENSORPIPE and on ZEROMQ, each of calls from one process to another:
 
-* *ready for rules*: fault injection in front of the backend's agent, without a rule, beside the bare
-  backend: what `RPC_BACKENDS_FAULTS=on` costs. Without that variable nothing is in front at all.
-* *100 rules*: a hundred rules that apply to none of the messages, beside none, in the same processes.
-* the *control*: the bare backend beside itself; its difference from 1 is the method's error.
+* *ready for rules*: fault injection wraps the backend's agent but has no rule, against the bare backend.
+  This is the cost of `RPC_BACKENDS_FAULTS=on`. Without that variable the agent is not wrapped.
+* *100 rules*: a hundred rules that match none of the messages, against no rule, in the same processes.
+* the *control*: the bare backend against itself; its difference from 1 is the method's error.
 
-The groups are alive at once, as in `rpc-backends bench`: they run short blocks of calls one after the
-other, in an order that is drawn; idle ones are suspended. Callers and callees have cores of their own.
+As in `rpc-backends bench`, all groups are alive at once and take turns with short blocks of calls, in
+random order; idle ones are suspended. Callers and callees run on different cores.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rpc_backends_bench.subjects import Subject
 
 BACKENDS = ("TENSORPIPE", "ZEROMQ")
 READY, RULES = Bar(1.02, 0.98), Bar(1.05)
-#: Environment by what is compared.
+#: The environment variables of each side.
 SIDES = {"bare": {}, "bare again": {}, "ready": {"RPC_BACKENDS_FAULTS": "on"}}
-#: Seconds after which a block ends, however few calls it has made.
-_SECONDS = 10.0
+#: After this time a block ends, even if it has made fewer calls.
+_BLOCK_TIMEOUT_S = 10.0
 
 #: The blocks of calls.
 CALLS: dict[str, Callable[[Group], Times]] = {
-    "no-op": lambda group: group.latency("latency.noop", 200, _SECONDS),
-    "torch.add": lambda group: group.latency("latency.builtin", 200, _SECONDS),
-    "echo of 1 MiB": lambda group: group.size("echo", 1 << 20, 40, _SECONDS),
+    "no-op": lambda group: group.latency("latency.noop", 200, _BLOCK_TIMEOUT_S),
+    "torch.add": lambda group: group.latency("latency.builtin", 200, _BLOCK_TIMEOUT_S),
+    "echo of 1 MiB": lambda group: group.size("echo", 1 << 20, 40, _BLOCK_TIMEOUT_S),
 }
 
 
@@ -47,14 +47,16 @@ def start(group: Group, *, ready: bool) -> None:
     """Start a pair of workers, make each kind of call once, and suspend them."""
     start_pair(group, pinned=True)
     if group.call(0, _fault_tasks.can_have_rules) != ready:
-        raise AssertionError(f"{group.label}: fault injection is {'not ' * ready}in front")
+        raise AssertionError(
+            f"{group.label}: fault injection {'does not wrap' if ready else 'wraps'} the agent"
+        )
     for call in CALLS.values():
         call(group)
     group.suspend()
 
 
 def block(group: Group, name: str, rules: int = 0) -> float:
-    """Return the median time of a call while there are so many rules."""
+    """Return the median time of a call with this number of rules, in seconds."""
     group.resume()
     if rules:
         group.call(0, _fault_tasks.set_rules, rules)
@@ -66,7 +68,7 @@ def block(group: Group, name: str, rules: int = 0) -> float:
 
 
 def measure(backend: str, number: int, rounds: int, rng: random.Random, report: Report) -> None:
-    """Measure a backend with one process set."""
+    """Measure one backend with one process set."""
     with contextlib.ExitStack() as stack:
         groups = {}
         for side, env in SIDES.items():
@@ -93,15 +95,15 @@ def measure(backend: str, number: int, rounds: int, rng: random.Random, report: 
 def main() -> int:
     """Measure and print."""
     options = parser(__doc__)
-    options.add_argument("--sets", type=int, default=8, help="sets of processes (8)")
-    options.add_argument("--rounds", type=int, default=8, help="rounds with each set (8)")
+    options.add_argument("--sets", type=int, default=8, help="number of process sets (8)")
+    options.add_argument("--rounds", type=int, default=8, help="rounds with each process set (8)")
     arguments = options.parse_args()
     if arguments.quick:
         arguments.sets, arguments.rounds = 1, 3
     if min(arguments.sets, arguments.rounds) < 1:
-        options.error("a comparison needs one process set and one round at least")
+        options.error("--sets and --rounds must be at least 1")
     report = Report(
-        *("Calls that meet no fault", "with", "without"),
+        *("Calls without a fault", "with", "without"),
         *("rpc-backends-agents", "rpc-backends-faults"),
     )
     rng = random.Random(arguments.seed)

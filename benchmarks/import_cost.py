@@ -1,16 +1,16 @@
-"""What the installed packages add to ``import torch``.
+"""Measure what the installed packages add to ``import torch``.
 
-Two fresh environments are made, one with torch alone and one with wheels of every distribution here
-beside it. Then ``import torch`` is timed, in a new process each time and in turns, so that drift of
-the machine meets all alike:
+The script makes two environments: one with torch alone, and one with torch and a wheel of every
+distribution of this repository. Then it times ``import torch``, each time in a new process. The
+situations take turns, so drift of the machine affects all of them:
 
 - *not installed*: torch alone;
-- *switched off*: installed, ``RPC_BACKENDS_AUTOLOAD=0``;
-- *installed*: as a user has it.
+- *switched off*: installed, with ``RPC_BACKENDS_AUTOLOAD=0``;
+- *installed*: installed, with default settings.
 
-Between processes ``import torch`` differs by tens of milliseconds, and what is ours is less than
-one. So it is also measured by itself, in processes that have imported torch without its entry
-points: the time to import ours and to call it, which is all that torch does (*entry point*).
+``import torch`` differs by tens of milliseconds between processes, and our part is less than one
+millisecond. Therefore our part is also timed by itself (*entry point*): a process imports torch without
+its entry points and then does what torch would do, import ours and call it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from rpc_backends_bench.statistics import spread  # noqa: E402
-from support.environments import (  # noqa: E402 - the line above says where from
+from support.environments import (  # noqa: E402 - needs the path from above
     Environment,
     build_wheels,
     distributions,
@@ -68,7 +68,7 @@ def make_environments(folder: Path) -> tuple[Environment, Environment]:
 
 
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Return milliseconds by situation, one figure a round."""
+    """Return the times of each situation in milliseconds, one for each round."""
     say(f"making two environments in {folder} (half a minute)")
     plain, installed = make_environments(folder)
     situations = {
@@ -79,7 +79,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     }
     times: dict[str, list[float]] = {name: [] for name in situations}
     for turn in range(rounds + 1):
-        say(f"round {turn} of {rounds}" + (" (warming up, not counted)" if turn == 0 else ""))
+        say(f"round {turn} of {rounds}" + (" (warm-up, not counted)" if turn == 0 else ""))
         names = list(situations)
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
@@ -91,7 +91,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def summarise(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Return median and quartiles by situation."""
+    """Return median and quartiles of each situation."""
     summary = {}
     for name, values in times.items():
         low, median, high = spread(values)
@@ -100,7 +100,7 @@ def summarise(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def say(text: str) -> None:
-    """Show progress where it does not disturb the result."""
+    """Print progress to stderr, so that stdout has only the result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -109,11 +109,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=15, help="processes a situation (15)")
+    parser.add_argument("--rounds", type=int, default=15, help="processes for each situation (15)")
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     arguments = parser.parse_args()
     if arguments.rounds < 2:
-        parser.error("--rounds must be 2 at least: the quartiles need them")
+        parser.error("--rounds must be at least 2, because quartiles need two values")
 
     with tempfile.TemporaryDirectory(prefix="import-cost-") as folder:
         times = measure(Path(folder), arguments.rounds)
@@ -130,7 +130,7 @@ def main() -> None:
         print(f"{name:15}{row['median_ms']:>7.2f} ms{quartiles:>19} ms{more:>26}")
     ours = summary["entry point"]["median_ms"]
     verdict = "within" if ours <= BAR_MS else "ABOVE"
-    print(f"\nOur entry point costs {ours:.2f} ms of it: {verdict} the bar of {BAR_MS:g} ms.")
+    print(f"\nOur entry point adds {ours:.2f} ms: {verdict} the bar of {BAR_MS:g} ms.")
 
 
 if __name__ == "__main__":

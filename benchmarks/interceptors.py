@@ -1,4 +1,4 @@
-"""What the flight recorder, and an interceptor written in Python, cost a call.
+"""Measure what the flight recorder, and interceptors in Python, add to a call.
 
 On TENSORPIPE and on ZEROMQ, no-ops from one process to another; both have the interceptor:
 
@@ -7,8 +7,8 @@ On TENSORPIPE and on ZEROMQ, no-ops from one process to another; both have the i
 * *policy*: `on_outgoing` is called before each call, which waits for it;
 * the *control*: the bare backend beside itself; its difference from 1 is the method's error.
 
-The groups are alive at once and run short blocks of calls one after the other, in an order that is
-drawn; idle ones are suspended. Callers and callees have cores of their own.
+All groups are alive at once and take turns with short blocks of calls, in random order; idle ones are
+suspended. Callers and callees run on different cores.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SIDES: dict[str, dict[str, str]] = {
     "observer": {"MEASURED_INTERCEPTOR": "Observer"},
     "policy": {"MEASURED_INTERCEPTOR": "Policy"},
 }
-#: Seconds after which a block ends, however few calls it has made.
-_SECONDS = 10.0
+#: After this time a block ends, even if it has made fewer calls.
+_BLOCK_TIMEOUT_S = 10.0
 
 HOOK = """
 import os
@@ -79,7 +79,9 @@ def start(group: Group, *, intercepted: bool) -> None:
     """Start a pair of workers, make some calls, and suspend them."""
     start_pair(group, pinned=True)
     if group.call(0, _interceptor_tasks.is_intercepted) != intercepted:
-        raise AssertionError(f"{group.label}: the interceptor is {'not ' * intercepted}in front")
+        raise AssertionError(
+            f"{group.label}: the interceptor {'does not wrap' if intercepted else 'wraps'} the agent"
+        )
     group.suspend()
     block(group)
 
@@ -87,13 +89,13 @@ def start(group: Group, *, intercepted: bool) -> None:
 def block(group: Group) -> float:
     """Return the median time of a no-op."""
     group.resume()
-    (times,) = group.latency("latency.noop", 200, _SECONDS).values()
+    (times,) = group.latency("latency.noop", 200, _BLOCK_TIMEOUT_S).values()
     group.suspend()
     return statistics.median(times)
 
 
 def measure(backend: str, number: int, rounds: int, rng: random.Random, report: Report) -> None:
-    """Measure a backend with one process set."""
+    """Measure one backend with one process set."""
     with contextlib.ExitStack() as stack:
         groups = {}
         for side, variables in SIDES.items():
@@ -115,13 +117,13 @@ def measure(backend: str, number: int, rounds: int, rng: random.Random, report: 
 def main() -> int:
     """Measure and print."""
     options = parser(__doc__)
-    options.add_argument("--sets", type=int, default=4, help="sets of processes (4)")
-    options.add_argument("--rounds", type=int, default=8, help="rounds with each set (8)")
+    options.add_argument("--sets", type=int, default=4, help="number of process sets (4)")
+    options.add_argument("--rounds", type=int, default=8, help="rounds with each process set (8)")
     arguments = options.parse_args()
     if arguments.quick:
         arguments.sets, arguments.rounds = 1, 3
     if min(arguments.sets, arguments.rounds) < 1:
-        options.error("a comparison needs one process set and one round at least")
+        options.error("--sets and --rounds must be at least 1")
     report = Report("Interceptors", "with", "without", "rpc-backends-agents")
     rng = random.Random(arguments.seed)
 

@@ -1,14 +1,14 @@
-"""Count what backends do as groups grow, and compare it with what the simulation says.
+"""Count what groups of growing size do, and compare that with a simulation.
 
-    python benchmarks/scale count --json counts.json       # real groups of 2 ... 64: half an hour
-    python benchmarks/scale simulate --json carried.json   # the same protocols, to thousands of workers
-    python benchmarks/scale draw counts.json carried.json --out docs/explanation/scale
+python benchmarks/scale count --json counts.json       # real groups of 2 ... 64: half an hour
+python benchmarks/scale simulate --json carried.json   # the same protocols, up to 4096 workers
+python benchmarks/scale draw counts.json carried.json --out docs/explanation/scale
 
-Counted of each worker: requests to the store (on the wire, by kind), RPC calls, connections, files,
-threads and memory, after the start, after each calls the next one (ring), after all call worker 0 (star),
-after all call all (mesh), and in the shutdown; of a dynamic group, in each join and leave. A group that
-does not form, or fails later, is reported with the reason, and the rest is counted. The status of `count`
-is 1 if one is not what the simulation says.
+For each worker `count` counts requests to the store (on the wire, by kind), RPC calls, connections,
+files, threads and memory: after the start, after each worker calls the next one (ring), after all call
+worker 0 (star), after all call all (mesh), and in the shutdown; in a dynamic group, in each join and
+leave. If a group does not form, or fails later, `count` reports the reason and counts the rest. Its exit
+status is 1 if a group differs from the simulation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CARRIED_SIZES = (*SIZES, 128, 256, 512, 1024, 2048, 4096)
 
 
 def count(arguments: argparse.Namespace) -> int:
-    """Count real groups, and say what is not as it is simulated."""
+    """Count real groups, and print the differences from the simulation."""
     subjects = [parse(text) for text in arguments.subject or SUBJECTS]
     found = _read(arguments.json) if arguments.json and arguments.json.exists() else {}
     wrong = 0
@@ -62,20 +62,20 @@ def count(arguments: argparse.Namespace) -> int:
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """Measure what requests and calls cost here, and carry the protocols to larger groups."""
+    """Measure the costs of requests and calls on this machine, and simulate larger groups."""
     costs = Costs() if arguments.assumed else measure(template(False))
     print(costs, file=sys.stderr)
     carried = {}
     for subject in CARRIED:
         carried[subject] = carry(subject, arguments.sizes, costs)
-        print(f"{subject}: carried to {max(arguments.sizes)}", file=sys.stderr)
+        print(f"{subject}: simulated up to {max(arguments.sizes)} workers", file=sys.stderr)
     whole = {"machine": describe(), "costs": asdict(costs), "carried": carried}
     arguments.json.write_text(json.dumps(whole, indent=1))
     return 0
 
 
 def draw(arguments: argparse.Namespace) -> int:
-    """Draw the plots of `docs/explanation/scale.md`, and print its tables."""
+    """Draw the plots of `docs/explanation/scale.md` and print its tables."""
     import drawing
 
     counts = list(_read(arguments.counts).values())
@@ -92,32 +92,40 @@ def _read(file: Path) -> dict[tuple[str, int, bool], Count]:
 
 def _shown(one: Count) -> Count:
     kind = "dynamic" if one.dynamic else "static"
-    print(f"{one.subject}, {kind}, {one.size} workers: {one.failed or 'whole'}", file=sys.stderr)
+    print(f"{one.subject}, {kind}, {one.size} workers: {one.failed or 'complete'}", file=sys.stderr)
     for text in one.left_out:
-        print(f"    left out: {text}", file=sys.stderr)
+        print(f"    not measured: {text}", file=sys.stderr)
     return one
 
 
 def main() -> int:
-    """Run what the command line says."""
+    """Run the command that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("count", help="count real groups")
     one.add_argument("subject", nargs="*", help="NAME[@torch][:option=value,...]")
-    one.add_argument("--sizes", type=_sizes, default=SIZES)
-    one.add_argument("--dynamic", type=int, default=32, help="size of dynamic groups; 0 for none")
-    one.add_argument("--json", type=Path, help="write to, and add to if it is there")
+    one.add_argument(
+        "--sizes", type=_sizes, default=SIZES, help="sizes of static groups (2,4,8,16,32,64)"
+    )
+    one.add_argument(
+        "--dynamic", type=int, default=32, help="size of the dynamic group; 0 for none (32)"
+    )
+    one.add_argument(
+        "--json", type=Path, help="a file to write; counts of an existing file are kept"
+    )
     one.set_defaults(run=count)
-    two = commands.add_parser("simulate", help="carry the protocols to thousands of workers")
-    two.add_argument("--sizes", type=_sizes, default=CARRIED_SIZES)
-    two.add_argument("--assumed", action="store_true", help="measure no costs; take the usual ones")
-    two.add_argument("--json", type=Path, required=True)
+    two = commands.add_parser("simulate", help="simulate the protocols with thousands of workers")
+    two.add_argument("--sizes", type=_sizes, default=CARRIED_SIZES, help="sizes (2,4,...,4096)")
+    two.add_argument(
+        "--assumed", action="store_true", help="measure no costs; use those in simulated.py"
+    )
+    two.add_argument("--json", type=Path, required=True, help="the file to write")
     two.set_defaults(run=simulate)
-    three = commands.add_parser("draw", help="plots and tables, of what the other two have written")
-    three.add_argument("counts", type=Path)
-    three.add_argument("carried", type=Path)
+    three = commands.add_parser("draw", help="draw plots and tables from the files of the others")
+    three.add_argument("counts", type=Path, help="the file that `count` wrote")
+    three.add_argument("carried", type=Path, help="the file that `simulate` wrote")
     three.add_argument("--out", type=Path, required=True, help="a folder for the plots")
     three.set_defaults(run=draw)
     arguments = parser.parse_args()

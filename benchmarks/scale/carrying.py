@@ -1,4 +1,4 @@
-"""Simulated groups: the same phases as `counting` has, of groups of any size."""
+"""Simulate groups of any size, in the same phases as `counting`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 from protocols import PROTOCOLS, Protocol
 from simulated import Costs, Steps, Tally, World, call, call_all
 
-#: Seconds within which the workers of a group begin, as launchers start them.
-SPREAD = 0.05
+#: The workers of a group begin at random times within this many seconds, as under a launcher.
+START_SPREAD_S = 0.05
 
 
 @dataclass
 class Simulated:
-    """What one phase comes to in a simulated group.
+    """The figures of one phase of a simulated group.
 
-    :ivar requests: to the store, of all workers, by kind.
-    :ivar by_worker: of each worker.
-    :ivar received: bytes from the store, of all workers.
-    :ivar calls: RPC calls, by worker.
-    :ivar call_bytes: of what these carry, of all workers, as far as it grows with the group.
-    :ivar connections: of each worker, to others, at the end.
-    :ivar seconds: from the first worker's begin to the last one's end.
-    :ivar store_seconds: how long of that the store has worked.
+    :ivar requests: store requests of all workers, by kind.
+    :ivar by_worker: store requests of each worker.
+    :ivar received: bytes from the store to all workers.
+    :ivar calls: RPC calls of each worker.
+    :ivar call_bytes: payload bytes of all calls, without parts that do not grow with the group.
+    :ivar connections: connections of each worker to others, at the end of the phase.
+    :ivar seconds: from the start of the first worker to the end of the last.
+    :ivar store_seconds: how long the store worked.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Simulated:
     store_seconds: float
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of the group, without those of each worker."""
+        """Return the figures of the group: of each worker's figures, the largest and the sum."""
         figures = asdict(self)
         for name in ("by_worker", "calls", "connections"):
             each = figures.pop(name)
@@ -49,9 +49,9 @@ class Simulated:
 
 
 class SimulatedGroup:
-    """One group, in which phases follow each other.
+    """A simulated group that runs phases in sequence.
 
-    :param seed: of the moments at which workers begin.
+    :param seed: seed of the times at which workers begin.
     """
 
     def __init__(self, subject: str, size: int, costs: Costs | None = None, seed: int = 1) -> None:
@@ -61,7 +61,7 @@ class SimulatedGroup:
         self._chance = random.Random(seed)
 
     def phase(self, name: str, steps: dict[int, Steps]) -> Simulated:
-        """Have workers take steps."""
+        """Run the steps of workers and return the figures."""
         world = self.world
         world.tallies[:] = [Tally() for _ in world.tallies]
         busy = world.busy
@@ -80,7 +80,7 @@ class SimulatedGroup:
         )
 
     def _later(self, steps: Steps) -> Steps:
-        yield self.world.env.timeout(self._chance.random() * SPREAD)
+        yield self.world.env.timeout(self._chance.random() * START_SPREAD_S)
         yield from steps
 
     def _connections(self) -> list[int]:
@@ -88,14 +88,14 @@ class SimulatedGroup:
         return [ends[worker] * self.protocol.sockets for worker in range(self.world.size)]
 
 
-#: The largest group in which all call all, each pair by itself; beyond it, connections are reckoned.
+#: The largest group of which the phase `mesh`, in which all workers call all others, is simulated.
 _LARGEST_MESH = 64
 
 
 def carry(subject: str, sizes: Sequence[int], costs: Costs) -> dict[str, Any]:
-    """Return what a backend's groups of ``sizes`` come to: by kind of group, then by size."""
-    # Each worker of torch's own asks for each other: the square of what is thousands already.
-    reach = _REACH.get(subject, _FAR)
+    """Simulate a backend's groups of ``sizes``; return the figures by kind of group and by size."""
+    # Each worker of torch's own backend makes requests for each other worker: N^2 requests.
+    reach = _REACH.get(subject, _DEFAULT_REACH)
     carried: dict[str, Any] = {"static": {}, "joins": {}, "at_once": {}}
     for size in sizes:
         if size <= reach.static:
@@ -110,14 +110,14 @@ def carry(subject: str, sizes: Sequence[int], costs: Costs) -> dict[str, Any]:
 
 
 class _Reach(NamedTuple):
-    """The largest groups that are simulated in minutes."""
+    """The largest groups of each kind whose simulation takes minutes at most."""
 
     static: int
     joins: int
     at_once: int
 
 
-_FAR = _Reach(4096, 128, 512)
+_DEFAULT_REACH = _Reach(4096, 128, 512)
 _REACH = {
     "TENSORPIPE": _Reach(4096, 128, 256),
     "TENSORPIPE@torch": _Reach(128, 64, 32),
@@ -129,24 +129,23 @@ def static_group(
 ) -> list[Simulated]:
     """Simulate a static group, with the phases of `counting.count_static`."""
     group = SimulatedGroup(subject, size, costs)
-    protocol, world, everybody = group.protocol, group.world, range(size)
+    protocol, world, ranks = group.protocol, group.world, range(size)
     phases = [
-        group.phase("start", {one: protocol.start(group.clients[one]) for one in everybody}),
-        group.phase("ring", {one: call(world, one, (one + 1) % size) for one in everybody}),
-        group.phase("star", {one: call(world, one, 0) for one in everybody if one}),
+        group.phase("start", {one: protocol.start(group.clients[one]) for one in ranks}),
+        group.phase("ring", {one: call(world, one, (one + 1) % size) for one in ranks}),
+        group.phase("star", {one: call(world, one, 0) for one in ranks if one}),
     ]
     if mesh:
         steps = {
-            one: call_all(world, one, [other for other in everybody if other != one])
-            for one in everybody
+            one: call_all(world, one, [other for other in ranks if other != one]) for one in ranks
         }
         phases.append(group.phase("mesh", steps))
-    steps = {one: protocol.shutdown(group.clients[one]) for one in everybody}
+    steps = {one: protocol.shutdown(group.clients[one]) for one in ranks}
     return [*phases, group.phase("shutdown", steps)]
 
 
 def dynamic_group(subject: str, size: int, costs: Costs | None = None) -> list[Simulated]:
-    """Simulate joins, one after the other, and leaving, with the phases of `counting.count_dynamic`."""
+    """Simulate joins and leaves one by one, with the phases of `counting.count_dynamic`."""
     group = SimulatedGroup(subject, size, costs)
     join, leave = group.protocol.join, group.protocol.leave
     phases = []
@@ -159,7 +158,7 @@ def dynamic_group(subject: str, size: int, costs: Costs | None = None) -> list[S
 
 
 def joining_at_once(subject: str, size: int, costs: Costs | None = None) -> Simulated:
-    """Simulate a dynamic group that all join at once."""
+    """Simulate a dynamic group that all workers join at once."""
     group = SimulatedGroup(subject, size, costs)
     return group.phase(
         "join", {one: group.protocol.join(group.clients[one]) for one in range(size)}

@@ -1,4 +1,4 @@
-"""Comparing what was counted of a real group with what the simulation says."""
+"""Compare the counts of a real group with the simulation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from carrying import Simulated, dynamic_group, static_group
 from counting import SHUTDOWN, Count, Phase
 
-#: How far the bytes that come from the store may be off: names, hosts and ports are longer or shorter.
-_BYTES = 0.25
+#: By what share the bytes from the store may differ: names, hosts and ports vary in length.
+_BYTES_TOLERANCE = 0.25
 
 
 def differences(count: Count) -> list[str]:
-    """Return in words what is not as it is simulated, phase by phase; empty if all is.
+    """Return a text for each difference from the simulation; empty if there is none.
 
-    Compared are requests to the store by kind, of the whole group (who comes last, and so does more, is
-    chance); calls and connections of each worker; roughly, bytes from the store.
+    In each phase these are compared: store requests of the whole group by kind (the worker that comes
+    last makes more, and which one that is varies); calls and connections of each worker; and, with a
+    tolerance, bytes from the store.
     """
     simulate = dynamic_group if count.dynamic else static_group
     simulated = {phase.name: phase for phase in simulate(count.subject, count.size)}
@@ -32,17 +33,17 @@ def _differences(count: Count, real: Phase, simulated: Simulated) -> Iterator[st
     for each in real.requests:
         requests.update(each)
     if (kinds := dict(sorted(requests.items()))) != simulated.requests:
-        yield f"store requests are {kinds}, simulated {simulated.requests}"
+        yield f"store requests: counted {kinds}, simulated {simulated.requests}"
     if real.calls != simulated.calls:
-        yield f"calls by worker are {real.calls}, simulated {simulated.calls}"
-    # At the end of a shutdown some engines have closed their sockets, and some are about to.
+        yield f"calls by worker: counted {real.calls}, simulated {simulated.calls}"
+    # After a shutdown some engines have closed their sockets, and others close them later.
     if real.held and real.name != SHUTDOWN:
         connections = [
             int(now["connections"] - before["connections"])
             for now, before in zip(real.held, count.before, strict=True)
         ]
         if connections != simulated.connections:
-            yield f"connections by worker are {connections}, simulated {simulated.connections}"
+            yield f"connections by worker: counted {connections}, simulated {simulated.connections}"
     received = sum(real.store_received)
-    if abs(received - simulated.received) > _BYTES * received:
-        yield f"{received} bytes came from the store, simulated {simulated.received}"
+    if abs(received - simulated.received) > _BYTES_TOLERANCE * received:
+        yield f"bytes from the store: counted {received}, simulated {simulated.received}"

@@ -1,6 +1,6 @@
-"""Measuring what the simulation has to be told: what the store's requests cost it, and calls a worker.
+"""Measure the costs that the simulation needs: of requests to the store, and of calls to a worker.
 
-Measured is processor time, which other programs on the machine hardly change.
+Processor time is measured, because other programs on the machine hardly affect it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _REQUESTS = 3000
 _CONNECTIONS = 40
 _CALLS = 1500
 _IN_FLIGHT = 32
-#: Bytes of a value, and how often it is read.
+#: Size of a large value in bytes, and how often it is read.
 _VALUE, _READS = 1 << 20, 60
 _ROUNDS = 3
 
 
 def host(me: WorkerContext) -> int:
-    """Host a store, and return its port."""
+    """Host a store; return its port."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("value", "x" * _VALUE)
     me.memory["store"] = store
@@ -39,7 +39,7 @@ def host(me: WorkerContext) -> int:
 
 
 def connect(me: WorkerContext, port: int, times: int = 1) -> None:
-    """Connect to the store, anew each time."""
+    """Connect to the store ``times`` times."""
     for _ in range(times):
         me.memory["store"] = dist.TCPStore(
             "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)
@@ -59,7 +59,7 @@ def read(me: WorkerContext, times: int) -> None:
 
 
 def call(me: WorkerContext, times: int) -> None:
-    """Call worker 0, some at once."""
+    """Call worker 0 ``times`` times, with several calls in flight."""
     under_way: list[Any] = []
     for _ in range(times):
         if len(under_way) == _IN_FLIGHT:
@@ -70,14 +70,14 @@ def call(me: WorkerContext, times: int) -> None:
 
 
 def measure(template: Template) -> Costs:
-    """Measure, and return medians."""
+    """Measure the costs; return medians."""
     with Workers(2, seconds=300, template=template) as workers:
         port = workers[0].call(host)
         workers[1].call(connect, port)
         request = _cost(workers, add, _REQUESTS)
         # A read is two requests: torch's client waits for the key first.
         byte = max(0.0, _cost(workers, read, _READS) - 2 * request) / _VALUE
-        # So is a client: it introduces itself, and then asks for an echo.
+        # A new client also makes two requests: it validates the protocol and sends a ping.
         connected = max(0.0, _cost(workers, connect, _CONNECTIONS, port) - request)
     group = Group(parse("ZEROMQ"), 2, seconds=120)
     with contextlib.closing(group):
@@ -89,7 +89,7 @@ def measure(template: Template) -> Costs:
 
 
 def _cost(workers: Workers, step: Callable[..., None], units: int, *arguments: Any) -> float:
-    """Return the processor time of worker 0 for each unit of what worker 1 does in a step."""
+    """Return the processor time of worker 0 for each repetition of a step of worker 1, in seconds."""
     each = []
     for _ in range(_ROUNDS):
         (before,) = processor_times(workers[0].pid)

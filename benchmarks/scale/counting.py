@@ -1,4 +1,10 @@
-"""Counting what a real group does: static ones phase by phase, dynamic ones join by join."""
+"""Count what a real group does: a static group phase by phase, a dynamic group join by join.
+
+For each worker these are counted: requests to the store (on the wire, by kind), RPC calls, connections,
+files, threads and memory. A static group has the phases start, ring (each worker calls the next one),
+star (all call worker 0), mesh (all call all) and shutdown. In a dynamic group each join and each leave is
+a phase. If a group does not form, or fails later, the reason is recorded.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +26,33 @@ from rpc_backends_bench.subjects import Subject
 from rpc_backends_cli.processes import Template, WorkerError, Workers, environ
 
 HERE = Path(__file__).resolve().parent
-#: What the workers of a static group do, one after the other, and what it is called in the results.
+#: The phases of a static group between start and shutdown, by name.
 PATTERNS = {
     "ring": worker_tasks.call_next,
     "star": worker_tasks.call_first,
     "mesh": worker_tasks.call_all,
 }
 START, SHUTDOWN = "start", "shutdown"
-#: Seconds that a group of one has, and each further worker gives it.
-_PATIENCE, _PATIENCE_A_WORKER = 90.0, 6.0
-#: The share of the memory that is free which one phase may take.
-_MOST = 0.5
-#: What workers have imported, where it is installed.
+#: How long a group may live, and how much longer for each worker.
+_GROUP_TIMEOUT_S, _GROUP_TIMEOUT_PER_WORKER_S = 90.0, 6.0
+#: The share of the free memory that one phase may take.
+_MAX_MEMORY_SHARE = 0.5
+#: Packages that workers import before they are counted, if installed.
 _BACKENDS = ("rpc_backend_tensorpipe", "rpc_backend_zeromq")
 
 
 @dataclass
 class Phase:
-    """What happened in one phase, by worker.
+    """The counts of one phase; each list has an item for each worker.
 
-    :ivar requests: to the store, by kind.
-    :ivar store_sent: bytes to the store.
-    :ivar store_received: bytes from it.
-    :ivar store_connections: made to it.
-    :ivar calls: RPC calls sent; each is a message there and one back.
-    :ivar call_bytes: of what these carried.
-    :ivar held: what the worker has at the end of the phase; empty where that was not looked at.
-    :ivar seconds: how long it took, with all that the counting costs: no measurement.
+    :ivar requests: requests to the store, by kind.
+    :ivar store_sent: bytes sent to the store.
+    :ivar store_received: bytes received from the store.
+    :ivar store_connections: connections made to the store.
+    :ivar calls: RPC calls sent; each is one message there and one back.
+    :ivar call_bytes: payload bytes of the calls.
+    :ivar held: the worker's resources at the end of the phase; empty if they were not counted.
+    :ivar seconds: the duration, which includes the overhead of counting and is no measurement.
     """
 
     name: str
@@ -61,17 +67,18 @@ class Phase:
 
     @property
     def totals(self) -> list[int]:
-        """How many requests each worker has made."""
+        """The number of store requests of each worker."""
         return [sum(kinds.values()) for kinds in self.requests]
 
 
 @dataclass
 class Count:
-    """What was counted of one group.
+    """The counts of one group.
 
-    :ivar before: what each worker had before it joined.
-    :ivar failed: in which phase it failed, and why; empty if all is well.
-    :ivar left_out: what was not done, and why.
+    :ivar subject: the backend with its options.
+    :ivar before: each worker's resources before it joined.
+    :ivar failed: in which phase the group failed, and why; empty if it did not.
+    :ivar left_out: phases that were left out, and why.
     """
 
     subject: str
@@ -83,31 +90,33 @@ class Count:
     left_out: list[str] = field(default_factory=list)
 
     def phase(self, name: str) -> Phase:
-        """Return one phase.
+        """Return the phase with this name.
 
-        :raises LookupError: the group did not come so far.
+        :raises LookupError: the group did not reach it.
         """
         for phase in self.phases:
             if phase.name == name:
                 return phase
-        raise LookupError(f"{self.subject}, {self.size} workers: no {name!r}. {self.failed}")
+        raise LookupError(
+            f"{self.subject}, {self.size} workers: there is no phase {name!r}. {self.failed}"
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in a form that JSON can carry; see :meth:`from_json`."""
+        """Return the counts as JSON values; :meth:`from_json` reads them."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Count:
-        """Return what :meth:`to_json` wrote."""
+        """Return the counts from the JSON values of :meth:`to_json`."""
         phases = [Phase(**phase) for phase in value["phases"]]
         return cls(**{**value, "phases": phases})
 
 
 @functools.cache
 def template(own: bool) -> Template:
-    """Return how workers start.
+    """Return the template that workers are forked from.
 
-    :param own: with torch's own backends alone.
+    :param own: load only torch's own backends.
     """
     variables = {**environ(), **LOOPBACK}
     if own:
@@ -117,7 +126,7 @@ def template(own: bool) -> Template:
 
 
 def count_static(subject: Subject, size: int) -> Count:
-    """Start a static group, have its workers call each other in each pattern, and end it."""
+    """Count a static group: start, calls in each of the `PATTERNS`, and shutdown."""
     count = Count(subject.label, False, size)
     with _Counted(count, subject) as group:
         group.phase(START, worker_tasks.join, group.urls, subject.name, subject.options, size)
@@ -129,7 +138,7 @@ def count_static(subject: Subject, size: int) -> Count:
 
 
 def count_dynamic(subject: Subject, size: int) -> Count:
-    """Let one worker join after the other, and then one leave after the other, the last first."""
+    """Count a dynamic group: the workers join one by one, then leave in reverse order."""
     count = Count(subject.label, True, size)
     with _Counted(count, subject) as group:
         for rank in range(size):
@@ -149,13 +158,13 @@ def count_dynamic(subject: Subject, size: int) -> Count:
 
 
 class _Counted:
-    """A group whose phases are counted; a failure is noted, and ends the block."""
+    """A context manager with a group whose phases are counted; a failure is recorded and ends it."""
 
     def __init__(self, count: Count, subject: Subject) -> None:
         self._count = count
         self._relay = StoreRelay(count.size)
         self.urls = [self._relay.url(rank) for rank in range(count.size)]
-        seconds = _PATIENCE + _PATIENCE_A_WORKER * count.size
+        seconds = _GROUP_TIMEOUT_S + _GROUP_TIMEOUT_PER_WORKER_S * count.size
         self._workers = Workers(count.size, seconds=seconds, template=template(subject.own))
         self._doing = "starting processes"
         self._calls_seen = 0
@@ -188,9 +197,9 @@ class _Counted:
         on: list[int] | None = None,
         look: bool = True,
     ) -> None:
-        """Run a step, in all workers at once or in some, and note what it has come to.
+        """Run a step in all workers at once, or in those in ``on``, and add its counts.
 
-        :param look: note what workers have, too, which takes long.
+        :param look: also count the workers' resources, which takes long.
         """
         self._doing = name
         begin = time.monotonic()
@@ -217,21 +226,21 @@ class _Counted:
         self._count.phases.append(phase)
 
     def has_room(self, pairs: int) -> bool:
-        """Return whether memory is there for so many more pairs of workers that talk; note if not.
+        """Return whether there is memory for this many more connected pairs; record it if not.
 
-        What a pair takes is known from the last phase in which calls were sent.
+        The last phase with calls has shown how much memory a pair takes.
         """
         need = pairs * self._pair
-        if need <= _MOST * (free := available_memory()):
+        if need <= _MAX_MEMORY_SHARE * (free := available_memory()):
             return True
         self._count.left_out.append(
-            f"{pairs} more pairs of workers that talk would take {need / 2**30:.1f} GiB here, and "
-            f"{free / 2**30:.1f} GiB are free"
+            f"{pairs} more pairs of connected workers would take {need / 2**30:.1f} GiB; "
+            f"{free / 2**30:.1f} GiB are free, and a phase may take {_MAX_MEMORY_SHARE:.0%} of that"
         )
         return False
 
     def _look(self) -> list[Holdings]:
-        """Return what each worker has, and note what a pair of those that talk takes."""
+        """Return each worker's resources; compute how much memory a connected pair takes."""
         held = self._holdings()
         grown = sum(one["own"] for one in held) - self._own
         if calls := sum(one.get("calls", 0) for one in self._calls) - self._calls_seen:
@@ -260,7 +269,7 @@ def _is_looked_at(size: int) -> bool:
 
 
 def _reason(error: WorkerError) -> str:
-    """Return in a line why a step failed, and in how many workers."""
+    """Return one line that says why a step failed, and in how many workers."""
     if error.failures:
         first = error.failures[0].error.splitlines()[0]
         return f"{len(error.failures)} workers failed, the first with {first}"

@@ -1,4 +1,4 @@
-"""The plots and tables of `docs/explanation/scale.md`: what was counted, and what is simulated."""
+"""Draw the plots and make the tables of `docs/explanation/scale.md`."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def _store(counts: list[Count], carried: Carried) -> Any:
     both(requests, lambda phase: sum(phase.totals), "requests")
     _finish(requests, "Store requests to start a static group", "requests")
     both(size, lambda phase: sum(phase.store_received), "received")
-    _finish(size, "Bytes from the store, to start it", "", bytes_=True)
+    _finish(size, "Bytes from the store to start a static group", "", bytes_=True)
     for subject, each in carried.items():
         line = [(int(n), one[START]["store_seconds"]) for n, one in each["static"].items()]
         seconds.plot(*_xy(line), color=_COLOURS[subject], label=NAMES[subject])
-    _finish(seconds, "Time of the store's thread, to start it", "seconds (simulated)")
+    _finish(seconds, "Store's time to start a static group", "seconds (simulated)")
     for subject, each in carried.items():
         for kind, style in (("joins", "-"), ("at_once", "--")):
             share = 1 if kind == "joins" else 0
@@ -81,7 +81,10 @@ def _store(counts: list[Count], carried: Carried) -> Any:
     joins.legend(
         handles=[
             mpl.lines.Line2D([], [], color="black", ls=style, label=label)
-            for style, label in (("-", "the last, one by one"), ("--", "mean, all at once"))
+            for style, label in (
+                ("-", "last of joins one by one"),
+                ("--", "mean of joins all at once"),
+            )
         ],
         fontsize=8,
     )
@@ -106,7 +109,7 @@ def _worker(counts: list[Count]) -> Any:
                 label = title if phase == "mesh" else None
                 axes.plot(*_xy(points), style, color=_COLOURS[subject], label=label)
     _finish(connections, "Connections of a worker", "")
-    _finish(files, "Files of a worker", "")
+    _finish(files, "Open files of a worker", "")
     files.axhline(1024, color="#999999", lw=0.8, ls="--")
     files.annotate("the usual limit, 1024", (2, 1150), fontsize=8, color="#666666")
     _finish(memory, "Memory of a worker", "", bytes_=True)
@@ -119,11 +122,11 @@ def _worker(counts: list[Count]) -> Any:
             if phase.calls[rank - 1] and rank & (rank - 1) == 0
         ]
         lines.plot(*_xy(points), "-o", color=_COLOURS[subject])
-    _finish(lines, "Bytes of the calls of a join", "", bytes_=True)
+    _finish(lines, "Bytes in the calls of a join", "", bytes_=True)
     lines.legend(
         *connections.get_legend_handles_labels(),
         fontsize=8,
-        title="all call all; dotted: a ring",
+        title="all call all (dotted: ring)",
         title_fontsize=8,
     )
     return figure
@@ -238,7 +241,7 @@ def _or_not(one: Count, phase: str, what: str, form: Callable[[Any], str]) -> st
 
 
 def _grown(one: Count, phase: str, what: str) -> float:
-    """Return the median of what workers have more than before they joined."""
+    """Return by how much a resource has grown since before the workers joined; the median."""
     held = one.phase(phase).held
     return statistics.median(
         now[what] - before[what] for now, before in zip(held, one.before, strict=True)
@@ -256,7 +259,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def in_bytes(value: float) -> str:
-    """Return a number of bytes in words."""
+    """Return a number of bytes with three digits and its unit."""
     for unit, name in _UNITS:
         if value >= unit:
             return f"{value / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""What a process holds, as Linux shows it: sockets by their state, files, threads, memory."""
+"""Read the resources of a process from Linux: sockets by state, files, threads, memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-#: How Linux writes that a socket is connected, or listens: TCP, and Unix (where it listens by a flag).
+#: Socket states in /proc/net: a TCP state is a number; a listening Unix socket has a flag instead.
 _TCP_STATES = {"01": "connections", "0A": "listeners"}
 _UNIX_CONNECTED, _UNIX_LISTENS = "03", 0x10000
 #: How often the lists of sockets are read: a read misses some if other processes open and close sockets.
@@ -19,14 +19,14 @@ _MEMORY = {
     "Pss_Shmem": "shared_memory",
 }
 
-#: Figures of one process, by what they count; memory in bytes.
+#: The resources of one process by name; memory in bytes, processor time in seconds.
 Holdings = dict[str, float]
 
 
 def holdings(pids: Iterable[int], *, besides: Iterable[int] = ()) -> list[Holdings]:
-    """Return what processes hold.
+    """Return the resources of processes.
 
-    :param besides: TCP ports; connections to them do not count (those to the store).
+    :param besides: TCP ports of the store; connections to them are not counted.
     """
     states: dict[str, str] = {}
     for _ in range(_READS):
@@ -35,7 +35,7 @@ def holdings(pids: Iterable[int], *, besides: Iterable[int] = ()) -> list[Holdin
 
 
 def available_memory() -> int:
-    """Return how many bytes processes can take before memory is short."""
+    """Return the memory in bytes that is available to new processes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -53,7 +53,7 @@ def _holdings(pid: int, states: dict[str, str]) -> Holdings:
         name, _, rest = line.partition(":")
         if name in _MEMORY:
             found[_MEMORY[name]] = int(rest.split()[0]) * 1024
-    # User and kernel time of all its threads, in ticks of which Linux has 100 a second.
+    # User and kernel time of all threads, in ticks of 10 ms.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     found["processor"] = (int(fields[11]) + int(fields[12])) / 100
     return found

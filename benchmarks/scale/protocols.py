@@ -1,7 +1,8 @@
-"""The protocols of the backends as simulated workers follow them: forming, joining, leaving.
+"""The protocols of the backends, for simulated workers: form a group, join, leave.
 
-Each function stands for the one in the sources that it names, request by request. A test compares what
-comes out with real groups; if it fails, a protocol has changed, and its function here has to follow.
+Each function makes the same requests as the function in the sources that its docstring names. A test
+compares the simulation with real groups. If it fails, a protocol has changed and its function here must
+be changed too.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ from dataclasses import dataclass
 
 from simulated import NOTHING, Client, Steps, Value, call, call_all
 
-#: Bytes of what workers tell of themselves; seen in counts of real groups.
+#: Sizes in bytes of what workers write to the store, as counted in real groups.
 _ARRIVAL = 170  # rpc_backends_core._group.formation: name, rank, nonce, host
 _MEMBER = 60  # one member in the answer: nonce, name, rank, ids
 _DEVICES = 82  # rpc_backend_tensorpipe.devices: no maps
 _ADDRESS = 24  # where a TensorPipe agent listens
-_PUBLICATION = 460  # rpc_backend_zeromq.publication, with its seal
+_PUBLICATION = 560  # rpc_backend_zeromq.publication, with its proof (500 without a Unix socket)
 _TRAFFIC = 16  # rpc_backends_agents.agent: four counters
 _PEER = 145  # rpc_backend_tensorpipe.membership: one member on the list
-_USED = 4  # an id on it that was ever given
+_USED = 4  # an id on the list that was ever assigned
 _NAME = 9  # a worker's name
-_RECORD = 60  # rpc_backends_agents.roster: a worker is in, or out
-_GLOO, _GLOO_EACH = 200, 8  # what Gloo tells of its addresses: something for each other worker
+_RECORD = 60  # rpc_backends_agents.roster: a worker has joined or left
+_GLOO, _GLOO_EACH = 200, 8  # Gloo's addresses: a fixed part, and a part for each other worker
 _AROUND = 136  # an empty list of members, with the key of the group
-#: How often torch's `TensorPipeAgent::join` meets where nothing is under way any more.
+#: How many barriers torch's `TensorPipeAgent::join` has if no call is active.
 _BARRIERS = 3
-#: How often `rpc_backends_agents.agent.StaticGroupAgent.join` exchanges counts where nothing is.
+#: How often `rpc_backends_agents.agent.StaticGroupAgent.join` exchanges counts if no call is active.
 _ROUNDS = 2
 
-#: The largest group that torch's gather is left to at shutdown.
+#: The largest group whose shutdown uses torch's gather.
 _LARGEST_GATHER = 16
 
 Members = tuple[int, ...]
@@ -76,14 +77,14 @@ def exchange(client: Client, stage: str, size: int) -> Steps:
 
 
 def meet(client: Client) -> Steps:
-    """`Group.meet`, in which a shutdown begins."""
+    """`Group.meet`, with which a shutdown begins."""
     if (yield from client.add("meeting/arrived", 1)) == client.world.size:
         yield from client.set("meeting/all", Value("1", 1))
     yield from client.await_and_get("meeting/all")
 
 
 def wait_all_workers(client: Client) -> Steps:
-    """`rpc_backends_core._bridge.stop.wait_all_workers`: how a shutdown begins."""
+    """`rpc_backends_core._bridge.stop.wait_all_workers`, with which a shutdown begins."""
     if client.world.size <= _LARGEST_GATHER:
         yield from gather(client, 1)
     else:
@@ -106,7 +107,7 @@ def end_dynamic(client: Client) -> Steps:
 
 
 def gather(client: Client, number: int) -> Steps:
-    """`_all_gather`: all tell the first, and it tells all. Each message has all names in it."""
+    """`_all_gather`: all call the first worker, then it calls all. Each message has all names."""
     world, me = client.world, client.worker
     size = 2 * _NAME * world.size
     if me:
@@ -142,9 +143,10 @@ def tensorpipe_shutdown(client: Client) -> Steps:
 
 
 def tensorpipe_join(client: Client) -> Steps:
-    """`dynamic_group.start`: the list changes for the id, and for the address.
+    """`dynamic_group.start`: the list of members changes for the id, and again for the address.
 
-    Then all are told, by messages that are no calls and are not simulated; nor are those of a leave.
+    After that the joiner sends messages to all members. These are no calls and are not simulated, neither
+    here nor in a leave.
     """
     me = client.worker
     yield from form_dynamic(client)
@@ -160,12 +162,12 @@ def tensorpipe_leave(client: Client) -> Steps:
 
 
 def _change(client: Client, change: Callable[[Members], Members]) -> Steps:
-    """`Membership._change`: again, if somebody else was faster."""
+    """`Membership._change`: compare-and-set, retried after a lost race."""
     found = yield from client.compare_set("members", NOTHING, Value((0, -1, (), 0), _AROUND))
     while True:
         version, _, before, used = found.what
         after = change(before)
-        used += after == before  # an id is given
+        used += after == before  # an id is assigned
         size = _PEER * len(after) + _USED * used + _AROUND
         wanted = Value((version + 1, client.worker, after, used), size)
         found = yield from client.compare_set("members", found, wanted)
@@ -177,13 +179,13 @@ def _change(client: Client, change: Callable[[Members], Members]) -> Steps:
 
 
 def zeromq_start(client: Client) -> Steps:
-    """`start._start_static`: addresses alone."""
+    """`start._start_static`: exchange addresses."""
     yield from form_static(client)
     yield from exchange(client, "addresses", _PUBLICATION)
 
 
 def zeromq_shutdown(client: Client) -> Steps:
-    """Torch's `shutdown`, and `StaticGroupAgent.join`: two rounds in which nothing happens."""
+    """Torch's `shutdown`, and `StaticGroupAgent.join`: two rounds without active calls."""
     yield from wait_all_workers(client)
     for number in range(_ROUNDS):
         yield from exchange(client, f"traffic/{number}", _TRAFFIC)
@@ -197,13 +199,13 @@ def zeromq_join(client: Client) -> Steps:
     yield from client.add(f"id/{client.worker}", 1)
     yield from client.compare_set("nonce", NOTHING, Value("nonce", 32))
     yield from roster.append(_PUBLICATION + _RECORD)
-    yield from roster.refresh()  # _init_rpc_states asks for all workers
+    yield from roster.refresh()  # _init_rpc_states looks up all workers
     yield from roster.refresh()
     for key in ("name", "rank"):
         yield from client.compare_set(f"{key}/{client.worker}", NOTHING, Value(client.worker, 4))
     yield from roster.append(_RECORD)
     yield from roster.refresh()
-    yield from roster.refresh()  # init_rpc asks for all workers, too
+    yield from roster.refresh()  # init_rpc looks up all workers, too
 
 
 def zeromq_leave(client: Client) -> Steps:
@@ -226,7 +228,7 @@ class Roster:
         yield from self._client.set(f"record/{number}", Value(number, size))
 
     def refresh(self) -> Steps:
-        """Read what is new."""
+        """Read the new records."""
         (records,) = yield from self._client.multi_get("records")
         there = int(records.what)
         new = [*sorted(self._missing), *range(self._read + 1, there + 1)]
@@ -244,32 +246,32 @@ class Roster:
             yield from self._client.multi_get(*keys)
 
 
-# --- torch's own TENSORPIPE, as far as its store's requests show it ----------------------------------
+# --- torch's own TENSORPIPE, as its requests to the store show ---------------------------------------
 
 
 def torch_start(client: Client) -> Steps:
-    """Meet; Gloo's mesh; names and addresses of all, one by one; device maps."""
+    """Barrier; Gloo's mesh; names and addresses of all workers, one by one; device maps."""
     world, me = client.world, client.worker
-    everybody = range(world.size)
+    ranks = range(world.size)
     yield from client.connect()
     if (yield from client.add("init", 1)) == world.size:
         world.put("ready", Value("", 0))
     yield from client.wait("ready")
     yield from client.set(f"gloo/{me}", Value("", _GLOO + _GLOO_EACH * world.size))
     yield from client.set(f"rank/{me}", Value("", _NAME))
-    for other in everybody:
+    for other in ranks:
         if other != me:
             yield from client.await_and_get(f"gloo/{other}")
     yield from client.compare_set(f"names/{me}", NOTHING, Value(me, _NAME))
     yield from client.set(f"addresses/{me}", Value("", _ADDRESS))
     for key in ("names", "addresses"):
-        for other in everybody:
+        for other in ranks:
             yield from client.get(f"{key}/{other}")
     yield from gather(client, 0)
 
 
 def torch_shutdown(client: Client) -> Steps:
-    """`shutdown` and the agent's `join`, which meets through the store."""
+    """`shutdown`, and the agent's `join`, which has barriers in the store."""
     yield from gather(client, 1)
     for number in range(_BARRIERS):
         yield from client.add(f"barrier/{number}/active", 0)
@@ -279,7 +281,7 @@ def torch_shutdown(client: Client) -> Steps:
 
 
 def torch_join(client: Client) -> Steps:
-    """Join a dynamic group: with a token that all wait for, each member is called twice, in turn."""
+    """Join a dynamic group: take the token, for which all wait, and call each member twice, in turn."""
     world, me = client.world, client.worker
     yield from client.connect()
     yield from client.compare_set("kind", NOTHING, Value("dynamic", 1))
@@ -302,7 +304,7 @@ def torch_join(client: Client) -> Steps:
 
 
 def torch_leave(client: Client) -> Steps:
-    """Leave a dynamic group: with the token, each member is called in turn."""
+    """Leave a dynamic group: take the token, and call each member in turn."""
     world, me = client.world, client.worker
     yield from _take_token(client)
     members = tuple(one for one in (yield from client.get("members")).what if one != me)
@@ -326,18 +328,18 @@ def _return_token(client: Client) -> Steps:
     yield from client.set(f"token of {client.worker}", Value("Done", 4))
 
 
-# --- all of them --------------------------------------------------------------------------------------
+# --- the table of protocols ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What the workers of a backend do.
+    """The protocol of a backend.
 
-    :ivar start: the start of a static group.
-    :ivar shutdown: its end.
-    :ivar join: joining a dynamic group.
-    :ivar leave: leaving it.
-    :ivar sockets: of a worker, for each other worker that it calls, or that calls it.
+    :ivar start: start of a static group.
+    :ivar shutdown: shutdown of a static group.
+    :ivar join: join of a dynamic group.
+    :ivar leave: leave of a dynamic group.
+    :ivar sockets: connections between two workers, for each direction in which one calls the other.
     """
 
     start: Callable[[Client], Steps]
@@ -349,7 +351,7 @@ class Protocol:
 
 _TENSORPIPE = (tensorpipe_start, tensorpipe_shutdown, tensorpipe_join, tensorpipe_leave)
 _ZEROMQ = (zeromq_start, zeromq_shutdown, zeromq_join, zeromq_leave)
-#: By subject, as `counting` counts them.
+#: The protocols by subject, with the labels of `counting`.
 PROTOCOLS = {
     "ZEROMQ": Protocol(*_ZEROMQ, sockets=1),
     "ZEROMQ:unix_sockets=false": Protocol(*_ZEROMQ, sockets=1),

@@ -1,6 +1,7 @@
-"""What the simulated workers stand on: a store that serves one request after the other, and calls.
+"""The world of simulated workers: calls, and a store that serves one request after the other.
 
-Time goes by `simpy`'s clock, in seconds. Values are sizes, in bytes, with what the protocols look at.
+Times are in seconds of `simpy`'s clock. A value in the store is a size in bytes, with only the content
+that the protocols read.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from typing import Any, NamedTuple
 
 import simpy
 
-#: What a step of a worker is: it yields events, and returns something.
+#: The steps of a worker: a generator that yields events and may return a value.
 Steps = Generator[simpy.Event, Any, Any]
 
-#: Bytes of a request beside the values in it, about: its kind, the key, lengths.
+#: Approximate bytes of a request without the values in it: its kind, the key, lengths.
 _AROUND = 40
-#: Bytes of the length before a value in an answer.
+#: Bytes of the length field before a value in an answer.
 _LENGTH = 8
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What things take, in seconds; measured by `costs.py`, these are of one machine.
+    """Costs in seconds; `costs.py` measures them, and the defaults are from one machine.
 
-    :ivar request: of the store's thread, for a request.
-    :ivar byte: of the store's thread, for each byte in or out.
-    :ivar connect: of the store's thread, for a new client.
-    :ivar latency: one way between a worker and the store.
-    :ivar call: of the thread that serves a call, or makes one.
+    :ivar request: time of the store's thread for a request.
+    :ivar byte: time of the store's thread for each byte in or out.
+    :ivar connect: time of the store's thread for a new client.
+    :ivar latency: of a message in one direction.
+    :ivar call: time of the thread that makes or serves a call.
     """
 
     request: float = 14e-6
@@ -40,10 +41,10 @@ class Costs:
 
 
 class Value(NamedTuple):
-    """What stands under a key.
+    """The value of a key.
 
-    :ivar what: whatever the protocol looks at.
-    :ivar size: in bytes.
+    :ivar what: the content that the protocol reads.
+    :ivar size: the size in bytes.
     """
 
     what: Any
@@ -55,12 +56,12 @@ NOTHING = Value(None, 0)
 
 @dataclass
 class Tally:
-    """What one worker has done.
+    """The counts of one worker.
 
-    :ivar requests: to the store, by kind.
-    :ivar received: bytes from the store.
-    :ivar calls: RPC calls it has sent.
-    :ivar call_bytes: of what these carried, as far as it grows with the group.
+    :ivar requests: requests to the store, by kind.
+    :ivar received: bytes received from the store.
+    :ivar calls: RPC calls sent.
+    :ivar call_bytes: payload bytes of the calls, without parts that do not grow with the group.
     """
 
     requests: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -70,10 +71,10 @@ class Tally:
 
 
 class World:
-    """A group's store, its workers' tallies, and who has a connection to whom.
+    """A group's store, the tallies of its workers, and the connections between them.
 
-    :ivar links: (caller, callee) of whom a call has gone from one to the other.
-    :ivar busy: seconds that the store has worked.
+    :ivar links: pairs (caller, callee) between which a call was made.
+    :ivar busy: how long the store has worked, in seconds.
     """
 
     def __init__(self, size: int, costs: Costs | None = None) -> None:
@@ -92,14 +93,18 @@ class World:
         self._arrived: collections.Counter[str] = collections.Counter()
 
     def run(self, *steps: Steps) -> float:
-        """Have workers take steps, all at once; return how long all take together."""
+        """Run the steps of all workers at once; return the seconds until the last one has ended."""
         begin = self.env.now
         processes = [self.env.process(each) for each in steps]
         self.env.run(self.env.all_of(processes))
         return float(self.env.now - begin)
 
     def serve(self, size: int, seconds: float | None = None) -> simpy.Event:
-        """Have the store work for one request of ``size`` bytes, in and out, after all before it."""
+        """Let the store serve a request, after all earlier ones; return the event of its end.
+
+        :param size: bytes in and out.
+        :param seconds: the time without that for the bytes; the cost of a request by default.
+        """
         costs = self.costs
         took = (costs.request if seconds is None else seconds) + costs.byte * size
         self.busy += took
@@ -107,29 +112,29 @@ class World:
         return self.env.timeout(self._free_at - self.env.now)
 
     def occupy(self, worker: int, times: int = 1) -> simpy.Event:
-        """Have a worker serve, or make, calls, after all before them."""
+        """Let a worker make or serve calls, after all earlier ones; return the event of their end."""
         free_at = max(self._serving_free_at[worker], self.env.now) + times * self.costs.call
         self._serving_free_at[worker] = free_at
         return self.env.timeout(free_at - self.env.now)
 
     def put(self, key: str, value: Value) -> None:
-        """Write a value, and wake those who wait for it, one after the other."""
+        """Write a value and wake the workers that wait for it."""
         self.values[key] = value
         for waiting in self._waiting.pop(key, ()):
             waiting.succeed()
 
     def event(self, name: str) -> simpy.Event:
-        """Return what happens once enough have arrived at what is called ``name``."""
+        """Return the event that occurs once enough workers have arrived at ``name``."""
         return self._events.setdefault(name, self.env.event())
 
     def arrive(self, name: str, of: int) -> None:
-        """Count one that arrives; the event is when it is the last of so many."""
+        """Count an arrival at ``name``; the event occurs when ``of`` have arrived."""
         self._arrived[name] += 1
         if self._arrived[name] == of:
             self.event(name).succeed()
 
     def there(self, key: str) -> simpy.Event:
-        """Return what happens when a value is there."""
+        """Return the event that occurs when the key has a value."""
         event = self.env.event()
         if key in self.values:
             return event.succeed()
@@ -138,20 +143,20 @@ class World:
 
 
 class Client:
-    """One worker's connection to the store, which asks as torch's client does."""
+    """One worker's connection to the store, which makes the same requests as torch's client."""
 
     def __init__(self, world: World, worker: int) -> None:
         self.world = world
         self.worker = worker
 
     def connect(self) -> Steps:
-        """Connect."""
+        """Connect to the store."""
         yield from self._arrive("validate", 0, self.world.costs.connect)
         yield from self._arrive("ping", 0)
         yield from self._answer(4)
 
     def add(self, key: str, amount: int) -> Steps:
-        """Add to a counter, and return what it is now."""
+        """Add to a counter; return its new value."""
         yield from self._arrive("add", 0)
         total: int = self.world.values.get(key, Value(0, 8)).what + amount
         self.world.put(key, Value(total, 8))
@@ -159,12 +164,12 @@ class Client:
         return total
 
     def set(self, key: str, value: Value) -> Steps:
-        """Write a value; nothing comes back."""
+        """Write a value; the store does not answer."""
         yield from self._arrive("set", value.size)
         self.world.put(key, value)
 
     def compare_set(self, key: str, expected: Value, value: Value) -> Steps:
-        """Write a value if it is ``expected`` that stands there, and return what stands there then."""
+        """Write a value if the present one is ``expected``; return the value after that."""
         yield from self._arrive("compare_set", expected.size + value.size)
         found = self.world.values.get(key, NOTHING)
         if found.what == expected.what:
@@ -174,21 +179,21 @@ class Client:
         return found
 
     def check(self, *keys: str) -> Steps:
-        """Return whether keys are there."""
+        """Return whether all keys exist."""
         yield from self._arrive("check", len(keys) * _AROUND)
-        there = all(key in self.world.values for key in keys)
+        exist = all(key in self.world.values for key in keys)
         yield from self._answer(1)
-        return there
+        return exist
 
     def wait(self, *keys: str) -> Steps:
-        """Wait until keys are there."""
+        """Wait until all keys exist."""
         yield from self._arrive("wait", len(keys) * _AROUND)
         for key in keys:
             yield self.world.there(key)
         yield from self._answer(1)
 
     def get(self, key: str) -> Steps:
-        """Return a value, once it is there; torch's client asks twice."""
+        """Wait for a value and return it; torch's client makes two requests."""
         yield from self.wait(key)
         yield from self._arrive("get", 0)
         value = self.world.values[key]
@@ -196,7 +201,7 @@ class Client:
         return value
 
     def multi_get(self, *keys: str) -> Steps:
-        """Return values, once they are there; torch's client asks twice."""
+        """Wait for values and return them; torch's client makes two requests."""
         yield from self.wait(*keys)
         yield from self._arrive("multi_get", len(keys) * _AROUND)
         values = [self.world.values[key] for key in keys]
@@ -221,14 +226,14 @@ class Client:
 
 
 def call(world: World, caller: int, callee: int, size: int = 0) -> Steps:
-    """Call a worker, and wait for the answer."""
+    """Call a worker and wait for the answer."""
     yield from call_all(world, caller, [callee], size)
 
 
 def call_all(world: World, caller: int, callees: list[int], size: int = 0) -> Steps:
-    """Call workers at once, and wait for all answers.
+    """Call workers at once and wait for all answers.
 
-    :param size: bytes that each call carries, as far as they grow with the group.
+    :param size: payload bytes of each call, without parts that do not grow with the group.
     """
     tally = world.tallies[caller]
     tally.calls += len(callees)

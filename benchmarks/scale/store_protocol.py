@@ -1,4 +1,4 @@
-"""How torch's TCP store writes requests, as far as telling where each ends (seen in torch 2.13)."""
+"""Parse the requests to torch's TCP store far enough to find where each ends (as of torch 2.13)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator
 
 _LENGTH, _NUMBER, _SHORT = struct.Struct("<Q"), 8, 4
-#: By the byte it begins with: a request's name, and what follows. ``t`` is a text or value with its
-#: length before it, ``n`` a number of 8 bytes, ``s`` one of 4, ``T`` a count and so many texts.
+#: By the first byte of a request: its name, and the fields that follow. ``t`` is a text or value after
+#: its length, ``n`` a number of 8 bytes, ``s`` a number of 4 bytes, ``T`` a count and that many texts.
 _REQUESTS = {
     0: ("validate", "s"),
     1: ("set", "tt"),
@@ -26,15 +26,15 @@ _REQUESTS = {
 
 
 class UnknownRequestError(RuntimeError):
-    """What is asked of the store cannot be told apart from what follows it."""
+    """A request to the store is of an unknown kind, so its end is unknown."""
 
 
 class Incomplete(Exception):  # noqa: N818 - no error, and never leaves this module
-    """The rest of a request has not arrived."""
+    """The rest of a request has not arrived yet."""
 
 
 class Parser:
-    """Cuts what one client sends into requests."""
+    """Splits the bytes from one client into requests."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -42,7 +42,7 @@ class Parser:
     def feed(self, data: bytes) -> Iterator[str]:
         """Yield the names of the requests that ``data`` completes.
 
-        :raises UnknownRequestError: it is no request that is known here.
+        :raises UnknownRequestError: a request begins with an unknown byte.
         """
         self._buffer += data
         while self._buffer:
@@ -50,8 +50,8 @@ class Parser:
                 name, fields = _REQUESTS[self._buffer[0]]
             except KeyError:
                 raise UnknownRequestError(
-                    f"a request to the store begins with {self._buffer[0]}, and store_protocol.py has no "
-                    "such kind: this torch has added one, or has changed how it writes them."
+                    f"a request to the store begins with byte {self._buffer[0]}, which is not in "
+                    "store_protocol.py. This version of torch has another protocol: extend the table."
                 ) from None
             try:
                 end = self._end(fields)

@@ -1,7 +1,7 @@
-"""Between workers and the store of their group: passes everything on, and counts what each worker asks.
+"""A relay between workers and the store of their group that counts each worker's requests.
 
-Counted is what is on the wire, so that requests which torch makes in C++ count like all others. Each
-worker has a port of its own here, which is how it is told from the others.
+It counts requests on the wire, so requests from torch's C++ code are included. Each worker connects to
+another port of the relay, which identifies the worker.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from store_protocol import Parser
 
 T = TypeVar("T")
 
-#: How many may wait to be accepted: more workers than ever start at once.
+#: Length of the queue for new connections: more than the number of workers that start at once.
 _BACKLOG = 4096
 _CHUNK = 1 << 16  # bytes
-#: Rounds of the event loop after which it has read what had arrived before the first.
+#: After this many rounds the event loop has read everything that had arrived before the first.
 _ROUNDS = 50
 
 
 @dataclass
 class Requests:
-    """What one worker has asked of the store.
+    """The requests of one worker to the store.
 
-    :ivar kinds: how often, by kind, as the store's protocol has them: a ``get`` of torch's client, say,
-        is a wait and a get.
-    :ivar connections: how many it has made.
-    :ivar sent: bytes to the store.
-    :ivar received: bytes from it.
+    :ivar kinds: number of requests by kind, in the store's protocol: for example, a ``get`` of torch's
+        client is a wait and a get.
+    :ivar connections: number of connections made.
+    :ivar sent: bytes sent to the store.
+    :ivar received: bytes received from the store.
     """
 
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -44,11 +44,11 @@ class Requests:
     received: int = 0
 
     def copy(self) -> Requests:
-        """Return these figures as they are now."""
+        """Return a copy of the present figures."""
         return Requests(self.kinds.copy(), self.connections, self.sent, self.received)
 
     def since(self, before: Requests) -> Requests:
-        """Return what has been added to ``before``."""
+        """Return what was added since ``before``."""
         return Requests(
             self.kinds - before.kinds,
             self.connections - before.connections,
@@ -58,9 +58,9 @@ class Requests:
 
 
 class StoreRelay:
-    """A store for a group, and a port to it for each worker.
+    """A store for a group, with a port for each worker.
 
-    :param size: how many workers.
+    :param size: the number of workers.
     """
 
     def __init__(self, size: int) -> None:
@@ -74,11 +74,11 @@ class StoreRelay:
         self._ports = self._run(self._listen())
 
     def __enter__(self) -> StoreRelay:
-        """Return the relay, which listens."""
+        """Return the relay, which is listening."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop, and end the store."""
+        """Stop the relay and the store."""
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -90,9 +90,9 @@ class StoreRelay:
         return f"tcp://127.0.0.1:{self._ports[worker]}"
 
     def requests(self) -> list[Requests]:
-        """Return what each worker has asked until now; they must be at rest.
+        """Return the requests of each worker so far; no request may be in progress.
 
-        :raises UnknownRequestError: the relay has lost count.
+        :raises UnknownRequestError: the relay met an unknown request and could not count on.
         """
         return self._run(self._copies())
 
@@ -142,7 +142,7 @@ class StoreRelay:
     async def _relay(
         self, one: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        # Whoever only looks whether somebody listens is no client of the store.
+        # A connection without data only tested whether the port is open. It is not counted.
         if not (data := await reader.read(_CHUNK)):
             return
         one.connections += 1

@@ -11,19 +11,19 @@ from torch.distributed import rpc
 
 from rpc_backends_cli.processes import WorkerContext
 
-#: Seconds that a wait in the store may take before it is begun anew: never, so that the number of
-#: requests does not depend on how long workers wait for each other.
-_WITHOUT_END = 10_000.0
-#: By which functions torch sends a call; in its module.
+#: How long a wait in the store lasts before it is repeated, in seconds. It is never repeated, so the
+#: number of requests does not depend on how long workers wait for each other.
+_NEVER_S = 10_000.0
+#: The functions of `torch.distributed.rpc.api` that send a call.
 _SENDING = ("_invoke_rpc_builtin", "_invoke_rpc_python_udf", "_invoke_rpc_torchscript")
 
 
 def prepare(me: WorkerContext) -> None:
-    """Count the calls of this worker from here on, and wait in the store without a break."""
+    """Start counting this worker's calls, and make each wait in the store a single request."""
     from rpc_backends_core._group import waiting
 
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # nobody of the group hosts the store
-    waiting._SLICE = _WITHOUT_END
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # no worker hosts the store
+    waiting._SLICE = _NEVER_S
     counts = me.memory["calls"] = collections.Counter[str]()
     for name in _SENDING:
         setattr(rpc.api, name, _counting(getattr(rpc.api, name), counts))
@@ -46,7 +46,7 @@ def join(
     options: dict[str, Any],
     world_size: int | None,
 ) -> None:
-    """Join the group."""
+    """Join the group through this worker's port of the relay."""
     member = rpc.BackendType[backend]
     rpc.init_rpc(
         me.name,
@@ -60,18 +60,18 @@ def join(
 
 
 def call_next(me: WorkerContext) -> None:
-    """Call the worker of the next rank: a ring."""
+    """Call the worker with the next rank."""
     rpc.rpc_sync(f"worker{(me.index + 1) % me.size}", nothing)
 
 
 def call_first(me: WorkerContext) -> None:
-    """Call worker 0, as workers do with their parameter server."""
+    """Call worker 0, as workers call a parameter server."""
     if me.index:
         rpc.rpc_sync("worker0", nothing)
 
 
 def call_all(me: WorkerContext) -> None:
-    """Call all others, at once."""
+    """Call all other workers at once."""
     futures = [
         rpc.rpc_async(f"worker{other}", nothing) for other in range(me.size) if other != me.index
     ]
@@ -80,7 +80,7 @@ def call_all(me: WorkerContext) -> None:
 
 
 def calls(me: WorkerContext) -> dict[str, int]:
-    """Return how many calls this worker has sent, and how many bytes what they carry takes."""
+    """Return the number of calls that this worker has sent, and their payload bytes."""
     return dict(me.memory["calls"])
 
 

@@ -1,6 +1,6 @@
-"""Peers that die: killed (SIGKILL), suspended (SIGSTOP) and resumed at random, and replaced by new ones.
+"""Churn: peers are killed (SIGKILL), suspended (SIGSTOP) and resumed at random, and replaced.
 
-The workers that call them and stay are the survivors. What happens when is drawn from the plan's seed.
+The workers, which are never killed, are the survivors. The plan's seed determines what happens when.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rpc_backends_cli.processes import (
     Workers,
 )
 
-#: Ticks that the survivors go on calling a worker that was killed.
-_MISSED_FOR = 4
-#: Ticks that a worker is suspended, at least and at most.
-_SUSPENDED_FOR = (1, 24)
-#: Letters of what a worker has printed that an error shows.
-_TAIL = 3000
+#: For how many ticks the survivors go on calling a killed peer.
+_CALLED_AFTER_KILL_TICKS = 4
+#: For how many ticks a peer is suspended, at least and at most.
+_SUSPENDED_TICKS = (1, 24)
+#: How many characters of a peer's output an error shows.
+_MAX_OUTPUT = 3000
 
 
 def be_a_peer(
@@ -44,7 +44,7 @@ def be_a_peer(
     callees: list[str],
     seed: int,
 ) -> None:
-    """Join as ``peer<number>``, tell that, answer, and call the survivors until the process is killed."""
+    """Join as ``peer<number>``, report that, and answer and make calls until the process is killed."""
     own = replace(me, name=f"peer{number}", index=number)
     worker_tasks.join(own, subject, url, world_size)
     me.tell("joined")
@@ -53,17 +53,17 @@ def be_a_peer(
 
 @dataclass
 class Peer:
-    """A peer: a process in a `Workers` of its own, so that nothing of it is kept when it is gone."""
+    """A peer: the only process of its `Workers`, so that everything of it is freed after its end."""
 
     name: str
     workers: Workers
     step: Step
     joined: bool = False
-    resumed_in: int = 0  # ticks; 0 while it is not suspended
+    resumed_in: int = 0  # ticks until it is resumed; 0 if it is not suspended
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """The peer's process id."""
         return self.workers[0].pid
 
 
@@ -71,11 +71,15 @@ class Peer:
 class Churn:
     """The peers of a run.
 
-    :ivar start: starts the peer of a number.
-    :ivar replaced: whether a new peer takes the place of one that is killed: in a dynamic group.
-    :ivar deaths: mean of the ticks between two of them.
-    :ivar list: the file that has the names of the peers for the survivors.
-    :ivar wrong: what peers report, and ends that nobody has caused.
+    :ivar start: starts the peer with a given number.
+    :ivar replaced: whether a new peer replaces a killed one, as in a dynamic group.
+    :ivar deaths: mean number of ticks between two kills.
+    :ivar list: the file with the names of the peers, which the survivors read.
+    :ivar peers: the running peers.
+    :ivar missed: by name of a killed peer, for how many more ticks it is called.
+    :ivar counts: how many peers have joined, and were killed or suspended.
+    :ivar wrong: errors that peers have reported, and peers that ended without being killed.
+    :ivar next: the number of the next peer.
     """
 
     start: Callable[[int], tuple[Workers, Step]]
@@ -92,15 +96,15 @@ class Churn:
     next: int = 0
 
     def add(self) -> None:
-        """Start one more peer."""
+        """Start another peer."""
         workers, step = self.start(self.next)
         self.peers.append(Peer(f"peer{self.next}", workers, step))
         self.next += 1
 
     def wait_until_joined(self) -> None:
-        """Wait for all that were started.
+        """Wait until all peers have joined.
 
-        :raises WorkerError: one could not join.
+        :raises WorkerError: a peer could not join.
         """
         for peer in self.peers:
             peer.step.news()
@@ -108,7 +112,7 @@ class Churn:
         self._tell()
 
     def tick(self) -> None:
-        """Hear what the peers report, and do what is drawn to one of them."""
+        """Receive the peers' reports; kill, suspend and resume peers at random."""
         for peer in list(self.peers):
             self._hear(peer)
         for name in [name for name, left in self.missed.items() if left <= 1]:
@@ -120,19 +124,19 @@ class Churn:
                 if not peer.resumed_in:
                     os.kill(peer.pid, signal.SIGCONT)
         living = [peer for peer in self.peers if peer.joined]
-        # As often suspended as killed; never all at once, so that calls go on.
+        # Peers are suspended as often as killed, but one always runs, so that calls continue.
         if living and self.chance.random() < 1 / self.deaths:
             self._kill(self.chance.choice(living))
         running = [peer for peer in self.peers if peer.joined and not peer.resumed_in]
         if len(running) > 1 and self.chance.random() < 1 / self.deaths:
             peer = self.chance.choice(running)
-            peer.resumed_in = self.chance.randint(*_SUSPENDED_FOR)
+            peer.resumed_in = self.chance.randint(*_SUSPENDED_TICKS)
             self.counts["suspended"] += 1
             os.kill(peer.pid, signal.SIGSTOP)
         self._tell()
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill all peers."""
         for peer in self.peers:
             peer.workers.__exit__()
         self.peers = []
@@ -144,7 +148,7 @@ class Churn:
 
     def _is_gone(self, peer: Peer) -> None:
         self.peers.remove(peer)
-        self.missed[peer.name] = _MISSED_FOR
+        self.missed[peer.name] = _CALLED_AFTER_KILL_TICKS
         if self.replaced:
             self.add()
 
@@ -155,10 +159,10 @@ class Churn:
             elif isinstance(report, News):
                 self.wrong.append(f"{peer.name}: {report.value}")
             else:
-                how = f"status {report.status}" if isinstance(report, Ended) else "its step is over"
+                how = f"status {report.status}" if isinstance(report, Ended) else "its step ended"
                 trace = report.trace if isinstance(report, Failure) else ""
-                said = peer.workers[0].output[-_TAIL:]
-                self.wrong.append(f"{peer.name} ended by itself, {how}\n{trace}{said}")
+                output = peer.workers[0].output[-_MAX_OUTPUT:]
+                self.wrong.append(f"{peer.name} ended without being killed, {how}\n{trace}{output}")
                 peer.workers.__exit__()
                 self._is_gone(peer)
                 return
@@ -184,7 +188,7 @@ def start_peer(
     callees: list[str],
     seed: int,
 ) -> tuple[Workers, Step]:
-    """Start the process of ``peer<number>``, which lives for so many seconds at most."""
+    """Start the process of ``peer<number>``, which is ended after ``seconds`` in any case."""
     workers = Workers(1, seconds=seconds, template=template).__enter__()
     try:
         step = workers[0].start(be_a_peer, subject, url, world_size, number, callees, seed + number)

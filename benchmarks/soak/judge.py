@@ -1,8 +1,8 @@
-"""Whether a figure of a process is flat: the median of the last third of a run beside that of the middle.
+"""Judge whether a figure is flat: compare the median of a run's last third with the middle third.
 
-The first third is left out: caches fill, threads start, the allocator finds its size. A median does not
-see what one sample has, such as a large tensor that was on its way. What grows for as long as the program
-runs grows from third to third; what is only noisy does not.
+The first third is ignored, because caches fill, threads start and the allocator grows. A median ignores a
+single sample, such as one with a large tensor in transit. A leak grows from third to third; noise does
+not.
 """
 
 from __future__ import annotations
@@ -12,40 +12,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Samples without which nothing is said.
+#: How many samples a verdict needs at least.
 LEAST_SAMPLES = 9
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """By how much the last third may be above the middle one: ``fixed`` and, of that one, ``share``."""
+    """How far the last third may be above the middle one: ``fixed`` plus ``share`` of the middle."""
 
     fixed: float
     share: float
 
     def above(self, middle: float) -> float:
-        """Return what is permitted above ``middle``."""
+        """Return how far above ``middle`` is permitted."""
         return self.fixed + self.share * middle
 
 
-#: By figure. Memory is in MiB, and the allocator gives back what it likes. An agent has as many threads
-#: as the moment takes; of files there are as many as of peers, and one or two that are about to go.
+#: By figure. Memory is in MiB; the allocator does not return all free memory. The number of an agent's
+#: threads follows its load. One or two files may be about to be closed.
 TOLERANCES = {
     "rss_mib": Tolerance(fixed=8.0, share=0.02),
     "files": Tolerance(fixed=2.0, share=0.0),
     "threads": Tolerance(fixed=4.0, share=0.2),
 }
-#: Where peers die and others come: a worker has about 5 files for each peer, and of two peers one may
-#: have come while the one before is not given up yet. Memory and threads must be as flat as ever.
+#: With churn, 10 files more are permitted: a worker has about 5 for each peer, and the successors of two
+#: killed peers may join before the worker has given these up.
 CHURNED = {**TOLERANCES, "files": Tolerance(fixed=10.0, share=0.0)}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one figure of one worker.
+    """The verdict on one figure of one worker.
 
-    :ivar first: the median of the first third, for those who want to see it.
-    :ivar permitted: by how much ``last`` may be above ``middle``.
+    :ivar first: the median of the first third, which is shown but not judged.
+    :ivar middle: the median of the middle third.
+    :ivar last: the median of the last third.
+    :ivar permitted: how far ``last`` may be above ``middle``.
     """
 
     worker: str
@@ -57,7 +59,7 @@ class Verdict:
 
     @property
     def flat(self) -> bool:
-        """Whether it has not grown by more than is permitted; that it may fall goes without saying."""
+        """Whether the figure has grown by no more than is permitted; it may fall."""
         return self.last - self.middle <= self.permitted
 
     def __str__(self) -> str:
@@ -68,7 +70,7 @@ class Verdict:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the verdict as JSON values."""
         return {**asdict(self), "flat": self.flat}
 
 
@@ -78,14 +80,14 @@ def judge(
     samples: Sequence[float],
     tolerances: Mapping[str, Tolerance] = TOLERANCES,
 ) -> Verdict:
-    """Judge the samples of one figure, which were taken at equal intervals.
+    """Judge the samples of one figure, taken at equal intervals.
 
-    :raises ValueError: there are too few of them.
+    :raises ValueError: there are too few samples.
     """
     if len(samples) < LEAST_SAMPLES:
         raise ValueError(
-            f"{len(samples)} samples of {figure} are too few to say whether it is flat; {LEAST_SAMPLES} "
-            "are needed. Let the program run longer, or sample more often (--interval)."
+            f"{len(samples)} samples of {figure} are too few for a verdict, which needs {LEAST_SAMPLES}. "
+            "Run longer (--minutes), or sample more often (--interval)."
         )
     third = len(samples) // 3
     first, middle, last = (

@@ -1,7 +1,7 @@
-"""The calls of a soak: what each worker does to the others, from several threads, until time is up.
+"""The calls of a soak test: each worker calls the others from several threads until time is up.
 
-Every call checks what it gets. What a call does not expect is kept as text, and the run has failed. Where
-peers die, a call may end with an error of RPC, but must end within its timeout.
+Every call checks its result. An unexpected result is recorded as text and makes the run fail. With
+churn, a call may end with an RPC error, but must end within its timeout.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch.distributed import rpc
 
 from rpc_backends_cli.processes import WorkerContext
 
-#: Wrong results that are kept in full; more are counted.
-_KEPT = 20
-#: Seconds in which every thread must get through with what it is doing, whatever that is.
-PATIENCE = 120.0
-_LONG_NAP, _SHORT_TIMEOUT = 0.3, 0.05
-#: Where peers die: seconds after which each call times out, and by how much it may miss that. A busy
-#: machine of two cores may take seconds to run a thread; a call that nothing ends takes forever.
-CALL_TIMEOUT, SLACK = 5.0, 5.0
-#: Seconds for which the list of peers is not read again.
-_LIST_AGE = 0.1
+#: How many wrong results are kept in full; more are only counted.
+_MAX_WRONG = 20
+#: How long a single call may take in any thread before the run fails.
+CALL_END_TIMEOUT_S = 120.0
+_LONG_NAP_S, _SHORT_TIMEOUT_S = 0.3, 0.05
+#: With churn: the timeout of each call, and how much later it may end. A busy machine with two cores may
+#: take seconds to run a thread; a call that is never ended exceeds any limit.
+CALL_TIMEOUT_S, TIMEOUT_SLACK_S = 5.0, 5.0
+#: How long a list of peers is used before the file is read again.
+_LIST_MAX_AGE_S = 0.1
 
 
-# --- what is called --------------------------------------------------------------------------------
+# --- the called functions --------------------------------------------------------------------------
 
 
 def echo(value: Any) -> Any:
@@ -50,17 +50,17 @@ def nap(seconds: float) -> None:
 
 
 def add_to(rref: Any, number: float) -> Any:
-    """Use an RRef that another worker has sent, wherever its owner is."""
+    """Use an RRef from another worker; its owner may be any worker."""
     return rref.to_here() + number
 
 
 @rpc.functions.async_execution
 def passed_on(to: str, value: Any) -> Any:
-    """Answer with what another worker answers, without a thread that waits for it."""
+    """Return the result of another worker, without blocking a thread on it."""
     return rpc.rpc_async(to, echo, args=(value,))
 
 
-# --- how --------------------------------------------------------------------------------------------
+# --- the kinds of calls -----------------------------------------------------------------------------
 
 Call = Callable[["Traffic", random.Random], None]
 
@@ -112,21 +112,21 @@ def call_what_raises(traffic: Traffic, chance: random.Random) -> None:
         if "on purpose" not in str(error):
             raise
     else:
-        raise AssertionError("a call of what raises has raised nothing")
+        raise AssertionError("a call of a function that raises has not raised")
 
 
 def call_what_takes_too_long(traffic: Traffic, chance: random.Random) -> None:
     try:
-        rpc.rpc_sync(traffic.peer(chance), nap, args=(_LONG_NAP,), timeout=_SHORT_TIMEOUT)
+        rpc.rpc_sync(traffic.peer(chance), nap, args=(_LONG_NAP_S,), timeout=_SHORT_TIMEOUT_S)
     except RuntimeError as error:
         if "RPC ran for more than set timeout" not in str(error):
             raise
     else:
         if not traffic.suspended:
-            raise AssertionError("a call that takes too long has returned")
+            raise AssertionError("a call with too short a timeout has returned")
 
 
-#: How often each is drawn.
+#: How often each kind is chosen, relative to the others.
 WEIGHTS: dict[Call, int] = {
     call_builtin: 20,
     call_with_objects: 20,
@@ -138,25 +138,25 @@ WEIGHTS: dict[Call, int] = {
     call_what_raises: 5,
     call_what_takes_too_long: 2,
 }
-#: Calls that one of these makes one after the other, where it is more than one: each may time out.
+#: How many RPC calls a kind makes in sequence, if more than one. Each of them may time out.
 IN_A_ROW = {use_an_rref: 4, share_an_rref: 2}
 
 
 class Peers:
-    """The names of the peers that live, or were killed a moment ago, as a file has them.
+    """The names of the workers to call, which may include peers that were just killed.
 
-    :param list_: the file, which is replaced when they change; None for all workers of a fixed group.
+    :param list_: the file with the names, which is replaced on changes; None to call all other workers.
     """
 
     def __init__(self, me: WorkerContext, list_: Path | None = None) -> None:
         self._list = list_
-        self._read = -_LIST_AGE
+        self._read = -_LIST_MAX_AGE_S
         self._names = [f"worker{index}" for index in range(me.size) if index != me.index]
 
     def names(self) -> list[str]:
-        """Return them."""
+        """Return the names."""
         now = time.monotonic()
-        if self._list is not None and now - self._read >= _LIST_AGE:
+        if self._list is not None and now - self._read >= _LIST_MAX_AGE_S:
             self._read = now
             self._names = json.loads(self._list.read_text())
         return self._names
@@ -166,11 +166,14 @@ class Peers:
 class Traffic:
     """The calls of one worker.
 
-    :ivar dying: whether peers die, so that a call may end with an error.
-    :ivar suspended: whether this worker may be suspended at any moment, so that times say nothing.
-    :ivar counts: calls by their kind.
-    :ivar wrong: what was not as expected.
-    :ivar longest: the longest call, in seconds.
+    :ivar peers: returns the names of the workers to call.
+    :ivar dying: whether peers are killed, so that a call may end with an error.
+    :ivar suspended: whether this worker may be suspended at any moment, so that times are not judged.
+    :ivar longest: the duration of the longest call, in seconds.
+    :ivar stop: set when the threads are to end.
+    :ivar counts: the number of calls of each kind.
+    :ivar wrong: descriptions of unexpected results.
+    :ivar lock: protects ``counts``, ``wrong`` and ``longest``.
     """
 
     me: WorkerContext
@@ -184,18 +187,18 @@ class Traffic:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def peer(self, chance: random.Random) -> str:
-        """Draw a worker, now and then this one."""
+        """Return a random worker to call; sometimes this one."""
         if chance.random() < 0.02:
             return self.me.name
         return chance.choice(self.peers() or [self.me.name])
 
     def expect(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
-        """Raise if two tensors are not the same."""
+        """Raise an AssertionError if two tensors are not equal."""
         if not torch.equal(found, wanted):
-            raise AssertionError(f"expected {wanted!r}, and got {found!r}")
+            raise AssertionError(f"expected {wanted!r}, got {found!r}")
 
     def run(self, seed: int) -> None:
-        """Make one call after the other, until it is time to stop."""
+        """Make random calls in sequence until ``stop`` is set."""
         chance = random.Random(seed)
         calls, weights = list(WEIGHTS), list(WEIGHTS.values())
         while not self.stop.is_set():
@@ -204,31 +207,31 @@ class Traffic:
             try:
                 call(self, chance)
             except Exception as error:
-                if self.dying and isinstance(error, RuntimeError):  # torch's class for all of RPC's
+                if self.dying and isinstance(error, RuntimeError):  # torch raises it for RPC errors
                     with self.lock:
                         self.counts["error"] += 1
                 else:
                     self.note(f"{call.__name__}: {type(error).__name__}: {error}")
             took = time.monotonic() - begin
-            limit = CALL_TIMEOUT * IN_A_ROW.get(call, 1) + SLACK
+            limit = CALL_TIMEOUT_S * IN_A_ROW.get(call, 1) + TIMEOUT_SLACK_S
             if self.dying and not self.suspended and took > limit:
                 self.note(
-                    f"{call.__name__} took {took:.1f} s; a call times out after {CALL_TIMEOUT:g} s"
+                    f"{call.__name__} took {took:.1f} s; a call times out after {CALL_TIMEOUT_S:g} s"
                 )
             with self.lock:
                 self.counts[call.__name__] += 1
                 self.longest = max(self.longest, took)
 
     def note(self, text: str) -> None:
-        """Keep what was not as expected."""
+        """Record an unexpected result."""
         with self.lock:
             self.counts["wrong"] += 1
-            if len(self.wrong) < _KEPT:
+            if len(self.wrong) < _MAX_WRONG:
                 self.wrong.append(text)
 
     @property
     def calls(self) -> int:
-        """How many there have been."""
+        """The number of calls so far."""
         with self.lock:
             return sum(n for name, n in self.counts.items() if name not in {"wrong", "error"})
 
@@ -245,31 +248,31 @@ def work(
     leak: list[str],
     peers: Path | None = None,
 ) -> dict[str, Any]:
-    """Make calls for so long, and tell every ``interval`` how many there have been, then None.
+    """Make calls for ``seconds``; report their number every ``interval`` seconds, and None at the end.
 
-    :param leak: what to leak on purpose, with each telling: "memory", "files", "threads".
-    :param peers: the file with the names of the workers to call, which die; None for all of the group.
+    :param leak: what to leak on purpose with each report: "memory", "files", "threads".
+    :param peers: the file with the names of the peers to call; None to call all workers of the group.
     """
     traffic = Traffic(me, Peers(me, peers).names, dying=peers is not None)
-    everybody = start_threads(traffic, threads, seed * 1000 + me.index * 100)
+    started = start_threads(traffic, threads, seed * 1000 + me.index * 100)
     begin = time.monotonic()
-    told, last_progress = 0, begin
+    reported, last_progress = 0, begin
     leaked: list[Any] = []
     for tick in range(1, round(seconds / interval) + 1):
         time.sleep(max(0.0, begin + tick * interval - time.monotonic()))
         calls = traffic.calls
-        if calls != told:
-            told, last_progress = calls, time.monotonic()
-        elif time.monotonic() - last_progress > PATIENCE:
-            traffic.note(f"no call of any thread has ended within {PATIENCE:g} s")
+        if calls != reported:
+            reported, last_progress = calls, time.monotonic()
+        elif time.monotonic() - last_progress > CALL_END_TIMEOUT_S:
+            traffic.note(f"no call of any thread has ended within {CALL_END_TIMEOUT_S:g} s")
             break
         leak_some(leak, leaked, traffic.stop)
         me.tell(calls)
     traffic.stop.set()
-    for thread in everybody:
-        thread.join(PATIENCE)
+    for thread in started:
+        thread.join(CALL_END_TIMEOUT_S)
         if thread.is_alive():
-            traffic.note(f"{thread.name} has been in one call for {PATIENCE:g} s")
+            traffic.note(f"{thread.name} has been in one call for {CALL_END_TIMEOUT_S:g} s")
     me.tell(None)
     return {
         "counts": dict(traffic.counts),
@@ -279,7 +282,7 @@ def work(
 
 
 def start_threads(traffic: Traffic, threads: int, seed: int) -> list[threading.Thread]:
-    """Start the threads that call."""
+    """Start the threads that make calls."""
     started = [
         threading.Thread(target=traffic.run, args=(seed + n,), name=f"traffic {n}")
         for n in range(threads)
@@ -290,19 +293,19 @@ def start_threads(traffic: Traffic, threads: int, seed: int) -> list[threading.T
 
 
 def be_called_and_call(me: WorkerContext, names: list[str], seed: int) -> None:
-    """Call these workers from a thread, and answer, until the process is killed; tell what is wrong."""
+    """Call the workers ``names`` from a thread until the process is killed; report wrong results."""
     traffic = Traffic(me, lambda: names, dying=True, suspended=True)
     start_threads(traffic, 1, seed)
-    told = 0
+    reported = 0
     while True:
-        time.sleep(_LIST_AGE)
-        for text in traffic.wrong[told:]:
+        time.sleep(_LIST_MAX_AGE_S)
+        for text in traffic.wrong[reported:]:
             me.tell(text)
-            told += 1
+            reported += 1
 
 
 def leak_some(what: list[str], leaked: list[Any], stop: threading.Event) -> None:
-    """Keep some more of what is never let go of."""
+    """Leak some memory, files or threads, as requested."""
     if "memory" in what:
         leaked.append(bytearray(b"x" * (2 << 20)))
     for _ in range(3):

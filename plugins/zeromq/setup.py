@@ -1,4 +1,4 @@
-"""Builds the transport in C++; what else there is to say of the package is in pyproject.toml."""
+"""Builds the C++ transport; the rest of the package's configuration is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IN_CHECKOUT = HERE / "../../packages/agents/src/rpc_backends_agents/include"
 
 
 def folder_of(package: str) -> Path | None:
-    """Return where an installed package is, without importing it."""
+    """Return the folder of an installed package, without importing the package."""
     spec = find_spec(package)
     return Path(spec.origin).parent if spec and spec.origin else None
 
@@ -20,8 +20,8 @@ def folder_of(package: str) -> Path | None:
 def include_folders() -> list[str]:
     """Return the folders of ``rpc_backends_agents/transport.h`` and of pybind11.
 
-    torch brings pybind11's headers along. Nothing else of torch is used, and nothing of ZeroMQ: the
-    extension finds pyzmq's libzmq when it runs.
+    torch ships pybind11's headers. Nothing else of torch is used. ZeroMQ is not needed for the build:
+    the extension loads pyzmq's libzmq at run time.
     """
     agents, pybind11, torch = map(folder_of, ("rpc_backends_agents", "pybind11", "torch"))
     wanted = {
@@ -33,8 +33,8 @@ def include_folders() -> list[str]:
         place = next((one for one in places if one and (one / header).exists()), None)
         if place is None:
             raise SystemExit(
-                f"error: {header} is not there. Install torch and rpc-backends-agents first, and "
-                "then this with `pip install --no-build-isolation`."
+                f"error: the header {header} was not found. Install torch and rpc-backends-agents first, "
+                "then install this package with `pip install --no-build-isolation`."
             )
         found.append(str(place.resolve()))
     return found

@@ -1,4 +1,4 @@
-"""Results that no machine has measured."""
+"""Made-up results for tests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def made_up(
     reference: str = REFERENCE,
     others: tuple[str, ...] = (),
 ) -> Results:
-    """Return results of backends that differ by ``factors``, by row, with drift and noise.
+    """Return results of two backends with drift and noise.
 
-    :param others: names of more backends, which are as the reference is.
-    :param noise: of the logarithm of each value; the drift, which both have, is ten times as large.
+    :param factors: by row, by how much the values of ``OURS`` differ from those of the reference.
+    :param others: names of more backends, whose values are distributed like the reference's.
+    :param noise: standard deviation of the logarithm of each value. The drift, which all share, is ten
+        times as large.
     """
     chance = random.Random(seed)
     subjects = [
@@ -51,5 +53,5 @@ def made_up(
                     samples = [value * chance.lognormvariate(0, 0.2) for _ in range(calls)]
                     results.add(row.id, label, value, at, x, samples)
     results.complete = True
-    results.sum_up()
+    results.summarize()
     return results

@@ -1,4 +1,4 @@
-"""`rpc-backends bench` as a user runs it: real runs of the smallest kind, errors, and Ctrl-C."""
+"""`rpc-backends bench` as users run it: the smallest real runs, errors, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -87,25 +87,25 @@ def test_a_backend_whose_worker_dies_is_reported(command: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         (("TENSORPIP",), "no RPC backend 'TENSORPIP'. Did you mean 'TENSORPIPE'?"),
-        ((), "no backend is named"),
+        ((), "name at least one backend"),
         (("GLOO@torch",), "torch has no backend 'GLOO' of its own"),
         (("TENSORPIPE:threads",), "NAME:key=value"),
-        (("FAULTY_TENSORPIPE:no_such=1",), "the options are refused: TypeError"),
-        (("TENSORPIPE", "--only", "latency.nop"), "--only: no row is called 'latency.nop'"),
+        (("FAULTY_TENSORPIPE:no_such=1",), "the backend rejects the options: TypeError"),
+        (("TENSORPIPE", "--only", "latency.nop"), "--only: there is no row 'latency.nop'"),
         (("TENSORPIPE", "--out", "/proc/no/such"), "cannot be written to"),
         (("TENSORPIPE", "--compare", "no.json"), "no.json cannot be read"),
     ],
 )
 def test_bad_arguments_exit_with_2_before_measuring(
-    command: Any, given: tuple[str, ...], said: str
+    command: Any, given: tuple[str, ...], expected: str
 ) -> None:
     ended = command("bench", *given)
 
     assert ended.status == 2, ended.stderr
-    assert said in " ".join(ended.stderr.split())
+    assert expected in " ".join(ended.stderr.split())
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
 
@@ -129,9 +129,8 @@ def test_an_interrupt_keeps_results_and_leaves_no_process(command: Any, tmp_path
         start_new_session=True,
     )
     mark = f"RUN_OF_A_TEST={tmp_path}".encode()
-    wait_until(
-        lambda: len(marked(mark)) >= 5
-    )  # the command, the template, and two pairs on their way
+    # At least the command, the template, and some workers of the two pairs.
+    wait_until(lambda: len(marked(mark)) >= 5)
 
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=120)

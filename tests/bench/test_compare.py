@@ -1,4 +1,4 @@
-"""`--compare`: a change beyond the noise is found, and noise and drift are not."""
+"""`--compare` finds changes beyond the noise, and no others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_change_below_the_noise_is_ignored() -> None:
     assert found.beyond_noise() == []
 
 
-def test_few_rounds_can_tell_a_large_change_only() -> None:
+def test_few_rounds_find_only_large_changes() -> None:
     few = {"rounds": 3, "noise": 0.005}
     before = made_up(seed=2, **few)
 
@@ -65,7 +65,7 @@ def test_runs_with_different_references_compare_figures() -> None:
     assert "figures are compared and not ratios" in found.notes[0]
 
 
-def test_what_else_differs_is_noted() -> None:
+def test_other_differences_between_runs_are_noted() -> None:
     before, after = made_up(), made_up()
     before.machine["versions"]["torch"] = "2.6.0"
     before.plan["name"] = "full"

@@ -1,4 +1,4 @@
-"""A reader is told whether the machine was idle and awake: before a run, and during it."""
+"""Reports warn about a machine that was busy or whose cores slept; `--awake` keeps cores awake."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_share_of_other_programs_is_reported() -> None:
 def test_stolen_time_is_reported_with_its_share() -> None:
     (text,) = disturbances(_results(stolen_after=10.0))
 
-    assert "gave 5.0% of its time to others" in text
+    assert "gave 5.0% of its time to other machines" in text
 
 
 def test_old_results_have_no_disturbances() -> None:
@@ -61,10 +61,8 @@ def test_an_unsteady_bare_socket_indicates_sleeping_cores() -> None:
     assert disturbances(results) == []
 
 
-@pytest.mark.skipif(
-    not Path("/proc/stat").exists(), reason="no account of the processors on this system"
-)
-def test_a_thread_that_computes_makes_the_machine_busy() -> None:
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system has no /proc/stat")
+def test_a_computing_thread_makes_the_machine_busy() -> None:
     over = threading.Event()
 
     def compute() -> None:
@@ -79,11 +77,11 @@ def test_a_thread_that_computes_makes_the_machine_busy() -> None:
         over.set()
         thread.join()
 
-    # One core of so many as the system has, less what waiting for Python's lock takes.
+    # The thread takes one core, less the time that it waits for the GIL.
     assert share >= 0.4 / (os.cpu_count() or 1)
 
 
-def test_awake_holds_the_device_open_with_latency_0(
+def test_awake_holds_device_open_with_latency_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = tmp_path / "cpu_dma_latency"
@@ -109,4 +107,4 @@ def test_awake_fails_before_measuring_without_the_device(
 
     assert ended.exit_code == 2
     assert "--awake" in ended.output
-    assert "It takes Linux and root" in ended.output
+    assert "needs Linux and root" in ended.output

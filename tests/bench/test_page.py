@@ -1,4 +1,4 @@
-"""The page and the plots: complete, readable on their own, and true to the results."""
+"""The HTML page, the plots and the table show all results correctly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLOTS = {"ratios", "latency", "throughput", "bandwidth", "processor", "groups"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the files of a run in which one backend failed, and which is compared with another."""
+    """Return a folder with the files of a run with a failed backend, compared with an earlier run."""
     folder = tmp_path_factory.mktemp("bench")
     results = made_up({"latency.noop": 2.0})
     results.problems.append(Problem(OURS, "cpu", "it <fell> over", "at the third step"))
@@ -40,7 +40,7 @@ def test_results_page_and_all_plots_are_written(folder: Path) -> None:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_needs_nothing_else_and_runs_nothing(folder: Path) -> None:
+def test_the_page_loads_no_file_and_no_script(folder: Path) -> None:
     page = (folder / "index.html").read_text()
 
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
@@ -54,7 +54,7 @@ def test_the_page_shows_problems_changes_and_machine(folder: Path) -> None:
     assert "it &lt;fell&gt; over" in page
     assert re.search(r'<b class="bad">worse</b> MINE: Round trip, no-op in Python', page)
     assert "torch 2" in page
-    assert f"{OURS} beside {REFERENCE}" in page
+    assert f"{OURS} compared with {REFERENCE}" in page
 
 
 def test_the_table_has_all_rows_and_ends_with_problems() -> None:
@@ -72,7 +72,7 @@ def test_the_table_has_all_rows_and_ends_with_problems() -> None:
     assert float(noop) == pytest.approx(2, rel=0.1)
     assert "MINE, cpu: it fell over\n" in text
     assert "Changed beyond the noise" in text
-    assert text.rstrip().endswith("Interrupted: this is what was measured until then.")
+    assert text.rstrip().endswith("Interrupted. These are the results so far.")
 
 
 @pytest.mark.parametrize(("width", "intervals"), [(300, True), (140, False)])
@@ -87,11 +87,11 @@ def test_the_table_shows_five_backends_at_any_width(width: int, intervals: bool)
     assert ("(" in noop) == intervals
 
 
-def test_what_is_worse_depends_on_the_row() -> None:
+def test_better_means_higher_in_throughput_rows_only() -> None:
     results = made_up({"latency.noop": 0.5, "throughput.inflight": 0.5})
 
     verdicts = {
-        id_: formatting.judgement(BY_ID[id_], results.ratio(id_, x, OURS))
+        id_: formatting.verdict(BY_ID[id_], results.ratio(id_, x, OURS))
         for id_, x in (("latency.noop", None), ("throughput.inflight", 2))
     }
 
@@ -102,7 +102,7 @@ def test_what_is_worse_depends_on_the_row() -> None:
     ("value", "shown"),
     [(0.0, "0 ns"), (1.5e-7, "150 ns"), (93.91e-6, "93.9 us"), (0.0123, "12.3 ms"), (75.0, "75 s")],
 )
-def test_times_have_three_digits_and_the_unit_that_suits(value: float, shown: str) -> None:
+def test_times_have_three_digits_and_a_unit(value: float, shown: str) -> None:
     assert formatting.seconds(value) == shown
 
 

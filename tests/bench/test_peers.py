@@ -1,4 +1,4 @@
-"""What is measured beside backends though it is none: Ray's actors and Monarch's endpoints."""
+"""Peers: Ray's actors and Monarch's endpoints are measured in the same rounds as backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rpc_backends_bench import peers
 from rpc_backends_bench.accounting import descendants
 from support.command import Command
 
-#: What we use of Ray, made of a process and two pipes: its actors, and nothing to install.
+#: A small `ray` module with the actors that the bench uses, made of a process and two pipes.
 SMALL_RAY = dedent("""
     import os, pickle, subprocess, sys
 
@@ -94,7 +94,7 @@ def command(tmp_path: Path) -> Command:
 
 
 def measured(ended: Any, label: str) -> set[str]:
-    """Return the rows in which something has a figure."""
+    """Return the rows that have a figure for a label."""
     return {row["id"] for row in ended.json["rows"] if label in row["results"]}
 
 
@@ -148,7 +148,7 @@ main()
     ended = command.python("-c", code)
 
     assert ended.status == 2
-    assert "--peer monarch: it is not installed. pip install torchmonarch" in ended.stderr
+    assert "monarch is not installed. Run pip install torchmonarch" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -178,7 +178,8 @@ def test_descendants_are_children_and_theirs() -> None:
     with shell, contextlib.ExitStack() as stack:
         stack.callback(shell.kill)
         grandchild, child = map(int, shell.stdout.readline().split())
-        for pid in (child, grandchild):
+        # Callbacks run in reverse order: the child ends by itself once the grandchild has ended.
+        for pid in (grandchild, child):
             stack.callback(os.kill, pid, 9)
 
         assert set(descendants(shell.pid)) == {child, grandchild}

@@ -1,4 +1,4 @@
-"""The order of blocks, how long a run is expected to take, and participants that fail."""
+"""The order of blocks, the expected duration of a run, and failing participants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rpc_backends_bench.results import Problem
 
 
 class Fake(Participant):
-    """Writes down what is done with it."""
+    """A participant that logs the calls of its methods."""
 
     def __init__(self, label: str, log: list[str]) -> None:
         self.label = label
@@ -35,7 +35,7 @@ class Fake(Participant):
 
 
 def nothing() -> None:
-    """Begin as if all went well."""
+    """Succeed without starting anything."""
 
 
 def test_each_round_runs_all_in_random_order() -> None:
@@ -104,7 +104,7 @@ def test_rows_are_chosen_by_id_prefix_or_pattern() -> None:
     assert plan.choose(["latency.loaded"]) == ("latency.loaded.noop", "latency.loaded.builtin")
     assert plan.choose(["*.noop", "cpu"])[:2] == ("latency.noop", "latency.loaded.noop")
     assert plan.choose([]) == plan.ALL
-    with pytest.raises(ValueError, match=r"There are: latency\.noop"):
+    with pytest.raises(ValueError, match=r"The rows are: latency\.noop"):
         plan.choose(["latency.nop"])
 
 

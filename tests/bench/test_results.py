@@ -1,4 +1,4 @@
-"""What is written can be read again, and nothing else is."""
+"""Results survive writing and reading; other files are rejected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rpc_backends_bench.compare import compare
 from rpc_backends_bench.results import FormatError, Problem, Results
 
 
-def test_results_survive_the_way_through_a_file(tmp_path: Path) -> None:
+def test_results_survive_a_round_trip_through_json(tmp_path: Path) -> None:
     before = made_up({"latency.noop": 0.5})
     before.problems.append(Problem(OURS, "cpu", "it fell over", "at the third step"))
     (tmp_path / "results.json").write_text(json.dumps(before.to_json()))
@@ -52,18 +52,18 @@ def test_published_results_can_still_be_read(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("no JSON", "cannot be read"),
-        ("[]", "no result of `rpc-backends bench`"),
-        ('{"format": 99}', "format 99, not 1"),
+        ("[]", "no results of this version"),
+        ('{"format": 99}', "format 99, expected 1"),
         ('{"format": 1, "rows": []}', "missing"),
     ],
 )
-def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, said: str) -> None:
+def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "old.json").write_text(text)
 
-    with pytest.raises(FormatError, match=said) as caught:
+    with pytest.raises(FormatError, match=expected) as caught:
         Results.read(tmp_path / "old.json")
 
     assert str(tmp_path / "old.json") in str(caught.value)

@@ -1,4 +1,4 @@
-"""The programs of `benchmarks/` run to the end, and judge their bars by intervals."""
+"""The scripts in `benchmarks/` run to the end, and judge bars by confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from rpc_backends_bench.results import Results
 from rpc_backends_bench.statistics import Ratio
 from support.environments import clean_environ
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "results"))
+
+import draw_summary
 from _report import Bar, Comparison, Report, parser
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -69,6 +73,27 @@ def test_a_report_has_all_values_and_fails_on_missed_bars(
     assert (never["ratio"], never["verdict"]) == (None, "open")
 
 
+def test_the_summary_chart_is_drawn_from_its_file(tmp_path: Path) -> None:
+    draw_summary.draw(Results.read(draw_summary.FILE), tmp_path / "summary.png")
+
+    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_plan_measures_each_row_of_the_chart() -> None:
+    plan = draw_summary.plan()
+    measured = {
+        "throughput.inflight": plan.in_flight,
+        "size.echo": plan.sizes,
+        "group.start": [size for size, _ in plan.groups],
+        "group.memory": [size for size, _ in plan.groups],
+        "group.join": range(1, plan.joins[0][0] + 1),
+    }
+
+    for row, x, _ in draw_summary.ROWS:
+        assert plan.has(row)
+        assert x is None or x in measured[row]
+
+
 @pytest.mark.slow
 def test_bars_compares_with_stock_torch_and_a_control(tmp_path: Path) -> None:
     file = tmp_path / "bars.json"
@@ -103,9 +128,9 @@ def test_import_cost_measures_all_situations() -> None:
 
 
 @pytest.mark.thorough
-def test_faults_compares_with_rules_without_and_with_itself(tmp_path: Path) -> None:
+def test_faults_measures_rules_no_rules_and_a_control(tmp_path: Path) -> None:
     if find_spec("rpc_backends_faults") is None or find_spec("rpc_backend_zeromq") is None:
-        pytest.skip("the plugins that are written in C++ are not installed")
+        pytest.skip("rpc-backends-faults or rpc-backend-zeromq is not installed")
     file = tmp_path / "faults.json"
 
     run("faults.py", "--quick", "--json", str(file))

@@ -1,4 +1,4 @@
-"""Medians, percentiles and ratios: known numbers, and noise that is told from a difference."""
+"""Medians, percentiles and ratios of known numbers; confidence intervals separate noise from change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_spread_is_the_quartiles_with_the_median_between() -> None:
     assert statistics.spread([7.0]) == (7.0, 7.0, 7.0)
 
 
-def test_quantiles_lie_between_the_values_they_fall_between() -> None:
+def test_quantiles_interpolate_between_neighbours() -> None:
     ordered = [10.0, 20.0, 30.0, 40.0]
 
     assert statistics.quantile(ordered, 0) == 10
@@ -29,10 +29,10 @@ def test_quantiles_lie_between_the_values_they_fall_between() -> None:
 
 def test_a_percentile_needs_five_calls_beyond_it() -> None:
     assert statistics.percentiles([float(n) for n in range(499)]).keys() == {"50", "90"}
-    told = statistics.percentiles([float(n) for n in range(5001)])
+    found = statistics.percentiles([float(n) for n in range(5001)])
 
-    assert told.keys() == {"50", "90", "99", "99.9"}
-    assert told["99.9"] == pytest.approx(4995)
+    assert found.keys() == {"50", "90", "99", "99.9"}
+    assert found["99.9"] == pytest.approx(4995)
 
 
 def test_a_distribution_rises_and_ends_at_known_percentiles() -> None:
@@ -83,7 +83,7 @@ def test_the_interval_is_reproducible_and_grows_with_confidence() -> None:
     assert wide.low < narrow.low < narrow.middle == wide.middle < narrow.high < wide.high
 
 
-def test_a_ratio_needs_common_rounds_and_a_reference_above_zero() -> None:
+def test_a_ratio_needs_common_rounds_and_positive_reference() -> None:
     assert statistics.ratio([(0, 0, 1.0)], [(0, 1, 1.0)]) is None
     assert statistics.ratio([(0, 0, 1.0)], [(0, 0, 0.0)]) is None
     assert statistics.ratio([], []) is None

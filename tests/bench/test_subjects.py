@@ -1,4 +1,4 @@
-"""What is measured, as it is said on the command line or in a file."""
+"""Subjects on the command line and in a file are parsed and put in order."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def test_options_are_json_or_text_and_may_hold_commas() -> None:
     }
 
 
-def test_at_torch_is_torch_s_own() -> None:
+def test_at_torch_means_the_builtin_backend() -> None:
     assert parse("TENSORPIPE@torch:num_worker_threads=8") == Subject(
         "TENSORPIPE@torch:num_worker_threads=8", "TENSORPIPE", {"num_worker_threads": 8}, own=True
     )
 
 
 @pytest.mark.parametrize("text", ["MINE:threads", "MINE:=4", ":a=1", "@torch"])
-def test_what_is_not_of_the_form_is_refused(text: str) -> None:
+def test_a_malformed_subject_is_rejected(text: str) -> None:
     with pytest.raises(SubjectError, match="NAME:key=value"):
         parse(text)
 
 
-def test_a_file_has_a_table_for_each(tmp_path: Path) -> None:
+def test_a_file_has_a_table_for_each_subject(tmp_path: Path) -> None:
     file = tmp_path / "backends.toml"
     file.write_text('[MINE]\nthreads = 4\n["few threads"]\nbackend = "MINE@torch"\nthreads = 1\n')
 
@@ -49,7 +49,7 @@ def test_a_file_has_a_table_for_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["threads = 4", "["])
-def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_malformed_file_is_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "backends.toml"
     file.write_text(text)
 
@@ -66,11 +66,11 @@ def test_the_reference_is_last_and_measured_once() -> None:
     assert labels("TENSORPIPE", plugins=("TENSORPIPE",)) == ["TENSORPIPE", "TENSORPIPE@torch"]
 
 
-def test_a_backend_beside_itself_is_told_apart() -> None:
+def test_a_backend_compared_with_itself_gets_a_number() -> None:
     assert labels("A", vs="A") == ["A", "A (2)"]
 
 
-def test_one_backend_alone_is_refused() -> None:
+def test_a_single_backend_is_rejected() -> None:
     with pytest.raises(SubjectError, match="--vs"):
         labels("TENSORPIPE")
     with pytest.raises(SubjectError, match="rpc-backends list"):

@@ -207,7 +207,7 @@ def test_an_interrupted_run_leaves_no_process(command: Any) -> None:
         start_new_session=True,
     )
     mark = f"RUN_OF_A_TEST={command.packages}".encode()
-    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest and the fork server
+    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest, the template process
 
     process.send_signal(signal.SIGINT)
 

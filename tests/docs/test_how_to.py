@@ -1,7 +1,8 @@
-"""The how-to pages: their code runs, and their commands have the options that they show."""
+"""The how-to pages: code and quick commands run, options exist, quoted errors are those of the code."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -15,6 +16,7 @@ import pytest
 
 from rpc_backends_cli.app import cli
 from support.environments import clean_environ
+from support.messages import missing_from_the_code
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -49,6 +51,70 @@ def test_a_command_has_the_options_that_a_page_shows(
         assert found is not None, command
         group = found
     group.make_context(group.name, words)
+
+
+#: Errors in the last section of each page: items of a list in bold code, or code in a table.
+ERRORS = sorted(
+    (page.stem, text)
+    for page in HOW_TO.glob("*.md")
+    for section in page.read_text().split("## When it fails\n")[1:]
+    for text in re.findall(r"^(?:- \*\*|\| )`([^`/]+)`(?:\*\*| \|)", section, re.MULTILINE)
+)
+
+
+def test_pages_quote_errors() -> None:
+    assert len(ERRORS) > 10
+
+
+@pytest.mark.parametrize(("page", "text"), ERRORS)
+def test_a_quoted_error_is_one_of_the_code(page: str, text: str) -> None:
+    assert missing_from_the_code(text) == [], page
+
+
+def invoke(command: str, folder: Path) -> str:
+    """Run a command of a page in a shell; return what it prints."""
+    environ = clean_environ(
+        {
+            "HOME": str(folder),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+    )
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_list_shows_the_backends_of_the_pages(tmp_path: Path) -> None:
+    assert "rpc-backends list" in COMMANDS
+
+    found = invoke("rpc-backends list", tmp_path)
+
+    assert "TENSORPIPE" in found
+    assert "ZEROMQ" in found
+
+
+def test_the_secret_command_writes_a_private_file(tmp_path: Path) -> None:
+    assert "rpc-backends secret --out ~/rpc.secret" in COMMANDS
+
+    invoke("rpc-backends secret --out ~/rpc.secret", tmp_path)
+
+    assert (tmp_path / "rpc.secret").stat().st_mode & 0o077 == 0
+
+
+def test_the_rules_on_the_page_pass_the_check(tmp_path: Path) -> None:
+    rules = [one for one in blocks(HOW_TO / "inject-faults.md", "toml") if "[[rule]]" in one]
+    assert rules
+    for one in rules:
+        (tmp_path / "rules.toml").write_text(one)
+        invoke("rpc-backends faults check rules.toml", tmp_path)
 
 
 @pytest.mark.slow

@@ -26,10 +26,10 @@ from rpc_backends_faults import settings as faults_variables
 from rpc_backends_faults.kinds import KINDS, MESSAGE_TYPES, OF_A_WORKER
 from rpc_backends_testing.results import Report, Result
 from structure.imports import ROOT
+from support.messages import SOURCES, missing_from_the_code
 
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-SOURCES = [ROOT / "src", *ROOT.glob("packages/*/src"), *ROOT.glob("plugins/*/src")]
 PAGES = sorted(
     page
     for page in (*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/README.md"))
@@ -86,38 +86,13 @@ def test_the_tables_list_every_option_of_zeromq() -> None:
 # --- errors ------------------------------------------------------------------------------------------
 
 
-def text_of(node: ast.AST) -> str:
-    """Return the text of a string in the code; … stands for each inserted value."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
-    assert isinstance(node, ast.JoinedStr)
-    return "".join(text_of(one) if isinstance(one, ast.Constant) else "…" for one in node.values)
-
-
-@cache
-def texts() -> str:
-    """Return all strings of the packages' Python and C++, one on each line."""
-    found = []
-    for file in (file for source in SOURCES for file in source.rglob("*.py")):
-        nodes = ast.walk(ast.parse(file.read_text()))
-        found += [text_of(one) for one in nodes if isinstance(one, ast.JoinedStr | ast.Constant)]
-    for file in (*ROOT.glob("packages/*/csrc/*.cpp"), *ROOT.glob("plugins/*/csrc/*.cpp")):
-        joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
-        # In C++, literals joined by expressions are one message.
-        found.append(
-            re.sub(r'"(?:\s*\+[^;"]+\+\s*|\s*,[^;"]+,\s*)"', "…", joined).replace("\n", " ")
-        )
-    return "\n".join(one.replace("\n", " ") for one in found)
-
-
 OURS = (REFERENCE / "errors.md").read_text().partition("## Errors of torch")[0]
 ERRORS = re.findall(r"^\| `([^`]+)` ", OURS, re.MULTILINE)
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_every_error_on_the_page_is_in_the_code(text: str) -> None:
-    missing = [piece for piece in text.split("…") if piece.strip() not in texts()]
-    assert not missing
+def test_an_error_on_the_page_is_one_of_the_code(text: str) -> None:
+    assert missing_from_the_code(text) == []
 
 
 # --- capabilities ------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_a_timeout_shows_where_each_worker_is() -> None:
     with Workers(2, seconds=2) as workers, pytest.raises(WorkerError) as caught:
         workers.run(sleep)
 
-    assert str(caught.value).startswith("worker0 was not through with its step in time")
+    assert str(caught.value).startswith("the step of worker0 did not end in time")
     assert str(caught.value).count(" in sleep\n") == 2
 
 
@@ -119,7 +119,7 @@ def test_the_error_of_an_exited_worker_shows_its_output() -> None:
     with Workers(1) as workers, pytest.raises(WorkerError) as caught:
         workers.run(end_abruptly)
 
-    assert "worker0 ended, exit status 3\nlast words" in str(caught.value)
+    assert "worker0 ended during a step, exit status 3\nlast words" in str(caught.value)
 
 
 def test_workers_can_be_interrupted_killed_and_ended() -> None:

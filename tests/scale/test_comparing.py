@@ -90,7 +90,7 @@ def test_the_relay_counts_requests_by_worker(
 
 def test_an_unknown_store_request_is_an_error() -> None:
     parser = scale.store_protocol.Parser()
-    with pytest.raises(scale.store_protocol.UnknownRequestError, match="begins with 200"):
+    with pytest.raises(scale.store_protocol.UnknownRequestError, match="begins with byte 200"):
         list(parser.feed(bytes([200])))
 
 

@@ -261,7 +261,9 @@ def test_a_forged_address_in_the_store_diverts_no_call(
             # A genuine record under another name.
             workers[2].call(write_member, url, "stranger", 7, 7, genuine)
             assert workers[0].call(member_names) == ["worker0", "worker1"]
-            logged_line(workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'")
+            logged_line(
+                workers[0], "worker 'stranger' is not let in", "is that of worker 'worker1'"
+            )
         assert_group_works(workers, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What a process holds and uses, as Linux accounts for it."""
+"""Read the memory, threads, files and processor time of a process from Linux."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ _MADV_POPULATE_WRITE = 23
 
 
 def inventory() -> dict[str, int]:
-    """Return what this process holds: bytes that are its alone, threads, descriptors."""
+    """Return what this process holds: private memory in bytes, threads, open file descriptors."""
     private = 0
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith(("Private_Clean:", "Private_Dirty:")):
             private += int(line.split()[1]) * 1024
     return {
         "memory": private,
-        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208 - names alone are counted
+        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208 - only the names are counted
         "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
     }
 
 
 def processor_times(*pids: int) -> list[float]:
-    """Return the seconds that processes have had a core, all their threads together."""
-    # The number of a process's processor clock: see clock_getcpuclockid(3).
+    """Return the processor time of each process in seconds, summed over its threads."""
+    # This expression is the id of a process's CPU clock: see clock_getcpuclockid(3).
     return [time.clock_gettime(~pid << 3 | 2) for pid in pids]
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, those that these have started, and so on."""
+    """Return the ids of a process's children, their children, and so on."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                # After the name, which may have any character in it, in parentheses.
+            with contextlib.suppress(OSError):  # the process has ended
+                # The name in parentheses may contain any character, so split behind it.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(entry.name))
     found, look = [], [pid]
@@ -48,11 +48,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def own_memory() -> None:
-    """Copy the pages that a fork shares with its parent; where the kernel cannot, nothing."""
+    """Copy the memory pages that this fork shares with its parent, if the kernel supports it."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, rights, _, _, inode, *_ = line.split()
         if rights == "rw-p" and inode == "0":
             begin, end = (int(address, 16) for address in addresses.split("-"))
-            madvise(begin, end - begin, _MADV_POPULATE_WRITE)  # an old kernel refuses: no harm
+            madvise(
+                begin, end - begin, _MADV_POPULATE_WRITE
+            )  # fails on an old kernel, without harm

@@ -1,8 +1,8 @@
-"""Keeping idle cores awake while it is measured.
+"""Keep idle cores awake during a measurement.
 
-A core that has nothing to do falls asleep, and a virtual one is given back to its host; to wake it can
-take longer than the call that it is woken for, and how long depends on what its sleep was like. As long
-as somebody holds ``/dev/cpu_dma_latency`` open with a latency of 0 in it, Linux lets no core sleep:
+A core without work falls asleep, and a virtual core is given back to its host. To wake it can take
+longer than the call that needs it, and the time differs from sleep to sleep. Linux lets no core sleep
+while a process holds ``/dev/cpu_dma_latency`` open and has written a latency of 0 to it:
 https://docs.kernel.org/power/pm_qos_interface.html.
 """
 
@@ -19,9 +19,9 @@ DEVICE = Path("/dev/cpu_dma_latency")
 
 @contextlib.contextmanager
 def kept_awake(wanted: bool = True) -> Iterator[None]:
-    """Keep all cores awake in the block, if that is ``wanted``.
+    """Keep all cores awake in the block if ``wanted`` is true.
 
-    :raises OSError: the system cannot, or this user may not.
+    :raises OSError: the system has no such device, or the user may not write to it.
     """
     if not wanted:
         yield

@@ -1,7 +1,7 @@
-"""Baselines of this machine without RPC: copying memory, and a bare socket between two processes.
+"""Baselines of this machine without RPC: a memory copy, and a bare socket between two processes.
 
 They are measured in the same rounds as the backends. Both sides of the socket receive into memory that
-is already allocated, so what remains is the kernel's copying and waking each other.
+is already allocated, so the time is that of the kernel's copies and of waking the other process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from rpc_backends_cli.processes import WorkerContext
 
-#: Bytes that are held against a no-op.
+#: Size of the message, in bytes, that is compared with a no-op.
 SMALL = 64
 _HEADER = 9
 _ANSWER = b"."
 
 
 def serve(me: WorkerContext) -> int:
-    """Answer one client on the loopback interface from now on; return the port."""
+    """Start a thread that answers one client on the loopback interface; return its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_serve, args=(listener,), daemon=True).start()
     port: int = listener.getsockname()[1]
@@ -30,7 +30,7 @@ def serve(me: WorkerContext) -> int:
 
 
 def connect(me: WorkerContext, port: int) -> None:
-    """Be the client."""
+    """Connect to the server on ``port``."""
     channel = socket.create_connection(("127.0.0.1", port))
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     me.memory["channel"] = channel
@@ -39,10 +39,10 @@ def connect(me: WorkerContext, port: int) -> None:
 def block(
     me: WorkerContext, baseline: str, kind: str, length: int, calls: int, seconds: float
 ) -> array[float]:
-    """Return the times of moving ``length`` bytes.
+    """Return the times, in seconds, of moving ``length`` bytes.
 
     :param baseline: ``memcpy`` or ``socket``.
-    :param kind: ``oneway`` or ``echo``, there and back.
+    :param kind: ``oneway``, or ``echo`` for there and back.
     """
     move = _memcpy if baseline == "memcpy" else _over_socket
     memory = _memory(me, length)
@@ -108,5 +108,5 @@ def _receive(channel: socket.socket, into: memoryview) -> None:
     while into:
         count = channel.recv_into(into)
         if not count:
-            raise ConnectionError("the other side of the bare socket has ended")
+            raise ConnectionError("the other process has closed the bare socket")
         into = into[count:]

@@ -1,4 +1,4 @@
-"""Measure calls: each participant runs one short block after the other, in an order that is drawn."""
+"""Measure calls: the participants take turns, each with one short block, in random order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rpc_backends_bench import worker_tasks
-from rpc_backends_bench.participants import Baselines, Group, Participant, Times, soon
+from rpc_backends_bench.participants import Baselines, Group, Participant, Times, common_start
 from rpc_backends_bench.peers import ROWS
 from rpc_backends_bench.peers.external_runner import ExternalRunner
 from rpc_backends_bench.plan import CPU, Plan
@@ -20,12 +20,12 @@ from rpc_backends_bench.subjects import Subject
 
 _Participant = TypeVar("_Participant", bound=Participant)
 
-#: Asynchronous calls in flight of each of several clients.
+#: How many asynchronous calls each of several clients keeps in flight.
 CLIENT_WINDOW = 16
-#: A block of sizes sends at most twenty times as many bytes.
-_LARGE = 1 << 22
-#: Seconds that the processes of one set may live.
-_SECONDS = 1800
+#: How many bytes a block of one message size sends at most, unless two messages are more.
+_MAX_BLOCK_BYTES = 20 << 22
+#: Seconds after which the processes of one set are ended in any case.
+_PROCESS_LIFETIME_S = 1800
 
 
 def measure_calls(
@@ -58,7 +58,7 @@ def measure_calls(
 def measure_sizes(
     plan: Plan, subjects: Sequence[Subject], results: Results, listener: ProgressListener
 ) -> None:
-    """Measure messages by their size, beside what the machine can do."""
+    """Measure messages of each size, and the machine's baselines for the same sizes."""
     rows = plan.of("size.")
     if not rows:
         return
@@ -79,7 +79,7 @@ def measure_sizes(
 def measure_clients(
     plan: Plan, subjects: Sequence[Subject], results: Results, listener: ProgressListener
 ) -> None:
-    """Measure how many calls one worker answers, by the number of processes that call it."""
+    """Measure how many calls per second one worker answers, by the number of processes that call it."""
     if not plan.has("throughput.clients"):
         return
     rng = random.Random(plan.seed + 2)
@@ -87,7 +87,7 @@ def measure_clients(
         with ProcessSet[Participant](results.problems) as processes:
             listener.describe("starting groups of clients")
             for subject in shuffled(subjects, rng):
-                group = Group(subject, 1 + max(plan.clients), seconds=_SECONDS)
+                group = Group(subject, 1 + max(plan.clients), seconds=_PROCESS_LIFETIME_S)
                 processes.add(group, group.start)
             for turn in range(plan.client_rounds):
                 one_round = _Round(plan, processes, rng, results, listener, (number, turn))
@@ -98,9 +98,9 @@ def measure_clients(
 
 @dataclass(frozen=True)
 class _Round:
-    """One round: a block of each participant for each row.
+    """One round: each participant runs one block for each row.
 
-    :ivar at: the numbers of the process set and of the round.
+    :ivar at: the number of the process set, and that of the round.
     """
 
     plan: Plan
@@ -111,16 +111,16 @@ class _Round:
     at: tuple[int, int]
 
     def latency(self, row: str) -> None:
-        """Measure round trips."""
+        """Measure the round trips of one row."""
 
         def measure(one: Participant) -> None:
             self._add(row, one.latency(row, self.plan.calls, self.plan.seconds), samples=True)
 
         self.listener.describe(f"round trip: {row.removeprefix('latency.')}")
-        self._blocks(self._having(row), row, measure, self.plan.seconds / 2)
+        self._run_blocks(self._with_row(row), row, measure, self.plan.seconds / 2)
 
     def in_flight(self, window: int) -> None:
-        """Measure throughput with so many calls in flight."""
+        """Measure throughput with ``window`` calls in flight."""
         row = "throughput.inflight"
 
         def measure(one: Participant) -> None:
@@ -128,24 +128,24 @@ class _Round:
             self.results.add(row, one.label, value, self.at, x=window)
 
         self.listener.describe(f"throughput with {window} in flight")
-        self._blocks(self._having(row), f"{row} {window}", measure, self.plan.seconds)
+        self._run_blocks(self._with_row(row), f"{row} {window}", measure, self.plan.seconds)
 
     def clients(self, count: int) -> None:
-        """Measure the sum of what ``count`` clients get that call worker 0 at the same time."""
+        """Measure the calls per second of ``count`` clients together that all call worker 0."""
         row = "throughput.clients"
 
         def measure(group: Group) -> None:
-            at = soon(count)
-            idle = (0, 0.0, at, 0)  # worker 0 answers
+            at = common_start(count)
+            idle = (0, 0.0, at, 0)  # worker 0 makes no calls
             client = (CLIENT_WINDOW, 2 * self.plan.seconds, at, 0)
             rates = group.run_each(worker_tasks.throughput, [idle, *[client] * count])
             self.results.add(row, group.label, sum(rates), self.at, x=count)
 
         self.listener.describe(f"throughput with {count} clients")
-        self._blocks(self._groups(), f"{row} {count}", measure, self.plan.seconds)
+        self._run_blocks(self._groups(), f"{row} {count}", measure, self.plan.seconds)
 
     def processor(self) -> None:
-        """Measure processor time."""
+        """Measure the processor time of calls, and that of an idle worker."""
 
         def measure(pair: Group) -> None:
             callee = pair.workers[1].pid
@@ -155,19 +155,19 @@ class _Round:
                     self.results.add(row, pair.label, value, self.at)
 
         self.listener.describe("processor time")
-        self._blocks(self._groups(), "cpu", measure, 3 * self.plan.seconds)
+        self._run_blocks(self._groups(), "cpu", measure, 3 * self.plan.seconds)
 
     def size(self, row: str, length: int) -> None:
         """Measure messages of ``length`` bytes."""
         kind = row.partition(".")[2]
-        calls = max(2, min(self.plan.calls // 2, 20 * _LARGE // length))
+        calls = max(2, min(self.plan.calls // 2, _MAX_BLOCK_BYTES // length))
 
         def measure(one: Participant) -> None:
             self._add(row, one.size(kind, length, calls, self.plan.seconds / 2), x=length)
 
         self.listener.describe(f"{kind} of {length} bytes")
-        self._blocks(
-            self._having(row), f"{row} {length}", measure, self.plan.seconds + length / 1e9
+        self._run_blocks(
+            self._with_row(row), f"{row} {length}", measure, self.plan.seconds + length / 1e9
         )
 
     def _add(self, row: str, times: Times, x: int | None = None, *, samples: bool = False) -> None:
@@ -175,7 +175,7 @@ class _Round:
             value = statistics.median(each)
             self.results.add(row, label, value, self.at, x, each if samples else ())
 
-    def _blocks(
+    def _run_blocks(
         self,
         participants: Sequence[_Participant],
         what: str,
@@ -187,7 +187,7 @@ class _Round:
                 measure(one)
             self.listener.advance(seconds)
 
-    def _having(self, row: str) -> list[Participant]:
+    def _with_row(self, row: str) -> list[Participant]:
         return [one for one in self.processes.values() if one.has(row)]
 
     def _groups(self) -> list[Group]:
@@ -202,15 +202,15 @@ def _add_pairs(
 ) -> None:
     for subject in shuffled(subjects, rng):
         if not subject.peer:
-            pair = Group(subject, 2, seconds=_SECONDS)
+            pair = Group(subject, 2, seconds=_PROCESS_LIFETIME_S)
             processes.add(pair, functools.partial(start_pair, pair, pinned=plan.pinned))
         elif plan.has(*ROWS):
-            runner = ExternalRunner(subject, seconds=_SECONDS)
+            runner = ExternalRunner(subject, seconds=_PROCESS_LIFETIME_S)
             processes.add(runner, functools.partial(_start_external, runner, plan))
 
 
 def start_pair(pair: Group, *, pinned: bool) -> None:
-    """Start a group in processes that have their memory and cores to themselves."""
+    """Start a group of two whose processes share no memory pages and, if ``pinned``, no cores."""
     pair.run(worker_tasks.prepare, own_memory=True)
     if pinned:
         pair.pin()

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from rpc_backends_bench import peers as others
+from rpc_backends_bench import peers as peer_modules
 from rpc_backends_bench import plan as plans
-from rpc_backends_bench import subjects as wanted
+from rpc_backends_bench import subjects as requested
 from rpc_backends_bench.awake import DEVICE, kept_awake
 from rpc_backends_bench.compare import Comparison, compare
 from rpc_backends_bench.plan import Plan
@@ -22,14 +22,15 @@ from rpc_backends_bench.subjects import Subject, SubjectError
 from rpc_backends_cli import Failure, console, debug_option, json_option, print_json
 
 _USAGE, _INTERRUPTED = 2, 130
-#: What this process, which hosts the groups' stores, needs before it imports torch. The store looks up
-#: the name of each worker that connects, under every backend: a name server that does not answer would
-#: cost large groups seconds. None is asked; nor does torch warn that it got no answer.
+#: Variables that must be set before this process imports torch, because it hosts the groups' stores.
+#: torch's store looks up the host name of each worker that connects, under every backend. If a name
+#: server does not answer, that costs large groups seconds. The first variable stops the look-ups; the
+#: second hides torch's warning about them.
 _ENVIRON = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 class UsageFailure(Failure):
-    """What was asked for cannot be done."""
+    """An argument is invalid, or what it names is not available."""
 
     exit_code = _USAGE
 
@@ -38,12 +39,12 @@ class UsageFailure(Failure):
     "bench",
     epilog="""\b
 Examples:
-  rpc-backends bench ZEROMQ --quick                 beside TENSORPIPE, about a minute
-  rpc-backends bench TENSORPIPE --out bench         beside torch's own, with a page and plots
+  rpc-backends bench ZEROMQ --quick                 against TENSORPIPE, about a minute
+  rpc-backends bench TENSORPIPE --out bench         against torch's own, with a page and plots
   rpc-backends bench ZEROMQ:num_worker_threads=4 ZEROMQ --only latency
   rpc-backends bench ZEROMQ --compare bench/results.json
 
-Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupted.
+Exit status: 0 everything was measured, 1 a backend failed, 2 an argument is invalid, 130 interrupted.
 """,
 )
 @click.argument("names", metavar="NAME[:KEY=VALUE,...]...", nargs=-1)
@@ -51,15 +52,15 @@ Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupte
     "--vs",
     "reference",
     metavar="NAME",
-    help="What the others are compared with.  [default: TENSORPIPE; beside TENSORPIPE alone "
-    "TENSORPIPE@torch; the first of several without it]",
+    help="The reference that the others are compared with.  [default: TENSORPIPE; if that is the only "
+    "NAME, TENSORPIPE@torch; if it is not among several NAMEs, the first of them]",
 )
 @click.option(
     "--file",
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="More backends: a TOML file with a table of options for each, named as it.",
+    help="A TOML file with more backends: a table for each, with the backend's name and options.",
 )
 @click.option(
     "--quick", is_flag=True, help="Few rounds, small groups: shows large differences only."
@@ -68,43 +69,48 @@ Exit status: 0 measured, 1 a backend failed, 2 it cannot be done, 130 interrupte
     "--only",
     multiple=True,
     metavar="ROW",
-    help="Only these: `latency`, `latency.noop`, `size.*`. Can be repeated.",
+    help="Measure only these rows, for example `latency`, `latency.noop` or `size.*`. Can be repeated.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write results.json, a page (index.html) and plots (PNG) to DIR.",
+    help="Write results.json, an HTML page (index.html) and plots (PNG) to DIR.",
 )
 @click.option(
     "--compare",
     "old_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="OLD.json",
-    help="Say what changed since then, beyond the noise.",
+    help="Show what changed beyond the noise since the run in OLD.json.",
 )
 @click.option(
     "--largest",
     type=click.IntRange(min=2),
     metavar="N",
-    help="No group of more than N workers.  [default: 64; with --quick 8]",
+    help="Start no group of more than N workers.  [default: 64; with --quick 8]",
 )
 @click.option(
     "--peer",
     "peers",
     multiple=True,
-    type=click.Choice([*others.KNOWN, "none"]),
-    help="Also measure calls without torch's RPC: of Ray actors, of Monarch endpoints. Can be repeated.  "
+    type=click.Choice([*peer_modules.KNOWN, "none"]),
+    help="Also measure calls to Ray actors or Monarch endpoints, without torch's RPC. Can be repeated.  "
     "[default: those that are installed]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the blocks.")
 @click.option(
-    "--no-pin", is_flag=True, help="Let the system choose the cores of callers and callees."
+    "--seed", type=int, default=0, show_default=True, help="Seed of the order of the blocks."
+)
+@click.option(
+    "--no-pin",
+    is_flag=True,
+    help="Let the system choose the cores; by default callers and callees run on different cores.",
 )
 @click.option(
     "--awake",
     is_flag=True,
-    help="Keep idle cores from sleeping (Linux, as root): ratios of backends that wait then repeat.",
+    help="Keep idle cores from sleeping (Linux, as root). Makes the ratios of backends that sleep "
+    "between messages repeatable.",
 )
 @json_option
 @debug_option
@@ -125,10 +131,10 @@ def command(
 ) -> None:
     """Measure backends side by side.
 
-    Two or more backends run short blocks one after the other, so that drift of the machine cancels:
-    latency, throughput, size, processor time, and how groups form. NAME@torch is torch's own backend, in
-    processes without this package; the same NAME twice shows the method's error. Ctrl-C keeps what was
-    measured.
+    Measures latency, throughput, message sizes, processor time, and how groups form. Two or more backends
+    take turns with short blocks, so drift of the machine cancels in their ratios. NAME@torch is torch's
+    own backend, in processes without this package. The same NAME twice shows the method's error. Ctrl-C
+    keeps the results so far.
     """
     set_environment()
     plan = _plan(quick=quick, only=only, largest=largest)
@@ -157,7 +163,7 @@ def set_environment() -> None:
 
 
 def _check_out(out: Path | None) -> None:
-    """Find out before a run of minutes that its files could not be written."""
+    """Fail before a run of minutes, and not after it, if its files cannot be written."""
     if out is None:
         return
     try:
@@ -174,8 +180,8 @@ def _check_awake(wanted: bool) -> None:
             pass
     except OSError as error:
         raise UsageFailure(
-            f"--awake: {DEVICE} cannot be written to ({error.strerror}). It takes Linux and root; "
-            "without --awake cores sleep as they do for everybody."
+            f"--awake: {DEVICE} cannot be written to ({error.strerror}). --awake needs Linux and root. "
+            "Leave it out to measure with cores that may sleep."
         ) from error
 
 
@@ -189,35 +195,36 @@ def _read(file: Path | None) -> Results | None:
 
 
 def _peers(names: Sequence[str]) -> list[Subject]:
-    """Return what is measured that is no backend: what was asked for, else what is installed."""
-    there = others.installed()
+    """Return the peers to measure: those that ``names`` request, else all that are installed."""
+    installed, known = peer_modules.installed(), peer_modules.KNOWN
     for name in names:
-        if name != "none" and name not in there:
+        if name != "none" and name not in installed:
             raise UsageFailure(
-                f"--peer {name}: it is not installed. pip install {others.KNOWN[name].distribution}"
+                f"--peer {name}: {name} is not installed. Run pip install {known[name].distribution}"
             )
-    chosen = [one for one in names if one != "none"] if names else there
-    return [Subject(others.KNOWN[one].label, one, peer=one) for one in dict.fromkeys(chosen)]
+    chosen = [one for one in names if one != "none"] if names else installed
+    return [Subject(known[one].label, one, peer=one) for one in dict.fromkeys(chosen)]
 
 
 def _subjects(
     names: Sequence[str], reference: str | None, file: Path | None, peers: Sequence[Subject]
 ) -> list[Subject]:
-    """Return what is measured, each found and loaded once: who was asked for must be there."""
+    """Return what is measured, after loading each backend once to check that it works."""
     try:
-        named = [wanted.parse(name) for name in names] + (wanted.read(file) if file else [])
-        beside = None if reference is None else wanted.parse(reference)
-        wanted.check_named(named)
+        named = [requested.parse(name) for name in names]
+        named += requested.read(file) if file else []
+        chosen = None if reference is None else requested.parse(reference)
+        requested.check_named(named)
     except SubjectError as error:
         raise UsageFailure(str(error)) from error
-    import torch.distributed.rpc  # noqa: F401 - torch's own backends are known then
+    import torch.distributed.rpc  # noqa: F401 - registers torch's own backends
 
     from rpc_backends_core.spi import RpcBackendsError
     from rpc_backends_core.spi.inspection import records
 
     try:
         plugins = [one.name for one in records() if one.source == "plugin"]
-        subjects = wanted.arrange(named, beside, plugins, peers)
+        subjects = requested.arrange(named, chosen, plugins, peers)
         for subject in (one for one in subjects if not one.peer):
             _check(subject)
     except (SubjectError, RpcBackendsError) as error:
@@ -234,7 +241,7 @@ def _check(subject: Subject) -> None:
     if subject.own:
         if subject.name not in inspection.BUILTIN_CAPABILITIES:
             known = ", ".join(inspection.BUILTIN_CAPABILITIES)
-            raise SubjectError(f"torch has no backend {subject.name!r} of its own, but {known}.")
+            raise SubjectError(f"torch has no backend {subject.name!r} of its own. It has {known}.")
         return
     default_registry().backend(subject.name)
     try:
@@ -243,7 +250,7 @@ def _check(subject: Subject) -> None:
         )
     except (TypeError, ValueError) as error:
         raise SubjectError(
-            f"{subject.label}: the options are refused: {type(error).__name__}: {error}"
+            f"{subject.label}: the backend rejects the options: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -259,7 +266,7 @@ def _plan(*, quick: bool, only: Sequence[str], largest: int | None) -> Plan:
 def measure_plan(
     plan: Plan, subjects: list[Subject], *, awake: bool, quiet: bool
 ) -> tuple[Results, bool]:
-    """Measure; return the results, and whether it was interrupted."""
+    """Measure; return the results, and whether the run was interrupted."""
     from rpc_backends_bench import machine, measure
     from rpc_backends_bench.progress import Progress
     from rpc_backends_cli.processes import exit_on_signals
@@ -273,7 +280,7 @@ def measure_plan(
     showing = Progress(expected, quiet=quiet)
     with exit_on_signals(), kept_awake(awake), showing as progress:
         try:
-            measure.run(plan, subjects, results, progress, _grows)
+            measure.run(plan, subjects, results, progress, _supports_dynamic_groups)
         except KeyboardInterrupt:
             interrupted = True
     results.machine = {**here, **machine.finished()}
@@ -284,13 +291,14 @@ def _about(subject: Subject) -> dict[str, Any]:
     from rpc_backends_core.spi.inspection import record
 
     if subject.own or subject.peer:
-        distribution = others.KNOWN[subject.peer].distribution if subject.peer else "torch"
+        peer = peer_modules.KNOWN.get(subject.peer)
+        distribution = peer.distribution if peer else "torch"
         return {**asdict(subject), "distribution": distribution}
     return {**asdict(subject), "distribution": record(subject.name).distribution}
 
 
-def _grows(subject: Subject) -> bool:
-    """Return whether a backend has dynamic groups."""
+def _supports_dynamic_groups(subject: Subject) -> bool:
+    """Return whether a backend supports dynamic groups."""
     from rpc_backends_core.spi import Capability, inspection
     from rpc_backends_core.spi.inspection import default_registry
 

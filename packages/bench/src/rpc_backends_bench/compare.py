@@ -1,9 +1,9 @@
-"""What changed between two runs, beyond what both runs' own noise explains.
+"""Find what changed between two runs beyond their noise.
 
-Compared are ratios to the reference, since drift of the machine cancels in them; and the figures
-themselves where a run has no reference to divide by (the reference itself is one, told only where
-nothing else can be). A change counts if the intervals of the two runs, at 99 %, do not meet, and it is
-larger than what two runs differ by without a change.
+Ratios to the reference are compared, because drift of the machine cancels in them. Figures themselves
+are compared if the two runs have different references, or have only the reference in common. A change
+counts if the 99 % intervals of the two runs do not overlap and the change is larger than what two
+identical runs differ by.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rpc_backends_bench.statistics import Ratio
 Verdict = Literal["better", "worse", "no change"]
 
 _CONFIDENCE = 0.99
-#: By how much two runs differ of which neither knows, as a share: with enough rounds, and with few.
+#: By how much two identical runs may differ, as a share: with enough rounds, and with fewer.
 FLOOR, FLOOR_OF_FEW = 0.05, 0.25
-#: Rounds from which on the interval says something.
+#: How many rounds an interval needs to be reliable.
 ENOUGH = 5
 
 
@@ -30,8 +30,10 @@ ENOUGH = 5
 class Change:
     """One row of one backend in both runs.
 
-    :ivar old: the ratio to the reference, or, with ``absolute``, the figure itself; and its interval.
-    :ivar factor: the new divided by the old.
+    :ivar absolute: whether figures are compared, and not ratios to the reference.
+    :ivar old: the ratio or the figure in the old run, with its interval.
+    :ivar new: the same in the new run.
+    :ivar factor: the new value divided by the old one.
     """
 
     row: str
@@ -46,21 +48,21 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that both runs have.
+    """Everything that both runs measured.
 
-    :ivar notes: in what the runs differ otherwise, so that a reader knows what a change can come from.
+    :ivar notes: other differences between the runs (machine, versions, plan) that may explain a change.
     """
 
     changes: list[Change]
     notes: list[str]
 
     def beyond_noise(self) -> list[Change]:
-        """Return what changed, the largest change first."""
+        """Return the changes beyond the noise, the largest first."""
         found = [one for one in self.changes if one.verdict != "no change"]
         return sorted(found, key=lambda one: -max(one.factor, 1 / one.factor))
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as what JSON knows."""
+        """Return the comparison as JSON values."""
         return {
             "compared": len(self.changes),
             "changes": [asdict(one) for one in self.beyond_noise()],
@@ -83,7 +85,7 @@ def _changes(old: Results, new: Results) -> Iterator[Change]:
         absolute = not same_reference
         if label == new.reference and not absolute:
             if not alone:
-                continue  # all others are told relative to it
+                continue  # the ratios of all others are relative to it
             absolute = True
         before, after = (_of(run, row, x, label, absolute) for run in (old, new))
         if before is not None and after is not None:
@@ -97,7 +99,7 @@ def _of(run: Results, row: str, x: int | None, label: str, absolute: bool) -> Ra
 
 
 def _change(row: str, x: int | None, label: str, absolute: bool, old: Ratio, new: Ratio) -> Change:
-    # Nothing, or too little to be measured (a worker that waits): there is no factor from or to that.
+    # A value of zero (an idle worker's processor time may be too little to measure) has no factor.
     factor = new.middle / old.middle if old.middle and new.middle else 1.0
     floor = FLOOR if min(old.pairs, new.pairs) >= ENOUGH else FLOOR_OF_FEW
     apart = new.low > old.high or new.high < old.low
@@ -110,14 +112,14 @@ def _change(row: str, x: int | None, label: str, absolute: bool, old: Ratio, new
 def _notes(old: Results, new: Results) -> Iterator[str]:
     if old.reference != new.reference:
         yield (
-            f"The old run compares with {old.reference} and this one with {new.reference}: figures are "
-            "compared and not ratios, so drift of the machine is among the changes."
+            f"The old run's reference is {old.reference}, this run's is {new.reference}. So figures are "
+            "compared and not ratios, and the changes include drift of the machine."
         )
     for what in ("cpu", "cores", "system"):
         if old.machine.get(what) != new.machine.get(what):
             yield f"{what}: {old.machine.get(what)} then, {new.machine.get(what)} now."
     if bool(old.machine.get("awake")) != bool(new.machine.get("awake")):
-        yield "The cores were kept awake in one of the runs, and not in the other (--awake)."
+        yield "The cores were kept awake (--awake) in only one of the two runs."
     versions = (run.machine.get("versions", {}) for run in (old, new))
     before, after = versions
     for name in sorted({*before, *after}):
@@ -127,4 +129,4 @@ def _notes(old: Results, new: Results) -> Iterator[str]:
         yield f"The old run was {old.plan.get('name')}, this one is {new.plan.get('name')}."
     for subject in old.labels:
         if subject not in new.labels:
-            yield f"{subject} was measured then and not now."
+            yield f"{subject} was measured in the old run and not in this one."

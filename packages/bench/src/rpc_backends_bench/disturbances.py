@@ -1,4 +1,4 @@
-"""What a reader has to know of a run on a machine that was not idle, or did not stay awake."""
+"""Warn about a run on a machine that was not idle, or whose cores fell asleep."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from rpc_backends_bench.machine import stolen_share
 from rpc_backends_bench.results import BASELINE, Results
 from rpc_backends_bench.statistics import quantile
 
-#: Share of the cores' time that other programs may take before a run counts as disturbed.
-_BUSY = 0.15
-#: Share of the time in which the host of a virtual machine may run others in its place.
-_STOLEN = 0.02
-#: How often as long a bare socket may take in one round as in another.
-_UNSTEADY = 3.0
-#: Rounds that tell that.
-_ENOUGH = 5
+#: What share of the cores' time other programs may take before a run counts as disturbed.
+_MAX_BUSY = 0.15
+#: What share of the time the host of a virtual machine may give to other machines.
+_MAX_STOLEN = 0.02
+#: By what factor the time of a bare socket may differ between two rounds.
+_MAX_SOCKET_FACTOR = 3.0
+#: How many rounds are needed to judge that.
+_MIN_ROUNDS = 5
 
 
 def disturbances(results: Results) -> list[str]:
-    """Return it, a text for each."""
+    """Return a warning for each way in which the machine disturbed the run."""
     return [*_busy(results), *_stolen(results), *_asleep(results)]
 
 
 def _busy(results: Results) -> Iterator[str]:
     share = results.machine.get("busy_before", 0.0)
-    if share > _BUSY:
+    if share > _MAX_BUSY:
         yield (
-            f"Other programs took {share:.0%} of the cores when this began. Backends that look for "
-            "messages all the time (TensorPipe) lose more by that than those that wait: neither times "
-            "nor ratios are those of an idle machine."
+            f"Other programs took {share:.0%} of the cores when this run began. That slows backends that "
+            "poll for messages (TensorPipe) more than those that sleep until one arrives. Times and "
+            "ratios differ from those of an idle machine."
         )
 
 
 def _stolen(results: Results) -> Iterator[str]:
     share = stolen_share(results.machine)
-    if share > _STOLEN:
+    if share > _MAX_STOLEN:
         yield (
-            f"The host of this virtual machine gave {share:.1%} of its time to others while this ran: "
-            "figures differ from run to run."
+            f"The host of this virtual machine gave {share:.1%} of its time to other machines during the "
+            "run, so figures differ from run to run."
         )
 
 
@@ -48,10 +48,11 @@ def _asleep(results: Results) -> Iterator[str]:
         return
     times = sorted(value for _, _, value in socket.points)
     low, high = quantile(times, 10), quantile(times, 90)
-    if len(times) >= _ENOUGH and high > _UNSTEADY * low:
+    if len(times) >= _MIN_ROUNDS and high > _MAX_SOCKET_FACTOR * low:
         yield (
             f"64 bytes there and back over a bare socket took {low * 1e6:.0f} us in some rounds and "
-            f"{high * 1e6:.0f} us in others: idle cores fall asleep here, and to wake them takes as long "
-            "as a call. Whoever uses this machine as it is meets that, too. It slows backends that wait "
-            "for messages, and their ratios differ from run to run. --awake keeps the cores awake."
+            f"{high * 1e6:.0f} us in others: idle cores of this machine fall asleep, and to wake one "
+            "takes as long as a call. All programs on this machine have that delay. It slows backends "
+            "that sleep until a message arrives, and their ratios differ from run to run. --awake keeps "
+            "the cores awake."
         )

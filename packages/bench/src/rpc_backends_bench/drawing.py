@@ -1,4 +1,4 @@
-"""How plots are drawn: panels, lines along what a row depends on, colours and legends."""
+"""Draw the parts that plots share: panels, lines over the x axis, colours and legends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people who see few can tell apart; the reference is grey.
+# The palette of Okabe and Ito, which colour-blind readers can tell apart. The reference is grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 REFERENCE = "#404448"
 _BASELINE_STYLES = {f"{BASELINE}memcpy": ("#999999", ":"), f"{BASELINE}socket": ("#999999", "--")}
-_BASELINE_NAMES = {f"{BASELINE}memcpy": "copying memory", f"{BASELINE}socket": "bare socket"}
+_BASELINE_NAMES = {f"{BASELINE}memcpy": "memory copy", f"{BASELINE}socket": "bare socket"}
 _WIDTH, _HEIGHT = 4.2, 3.1  # of a panel, in inches
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -41,7 +41,11 @@ STYLE: dict[Any, Any] = {
 def panels(
     count: int, columns: int, *, share_y: bool = False, wide: float = 1.0, high: float = 1.0
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels, as many in a line as ``columns``."""
+    """Return a figure with ``count`` panels, ``columns`` in a line.
+
+    :param wide: width of a panel, as a multiple of the usual one.
+    :param high: height of a panel, as a multiple of the usual one.
+    """
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
@@ -56,7 +60,7 @@ def panels(
 
 
 def participants(results: Results, row: Row) -> Iterable[tuple[str, str, str]]:
-    """Yield whose lines there are, with colour and style; the reference below the others."""
+    """Yield label, colour and line style of each line; the reference first, so it is drawn below."""
     yield results.reference, REFERENCE, "-"
     others = [label for label in results.labels if label != results.reference]
     for number, label in enumerate(others):
@@ -68,11 +72,14 @@ def participants(results: Results, row: Row) -> Iterable[tuple[str, str, str]]:
 def along(
     axes: Axes, results: Results, row: Row, shown: Callable[[Row, int, float], float]
 ) -> None:
-    """Draw medians, with quartiles, along what a row depends on."""
-    places = [x for x in results.places(row.id) if x is not None]
+    """Draw the medians of a row, with quartiles, over what the row depends on.
+
+    :param shown: converts a value of the row at ``x`` to what is drawn.
+    """
+    x_values = [x for x in results.x_values(row.id) if x is not None]
     for label, colour, line in participants(results, row):
-        there = [(x, results.of(row.id, x, label)) for x in places]
-        spreads = [(x, spread(series.values)) for x, series in there if series is not None]
+        measured = [(x, results.of(row.id, x, label)) for x in x_values]
+        spreads = [(x, spread(series.values)) for x, series in measured if series is not None]
         if not spreads:
             continue
         marker = "" if label.startswith(BASELINE) else "o"
@@ -83,17 +90,17 @@ def along(
             ends = [shown(row, x, one.low), shown(row, x, one.high)]
             axes.plot([x, x], ends, color=colour, linewidth=1)
     if row.id in DYNAMIC:
-        ticks = [x for x in places if x == 1 or x % max(1, places[-1] // 8) == 0]
+        ticks = [x for x in x_values if x == 1 or x % max(1, x_values[-1] // 8) == 0]
     else:
         axes.set_xscale("log", base=2)
-        ticks = places
+        ticks = x_values
     axes.set_xticks(ticks, [str(x) for x in ticks])
     axes.minorticks_off()
     axes.set_xlabel(row.along or "")
 
 
 def legend(figure: Figure, panels: list[Axes]) -> None:
-    """Show one legend for all panels."""
+    """Add one legend for all panels below them."""
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -104,7 +111,7 @@ def legend(figure: Figure, panels: list[Axes]) -> None:
 
 
 def plain_numbers(axes: Axes, which: str) -> None:
-    """Write the numbers of a logarithmic axis (``x`` or ``y``) as they are, and not as powers."""
+    """Label a logarithmic axis (``x`` or ``y``) with plain numbers instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = axes.yaxis if which == "y" else axes.xaxis
@@ -116,5 +123,5 @@ def plain_numbers(axes: Axes, which: str) -> None:
 
 
 def name_of(label: str) -> str:
-    """Return what a participant is called in a legend."""
+    """Return the name of a participant for a legend."""
     return f"baseline: {_BASELINE_NAMES[label]}" if label in _BASELINE_NAMES else label

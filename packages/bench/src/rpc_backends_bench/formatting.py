@@ -12,7 +12,7 @@ _BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def seconds(value: float) -> str:
-    """Return a time of three digits."""
+    """Return a time with three digits and its unit."""
     size, unit = next((one for one in _TIMES if abs(value) >= one[0]), _TIMES[-1])
     return (
         f"{value / size:.3g} {unit}" if abs(value) < 1000 * size else f"{value / size:.0f} {unit}"
@@ -20,20 +20,20 @@ def seconds(value: float) -> str:
 
 
 def amount(value: float) -> str:
-    """Return a number of bytes."""
+    """Return a number of bytes with three digits and its unit."""
     size, unit = next((one for one in _BYTES if abs(value) >= one[0]), _BYTES[-1])
     shown = f"{value / size:.3g}" if abs(value) < 1000 * size else f"{value / size:.0f}"
     return f"{shown} {unit}"
 
 
 def rate(value: float) -> str:
-    """Return bytes per second, of three digits."""
+    """Return bytes per second with three digits and their unit."""
     size, unit = next((one for one in _RATES if value >= one[0]), _RATES[-1])
     return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
 
 
 def figure(row: Row, value: float) -> str:
-    """Return a value of a row."""
+    """Return a value of a row with the row's unit."""
     if row.unit == "s":
         return seconds(value)
     if row.unit == "B":
@@ -44,35 +44,35 @@ def figure(row: Row, value: float) -> str:
 
 
 def bandwidth(row: Row, time: float, length: int) -> float:
-    """Return the bytes per second that were moved: there, or there and back."""
+    """Return the bytes moved per second; an echo moves ``length`` bytes twice."""
     return (2 if row.id == "size.echo" else 1) * length / time
 
 
-def place(row: Row, x: int | None) -> str:
-    """Return what a row was measured at."""
+def row_label(row: Row, x: int | None) -> str:
+    """Return the title of a row, with the value ``x`` of what the row depends on."""
     if x is None:
         return row.title
     return f"{row.title}, {amount(x)}" if row.along == "bytes" else f"{row.title}: {x}"
 
 
 def ratio(value: Ratio | None, *, interval: bool = True, digits: int = 2) -> str:
-    """Return a ratio, with its interval or without."""
+    """Return a ratio as text, with its interval or without; empty for None."""
     if value is None:
         return ""
     low, middle, high = (f"{one:.{digits}f}" for one in value[:3])
     return f"{middle} ({low} - {high})" if interval else middle
 
 
-def judgement(row: Row, value: Ratio | None) -> str:
-    """Return ``better`` or ``worse`` if the whole interval is, else nothing."""
+def verdict(row: Row, value: Ratio | None) -> str:
+    """Return ``better`` or ``worse`` if the whole interval is, else an empty string."""
     if value is None or value.low <= 1 <= value.high:
         return ""
     return "better" if (value.low > 1) == row.higher_is_better else "worse"
 
 
-def shown_places(results: Results, row: Row) -> list[int | None]:
-    """Return the places of a row that stand in a table: of joins, those at powers of two."""
-    places = results.places(row.id)
+def shown_x_values(results: Results, row: Row) -> list[int | None]:
+    """Return the values of x that a table shows: powers of two for joins, else all."""
+    x_values = results.x_values(row.id)
     if row.id not in DYNAMIC:
-        return places
-    return [x for x in places if x is not None and x & (x - 1) == 0]
+        return x_values
+    return [x for x in x_values if x is not None and x & (x - 1) == 0]

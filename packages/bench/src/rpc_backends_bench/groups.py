@@ -1,4 +1,4 @@
-"""Measure groups: how long they take to form, grow and end, and what a worker uses."""
+"""Measure groups: how long they take to form, grow and end, and what each worker uses."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import statistics
 from collections.abc import Sequence
 
 from rpc_backends_bench import worker_tasks
-from rpc_backends_bench.participants import Group, length, soon
+from rpc_backends_bench.participants import Group, common_start, duration
 from rpc_backends_bench.plan import DYNAMIC, STATIC, Plan
 from rpc_backends_bench.process_set import ProcessSet, ProgressListener, shuffled
 from rpc_backends_bench.results import Results
 from rpc_backends_bench.subjects import Subject
 
-#: What a group is expected to take, in seconds a worker, for the progress bar alone.
-SECONDS_A_WORKER = 0.15
+#: How long a group is expected to take, in seconds per worker. Only the progress bar uses it.
+SECONDS_PER_WORKER = 0.15
 
 
 def measure_static(
     plan: Plan, subjects: Sequence[Subject], results: Results, listener: ProgressListener
 ) -> None:
-    """Measure static groups, by their size; a subject that fails is left out of larger ones."""
+    """Measure static groups of each size; a subject that fails is left out of the rest."""
     if not plan.has(*STATIC):
         return
     rng = random.Random(plan.seed + 3)
-    going = {subject.label: subject for subject in subjects}
+    remaining = {subject.label: subject for subject in subjects}
     for size, rounds in plan.groups:
         for turn in range(rounds):
-            for label in shuffled(list(going), rng):
+            for label in shuffled(list(remaining), rng):
                 listener.describe(f"a group of {size}")
-                if not _static(plan, going[label], size, turn, results):
-                    del going[label]
-                listener.advance(size * SECONDS_A_WORKER)
+                if not _static(plan, remaining[label], size, turn, results):
+                    del remaining[label]
+                listener.advance(size * SECONDS_PER_WORKER)
 
 
 def _static(plan: Plan, subject: Subject, size: int, turn: int, results: Results) -> bool:
-    """Start and end one group; return whether that went well."""
+    """Start and end one group; return whether that succeeded."""
     with ProcessSet[Group](results.problems) as processes:
         group = processes[subject.label] = Group(subject, size, seconds=600 + 20 * size)
         with processes.guarded(subject.label, f"a static group of {size}"):
@@ -48,9 +48,9 @@ def _static(plan: Plan, subject: Subject, size: int, turn: int, results: Results
             for what in ("memory", "threads", "files"):
                 found[f"group.{what}"] = statistics.fmean(one[what] for one in used)
             if size <= plan.mesh and plan.has("group.mesh"):
-                everybody = list(range(size))
-                found["group.mesh"] = length(
-                    group.run(worker_tasks.connect_all, everybody, soon(size))
+                all_ranks = list(range(size))
+                found["group.mesh"] = duration(
+                    group.run(worker_tasks.connect_all, all_ranks, common_start(size))
                 )
             found["group.shutdown"] = group.stop()
             for row, value in found.items():
@@ -62,18 +62,18 @@ def _static(plan: Plan, subject: Subject, size: int, turn: int, results: Results
 def measure_dynamic(
     plan: Plan, subjects: Sequence[Subject], results: Results, listener: ProgressListener
 ) -> None:
-    """Measure each join of a dynamic group, one after the other, and each leaving, the last first."""
+    """Measure dynamic groups: the workers join one after the other, then leave in reverse order."""
     if not plan.has(*DYNAMIC):
         return
     rng = random.Random(plan.seed + 4)
-    going = {subject.label: subject for subject in subjects}
+    remaining = {subject.label: subject for subject in subjects}
     sizes = [size for size, rounds in plan.joins for _ in range(rounds)]
     for turn, size in enumerate(sizes):
-        for label in shuffled(list(going), rng):
+        for label in shuffled(list(remaining), rng):
             listener.describe(f"a dynamic group that grows to {size}")
-            if not _dynamic(plan, going[label], size, turn, results):
-                del going[label]
-            listener.advance(2 * size * SECONDS_A_WORKER)
+            if not _dynamic(plan, remaining[label], size, turn, results):
+                del remaining[label]
+            listener.advance(2 * size * SECONDS_PER_WORKER)
 
 
 def _dynamic(plan: Plan, subject: Subject, size: int, turn: int, results: Results) -> bool:
@@ -87,7 +87,7 @@ def _dynamic(plan: Plan, subject: Subject, size: int, turn: int, results: Result
                 if plan.has("group.join"):
                     results.add("group.join", subject.label, seconds, (turn, 0), x=rank + 1)
             for rank in range(size - 1, 0, -1):
-                seconds = length([group.call(rank, worker_tasks.leave)])
+                seconds = duration([group.call(rank, worker_tasks.leave)])
                 if plan.has("group.leave"):
                     results.add("group.leave", subject.label, seconds, (turn, 0), x=rank + 1)
             group.call(0, worker_tasks.leave)

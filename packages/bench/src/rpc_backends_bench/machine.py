@@ -1,4 +1,4 @@
-"""Where and when it was measured."""
+"""Describe the machine of a run: hardware, versions, and how busy it was."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: Seconds in which it is looked whether others run.
-_LOOKING_SECONDS = 0.5
+#: How long :func:`busy_share` observes the machine, in seconds.
+_SAMPLE_S = 0.5
 
 
 def describe(distributions: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return this machine as it is now, with the versions of ``distributions`` that are installed."""
+    """Return facts about this machine, and the versions of the ``distributions`` that are installed."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "rpc-backends-core", *distributions):
         try:
@@ -34,14 +34,14 @@ def describe(distributions: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def finished() -> dict[str, Any]:
-    """Return what is known of the machine at the end only."""
+    """Return the facts about the machine that are known only at the end of a run."""
     return {"ended": now(), "stolen_after": _processors().stolen}
 
 
 def busy_share() -> float:
-    """Look for half a second; return the share of the cores' time that went to other programs."""
+    """Return the share of the cores' time, in the next half second, that other programs take."""
     before = _processors()
-    time.sleep(_LOOKING_SECONDS)
+    time.sleep(_SAMPLE_S)
     after = _processors()
     used, idle, stolen = (there - here for there, here in zip(after, before, strict=True))
     everything = used + idle + stolen
@@ -49,7 +49,7 @@ def busy_share() -> float:
 
 
 def stolen_share(machine: dict[str, Any]) -> float:
-    """Return in which share of the run a virtual machine stood still; 0 where that is not known."""
+    """Return the share of the run in which the host stopped this virtual machine; 0 if unknown."""
     if "stolen_after" not in machine:
         return 0.0
     begin, end = (datetime.fromisoformat(machine[when]) for when in ("started", "ended"))
@@ -58,12 +58,12 @@ def stolen_share(machine: dict[str, Any]) -> float:
 
 
 def now() -> str:
-    """Return the time, to the second."""
+    """Return the current time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def in_words(machine: dict[str, Any]) -> str:
-    """Return a line about the machine."""
+def summary(machine: dict[str, Any]) -> str:
+    """Return one line that describes the machine."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     how = ""
     if "busy_before" in machine:
@@ -78,7 +78,7 @@ def in_words(machine: dict[str, Any]) -> str:
 
 
 class _Processors(NamedTuple):
-    """What a core has done since the machine was started, in seconds, on average of all cores."""
+    """How the cores spent their time since the machine started, in seconds, the mean of all cores."""
 
     used: float = 0.0
     idle: float = 0.0
@@ -86,7 +86,7 @@ class _Processors(NamedTuple):
 
 
 def _processors() -> _Processors:
-    """Return the account that Linux keeps (proc(5), /proc/stat); zeros elsewhere."""
+    """Return the times in Linux's ``/proc/stat`` (see proc(5)); zeros on other systems."""
     try:
         first = Path("/proc/stat").read_text().partition("\n")[0].split()
     except OSError:
@@ -99,7 +99,7 @@ def _processors() -> _Processors:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor, as Linux has it."""
+    """Return the model name of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""A run: all that the plan says, one kind of measurement after the other, as far as it gets."""
+"""Run a plan: one stage of measurements after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STAGES: tuple[_Stage, ...] = (
     groups.measure_dynamic,
 )
 
-#: Those that calls are measured in; the others are of groups.
+#: The stages in which peers take part too.
 _WITH_PEERS = (calls.measure_calls, calls.measure_sizes)
 
 
@@ -30,31 +30,31 @@ def run(
     subjects: Sequence[Subject],
     results: Results,
     listener: ProgressListener,
-    capable: Callable[[Subject], bool],
+    supports_dynamic_groups: Callable[[Subject], bool],
 ) -> None:
-    """Measure; what is measured is in ``results`` even if this is interrupted.
+    """Measure everything in ``plan``; after an interrupt, ``results`` holds what was measured so far.
 
-    A backend that could not start a pair of workers is left out of what comes after.
+    A backend that could not start a pair of workers is left out of later stages.
 
-    :param capable: whether a backend has dynamic groups.
+    :param supports_dynamic_groups: returns whether a backend supports dynamic groups.
     """
     try:
         for stage in _STAGES:
             failed = {one.label for one in results.problems if one.at == "start"}
-            going = [one for one in subjects if one.label not in failed]
+            remaining = [one for one in subjects if one.label not in failed]
             if stage not in _WITH_PEERS:
-                going = [one for one in going if not one.peer]
+                remaining = [one for one in remaining if not one.peer]
             if stage is groups.measure_dynamic:
-                going = [one for one in going if capable(one)]
-            if going:
-                stage(plan, going, results, listener)
+                remaining = [one for one in remaining if supports_dynamic_groups(one)]
+            if remaining:
+                stage(plan, remaining, results, listener)
         results.complete = True
     finally:
-        results.sum_up()
+        results.summarize()
 
 
 def expected(plan: Plan, subjects: int) -> float:
-    """Return what :class:`ProgressListener` receives in all, in seconds, if all goes well."""
+    """Return the expected duration of a run, in seconds, for the progress display."""
     seconds = 0.0
     once = plan.process_sets * plan.rounds * plan.seconds
     latencies = plan.of("latency.")
@@ -69,7 +69,7 @@ def expected(plan: Plan, subjects: int) -> float:
     client_rounds = plan.client_process_sets * plan.client_rounds
     clients = client_rounds * len(plan.clients) * plan.seconds * subjects
     seconds += clients * plan.has("throughput.clients")
-    static = sum(size * rounds for size, rounds in plan.groups) * groups.SECONDS_A_WORKER
+    static = sum(size * rounds for size, rounds in plan.groups) * groups.SECONDS_PER_WORKER
     seconds += static * subjects * plan.has(*STATIC)
-    dynamic = 2 * sum(size * rounds for size, rounds in plan.joins) * groups.SECONDS_A_WORKER
+    dynamic = 2 * sum(size * rounds for size, rounds in plan.joins) * groups.SECONDS_PER_WORKER
     return seconds + dynamic * subjects * plan.has(*DYNAMIC)

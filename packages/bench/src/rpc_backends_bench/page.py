@@ -1,4 +1,4 @@
-"""The results as a page: one HTML file that needs nothing else, to publish."""
+"""Render the results as one HTML file that needs no other file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rpc_backends_bench.plan import Row
 from rpc_backends_bench.plots import Picture
 from rpc_backends_bench.results import BASELINE, Results
 from rpc_backends_bench.statistics import spread
-from rpc_backends_bench.table import in_words
+from rpc_backends_bench.table import describe_change
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _TONES = {"better": "good", "worse": "bad", "": ""}
 
 
 def render(results: Results, comparison: Comparison | None, pictures: Sequence[Picture]) -> str:
-    """Return the page of ``results``."""
+    """Return the HTML page of ``results``."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -37,10 +37,10 @@ def render(results: Results, comparison: Comparison | None, pictures: Sequence[P
         others=others,
         pictures=[(one.plot, _embedded(one)) for one in pictures],
         sections=_sections(results),
-        machine=machine.in_words(results.machine),
+        machine=machine.summary(results.machine),
         disturbances=disturbances(results),
         comparison=comparison,
-        in_words=in_words,
+        describe_change=describe_change,
         tones=_TONES,
     )
 
@@ -50,10 +50,10 @@ def _embedded(picture: Picture) -> str:
 
 
 def _sections(results: Results) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines of the tables, by heading."""
+    """Return the table lines under each heading."""
     sections: dict[str, list[dict[str, Any]]] = {}
     for row in results.rows():
-        for x in formatting.shown_places(results, row):
+        for x in formatting.shown_x_values(results, row):
             sections.setdefault(row.section, []).append(_line(results, row, x))
     return sections
 
@@ -75,22 +75,22 @@ def _line(results: Results, row: Row, x: int | None) -> dict[str, Any]:
         if label != results.reference:
             ratio = results.ratio(row.id, x, label)
             cell["ratio"] = formatting.ratio(ratio)
-            cell["tone"] = _TONES[formatting.judgement(row, ratio)]
+            cell["tone"] = _TONES[formatting.verdict(row, ratio)]
         cells.append(cell)
     found = []
     for baseline in row.baselines:
         series = results.of(row.id, x, f"{BASELINE}{baseline}")
         if series is not None:
-            name = "bare socket" if baseline == "socket" else "copying memory"
+            name = "bare socket" if baseline == "socket" else "memory copy"
             name += ", 64 B" if x is None else ""
             found.append(f"{name}: {formatting.figure(row, spread(series.values).middle)}")
-    return {"name": formatting.place(row, x), "id": row.id, "cells": cells, "baselines": found}
+    return {"name": formatting.row_label(row, x), "id": row.id, "cells": cells, "baselines": found}
 
 
 def _detail(row: Row, percentiles: dict[str, float]) -> str:
-    told = [
-        f"{percent} %: {formatting.figure(row, value)}"
+    shown = [
+        f"{percent} %: {formatting.figure(row, value)}".replace(" ", "\N{NO-BREAK SPACE}")
         for percent, value in percentiles.items()
         if percent != "50"
     ]
-    return " · ".join(told)
+    return " · ".join(shown)

@@ -1,4 +1,4 @@
-"""Participants: the processes that are measured, suspended (SIGSTOP) while others run their blocks."""
+"""Participants: the processes that are measured. They are suspended while another one runs a block."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rpc_backends_bench.results import BASELINE
 from rpc_backends_bench.subjects import Subject
 from rpc_backends_cli.processes import Done, Failure, Step, Template, WorkerError, Workers, environ
 
-#: Seconds that a task may take, and how many more for each worker: on few cores they wait for each other.
-GRACE_PERIOD, GRACE_PERIOD_A_WORKER = 90.0, 3.0
-#: Seconds that the other workers have to end a task when one has failed.
-_GRACE_AFTER_FAILURE = 2.0
-#: Seconds from asking all workers of a group to the moment when all begin.
-_LEAD = 0.01
-#: Seconds after which resumed processes run again.
-_RESUME_DELAY = 0.002
-#: The interface that torch's agents and Gloo use in workers: only this host.
+#: How long a task may take, and how much longer for each worker: on few cores the workers take turns.
+TASK_TIMEOUT_S, TASK_TIMEOUT_PER_WORKER_S = 90.0, 3.0
+#: How long the other workers may still take for a task after it has failed in one.
+_FAILURE_GRACE_S = 2.0
+#: How long after the request all workers of a group begin a task together.
+_START_DELAY_S = 0.01
+#: How long to wait after SIGCONT until the processes run again.
+_RESUME_DELAY_S = 0.002
+#: Makes torch's agents and Gloo use the loopback interface in workers.
 LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
-#: Times of single calls, in seconds, by the label that they are reported under.
+#: Times of single calls in seconds, by the label of their participant in the report.
 Times: TypeAlias = "dict[str, array[float]]"
 
 
 class ParticipantError(Exception):
-    """Processes that are measured have failed; the text says how in a line.
+    """A participant's processes have failed; the text says how in one line.
 
-    :ivar detail: tracebacks and what the processes printed.
+    :ivar detail: tracebacks, and the output of the processes.
     """
 
     def __init__(self, text: str, detail: str = "") -> None:
@@ -46,9 +46,10 @@ class ParticipantError(Exception):
 
 @functools.cache
 def template(own: bool) -> Template:
-    """Return how workers start.
+    """Return the template that workers are forked from.
 
-    :param own: without any package that extends torch; else as in a program that imports torch.
+    :param own: load no package that extends torch; by default they load as in any program that imports
+        torch.
     """
     variables = {**LOOPBACK, **environ(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     if own:
@@ -58,14 +59,14 @@ def template(own: bool) -> Template:
 
 
 class Participant:
-    """Processes of which the first makes the calls that are measured.
+    """A set of processes; the first makes the calls that are measured.
 
-    They are suspended while other participants run: TensorPipe polls, so an idle worker takes half a
-    core from those that are measured.
+    They are suspended (SIGSTOP) while other participants run. Otherwise they would disturb these:
+    TensorPipe polls, so an idle worker takes half a core.
 
     :param own: run without any package that extends torch.
-    :param seconds: how long the processes may live.
-    :param env: more environment variables.
+    :param seconds: after this time the processes are ended in any case.
+    :param env: additional environment variables.
     """
 
     #: The module whose ``latency``, ``throughput`` and ``size`` make the calls.
@@ -89,25 +90,25 @@ class Participant:
             self.workers.__enter__()
 
     def stop(self) -> object:
-        """Leave the group, or end what is called; by default nothing."""
+        """Leave the group, or end the called process. The default does nothing."""
         return None
 
     def close(self) -> None:
-        """End the processes; those in a group do not shut it down."""
+        """End the processes, without shutting down their group."""
         self.workers.__exit__()
 
     # --- running tasks in the processes ---
 
     def run(self, task: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Run a task in all workers at once.
+        """Run a task in all workers at once; return the results.
 
-        :raises ParticipantError: it failed in one.
+        :raises ParticipantError: the task failed in a worker.
         """
         with _worker_errors():
             return self._results([one.start(task, *args, **kwargs) for one in self.workers])
 
     def run_each(self, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run a task in the first workers at once, each with its own arguments."""
+        """Run a task in the first ``len(arguments)`` workers at once, each with its own arguments."""
         with _worker_errors():
             return self._results(
                 [self.workers[rank].start(task, *one) for rank, one in enumerate(arguments)]
@@ -133,7 +134,7 @@ class Participant:
     def resume(self) -> None:
         """Let the processes continue (SIGCONT)."""
         self._signal(signal.SIGCONT)
-        time.sleep(_RESUME_DELAY)
+        time.sleep(_RESUME_DELAY_S)
 
     # --- measuring calls ---
 
@@ -147,7 +148,7 @@ class Participant:
         return {self.label: self.call(0, self._tasks.latency, kind, calls, seconds, **how)}
 
     def throughput(self, in_flight: int, seconds: float) -> float:
-        """Return how many no-ops end per second."""
+        """Return the number of no-ops per second."""
         return float(self.call(0, self._tasks.throughput, in_flight, seconds))
 
     def size(self, kind: str, length: int, calls: int, seconds: float) -> Times:
@@ -155,9 +156,9 @@ class Participant:
         return {self.label: self.call(0, self._tasks.size, kind, length, calls, seconds)}
 
     def _results(self, running: Sequence[Step]) -> list[Any]:
-        """Wait for all tasks, or a moment once one has failed; return what they returned."""
-        grace_period = GRACE_PERIOD + GRACE_PERIOD_A_WORKER * self.workers.size
-        deadline, failed = time.monotonic() + grace_period, None
+        """Wait for all tasks, or briefly after one has failed; return what they returned."""
+        timeout = TASK_TIMEOUT_S + TASK_TIMEOUT_PER_WORKER_S * self.workers.size
+        deadline, failed = time.monotonic() + timeout, None
         waiting = list(running)
         while waiting:
             over = [one for one in waiting if one.is_over(0.02 / len(waiting))]
@@ -166,10 +167,10 @@ class Participant:
                 outcome = one.outcome()
                 if isinstance(outcome, Failure) and failed is None:
                     failed = outcome
-                    deadline = min(deadline, time.monotonic() + _GRACE_AFTER_FAILURE)
+                    deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_S)
             if waiting and time.monotonic() > deadline:
                 if failed is None:
-                    self.workers.give_up(f"not done in {grace_period:g} s")
+                    self.workers.give_up(f"the task did not end within {timeout:g} s")
                 break
         if failed is not None:
             raise ParticipantError(f"{failed.kinds[0]}: {failed.text}", failed.trace)
@@ -184,7 +185,7 @@ class Participant:
 
 
 class Group(Participant):
-    """Workers of a group under a backend."""
+    """The workers of an RPC group under a backend."""
 
     _tasks: ClassVar[ModuleType] = worker_tasks
 
@@ -201,28 +202,30 @@ class Group(Participant):
         self._url = ""
 
     def start(self) -> float:
-        """Call ``init_rpc`` for a static group of all; return the seconds from first to last."""
+        """Call ``init_rpc`` in all workers; return the seconds until the last one has returned."""
         self._host_store()
         size = self.workers.size
-        return length(self.run(worker_tasks.join, self.subject, self._url, size, soon(size)))
+        return duration(
+            self.run(worker_tasks.join, self.subject, self._url, size, common_start(size))
+        )
 
     def join(self, rank: int) -> float:
-        """Let one worker join a dynamic group, rank 0 first; return how long that takes."""
+        """Let one worker join a dynamic group, rank 0 first; return how long that took."""
         if rank == 0:
             self._host_store()
-        return length([self.call(rank, worker_tasks.join, self.subject, self._url, None)])
+        return duration([self.call(rank, worker_tasks.join, self.subject, self._url, None)])
 
     def stop(self) -> float:
-        """Call ``shutdown`` in all; return the seconds from first to last."""
-        return length(self.run(worker_tasks.leave, soon(self.workers.size)))
+        """Call ``shutdown`` in all workers; return the seconds until the last one has returned."""
+        return duration(self.run(worker_tasks.leave, common_start(self.workers.size)))
 
     def close(self) -> None:
-        """End the processes, and the store after them."""
+        """End the processes, and then the store."""
         super().close()
         self._store = None
 
     def _host_store(self) -> None:
-        """Host a new store, as a launcher does."""
+        """Host a new store in this process, as a launcher does."""
         from torch.distributed import TCPStore
 
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -230,21 +233,21 @@ class Group(Participant):
 
 
 class Baselines(Participant):
-    """Two processes without RPC, which measure copying memory and a bare socket."""
+    """Two processes without RPC that measure a memory copy and a bare socket."""
 
     def __init__(self) -> None:
         super().__init__("baselines", 2, own=True, seconds=900)
 
     def start(self) -> None:
-        """Connect them."""
+        """Connect the two processes."""
         self.call(0, baselines.connect, self.call(1, baselines.serve))
 
     def has(self, row: str) -> bool:
-        """Return whether a row has a baseline."""
+        """Return whether a row has baselines."""
         return bool(BY_ID[row].baselines)
 
     def latency(self, row: str, calls: int, seconds: float) -> Times:
-        """Return the times of a few bytes there and back."""
+        """Return the times of a small message there and back over the socket."""
         return self._measure(("socket",), "echo", baselines.SMALL, calls, seconds)
 
     def size(self, kind: str, length: int, calls: int, seconds: float) -> Times:
@@ -261,13 +264,13 @@ class Baselines(Participant):
         }
 
 
-def soon(count: int) -> float:
-    """Return the time at which ``count`` workers that are asked now can all begin."""
-    return time.perf_counter() + _LEAD + 0.001 * count
+def common_start(count: int) -> float:
+    """Return the earliest time at which ``count`` workers that are asked now can begin together."""
+    return time.perf_counter() + _START_DELAY_S + 0.001 * count
 
 
-def length(spans: Iterable[worker_tasks.Span]) -> float:
-    """Return the seconds from the first begin to the last end."""
+def duration(spans: Iterable[worker_tasks.Span]) -> float:
+    """Return the seconds from the first start to the last end."""
     begins, ends = zip(*spans, strict=True)
     return float(max(ends) - min(begins))
 
@@ -279,5 +282,5 @@ def _worker_errors() -> Iterator[None]:
     except WorkerError as error:
         text = str(error)
         raise ParticipantError(text.splitlines()[0], text) from error
-    except OSError as error:  # the connection to a worker
+    except OSError as error:  # on the connection to a worker
         raise ParticipantError(f"a worker has ended ({error})") from error

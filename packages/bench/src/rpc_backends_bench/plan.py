@@ -1,4 +1,4 @@
-"""What a run measures, how often, and in which words it is shown."""
+"""The plan of a run: the rows, how often each is measured, and their titles."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Literal
 
 KiB, MiB = 1 << 10, 1 << 20
 
-#: What a value is: seconds, calls per second, bytes, a number, or a share of a processor core.
+#: Unit of a row's values: seconds, calls per second, bytes, a plain number, or processor cores.
 Unit = Literal["s", "1/s", "B", "", "core"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that is measured.
+    """A row of the report: one quantity that is measured.
 
-    :ivar id: its name in the results, and for ``--only``.
-    :ivar section: the heading that it stands under.
-    :ivar along: what it depends on, None for a single figure.
-    :ivar baselines: what is measured beside the backends: ``memcpy``, ``socket``.
+    :ivar id: the row's name in the results and for ``--only``.
+    :ivar section: the heading above the row.
+    :ivar along: the variable that the quantity depends on (the x axis); None for a single figure.
+    :ivar baselines: the baselines measured for this row: ``memcpy``, ``socket``.
     """
 
     id: str
@@ -50,7 +50,7 @@ ROWS = (
     Row("cpu.sync.callee", _CPU, "no-op, sync: callee"),
     Row("cpu.async.caller", _CPU, "no-op, 64 in flight: caller"),
     Row("cpu.async.callee", _CPU, "no-op, 64 in flight: callee"),
-    Row("cpu.idle", _CPU, "a worker that waits", "core"),
+    Row("cpu.idle", _CPU, "an idle worker", "core"),
     Row("size.echo", _SIZE, "echo", along="bytes", baselines=_BOTH),
     Row("size.oneway", _SIZE, "one way", along="bytes", baselines=_BOTH),
     Row("group.start", _GROUP, "init_rpc, static group", along="workers"),
@@ -58,13 +58,13 @@ ROWS = (
     Row("group.shutdown", _GROUP, "shutdown, static group", along="workers"),
     Row("group.memory", _GROUP, "memory of a worker", "B", along="workers"),
     Row("group.threads", _GROUP, "threads of a worker", "", along="workers"),
-    Row("group.files", _GROUP, "files of a worker", "", along="workers"),
-    Row("group.join", _GROUP, "joining a dynamic group as its Nth", along="workers"),
-    Row("group.leave", _GROUP, "leaving a dynamic group of N", along="workers"),
+    Row("group.files", _GROUP, "open files of a worker", "", along="workers"),
+    Row("group.join", _GROUP, "join, dynamic group", along="workers"),
+    Row("group.leave", _GROUP, "leave, dynamic group", along="workers"),
 )
 BY_ID = {row.id: row for row in ROWS}
 
-#: The rows of a static group that follow from one start of it.
+#: The rows that one start of a static group measures.
 STATIC = (
     *("group.start", "group.mesh", "group.shutdown"),
     *("group.memory", "group.threads", "group.files"),
@@ -75,19 +75,22 @@ CPU = ("cpu.sync.caller", "cpu.sync.callee", "cpu.async.caller", "cpu.async.call
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what is measured.
+    """How often and how long each row is measured.
 
-    :ivar only: the ids of the rows.
-    :ivar process_sets: sets of processes for calls and for sizes.
-    :ivar rounds: of each row of calls with one process set.
-    :ivar calls: single calls in a block whose times are kept.
-    :ivar seconds: after which a block ends, however many calls it has made; one of throughput lasts as
-        long.
-    :ivar sizes: in bytes.
-    :ivar groups: rounds by the size of a static group.
-    :ivar mesh: up to which size of a group all call all.
-    :ivar joins: rounds by the size to which a dynamic group grows.
-    :ivar pinned: callers stay on one half of the cores and callees on the other.
+    :ivar only: the ids of the rows to measure.
+    :ivar process_sets: how many sets of processes measure calls, and how many measure sizes.
+    :ivar rounds: rounds of each row of calls with one process set.
+    :ivar calls: the largest number of calls in a block.
+    :ivar seconds: a block of calls ends after this time even if it has made fewer calls; a block of
+        throughput lasts this long.
+    :ivar in_flight: numbers of calls in flight.
+    :ivar clients: numbers of client processes.
+    :ivar sizes: message sizes in bytes.
+    :ivar groups: pairs of the size of a static group and its number of rounds.
+    :ivar mesh: the largest group in which all workers call all others.
+    :ivar joins: pairs of the size to which a dynamic group grows and its number of rounds.
+    :ivar pinned: keep callers on one half of the cores and callees on the other.
+    :ivar seed: seed of the random order of the blocks.
     """
 
     name: str
@@ -112,16 +115,16 @@ class Plan:
 
     @property
     def client_process_sets(self) -> int:
-        """Sets of processes for clients: on few cores two sets differ more than rounds of one do."""
+        """Process sets for clients: twice as many, since on few cores sets differ more than rounds."""
         return 2 * self.process_sets
 
     @property
     def client_rounds(self) -> int:
-        """Rounds of each number of clients in one of these."""
+        """Rounds of each number of clients with one process set."""
         return (self.size_rounds + 1) // 2
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as it stands in files of results, where process sets are called sittings."""
+        """Return the plan as in a results file, in which process sets are called sittings."""
         fields = asdict(self)
         return {"sittings" if key == "process_sets" else key: fields[key] for key in fields}
 
@@ -139,7 +142,7 @@ class Plan:
         )
 
     def of(self, prefix: str) -> list[Row]:
-        """Return the rows that are measured and whose ids begin so."""
+        """Return the measured rows whose ids begin with ``prefix``."""
         return [row for row in ROWS if row.id in self.only and row.id.startswith(prefix)]
 
 
@@ -176,9 +179,10 @@ QUICK = replace(
 
 
 def choose(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids that ``patterns`` mean: an id, the beginning of some up to a dot, or with ``*``.
+    """Return the ids of the rows that ``patterns`` select; all rows without a pattern.
 
-    :raises ValueError: a pattern means none.
+    :param patterns: an id (``latency.noop``), its first parts (``latency``), or a glob (``size.*``).
+    :raises ValueError: a pattern selects no row.
     """
     chosen: set[str] = set()
     for pattern in patterns:
@@ -188,6 +192,6 @@ def choose(patterns: Iterable[str]) -> tuple[str, ...]:
             if one == pattern or one.startswith(f"{pattern}.") or fnmatchcase(one, pattern)
         }
         if not found:
-            raise ValueError(f"no row is called {pattern!r}. There are: {', '.join(ALL)}.")
+            raise ValueError(f"there is no row {pattern!r}. The rows are: {', '.join(ALL)}.")
         chosen |= found
     return tuple(one for one in ALL if one in chosen) if chosen else ALL

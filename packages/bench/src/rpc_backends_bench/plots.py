@@ -1,4 +1,4 @@
-"""Plots of results: made by matplotlib, as PNG files and as SVG for the page."""
+"""Draw plots of results with matplotlib, as PNG files and as SVG for the page."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from rpc_backends_bench.statistics import Ratio, spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_WIDEST = 50
-#: The percentiles that the axis of a distribution names.
+#: Ratios beyond this factor are drawn at the edge of the axis.
+_MAX_RATIO = 50
+#: The percentiles at the ticks of a distribution's axis.
 _NINES = (0.0, 50.0, 90.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """What can be drawn of results.
+    """A kind of plot.
 
-    :ivar name: of its file.
-    :ivar caption: what a reader has to know to read it.
+    :ivar name: the name of its file, without suffix.
+    :ivar caption: explains how to read the plot.
+    :ivar rows: the ids of the rows that it shows.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot of some results, as the contents of files."""
+    """A drawn plot: the contents of an SVG and of a PNG file."""
 
     plot: Plot
     svg: bytes
@@ -45,13 +47,13 @@ class Picture:
 
 
 def available(results: Results) -> list[Plot]:
-    """Return the plots of which there is something to draw."""
-    there = {row.id for row in results.rows()}
-    return [plot for plot in PLOTS if there.intersection(plot.rows)]
+    """Return the plots for which ``results`` has values."""
+    measured = {row.id for row in results.rows()}
+    return [plot for plot in PLOTS if measured.intersection(plot.rows)]
 
 
 def draw(plot: Plot, results: Results) -> Picture:
-    """Return a plot as files."""
+    """Draw a plot."""
     import matplotlib as mpl
 
     with mpl.rc_context(drawing.STYLE):
@@ -62,7 +64,7 @@ def draw(plot: Plot, results: Results) -> Picture:
     return Picture(plot, svg.getvalue(), png.getvalue())
 
 
-# --- what is drawn -------------------------------------------------------------------------------
+# --- the plots -----------------------------------------------------------------------------------
 
 
 def _draw_latencies(results: Results) -> Figure:
@@ -96,7 +98,7 @@ def _draw_throughput(results: Results) -> Figure:
     rows = _rows(results, "throughput.")
     figure, panels = drawing.panels(len(rows), 2)
     for axes, row in zip(panels, rows, strict=True):
-        drawing.along(axes, results, row, _as_it_is)
+        drawing.along(axes, results, row, _unchanged)
         axes.set_title(f"{row.section}, by {row.title}")
         axes.set_ylabel("calls per second")
         axes.set_ylim(bottom=0)
@@ -114,8 +116,8 @@ def _draw_sizes(results: Results) -> Figure:
         axes.set_ylabel("bytes per second")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: formatting.rate(value))
-        places = [x for x in results.places(row.id) if x is not None]
-        axes.set_xticks(places, [formatting.amount(x) for x in places], rotation=35, ha="right")
+        sizes = [x for x in results.x_values(row.id) if x is not None]
+        axes.set_xticks(sizes, [formatting.amount(x) for x in sizes], rotation=35, ha="right")
         axes.minorticks_off()
         axes.set_xlabel("")
     drawing.legend(figure, panels)
@@ -126,7 +128,7 @@ def _draw_groups(results: Results) -> Figure:
     rows = _rows(results, "group.")
     figure, panels = drawing.panels(len(rows), 3)
     for axes, row in zip(panels, rows, strict=True):
-        drawing.along(axes, results, row, _in_mebibytes if row.unit == "B" else _as_it_is)
+        drawing.along(axes, results, row, _in_mebibytes if row.unit == "B" else _unchanged)
         axes.set_title(row.title)
         axes.set_ylabel({"s": "seconds", "B": "MiB"}.get(row.unit, "number"))
         axes.set_ylim(bottom=0)
@@ -155,16 +157,17 @@ def _draw_processor(results: Results) -> Figure:
 
 def _draw_ratios(results: Results) -> Figure:
     others = [label for label in results.labels if label != results.reference]
-    places = [
+    drawn_rows = [
         (row, x)
         for row in results.rows()
-        for x in formatting.shown_places(results, row)
+        for x in formatting.shown_x_values(results, row)
         if any(results.ratio(row.id, x, label) for label in others)
     ]
-    figure, (axes,) = drawing.panels(1, 1, wide=2.1, high=max(1.0, (len(places) + 3) * 0.052))
+    height = max(1.0, (len(drawn_rows) + 3) * 0.052)
+    figure, (axes,) = drawing.panels(1, 1, wide=2.1, high=height)
     for number, label in enumerate(others):
-        drawn = [(n, row, results.ratio(row.id, x, label)) for n, (row, x) in enumerate(places)]
-        ratios = [(n, _times(row, one)) for n, row, one in drawn if one is not None]
+        drawn = [(n, row, results.ratio(row.id, x, label)) for n, (row, x) in enumerate(drawn_rows)]
+        ratios = [(n, _ratio_of_times(row, one)) for n, row, one in drawn if one is not None]
         axes.errorbar(
             [one.middle for _, one in ratios],
             [n + (number - (len(others) - 1) / 2) * 0.22 for n, _ in ratios],
@@ -181,9 +184,9 @@ def _draw_ratios(results: Results) -> Figure:
     axes.axvline(1, color=drawing.REFERENCE, linewidth=1, zorder=0)
     axes.set_xscale("log")
     drawing.plain_numbers(axes, "x")
-    names = [f"{_brief(row)}{formatting.place(row, x)}" for row, x in places]
-    axes.set_yticks(range(len(places)), names)
-    axes.set_ylim(len(places) - 0.4, -0.6)
+    names = [f"{_brief(row)}{formatting.row_label(row, x)}" for row, x in drawn_rows]
+    axes.set_yticks(range(len(drawn_rows)), names)
+    axes.set_ylim(len(drawn_rows) - 0.4, -0.6)
     axes.set_xlabel(f"ratio to {results.reference}: left of 1 is better")
     drawing.legend(figure, [axes])
     return figure
@@ -192,63 +195,64 @@ def _draw_ratios(results: Results) -> Figure:
 PLOTS = (
     Plot(
         "ratios",
-        "Everything beside the reference",
-        "Each figure divided by the reference's, with the interval in which that ratio lies (95 %). Left "
-        "of 1 is better: of calls per second, what is shown is the time that they mean for one.",
+        "Ratios to the reference",
+        "Each figure divided by that of the reference, with its 95 % confidence interval. Left of 1 is "
+        "better. Calls per second are shown as the time per call.",
         _draw_ratios,
         tuple(BY_ID),
     ),
     Plot(
         "latency",
         "Distributions of round trips",
-        "How long the fastest part of the calls took, on an axis that opens up the slowest: of 1000 "
-        "calls, one takes longer than what stands at 99.9 %.",
+        "Latency percentiles of single calls: at 90 %, nine of ten calls take at most this long. The "
+        "axis is stretched towards the slowest calls.",
         _draw_latencies,
         tuple(one for one in BY_ID if one.startswith("latency.")),
     ),
     Plot(
         "throughput",
         "Throughput",
-        "No-ops in Python that ended in a second; lines at the points are quartiles.",
+        "No-ops in Python per second. The vertical lines at the points show quartiles.",
         _draw_throughput,
         tuple(one for one in BY_ID if one.startswith("throughput.")),
     ),
     Plot(
         "bandwidth",
         "Bandwidth by size, and baselines",
-        "Bytes moved in a second, counted both ways for an echo. The baselines are of this machine, "
-        "measured in the same rounds: one thread copying memory, and a TCP socket of the loopback "
-        "interface between two processes that keep their buffers. Shared memory can beat the socket.",
+        "Bytes moved per second; an echo counts both directions. The baselines are measured on the same "
+        "machine in the same rounds: a memory copy by one thread, and a TCP socket over the loopback "
+        "interface between two processes that reuse their buffers. Shared memory can be faster than the "
+        "socket.",
         _draw_sizes,
         ("size.echo", "size.oneway"),
     ),
     Plot(
         "processor",
         "Processor time",
-        "What a call costs on each side, also in threads that only look for messages; and what a worker "
-        "costs that does nothing.",
+        "Processor time per call on each side, in all threads, including those that poll for messages. "
+        "For an idle worker, the processor cores that it takes.",
         _draw_processor,
         tuple(one for one in BY_ID if one.startswith("cpu.")),
     ),
     Plot(
         "groups",
         "Groups by size",
-        "What a worker holds is what it has more than before init_rpc, the mean of all. Joining and "
-        "leaving are of one worker, while nobody else does.",
+        "Memory, threads and files are the increase since before init_rpc, the mean of all workers. One "
+        "worker at a time joins or leaves.",
         _draw_groups,
         tuple(one for one in BY_ID if one.startswith("group.")),
     ),
 )
 
 
-# --- values as they are drawn ---------------------------------------------------------------------
+# --- conversions of values to what is drawn -------------------------------------------------------
 
 
 def _rows(results: Results, prefix: str) -> list[Row]:
     return [row for row in results.rows() if row.id.startswith(prefix)]
 
 
-def _as_it_is(_row: Row, _x: int, value: float) -> float:
+def _unchanged(_row: Row, _x: int, value: float) -> float:
     return value
 
 
@@ -260,18 +264,18 @@ def _as_bandwidth(row: Row, x: int, value: float) -> float:
     return formatting.bandwidth(row, value, x)
 
 
-def _times(row: Row, ratio: Ratio) -> Ratio:
-    """Return a ratio as one of times, and no further out than what is worth an axis."""
+def _ratio_of_times(row: Row, ratio: Ratio) -> Ratio:
+    """Return a ratio as a ratio of times (below 1 is better), limited to the range of the axis."""
     ends = (ratio.low, ratio.middle, ratio.high)
     if row.higher_is_better:
-        high, middle, low = (1 / max(one, 1 / _WIDEST) for one in ends)
+        high, middle, low = (1 / max(one, 1 / _MAX_RATIO) for one in ends)
         ends = (low, middle, high)
-    low, middle, high = (min(max(one, 1 / _WIDEST), _WIDEST) for one in ends)
+    low, middle, high = (min(max(one, 1 / _MAX_RATIO), _MAX_RATIO) for one in ends)
     return Ratio(low, middle, high, ratio.pairs)
 
 
 def _nines(percent: float) -> float:
-    """Return where a percentile stands: each nine more as far from the one before."""
+    """Return the position of a percentile on the axis: 90, 99 and 99.9 % are equally far apart."""
     import math
 
     return -math.log10(1 - percent / 100)
@@ -280,4 +284,4 @@ def _nines(percent: float) -> float:
 def _brief(row: Row) -> str:
     if row.id.startswith("latency."):
         return "loaded: " if ".loaded." in row.id else "round trip: "
-    return {"throughput": "a call, ", "cpu": "processor: "}.get(row.id.partition(".")[0], "")
+    return {"throughput": "time per call, ", "cpu": "processor: "}.get(row.id.partition(".")[0], "")

@@ -1,4 +1,4 @@
-"""A process set: the participants that are alive at once, of which one at a time runs a block."""
+"""A process set: participants that are alive at once, one of which at a time runs a block."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class ProgressListener(Protocol):
     """Receives the progress of a run."""
 
     def describe(self, what: str) -> None:
-        """Receive what is measured next."""
+        """Receive a description of what is measured next."""
 
     def advance(self, seconds: float) -> None:
-        """Receive that work is done that was expected to take ``seconds``."""
+        """Receive that work that was expected to take ``seconds`` is done."""
 
 
 def shuffled(items: Sequence[_Item], rng: random.Random) -> list[_Item]:
-    """Return the order of one round, which is drawn."""
+    """Return ``items`` in random order."""
     return rng.sample(items, k=len(items))
 
 
 class ProcessSet(dict[str, _Participant]):
     """Participants by label. Failed participants are reported, terminated and removed.
 
-    A context: all processes end with it.
+    A context manager: at its end all processes end.
 
-    :param problems: to which failures are added.
+    :param problems: a list to which failures are added.
     """
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -42,7 +42,7 @@ class ProcessSet(dict[str, _Participant]):
         self._problems = problems
 
     def __enter__(self) -> ProcessSet[_Participant]:
-        """Start with no participant."""
+        """Return the set, without participants."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +52,7 @@ class ProcessSet(dict[str, _Participant]):
 
     @contextmanager
     def guarded(self, label: str, what: str) -> Iterator[None]:
-        """Remove the participant ``label`` if the block fails; the others go on.
+        """Remove the participant ``label`` if the block fails; the others continue.
 
         :param what: what is being done, for the report.
         """

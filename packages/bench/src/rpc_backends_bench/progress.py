@@ -1,4 +1,4 @@
-"""How a run goes, on stderr: a bar on a terminal, and elsewhere a line for each tenth."""
+"""Show the progress of a run on stderr: a bar on a terminal, elsewhere a line for each tenth."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _REFRESH = 4  # times a second
 
 
 class Progress:
-    """Shows what is measured and how much is left; a context.
+    """A context manager that shows what is measured and how much is left.
 
-    :param expected: all that :meth:`advance` will receive, in seconds, if all goes well.
-    :param quiet: say nothing where it is not a terminal.
+    :param expected: the expected duration in seconds, the sum of what :meth:`advance` will receive.
+    :param quiet: print nothing if stderr is not a terminal.
     """
 
     def __init__(self, expected: float, *, quiet: bool = False) -> None:
@@ -25,12 +25,12 @@ class Progress:
         self._expected = expected
         self._quiet = quiet
         self._bar: RichProgress | None = None
-        self._said = -1
+        self._last_tenth = -1
         self._done = 0.0
         self._begin = time.monotonic()
 
     def __enter__(self) -> Progress:
-        """Begin to show."""
+        """Show the bar, on a terminal."""
         if self._console.is_terminal:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
             from rich.progress import TimeRemainingColumn as Remaining
@@ -51,23 +51,23 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
     def describe(self, what: str) -> None:
-        """Say what is measured next."""
+        """Show what is measured next."""
         if self._bar is not None:
             self._bar.update(self._task, description=f"{what:<34.34}")
         elif not self._quiet:
             tenth = int(10 * self._done / self._expected)
-            if tenth != self._said:
-                self._said = tenth
+            if tenth != self._last_tenth:
+                self._last_tenth = tenth
                 seconds = time.monotonic() - self._begin
                 self._console.print(f"{10 * tenth:3} %, {seconds:.0f} s: {what}", soft_wrap=True)
 
     def advance(self, seconds: float) -> None:
-        """Take note that something is done."""
+        """Count work that was expected to take ``seconds`` as done."""
         self._done += seconds
         if self._bar is not None:
             self._bar.advance(self._task, seconds)

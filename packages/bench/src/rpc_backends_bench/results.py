@@ -1,4 +1,4 @@
-"""What a run has measured, as it is kept and written."""
+"""The results of a run, in memory and as a JSON file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from rpc_backends_bench import statistics
 from rpc_backends_bench.plan import BY_ID, ROWS, Plan, Row
 from rpc_backends_bench.statistics import Point
 
-#: Version of the form of the file; another one is not read.
+#: Version of the file format; files of other versions are rejected.
 FORMAT = 1
-#: Before the names of baselines, in files of results, too.
+#: Prefix of the labels of baselines, also in the file.
 BASELINE = "limit: "
 
 
 class FormatError(Exception):
-    """A file is no result of this command, or one of another version."""
+    """A file does not hold results of this command, or has another version of the format."""
 
 
 @dataclass
 class Series:
-    """One row of one participant, at one place of what the row depends on.
+    """The values of one row, for one participant and one value of what the row depends on.
 
     :ivar points: a value for each round.
-    :ivar samples: single calls of all rounds, in seconds, while the run lasts.
-    :ivar percentiles: of them, by percent.
-    :ivar curve: their distribution, to be drawn.
+    :ivar samples: times of single calls of all rounds, in seconds; empty after :meth:`summarize`.
+    :ivar percentiles: percentiles of the single calls, by percent.
+    :ivar curve: the distribution of the single calls for plots: pairs of percent and seconds.
+    :ivar calls: how many single calls there were.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -41,11 +42,11 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """The values without their rounds."""
+        """The values of all rounds."""
         return [value for _, _, value in self.points]
 
-    def sum_up(self) -> None:
-        """Replace the single calls by their distribution."""
+    def summarize(self) -> None:
+        """Replace the times of single calls by their distribution."""
         if self.samples:
             ordered = sorted(self.samples)
             self.calls = len(ordered)
@@ -56,9 +57,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something of a participant is missing.
+    """A failure of a participant, which leaves a gap in the results.
 
     :ivar at: what was being measured.
+    :ivar text: the error in one line.
+    :ivar detail: tracebacks and output.
     """
 
     label: str
@@ -67,17 +70,21 @@ class Problem:
     detail: str = ""
 
 
-#: A row's id, what it depends on (None for a single figure), and whose it is.
+#: A row's id, the value of what the row depends on (None for a single figure), and a label.
 Key = tuple[str, int | None, str]
 
 
 @dataclass
 class Results:
-    """All of a run.
+    """All results of a run.
 
-    :ivar subjects: what was measured, in the order in which it is shown, as values.
-    :ivar reference: the label of what the others are compared with.
-    :ivar complete: whether all of the plan was gone through.
+    :ivar plan: the plan, as JSON values.
+    :ivar machine: facts about the machine, see :mod:`.machine`.
+    :ivar subjects: what was measured, as JSON values, in the order of the report.
+    :ivar reference: the label of the reference, with which the others are compared.
+    :ivar series: the measured values.
+    :ivar problems: the failures.
+    :ivar complete: whether the run reached the end of the plan.
     """
 
     plan: dict[str, Any]
@@ -87,18 +94,18 @@ class Results:
     series: dict[Key, Series] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     complete: bool = False
-    _draws: dict[Key, list[float]] = field(default_factory=dict, repr=False, compare=False)
+    _bootstraps: dict[Key, list[float]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def begin(
         cls, plan: Plan, machine: dict[str, Any], subjects: list[dict[str, Any]], reference: str
     ) -> Results:
-        """Return results with nothing in them."""
+        """Return empty results of a run that begins."""
         return cls(plan.to_json(), machine, subjects, reference)
 
     @property
     def labels(self) -> list[str]:
-        """The backends, the reference last."""
+        """The labels of what was measured, the reference last."""
         return [one["label"] for one in self.subjects]
 
     def add(
@@ -110,46 +117,52 @@ class Results:
         x: int | None = None,
         samples: Iterable[float] = (),
     ) -> None:
-        """Add what was measured with the process set and in the round ``at``."""
+        """Add a value.
+
+        :param row: the id of the row.
+        :param at: the number of the process set, and that of the round.
+        :param x: the value of what the row depends on.
+        :param samples: times of single calls in seconds.
+        """
         series = self.series.setdefault((row, x, label), Series())
         series.points.append((*at, value))
-        self._draws.clear()
+        self._bootstraps.clear()
         series.samples.extend(samples)
 
-    def sum_up(self) -> None:
-        """Replace single calls by their distributions; at the end of a run."""
+    def summarize(self) -> None:
+        """Replace the times of single calls by their distributions, at the end of a run."""
         for series in self.series.values():
-            series.sum_up()
+            series.summarize()
 
     def of(self, row: str, x: int | None, label: str) -> Series | None:
-        """Return what was measured, None if nothing was."""
+        """Return the values of a row for one label; None if there are none."""
         return self.series.get((row, x, label))
 
-    def places(self, row: str) -> list[int | None]:
-        """Return what a row was measured at, in order; empty if it was not."""
+    def x_values(self, row: str) -> list[int | None]:
+        """Return the values of x at which a row was measured, sorted; empty if it was not measured."""
         return sorted({x for one, x, _ in self.series if one == row}, key=lambda x: x or 0)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows of which there is something."""
-        there = {row for row, _, _ in self.series}
-        return (row for row in ROWS if row.id in there)
+        """Yield the rows that have values."""
+        measured = {row for row, _, _ in self.series}
+        return (row for row in ROWS if row.id in measured)
 
     def ratio(
         self, row: str, x: int | None, label: str, confidence: float = 0.95
     ) -> statistics.Ratio | None:
-        """Return the ratio of a backend's median to that of the reference, None where there is none."""
+        """Return the ratio of a backend's median to the reference's; None if either is missing."""
         ours, reference = self.of(row, x, label), self.of(row, x, self.reference)
         if ours is None or reference is None:
             return None
         key = (row, x, label)
-        if key not in self._draws:
-            self._draws[key] = statistics.draws(ours.points, reference.points)
-        return statistics.ratio(ours.points, reference.points, confidence, self._draws[key])
+        if key not in self._bootstraps:
+            self._bootstraps[key] = statistics.bootstrap_ratios(ours.points, reference.points)
+        return statistics.ratio(ours.points, reference.points, confidence, self._bootstraps[key])
 
     # --- as JSON -------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as what JSON knows."""
+        """Return the results as JSON values."""
         rows: dict[tuple[str, int | None], dict[str, Any]] = {}
         for (row, x, label), series in self.series.items():
             about: dict[str, Any] = {"id": row, "x": x, "unit": BY_ID[row].unit, "results": {}}
@@ -173,14 +186,15 @@ class Results:
 
     @classmethod
     def from_json(cls, data: Any) -> Results:
-        """Return what :meth:`to_json` gave.
+        """Return the results from the JSON values of :meth:`to_json`.
 
-        :raises FormatError: it is something else.
+        :raises FormatError: ``data`` is something else.
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else None
             raise FormatError(
-                f"it is no result of `rpc-backends bench` (format {found}, not {FORMAT})"
+                "the file holds no results of this version of `rpc-backends bench` "
+                f"(format {found}, expected {FORMAT})"
             )
         try:
             series = {
@@ -204,13 +218,13 @@ class Results:
                 complete=data["complete"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"something is missing in it: {error!r}") from error
+            raise FormatError(f"a field is missing or malformed: {error!r}") from error
 
     @classmethod
     def read(cls, file: Path) -> Results:
         """Return the results in a file.
 
-        :raises FormatError: it cannot be read, or is something else.
+        :raises FormatError: the file cannot be read, or holds something else.
         """
         try:
             return cls.from_json(json.loads(file.read_text()))

@@ -1,4 +1,4 @@
-"""The TorchScript function that is called; a module of its own, since importing it compiles it."""
+"""The TorchScript function that is called. It has its own module because the import compiles it."""
 
 from __future__ import annotations
 

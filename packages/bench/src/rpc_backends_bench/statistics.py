@@ -1,7 +1,7 @@
-"""Figures from measurements: quantiles, and ratios with the interval in which they lie.
+"""Statistics of measurements: quantiles, and ratios with confidence intervals.
 
-The values of two backends in one round, measured one right after the other, are a *pair*. Two sets of
-processes differ by more than two rounds with one *process set*, so values are kept by process set.
+The values of two backends in one round are a *pair*: they were measured one right after the other. Two
+sets of processes differ more than two rounds of one *process set*, so values are kept by process set.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: The numbers of the process set and of the round, and the value that was measured.
+#: The number of the process set, that of the round, and the measured value.
 Point = tuple[int, int, float]
 
-#: What is reported of a distribution of single calls, in percent.
+#: The percentiles of single calls that are reported, in percent.
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-#: What of it is kept to be drawn, in percent.
+#: The percentiles of single calls that are kept for plots, in percent.
 CURVE = (*range(100), *(99 + tenth / 10 for tenth in range(1, 10)), 99.95, 99.99)
 
 _RESAMPLES = 1000
-#: Calls that have to be beyond a percentile before it is worth telling.
-_BEYOND = 5
+#: How many calls must lie beyond a percentile for it to be reported.
+_MIN_SAMPLES_BEYOND = 5
 
 
 class Spread(NamedTuple):
-    """The median of some values, with their quartiles."""
+    """The median and the two quartiles of some values."""
 
     low: float
     middle: float
@@ -32,7 +32,10 @@ class Spread(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The ratio of two medians, and the interval in which it lies with the confidence asked for."""
+    """The ratio of two medians with its confidence interval.
+
+    :ivar pairs: how many pairs of values it was computed from.
+    """
 
     low: float
     middle: float
@@ -41,14 +44,14 @@ class Ratio(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the median and the quartiles of ``values``, of which there must be one."""
+    """Return the median and the quartiles of ``values``, which must not be empty."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0])
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def quantile(ordered: Sequence[float], percent: float) -> float:
-    """Return the value below which ``percent`` of the sorted ``ordered`` lie, between two if need be."""
+    """Return a percentile of the sorted values ``ordered``, interpolated between its neighbours."""
     place = (len(ordered) - 1) * percent / 100
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -56,19 +59,21 @@ def quantile(ordered: Sequence[float], percent: float) -> float:
 
 
 def percentiles(ordered: Sequence[float]) -> dict[str, float]:
-    """Return those of :data:`PERCENTILES` that so many sorted values can tell, by their number."""
-    told = (one for one in PERCENTILES if len(ordered) * (1 - one / 100) >= _BEYOND)
-    return {f"{one:g}": quantile(ordered, one) for one in told}
+    """Return those of :data:`PERCENTILES` that have enough of the sorted values beyond them."""
+    reported = (one for one in PERCENTILES if len(ordered) * (1 - one / 100) >= _MIN_SAMPLES_BEYOND)
+    return {f"{one:g}": quantile(ordered, one) for one in reported}
 
 
 def curve(ordered: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the distribution of sorted values as it is drawn: percent, and the value there."""
-    told = (one for one in CURVE if one <= 90 or len(ordered) * (1 - one / 100) >= _BEYOND)
-    return [(float(one), quantile(ordered, one)) for one in told]
+    """Return the distribution of sorted values for a plot: pairs of percent and value."""
+    drawn = (
+        one for one in CURVE if one <= 90 or len(ordered) * (1 - one / 100) >= _MIN_SAMPLES_BEYOND
+    )
+    return [(float(one), quantile(ordered, one)) for one in drawn]
 
 
 def pairs(ours: Sequence[Point], reference: Sequence[Point]) -> list[list[tuple[float, float]]]:
-    """Return what both measured in the same rounds, by process set."""
+    """Return the pairs of values from rounds that both have: a list for each process set."""
     other = {(number, turn): value for number, turn, value in reference}
     sets: dict[int, list[tuple[float, float]]] = {}
     for number, turn, value in ours:
@@ -77,10 +82,11 @@ def pairs(ours: Sequence[Point], reference: Sequence[Point]) -> list[list[tuple[
     return list(sets.values())
 
 
-def draws(ours: Sequence[Point], reference: Sequence[Point]) -> list[float]:
-    """Return, sorted, the ratio of the medians in samples of what was measured; empty without any.
+def bootstrap_ratios(ours: Sequence[Point], reference: Sequence[Point]) -> list[float]:
+    """Return the ratios of the medians of bootstrap samples, sorted; empty if there is no pair.
 
-    Process sets are drawn with replacement, and then rounds in each: as many as the longest has.
+    A sample draws process sets with replacement, and then as many rounds from each of them as the
+    longest has, with replacement.
     """
     import torch
 
@@ -90,7 +96,7 @@ def draws(ours: Sequence[Point], reference: Sequence[Point]) -> list[float]:
     rng = torch.Generator().manual_seed(0)
     count, longest = len(sets), max(len(one) for one in sets)
     padded = [one + [one[0]] * (longest - len(one)) for one in sets]
-    values = torch.tensor(padded, dtype=torch.float64)  # process set, round, which of the two
+    values = torch.tensor(padded, dtype=torch.float64)  # process set x round x (ours, reference)
     lengths = torch.tensor([len(one) for one in sets])
     chosen = torch.randint(count, (_RESAMPLES, count, 1), generator=rng)
     part = torch.rand((_RESAMPLES, count, longest), generator=rng)
@@ -108,25 +114,27 @@ def ratio(
     confidence: float = 0.95,
     drawn: Sequence[float] | None = None,
 ) -> Ratio | None:
-    """Return the ratio of the medians, ours to the reference; None without a common round, or to 0.
+    """Return the ratio of our median to the reference's, with its interval.
 
-    :param drawn: what :func:`draws` has given for them, if that was asked before.
+    None if there is no common round, or a value of the reference is not above 0.
+
+    :param drawn: the result of :func:`bootstrap_ratios` for the same points, if already computed.
     """
     flat = [pair for one in pairs(ours, reference) for pair in one]
     if not flat or any(other <= 0 for _, other in flat):
         return None
-    drawn = draws(ours, reference) if drawn is None else drawn
+    drawn = bootstrap_ratios(ours, reference) if drawn is None else drawn
     tail = (1 - confidence) / 2 * 100
     low, high = quantile(drawn, tail), quantile(drawn, 100 - tail)
-    return Ratio(low, _of_medians(flat), high, len(flat))
+    return Ratio(low, _median_ratio(flat), high, len(flat))
 
 
 def interval(points: Sequence[Point], confidence: float = 0.95) -> Ratio | None:
-    """Return the median of one backend's values as :func:`ratio` does: its ratio to one."""
+    """Return the median of one backend's values with its interval, as a ratio to 1."""
     return ratio(points, [(number, turn, 1.0) for number, turn, _ in points], confidence)
 
 
-def _of_medians(sample: Sequence[tuple[float, float]]) -> float:
+def _median_ratio(sample: Sequence[tuple[float, float]]) -> float:
     ours, reference = zip(*sample, strict=True)
     value: float = statistics.median(ours) / statistics.median(reference)
     return value

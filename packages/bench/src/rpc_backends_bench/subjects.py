@@ -1,4 +1,4 @@
-"""What is measured: backends with their options, from the command line or a file."""
+"""Subjects: the backends to measure, with their options, from the command line or a file."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-#: What stands behind a name that means torch's own backend, without this package in the processes.
-OWN = "@torch"
-#: What is compared with, where nobody says.
-USUAL = "TENSORPIPE"
+#: Suffix of a name that means torch's own backend, in processes without this package.
+TORCH_SUFFIX = "@torch"
+#: The reference if none is given.
+DEFAULT_REFERENCE = "TENSORPIPE"
 
-_SEPARATOR = re.compile(r",(?=\s*\w+=)")  # a comma in a value is not one
+_SEPARATOR = re.compile(r",(?=\s*\w+=)")  # a comma within a value does not match
 
 
 class SubjectError(Exception):
-    """What was asked for cannot be measured; the text says what to do."""
+    """A requested subject cannot be measured; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A backend as it is measured.
+    """A backend with its options, or a peer.
 
-    :ivar label: what it is called in the results, where it is the only one of this name.
-    :ivar name: as in ``BackendType``.
-    :ivar options: for its construct handler.
-    :ivar own: torch's own, in processes where no package of torch's entry points is loaded.
-    :ivar peer: what is no backend of torch's RPC, by its name in :mod:`~.peers`; else empty.
+    :ivar label: its name in the results; :func:`arrange` makes labels unique.
+    :ivar name: the backend's name in ``BackendType``.
+    :ivar options: keyword arguments for the backend's construct handler.
+    :ivar own: measure torch's own backend, in processes that load no package that extends torch.
+    :ivar peer: the name in :mod:`~.peers` if it is no backend of torch's RPC, else empty.
     """
 
     label: str
@@ -41,30 +41,34 @@ class Subject:
 
 
 def parse(text: str) -> Subject:
-    """Return the subject that ``NAME[@torch][:key=value,...]`` means; a value is JSON, or else text.
+    """Parse ``NAME[@torch][:key=value,...]``; a value that is not JSON is taken as text.
 
-    :raises SubjectError: it is not of that form.
+    :raises SubjectError: ``text`` does not have that form.
     """
     name, _, given = text.partition(":")
-    own = name.endswith(OWN)
+    own = name.endswith(TORCH_SUFFIX)
     options = {}
     for one in _SEPARATOR.split(given) if given else ():
         key, equals, value = one.strip().partition("=")
         if not key or not equals:
-            raise SubjectError(f"{text!r}: {one!r} is no option. Write NAME:key=value,key=value.")
+            raise SubjectError(
+                f"{text!r}: {one!r} is not of the form key=value. Write NAME:key=value,key=value."
+            )
         options[key] = _value(value)
-    bare = name.removesuffix(OWN)
+    bare = name.removesuffix(TORCH_SUFFIX)
     if not bare:
-        raise SubjectError(f"{text!r} names no backend. Write NAME:key=value,key=value.")
+        raise SubjectError(
+            f"{text!r} does not name a backend. Write NAME or NAME:key=value,key=value."
+        )
     return Subject(text, bare, options, own)
 
 
 def read(file: Path) -> list[Subject]:
-    """Return the subjects of a TOML file: a table each, whose name is the label.
+    """Return the subjects in a TOML file, which has a table for each; the table's name is the label.
 
-    The key ``backend`` names the backend where the label does not; all others are its options.
+    The key ``backend`` names the backend if the label is another name. All other keys are options.
 
-    :raises SubjectError: it cannot be read, or is something else.
+    :raises SubjectError: the file cannot be read, or has something outside of tables.
     """
     try:
         tables = tomllib.loads(file.read_text())
@@ -74,11 +78,13 @@ def read(file: Path) -> list[Subject]:
     for label, table in tables.items():
         if not isinstance(table, dict):
             raise SubjectError(
-                f"{file}: {label!r} stands outside of a table. Write [NAME], and options below it."
+                f"{file}: {label!r} is not in a table. Write [NAME] and put the options below it."
             )
         options = dict(table)
         name = str(options.pop("backend", label))
-        found.append(Subject(label, name.removesuffix(OWN), options, name.endswith(OWN)))
+        found.append(
+            Subject(label, name.removesuffix(TORCH_SUFFIX), options, name.endswith(TORCH_SUFFIX))
+        )
     return found
 
 
@@ -88,40 +94,44 @@ def arrange(
     plugins: Iterable[str],
     peers: Sequence[Subject] = (),
 ) -> list[Subject]:
-    """Return all that is to be measured, each under a label of its own; the reference is last.
+    """Return everything to measure, each with a unique label; the reference is last.
 
-    :param reference: what to compare with, None for the usual: TENSORPIPE where it is named or only one
-        backend is; torch's TENSORPIPE beside a package's; else the first.
-    :param plugins: the backends that are from packages.
-    :param peers: what else is measured; before the reference.
-    :raises SubjectError: nothing was named.
+    :param reference: the reference. By default it is TENSORPIPE if that is among several backends, or
+        if another backend is the only one; torch's own TENSORPIPE if a package's TENSORPIPE is the only
+        one; else the first backend.
+    :param plugins: names of the backends that come from packages.
+    :param peers: peers, which stand before the reference.
+    :raises SubjectError: no backend is named, or there is nothing to compare it with.
     """
     check_named(named)
     subjects = list(named)
     if reference is None:
-        usual = next((one for one in subjects if one.label == USUAL), None)
+        usual = next((one for one in subjects if one.label == DEFAULT_REFERENCE), None)
         if len(subjects) > 1:
             reference = usual or subjects[0]
             subjects.remove(reference)
         elif usual is None:
-            reference = parse(USUAL)
-        elif USUAL in plugins:
-            reference = parse(USUAL + OWN)
+            reference = parse(DEFAULT_REFERENCE)
+        elif DEFAULT_REFERENCE in plugins:
+            reference = parse(DEFAULT_REFERENCE + TORCH_SUFFIX)
         else:
-            raise SubjectError(f"{USUAL} alone is nothing to compare. Name another, or use --vs.")
+            raise SubjectError(
+                f"{DEFAULT_REFERENCE} alone has nothing to be compared with. Name another backend, or "
+                "use --vs."
+            )
     elif len(subjects) > 1 and reference in subjects:
         subjects.remove(reference)
     return _unique([*subjects, *peers, reference])
 
 
 def check_named(named: Sequence[Subject]) -> None:
-    """Raise a :class:`SubjectError` if there is nothing to measure."""
+    """Raise a :class:`SubjectError` if no backend is named."""
     if not named:
-        raise SubjectError("no backend is named. `rpc-backends list` shows those that are there.")
+        raise SubjectError("name at least one backend. `rpc-backends list` shows those installed.")
 
 
 def _unique(subjects: Sequence[Subject]) -> list[Subject]:
-    """Return the subjects with numbers after labels that come twice, as in a comparison with itself."""
+    """Return the subjects with a number added to each repeated label."""
     seen: dict[str, int] = {}
     result = []
     for one in subjects:

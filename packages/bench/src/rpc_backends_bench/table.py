@@ -1,4 +1,4 @@
-"""The table at the end of a run, and what changed since another."""
+"""Print the table of a run, and what changed since another run."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _STYLES = {"better": "green", "worse": "red", "": ""}
-_TEXT = 200
-_WIDEST = 10_000
+#: How many characters of a failure's text are printed.
+_MAX_TEXT = 200
+_UNLIMITED_WIDTH = 10_000
 
 
 def render(results: Results, comparison: Comparison | None, to: Console) -> None:
-    """Show what was measured; what needs attention comes last."""
+    """Print what was measured; what needs attention comes last."""
     from rich.measure import Measurement
     from rich.text import Text
 
     table = _table(results, intervals=True)
-    needed = Measurement.get(to, to.options.update(max_width=_WIDEST), table).maximum
+    needed = Measurement.get(to, to.options.update(max_width=_UNLIMITED_WIDTH), table).maximum
     if not to.is_terminal:
-        to.width = max(to.width, needed)  # whoever reads a file can scroll
+        to.width = max(to.width, needed)  # a file can be scrolled
     fits = needed <= to.width
     to.print(table if fits else _table(results, intervals=False))
-    where = (
-        "in brackets where it lies with 95 % confidence."
+    intervals = (
+        "The 95 % confidence interval is in parentheses."
         if fits
-        else "where it lies with 95 % confidence is in the page and in a wider window."
+        else "A wider window and the HTML page show 95 % confidence intervals."
     )
     to.print(
         Text(
-            f"Medians. A ratio is to {results.reference}: below 1 is faster or less, except for calls "
-            f"per second; {where}",
+            f"Figures are medians. A ratio is the figure divided by that of {results.reference}: below 1 "
+            f"is better, except for calls per second, where above 1 is better. {intervals}",
             "dim",
         )
     )
-    to.print(Text(machine.in_words(results.machine), "dim"))
+    to.print(Text(machine.summary(results.machine), "dim"))
     for text in disturbances(results):
         to.print(Text(text, "yellow"))
     if comparison is not None:
@@ -51,10 +52,10 @@ def render(results: Results, comparison: Comparison | None, to: Console) -> None
     for problem in results.problems:
         to.print()
         text = problem.text.splitlines()[0] if problem.text else ""
-        to.print(Text(f"{problem.label}, {problem.at}: {text[:_TEXT]}", "red"))
+        to.print(Text(f"{problem.label}, {problem.at}: {text[:_MAX_TEXT]}", "red"))
     if not results.complete:
         to.print()
-        to.print(Text("Interrupted: this is what was measured until then.", "yellow"))
+        to.print(Text("Interrupted. These are the results so far.", "yellow"))
 
 
 def _table(results: Results, *, intervals: bool) -> Table:
@@ -73,7 +74,7 @@ def _table(results: Results, *, intervals: bool) -> Table:
             section = row.section
             table.add_section()
             table.add_row(section, style="bold")
-        for x in formatting.shown_places(results, row):
+        for x in formatting.shown_x_values(results, row):
             _add(table, results, row, x, intervals)
     return table
 
@@ -91,15 +92,15 @@ def _add(table: Table, results: Results, row: Row, x: int | None, intervals: boo
         if label != results.reference:
             ratio = results.ratio(row.id, x, label)
             text = formatting.ratio(ratio, interval=intervals)
-            cells.append(Text(text, _STYLES[formatting.judgement(row, ratio)]))
-    table.add_row(f"  {formatting.place(row, x)}", *cells)
+            cells.append(Text(text, _STYLES[formatting.verdict(row, ratio)]))
+    table.add_row(f"  {formatting.row_label(row, x)}", *cells)
     for percent in ("90", "99", "99.9"):
         _add_percentile(table, results, row, x, percent)
     for baseline in row.baselines:
         series = results.of(row.id, x, f"{BASELINE}{baseline}")
         if series is not None:
             value = formatting.figure(row, spread(series.values).middle)
-            what = "bare socket" if baseline == "socket" else "copying memory"
+            what = "bare socket" if baseline == "socket" else "memory copy"
             table.add_row(f"    baseline, {what}: {value}", style="dim")
 
 
@@ -133,19 +134,19 @@ def _render_comparison(comparison: Comparison, to: Console) -> None:
         to.print(Text("Changed beyond the noise", "bold"))
     else:
         to.print(
-            Text(f"Nothing of {len(comparison.changes)} figures changed beyond the noise.", "bold")
+            Text(f"None of {len(comparison.changes)} figures changed beyond the noise.", "bold")
         )
     for change in changes:
         style = _STYLES.get(change.verdict, "")
-        to.print(Text.assemble("  ", (change.verdict, style), f"  {in_words(change)}"))
+        to.print(Text.assemble("  ", (change.verdict, style), f"  {describe_change(change)}"))
     for note in comparison.notes:
         to.print(Text.assemble(("Note: ", "yellow"), note))
 
 
-def in_words(change: Change) -> str:
-    """Return a change as a sentence."""
+def describe_change(change: Change) -> str:
+    """Describe a change in one line."""
     row = BY_ID[change.row]
-    where = f"{row.section}, {formatting.place(row, change.x)}"
+    where = f"{row.section}, {formatting.row_label(row, change.x)}"
     if change.absolute:
         old = formatting.figure(row, change.old.middle)
         new = formatting.figure(row, change.new.middle)

@@ -1,4 +1,4 @@
-"""Tasks that run in the workers: joining, leaving, and blocks of calls whose times they return."""
+"""Tasks that run in the workers: join and leave a group, and time blocks of calls."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from rpc_backends_bench import accounting
 from rpc_backends_bench.subjects import Subject
 from rpc_backends_cli.processes import WorkerContext
 
-#: Begin and end of something, by the clock that all processes share.
+#: Start and end of a task in seconds, by the clock that all processes share.
 Span = tuple[float, float]
 
-#: Modules that the template of the workers imports.
+#: Modules that the workers' template imports.
 PRELOAD = (__name__, "rpc_backends_bench.scripted", "torch.distributed.rpc.functions")
-#: Seconds after which a call is an error.
-CALL_TIMEOUT = 60.0
-#: Threads that call while a latency under load is measured.
+#: Timeout of a call.
+CALL_TIMEOUT_S = 60.0
+#: How many other threads make calls during a measurement of latency under load.
 LOADING_THREADS = 4
 
-WARM_UP = 10
-_FAR = 20
-_REFILLS = 4
-# Torch's handler has no defaults for these.
+#: Calls before those that are measured.
+WARM_UP_CALLS = 10
+#: A block ends after this many times its intended duration, even if it has made too few calls.
+_OVERRUN_FACTOR = 20
+#: A block of throughput makes at least this many calls for each one in flight.
+_MIN_REFILLS = 4
+# torch's construct handler has no defaults for these options.
 _OWN_DEFAULTS = {
     "FAULTY_TENSORPIPE": {
         "num_worker_threads": 16,
@@ -41,19 +44,20 @@ _OWN_DEFAULTS = {
 
 
 def find_backends() -> None:
-    """Look for what is installed, so that not every worker has to."""
+    """Discover the installed backends in the template, so that not every worker has to."""
     from rpc_backends_core.spi.inspection import default_registry
 
     default_registry().names()
 
 
-# --- joining and leaving -------------------------------------------------------------------------
+# --- join and leave ------------------------------------------------------------------------------
 
 
 def prepare(me: WorkerContext, own_memory: bool = False) -> None:
-    """Make this process what a program's is before it starts RPC.
+    """Record what this process uses before it starts RPC.
 
-    :param own_memory: copy the pages that a fork shares, so that no copying is measured.
+    :param own_memory: first copy the memory pages that a fork shares, so that the measurement does not
+        include that.
     """
     if own_memory:
         accounting.own_memory()
@@ -63,9 +67,10 @@ def prepare(me: WorkerContext, own_memory: bool = False) -> None:
 def join(
     me: WorkerContext, subject: Subject, url: str, world_size: int | None, at: float = 0.0
 ) -> Span:
-    """Call ``init_rpc`` at the time ``at``.
+    """Call ``init_rpc``; return its start and end.
 
     :param world_size: None for a dynamic group.
+    :param at: the time at which to call it.
     """
     from torch.distributed import rpc
 
@@ -77,7 +82,7 @@ def join(
     member = types[subject.name]
     options = {**(_OWN_DEFAULTS.get(subject.name, {}) if subject.own else {}), **subject.options}
     settings = rpc.backend_registry.construct_rpc_backend_options(
-        member, **{"init_method": url, "rpc_timeout": CALL_TIMEOUT, **options}
+        member, **{"init_method": url, "rpc_timeout": CALL_TIMEOUT_S, **options}
     )
     _sleep_until(at)
     begin = time.perf_counter()
@@ -92,7 +97,7 @@ def join(
 
 
 def connect_all(me: WorkerContext, ranks: list[int], at: float = 0.0) -> Span:
-    """Call a no-op once on each of ``ranks``, all at once."""
+    """Call a no-op on each of ``ranks``, all at once; return the start and end of that."""
     from torch.distributed import rpc
 
     _sleep_until(at)
@@ -103,7 +108,7 @@ def connect_all(me: WorkerContext, ranks: list[int], at: float = 0.0) -> Span:
 
 
 def leave(me: WorkerContext, at: float = 0.0, graceful: bool = True) -> Span:
-    """Call ``shutdown``."""
+    """Call ``shutdown``; return its start and end."""
     from torch.distributed import rpc
 
     _sleep_until(at)
@@ -113,7 +118,7 @@ def leave(me: WorkerContext, at: float = 0.0, graceful: bool = True) -> Span:
 
 
 def resource_usage(me: WorkerContext) -> dict[str, int]:
-    """Return what this process uses more than before RPC: bytes, threads, descriptors."""
+    """Return how much more this process uses than before RPC: bytes, threads, file descriptors."""
     before = me.memory["before"]
     return {key: value - before[key] for key, value in accounting.inventory().items()}
 
@@ -124,31 +129,35 @@ def resource_usage(me: WorkerContext) -> dict[str, int]:
 def latency(
     me: WorkerContext, kind: str, calls: int, seconds: float, loaded: bool = False
 ) -> array[float]:
-    """Return the times, in seconds, of calls to worker 1 that are made one after the other.
+    """Return the times, in seconds, of calls to worker 1 in sequence.
 
-    :param seconds: after which it ends, with fewer ``calls``, but not before a quarter of them.
-    :param loaded: while other threads of this process make no-ops on the same worker.
+    :param calls: the largest number of calls.
+    :param seconds: the block ends after this time if it has made at least a quarter of ``calls``.
+    :param loaded: whether other threads of this process call no-ops on the same worker meanwhile.
     """
     call = _call(me, kind)
     with _loading() if loaded else contextlib.nullcontext():
-        return timed(call, calls, seconds, WARM_UP, least=calls // 4)
+        return timed(call, calls, seconds, WARM_UP_CALLS, least=calls // 4)
 
 
 def throughput(
     me: WorkerContext, in_flight: int, seconds: float, at: float = 0.0, to: int = 1
 ) -> float:
-    """Return how many no-ops a second end, with so many ``in_flight`` until the last ones.
+    """Return the number of no-ops per second with ``in_flight`` calls in flight.
 
-    :param seconds: how long new ones begin; longer if these are less than a few for each in flight.
+    :param seconds: how long new calls start; longer if each in flight was replaced fewer than
+        ``_MIN_REFILLS`` times.
+    :param at: the time at which to begin.
+    :param to: the rank of the worker that is called.
     """
     from torch.distributed.rpc import rpc_async
 
     name = f"worker{to}"
     _sleep_until(at)
     begin = time.perf_counter()
-    end, far_end = begin + seconds, begin + _FAR * seconds
+    end, far_end = begin + seconds, begin + _OVERRUN_FACTOR * seconds
     waiting = deque(rpc_async(name, noop) for _ in range(in_flight))
-    made, least = in_flight, _REFILLS * in_flight
+    made, least = in_flight, _MIN_REFILLS * in_flight
     while (now := time.perf_counter()) < end or (made < least and now < far_end):
         waiting.popleft().wait()
         waiting.append(rpc_async(name, noop))
@@ -159,7 +168,10 @@ def throughput(
 
 
 def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) -> array[float]:
-    """Return the times of sending ``length`` bytes to worker 1: ``oneway``, or ``echo`` and back."""
+    """Return the times, in seconds, of sending ``length`` bytes to worker 1.
+
+    :param kind: ``oneway``, or ``echo`` for there and back.
+    """
     import torch
     from torch.distributed.rpc import rpc_sync
 
@@ -171,9 +183,10 @@ def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) 
 
 
 def processor(me: WorkerContext, callee: int, calls: int, seconds: float) -> dict[str, float]:
-    """Return the processor time of a call in the caller and in the callee, and of waiting.
+    """Return the processor time of a call in caller and callee, and that of an idle callee.
 
-    :param callee: the process of worker 1.
+    :param callee: the process id of worker 1.
+    :returns: by row: seconds per call, and cores for ``cpu.idle``.
     """
     call = _call(me, "noop")
 
@@ -199,7 +212,7 @@ def processor(me: WorkerContext, callee: int, calls: int, seconds: float) -> dic
 
 
 def noop() -> None:
-    """Run on the callee: nothing."""
+    """Run on the callee: do nothing."""
 
 
 def echo(value: Any) -> Any:
@@ -208,18 +221,20 @@ def echo(value: Any) -> Any:
 
 
 def sink(value: Any) -> None:
-    """Run on the callee: take the argument."""
+    """Run on the callee: drop the argument."""
 
 
-# --- within --------------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------
 
 
 def timed(
     call: Callable[[], Any], calls: int, seconds: float, unmeasured: int, *, least: int
 ) -> array[float]:
-    """Return the times of at most ``calls`` calls, and of ``least``, unless these take far too long.
+    """Return the times, in seconds, of up to ``calls`` calls.
 
-    :param unmeasured: calls before those.
+    :param seconds: stop after this time if at least ``least`` calls were made, and after
+        ``_OVERRUN_FACTOR`` times as long in any case.
+    :param unmeasured: how many calls to make first without measuring them.
     """
     end = time.perf_counter() + seconds
     for _ in range(unmeasured):
@@ -227,7 +242,7 @@ def timed(
         if time.perf_counter() > end:
             break
     now = time.perf_counter
-    end, far_end = now() + seconds, now() + _FAR * seconds
+    end, far_end = now() + seconds, now() + _OVERRUN_FACTOR * seconds
     times = array("d")
     for _ in range(calls):
         begin = now()
@@ -266,8 +281,8 @@ def _loading() -> Iterator[None]:
 
     def load() -> None:
         rpc_sync("worker1", noop)
-        under_way.wait(CALL_TIMEOUT)
-        with contextlib.suppress(RuntimeError):  # the block meets the same error, and tells it
+        under_way.wait(CALL_TIMEOUT_S)
+        with contextlib.suppress(RuntimeError):  # the measured calls raise the same error
             while not over.is_set():
                 rpc_sync("worker1", noop)
 
@@ -275,7 +290,7 @@ def _loading() -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        under_way.wait(CALL_TIMEOUT)
+        under_way.wait(CALL_TIMEOUT_S)
         yield
     finally:
         over.set()
@@ -284,12 +299,15 @@ def _loading() -> Iterator[None]:
 
 
 def _check_builtin(rpc: Any) -> None:
-    """Make sure that what is measured as torch's own is."""
+    """Check that ``init_rpc`` is torch's own and not replaced.
+
+    :raises RuntimeError: it is replaced.
+    """
     where = rpc.init_rpc.__module__
     if not where.startswith("torch."):
         raise RuntimeError(
-            f"init_rpc is {where}'s and not torch's, though TORCH_DEVICE_BACKEND_AUTOLOAD=0: "
-            "something imports and installs it when Python starts"
+            f"init_rpc comes from {where} and not from torch, although TORCH_DEVICE_BACKEND_AUTOLOAD=0. "
+            "Something installs it when Python starts: remove that .pth file or sitecustomize module"
         )
 
 

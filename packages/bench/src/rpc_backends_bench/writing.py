@@ -1,4 +1,4 @@
-"""The files of a run: its results, a page, and the plots."""
+"""Write the files of a run: results, HTML page and plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpc_backends_bench.results import Results
 def write(results: Results, comparison: Comparison | None, folder: Path) -> list[Path]:
     """Write ``results.json``, ``index.html`` and a PNG for each plot; return the files.
 
-    The results come first: whatever goes wrong with the rest, they are there.
+    The results are written first, so that an error in the rest does not lose them.
     """
     written = [folder / "results.json"]
     written[0].write_text(json.dumps(results.to_json(), indent=1) + "\n")

@@ -108,11 +108,13 @@ def _unavailable(name: str, why: str) -> click.Command:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Examples:
-  rpc-backends list                      list the available backends rpc-backends show TENSORPIPE
-  show its options and its package rpc-backends doctor                    look for problems and test
-  every backend rpc-backends doctor --json > FILE      write the findings to a file rpc-backends bench
-  ZEROMQ --quick      measure a backend against TENSORPIPE rpc-backends new MY_BACKEND create a
-  package for a new backend rpc-backends conformance MY_BACKEND    test a backend against the contract
+  rpc-backends list                      list the available backends
+  rpc-backends show TENSORPIPE           show its options and its package
+  rpc-backends doctor                    look for problems and test every backend
+  rpc-backends doctor --json > FILE      write the findings to a file
+  rpc-backends bench ZEROMQ --quick      measure a backend against TENSORPIPE
+  rpc-backends new MY_BACKEND            create a package for a new backend
+  rpc-backends conformance MY_BACKEND    test a backend against the contract
 """,
 )
 @click.version_option(__version__, package_name="rpc-backends", prog_name="rpc-backends")

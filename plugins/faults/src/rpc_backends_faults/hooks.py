@@ -53,7 +53,7 @@ def rpc_backends_agent(backend: str | None) -> Generator[None, Any, Any]:
 def _nobody_can_want() -> bool:
     """Return whether no variable is set and the program has not imported the rule functions.
 
-    If so, ``init_rpc`` does not import the rest of this package, which may only be installed.
+    If so, ``init_rpc`` does not import the rest of this package, which may be installed but not used.
     """
     if any(name.startswith(_VARIABLES) for name in os.environ):
         return False

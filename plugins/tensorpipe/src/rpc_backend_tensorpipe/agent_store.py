@@ -169,10 +169,10 @@ class Barriers:
 
         total = ask(meet, timeout + STORE_PATIENCE)
         if total is None:
-            came = ask(lambda store: store.add(f"{prefix}/arrived", 0))
+            arrived = ask(lambda store: store.add(f"{prefix}/arrived", 0))
             raise RuntimeError(
                 f"RPC worker {self._group.name!r} waited {timeout:g} s for the others to shut down; "
-                f"{came} of {self._group.world_size} workers did. All workers of a static group must "
+                f"{arrived} of {self._group.world_size} workers did. All workers of a static group must "
                 "call shutdown(); shutdown(graceful=False) does not wait for the others."
             )
         return stored.number(f"{prefix}/total", total, _MOST_CALLS)

@@ -1,14 +1,14 @@
-// Measures the transport between two processes, beside what it is made of: one figure a run.
+// Measures the transport between two processes, libzmq alone, or a bare socket: one figure for each run.
 //
 //   bench LIBZMQ WAY MEDIUM SECURITY WHAT [THREADS [SIZE]]
 //
-//   WAY       ours | raw (a DEALER and a ROUTER, waited for in the usual way) | socket (no libzmq at all)
+//   WAY       ours | raw (libzmq: a DEALER and a ROUTER, with poll) | socket (without libzmq)
 //   MEDIUM    tcp | ipc
 //   SECURITY  null | curve
-//   WHAT      latency (us of a round trip of 200 bytes) | rate (messages/s, 1000 in flight) |
-//             bulk (GB/s of messages of 64 MiB, each answered by a word) | bulk2 (the same, two in flight)
+//   WHAT      latency (us of a round trip of 200 bytes) | rate (messages/s with 1000 in flight) |
+//             bulk (GB/s of messages of 64 MiB, each answered with 8 bytes) | bulk2 (the same, two in flight)
 //
-// See run.py, which builds this and runs it in turns.
+// run.py builds this program and runs all cases in turns.
 #include <dlfcn.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -38,7 +38,7 @@ struct Task {
   bool is_bulk() const { return what.rfind("bulk", 0) == 0; }
   size_t in_flight() const { return what == "rate" ? 1000 : what == "bulk2" ? 2 : 1; }
   size_t rounds() const {
-    if (is_bulk()) {  // so that it takes a second or so
+    if (is_bulk()) {  // takes about a second
       return std::clamp<size_t>((security == "curve" ? 400 << 20 : 2000 << 20) / size, 5, 5000);
     }
     return what == "rate" ? 200000 : 20000;
@@ -59,7 +59,7 @@ Part make_part(size_t size) {
   return {memory, size, std::shared_ptr<void>(memory, std::free)};
 }
 
-// Uses a part as an agent does: as the memory of a tensor if it is aligned, and else copied.
+// Uses a part as an agent does: as a tensor's memory if it is aligned, otherwise after a copy.
 void use(const Part& part) {
   if (part.size > 1 << 16 && reinterpret_cast<uintptr_t>(part.data) % 16 != 0) {
     const std::unique_ptr<char[]> copy(new char[part.size]);
@@ -141,7 +141,7 @@ void serve_ours(const Task& task, int from, int to) {
         transport->send(0, task.is_bulk() ? Parts{word} : std::move(event.parts), true);
         event.parts.clear();
       }
-      transport->close(0);  // not waited for by this thread, which is in no call
+      transport->close(0);
     });
   }
   for (std::thread& thread : threads) {
@@ -301,7 +301,7 @@ void serve_socket(const Task& task, int /*from*/, int to) {
   const int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   for (;;) {
-    const std::unique_ptr<char[]> data(new char[task.size]);  // fresh each time, as for a tensor
+    const std::unique_ptr<char[]> data(new char[task.size]);  // new memory each time, as for a received tensor
     all(fd, data.get(), task.size, false);
     all(fd, data.get(), task.is_bulk() ? 8 : task.size, true);
   }
@@ -335,7 +335,7 @@ void call_socket(const Task& task, int from, int /*to*/) {
 int main(int count, char** words) {
   Task task;
   if (count < 6) {
-    std::fprintf(stderr, "see the first lines of bench.cpp\n");
+    std::fprintf(stderr, "usage: bench LIBZMQ WAY MEDIUM SECURITY WHAT [THREADS [SIZE]]; see bench.cpp\n");
     return 2;
   }
   task.library = words[1];
@@ -360,5 +360,5 @@ int main(int count, char** words) {
   }
   call(task, back[0], there[1]);
   std::fflush(stdout);
-  std::_Exit(0);  // and with it the other process
+  std::_Exit(0);  // the server process ends with this one (PR_SET_PDEATHSIG)
 }

@@ -1,9 +1,9 @@
-"""Build the benchmark of the transport and run it, what is compared in turns; prints medians.
+"""Build the benchmark of the transport, run its cases in turns, and print medians.
 
     python plugins/zeromq/csrc/bench/run.py [--runs N] [--threads N] [what ...]
 
-``what``: latency, rate, bulk, bulk2. The figures of a machine with other work on it drift: compare what
-was measured in turns, and look at the spread.
+``what``: latency, rate, bulk, bulk2. On a machine that is not idle the figures drift: compare only
+figures of one run of this script, and look at their spread.
 """
 
 from __future__ import annotations
@@ -62,16 +62,19 @@ os._exit(0)
 
 def libzmq() -> str:
     """Return the file of the libzmq that pyzmq loads."""
-    import zmq  # noqa: F401  # this loads it
+    import zmq  # noqa: F401  # loads libzmq
 
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "libzmq" in line:
             return line.split(maxsplit=5)[5]
-    raise SystemExit("error: this pyzmq has its libzmq inside its own extension")
+    raise SystemExit(
+        "error: this pyzmq contains libzmq in its own extension. Install a wheel of pyzmq, which has "
+        "libzmq as a library"
+    )
 
 
 def build(folder: Path) -> Path:
-    """Compile the transport without its bindings, and the benchmark."""
+    """Compile the benchmark with the transport, without its Python bindings; return the program."""
     program = folder / "bench"
     sources = [str(path) for path in CSRC.glob("*.cpp") if path.name != "bindings.cpp"]
     flags = ["-std=c++20", "-O2", f"-I{CSRC}", f"-I{HEADERS}", "-ldl", "-pthread"]
@@ -83,7 +86,7 @@ def build(folder: Path) -> Path:
 def measure(
     program: Path, library: str, case: tuple[str, ...], threads: int
 ) -> tuple[float, float]:
-    """Return the figure, and the seconds of processor time of both processes."""
+    """Return the figure, and the processor time of both processes in seconds."""
     what, medium, security, way = case
     if way == "pyzmq":
         command = [sys.executable, "-c", PYZMQ, medium, security, what, "200"]
@@ -99,7 +102,7 @@ def measure(
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the chosen cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="*", default=["latency", "rate", "bulk"], choices=[*UNITS])
     parser.add_argument("--runs", type=int, default=5)
@@ -108,7 +111,7 @@ def main() -> None:
     parser.add_argument("--media", default="tcp,ipc")
     parser.add_argument("--securities", default="null,curve")
     chosen = parser.parse_args()
-    assert find_spec("zmq"), "pyzmq is needed"
+    assert find_spec("zmq"), "this script needs pyzmq: pip install pyzmq"
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
         library = libzmq()
@@ -117,7 +120,7 @@ def main() -> None:
 
 
 def run_cases(program: Path, library: str, what: str, chosen: argparse.Namespace) -> None:
-    """Measure all cases in turns, and print a line for each."""
+    """Measure all cases in turns; print a line for each."""
     cases = [
         case
         for case in product(

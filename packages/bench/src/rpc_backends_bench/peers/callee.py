@@ -1,4 +1,4 @@
-"""What is asked of each of them."""
+"""The interface that the bench needs of each peer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any, Protocol
 
 
 class Callee(Protocol):
-    """A process that is called; the one that calls it has made it."""
+    """A called process, as its caller sees it. The caller has started it."""
 
     def call(self, function: str, *args: Any) -> Any:
-        """Call ``noop``, ``echo`` or ``sink`` there, and return the answer."""
+        """Call ``noop``, ``echo`` or ``sink`` in the process and return the result."""
 
     def start(self) -> Any:
-        """Call ``noop``, and return what :meth:`wait` takes."""
+        """Start a call of ``noop``; return a handle for :meth:`wait`."""
 
     def wait(self, started: Any) -> None:
-        """Wait until the answer is there."""
+        """Wait for the result of a started call."""
 
     def close(self) -> None:
-        """End the process, and all that was started for it."""
+        """End the process and everything that was started for it."""

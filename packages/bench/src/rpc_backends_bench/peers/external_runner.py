@@ -17,7 +17,7 @@ from rpc_backends_bench.subjects import Subject
 class ExternalRunner(Participant):
     """A process that calls another without torch's RPC.
 
-    The processes that it starts are suspended and ended with it.
+    Processes that it starts are suspended and ended together with it.
     """
 
     _tasks: ClassVar[ModuleType] = worker_tasks
@@ -31,16 +31,16 @@ class ExternalRunner(Participant):
         return row in ROWS
 
     def start(self, pinned: bool) -> None:
-        """Start what is called."""
+        """Start the process that is called."""
         cores = sorted(os.sched_getaffinity(0)) if pinned else []
         self.call(0, worker_tasks.begin, self._peer, cores[len(cores) // 2 :])
 
     def stop(self) -> None:
-        """End it."""
+        """End the process that is called."""
         self.call(0, worker_tasks.end)
 
     def close(self) -> None:
-        """End the process, and whatever it has started."""
+        """End this process and all processes that it has started."""
         self._signal_started(signal.SIGKILL)
         super().close()
 

@@ -9,10 +9,10 @@ from monarch.actor import Actor, endpoint, shutdown_context, this_host
 
 
 class _Functions(Actor):
-    """What runs in the actor's process."""
+    """The functions that run in the actor's process."""
 
     def __init__(self, cores: list[int]) -> None:
-        import torch  # noqa: F401 - as it is in a worker
+        import torch  # noqa: F401 - a worker has torch imported too
 
         if cores:
             os.sched_setaffinity(0, cores)
@@ -28,11 +28,11 @@ class _Functions(Actor):
 
     @endpoint
     def sink(self, value: Any) -> None:
-        """Take the argument."""
+        """Drop the argument."""
 
 
 class MonarchCallee:
-    """An actor in a process of its own on this host."""
+    """A Monarch actor in another process on this host."""
 
     def __init__(self, cores: list[int]) -> None:
         processes: Any = this_host().spawn_procs(per_host={"processes": 1})
@@ -40,15 +40,15 @@ class MonarchCallee:
         self.call("noop")
 
     def call(self, function: str, *args: Any) -> Any:
-        """Call an endpoint, and return the answer."""
+        """Call an endpoint and return the result."""
         return getattr(self._actor, function).call_one(*args).get()
 
     def start(self) -> Any:
-        """Call ``noop``."""
+        """Start a call of ``noop``."""
         return self._actor.noop.call_one()
 
     def wait(self, started: Any) -> None:
-        """Wait for the answer."""
+        """Wait for the result of a started call."""
         started.get()
 
     def close(self) -> None:

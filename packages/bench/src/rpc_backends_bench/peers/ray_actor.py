@@ -9,10 +9,10 @@ import ray
 
 
 class _Functions:
-    """What runs in the actor."""
+    """The functions that run in the actor."""
 
     def __init__(self, cores: list[int]) -> None:
-        import torch  # noqa: F401 - as it is in a worker
+        import torch  # noqa: F401 - a worker has torch imported too
 
         if cores:
             os.sched_setaffinity(0, cores)
@@ -25,11 +25,11 @@ class _Functions:
         return value
 
     def sink(self, value: Any) -> None:
-        """Take the argument."""
+        """Drop the argument."""
 
 
 class RayCallee:
-    """An actor of a Ray of this process alone."""
+    """A Ray actor; only this process uses its Ray instance."""
 
     def __init__(self, cores: list[int]) -> None:
         ray.init(
@@ -43,15 +43,15 @@ class RayCallee:
         self.call("noop")
 
     def call(self, function: str, *args: Any) -> Any:
-        """Call a method, and return the answer."""
+        """Call a method and return the result."""
         return ray.get(getattr(self._actor, function).remote(*args))
 
     def start(self) -> Any:
-        """Call ``noop``."""
+        """Start a call of ``noop``."""
         return self._actor.noop.remote()
 
     def wait(self, started: Any) -> None:
-        """Wait for the answer."""
+        """Wait for the result of a started call."""
         ray.get(started)
 
     def close(self) -> None:

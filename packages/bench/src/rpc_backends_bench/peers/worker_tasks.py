@@ -1,4 +1,4 @@
-"""Tasks of the process that calls a peer."""
+"""Tasks that run in the process that calls a peer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from rpc_backends_cli.processes import WorkerContext
 def begin(me: WorkerContext, name: str, cores: list[int]) -> None:
     """Start a callee.
 
-    :param cores: on which it is to stay; any if empty.
+    :param cores: the cores that it may use; empty for all.
     """
     me.memory["callee"] = import_module(KNOWN[name].callee).open_callee(cores)
 
 
 def end(me: WorkerContext) -> None:
-    """End it."""
+    """End the callee."""
     me.memory.pop("callee").close()
 
 
 def latency(me: WorkerContext, kind: str, calls: int, seconds: float) -> array[float]:
-    """Return the times of calls that are made one after the other: ``noop`` or ``tensor``."""
+    """Return the times of calls in sequence, in seconds.
+
+    :param kind: ``noop`` or ``tensor``.
+    """
     callee: Callee = me.memory["callee"]
     if kind == "noop":
         return _timed(lambda: callee.call("noop"), calls, seconds)
@@ -40,7 +43,7 @@ def latency(me: WorkerContext, kind: str, calls: int, seconds: float) -> array[f
 
 
 def throughput(me: WorkerContext, in_flight: int, seconds: float) -> float:
-    """Return how many no-ops a second end, with so many in flight."""
+    """Return the number of no-ops per second with ``in_flight`` calls in flight."""
     callee: Callee = me.memory["callee"]
     begin = time.perf_counter()
     end = begin + seconds
@@ -56,7 +59,10 @@ def throughput(me: WorkerContext, in_flight: int, seconds: float) -> float:
 
 
 def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) -> array[float]:
-    """Return the times of sending ``length`` bytes: ``oneway``, or ``echo`` and back."""
+    """Return the times, in seconds, of sending ``length`` bytes.
+
+    :param kind: ``oneway``, or ``echo`` for there and back.
+    """
     import torch
 
     callee: Callee = me.memory["callee"]
@@ -68,4 +74,4 @@ def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) 
 
 
 def _timed(call: Callable[[], Any], calls: int, seconds: float) -> array[float]:
-    return worker_tasks.timed(call, calls, seconds, worker_tasks.WARM_UP, least=calls // 4)
+    return worker_tasks.timed(call, calls, seconds, worker_tasks.WARM_UP_CALLS, least=calls // 4)

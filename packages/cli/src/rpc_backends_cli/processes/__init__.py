@@ -1,8 +1,8 @@
-"""Processes of our own that run functions, one step after the other, and are ended in all cases.
+"""Worker processes that run functions step by step and always end with their parent.
 
-What may crash or hang runs in one (`rpc-backends doctor`), and so do tests that need several. A worker is
-forked from a template that has torch imported, or has an interpreter of its own. None outlives the
-process that started it, nor does what a worker has started.
+`rpc-backends doctor` runs code in a worker that may crash or hang, and tests run several workers. A
+worker is forked from a template process that has imported torch, or is a new Python interpreter. No
+worker, and no process that a worker starts, outlives the process that started the workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker and the process that started it send each other: steps, news on the way, outcomes."""
+"""The messages between a worker and its parent process: steps, news during a step, outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 @dataclass
 class WorkerContext:
-    """What a step knows of the worker it runs in; ``memory`` keeps what a later step needs."""
+    """The worker that a step runs in, as the step sees it.
+
+    :ivar index: the worker's number, from 0.
+    :ivar name: the worker's name, ``worker0`` and so on.
+    :ivar size: how many workers were started together.
+    :ivar memory: values that a step keeps for later steps.
+    :ivar connection: the connection to the parent process.
+    """
 
     index: int
     name: str
@@ -22,33 +29,33 @@ class WorkerContext:
     connection: Connection | None = None
 
     def tell(self, news: Any) -> None:
-        """Report something before the step is over; `Step.news` and `Workers.listen` return it."""
+        """Report a value before the step ends; `Step.news` and `Workers.listen` return it."""
         assert self.connection is not None
         self.connection.send(News(news))
 
     def doing(self, what: str) -> None:
-        """Say what the step does next, for the error if it never comes back."""
+        """Report what the step does next; the error shows it if the step never returns."""
         if self.connection is not None:
             self.connection.send(Doing(what))
 
 
 @dataclass(frozen=True)
 class News:
-    """What a step reports while it is under way."""
+    """A value that a step reports while it runs."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Doing:
-    """What a step does next."""
+    """A description of what a step does next."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Done:
-    """A step that returned ``value`` after ``seconds``."""
+    """The outcome of a step that returned ``value`` after ``seconds``."""
 
     value: Any
     seconds: float
@@ -56,11 +63,14 @@ class Done:
 
 @dataclass(frozen=True)
 class Failure:
-    """A step that raised.
+    """The outcome of a step that raised.
 
-    :ivar kinds: names of the exception's classes, its own first.
-    :ivar deviation: what a conformance check found, if it was one that failed.
-    :ivar when: ``time.monotonic()``, which all processes of a machine share, of the moment it raised.
+    :ivar kinds: the names of the exception's class and of its base classes, in method resolution order.
+    :ivar text: the exception's text.
+    :ivar trace: the traceback.
+    :ivar seconds: how long the step ran.
+    :ivar deviation: the finding of the conformance check that failed, if it was one.
+    :ivar when: the time of the exception by ``time.monotonic()``, which all processes of a machine share.
     """
 
     kinds: tuple[str, ...]
@@ -73,19 +83,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that ended before its step was over.
+    """The outcome of a step whose process ended before it.
 
-    :ivar status: its exit status, negative for a signal; None if it has not ended and hears nothing.
+    :ivar status: the exit status, negative for a signal; None if the process has closed its connection
+        but not ended.
     """
 
     status: int | None
 
 
 class Reference(NamedTuple):
-    """A function by its module, its file and its name: what finds it in another process.
+    """A reference to a function that another process can resolve: its module, file and name.
 
-    Pickle goes by the module's name alone, and pytest gives test modules names that nothing but itself
-    can import.
+    Pickle uses only the module's name, and pytest gives test modules names that only pytest can import.
     """
 
     module: str
@@ -101,7 +111,7 @@ class Reference(NamedTuple):
         )
 
     def resolve(self) -> Callable[..., Any]:
-        """Return the function itself, under a decorator that made a test of it."""
+        """Return the function, without the decorator that made a test of it."""
         found: Any = load(self.module, self.file)
         for part in self.name.split("."):
             found = getattr(found, part)
@@ -110,7 +120,7 @@ class Reference(NamedTuple):
 
 
 def load(name: str, file: str | None) -> Any:
-    """Import a module by its name or, where nothing of that name can be imported, from its file."""
+    """Import a module by its name or, if that fails, from its file."""
     if name in sys.modules:
         return sys.modules[name]
     try:

@@ -1,4 +1,4 @@
-"""Ending this process by a signal in such a way that no worker stays behind."""
+"""End this process on a signal without leaving workers behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP unwind the block as ``sys.exit`` does, so that it ends its workers."""
+    """Make SIGTERM and SIGHUP raise ``SystemExit`` in the block, so that it ends its workers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""Starting worker processes: forked from a template that has torch imported, or each with its own Python.
+"""Start worker processes: forks of a template process, or new Python interpreters.
 
-A *template* is a process that has imported torch and the packages under test, and has used neither. A
-fork of it takes milliseconds, an import of torch a second.
+A *template* is a process that has imported torch and the packages under test but has used neither. A
+fork of it takes milliseconds; an import of torch takes a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 
 from rpc_backends_cli.processes.protocol import Reference
 
-#: What every template imports: what starting and stopping RPC would import otherwise, in each worker.
+#: Modules that every template imports. Each worker would otherwise import them to start and stop RPC.
 PRELOAD = (
     "torch.distributed.rpc",
     "torch.distributed.rpc.rref_proxy",
@@ -29,42 +29,43 @@ PRELOAD = (
     "rpc_backends_core._bridge.start",
     "rpc_backends_core._bridge.stop",
 )
-#: What is imported besides where it is installed: not everybody who needs workers has tests.
+#: Modules that a template also imports if they are installed: only tests need pytest.
 _IF_INSTALLED = ("pytest",)
-#: Variables by which a worker would take itself for one of a job, or meet another's store.
-_OF_A_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-#: The core's, without importing it: that may import torch, and every worker imports this module.
+#: Variables of a launcher's job. With them a worker would join that job or use its store.
+_JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+#: The core defines this name too. It is repeated here because an import of the core may import torch.
 _OVERRIDE = "RPC_BACKENDS_OVERRIDE"
 
-#: A process's id, and what waits for its end and returns its exit status.
+#: A process id, and a function that waits for the end of the process and returns its exit status.
 Started = tuple[int, Callable[[], int]]
 
 
 def environ() -> dict[str, str]:
-    """Return this process's variables as workers get them.
+    """Return the environment of workers: this process's variables with changes.
 
-    Without a job's rendezvous or a backend in the place of the one tested; with one thread of OpenMP.
+    The variables of a launcher's job and ``RPC_BACKENDS_OVERRIDE`` are removed. ``OMP_NUM_THREADS`` is 1
+    unless set.
     """
     kept = {
         key: value
         for key, value in os.environ.items()
-        if key not in (*_OF_A_JOB, _OVERRIDE) and not key.startswith("TORCHELASTIC_")
+        if key not in (*_JOB_VARIABLES, _OVERRIDE) and not key.startswith("TORCHELASTIC_")
     }
     kept.setdefault("OMP_NUM_THREADS", "1")
     return kept
 
 
 class Template:
-    """How worker processes start: what they import, find and have in their environment.
+    """A template process and its settings: imports, environment and ``sys.path`` of the workers.
 
-    The process that they are forked from is started when the first is asked for, and ends with this one.
+    The template process starts with the first worker and ends with this process.
 
-    :param preload: modules that it imports, beyond :data:`PRELOAD`.
-    :param prepare: functions that it calls then, of modules that it can import; they must start no
-        thread and open nothing, which a fork would lose or share.
-    :param variables: its environment; this process's by default (:func:`environ`).
+    :param preload: modules to import, in addition to :data:`PRELOAD`.
+    :param prepare: functions to call after that, from importable modules. They must start no thread and
+        open no file: a fork would lose the thread and share the file.
+    :param variables: the environment; :func:`environ` by default.
     :param path: more folders for ``sys.path``.
-    :param packages: folders that are to be packages, by name, though nothing installs them.
+    :param packages: folders to import as packages without installation, by package name.
     """
 
     def __init__(
@@ -93,13 +94,18 @@ class Template:
         return ours
 
     def fork(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
-        """Fork a worker that talks on ``connection`` and prints to ``log`` (descriptors)."""
+        """Fork a worker.
+
+        :param connection: the file descriptor of its connection to this process.
+        :param log: the file descriptor for its output.
+        :param env: variables to add to its environment.
+        """
         socket.send_fds(self._requests, [pickle.dumps(dict(env))], [connection, log])
         pid = int(self._answer())
         return pid, functools.partial(self._wait, pid)
 
     def start_fresh(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
-        """Start a worker with an interpreter of its own; as :meth:`fork`, and takes seconds."""
+        """Start a worker as a new Python interpreter, which takes seconds; see :meth:`fork`."""
         call = f"make_packages({self._packages!r}); worker.work({connection})"
         process = self._start_python(call, [connection], log, env)
         return process.pid, process.wait
@@ -113,7 +119,9 @@ class Template:
             answer = self._requests.recv(100)
             if answer:
                 return answer
-        raise RuntimeError("the template of the workers has ended; its own error is on stderr")
+        raise RuntimeError(
+            "the template process, from which workers are forked, has ended. Its error is on stderr"
+        )
 
     def _start_python(
         self, call: str, fds: list[int], log: int | None, env: Mapping[str, str]
@@ -129,9 +137,9 @@ class Template:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=None if log is None else subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends it
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the worker
         )
 
 
-#: The template of whoever brings none: torch and nothing else.
+#: The template that is used by default; it imports torch and nothing else.
 default_template = functools.cache(Template)

@@ -1,4 +1,4 @@
-"""What runs in the processes: the template that workers are forked from, and a worker."""
+"""The code of the processes: the template that workers are forked from, and a worker."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _PR_SET_PDEATHSIG = 1
 def serve(
     fd: int, packages: Mapping[str, str], preload: Iterable[str], prepare: Iterable[Iterable[Any]]
 ) -> None:
-    """Be the template: fork, or wait for, one worker a request, until the parent is gone.
+    """Run the template: each request forks a worker or waits for its end, until the parent has ended.
 
-    :param packages: folders to be packages, by name.
-    :param preload: modules to import before any worker is forked.
-    :param prepare: references to functions to call then.
+    :param fd: the file descriptor of the socket for requests.
+    :param packages: folders to import as packages, by package name.
+    :param preload: modules to import before the first fork.
+    :param prepare: references to functions to call after that.
     """
     requests = socket.socket(fileno=fd)
     make_packages(packages)
@@ -49,7 +50,7 @@ def serve(
         except ConnectionResetError:
             data = b""  # the parent has ended without reading an answer
         if not data:
-            os._exit(0)  # the parent is gone, and there is nothing to tidy up
+            os._exit(0)  # the parent has ended, and there is nothing to clean up
         request = pickle.loads(data)
         if isinstance(request, int):
             requests.send(str(os.waitpid(request, 0)[1]).encode())
@@ -60,7 +61,7 @@ def serve(
         requests.send(str(pid).encode())
         for each in fds:
             os.close(each)
-    os.setpgid(0, 0)  # so that what it starts can be ended with it
+    os.setpgid(0, 0)  # so that processes that the worker starts can be ended with it
     requests.close()
     os.environ.update(request)
     connection, log = fds
@@ -71,7 +72,7 @@ def serve(
 
 
 def make_packages(packages: Mapping[str, str]) -> None:
-    """Make packages of folders, by name, though nothing installs them."""
+    """Make folders importable as packages, by package name, without installing them."""
     for name, folder in packages.items():
         package = types.ModuleType(name)
         package.__path__ = [folder]
@@ -79,15 +80,15 @@ def make_packages(packages: Mapping[str, str]) -> None:
 
 
 def work(fd: int) -> None:
-    """Be a worker: run steps until there are no more."""
-    # No worker outlives its parent, however that ends.
+    """Run a worker: run steps until the connection closes."""
+    # No worker outlives its parent, however the parent ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A shell makes background jobs ignore it, and who is started by one inherits that.
+    # A shell makes its background jobs ignore SIGINT, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # prints where every thread is
+    faulthandler.register(signal.SIGUSR1)  # prints the stack of every thread
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.set_inheritable(fd, False)  # what the worker starts is not to keep it open
+    os.set_inheritable(fd, False)  # processes that the worker starts must not keep it open
     connection = Connection(fd)
     me = connection.recv()
     me.connection = connection
@@ -105,7 +106,7 @@ def _run(me: WorkerContext, request: bytes) -> bytes:
         begin = time.monotonic()
         value = function(me, *args, **kwargs)
         return pickle.dumps(Done(value, time.monotonic() - begin))
-    except BaseException as error:  # KeyboardInterrupt and SystemExit are outcomes like others
+    except BaseException as error:  # KeyboardInterrupt and SystemExit are outcomes too
         kinds = tuple(kind.__name__ for kind in type(error).__mro__)
         trace = "".join(traceback.format_exception(error))
         now, found = time.monotonic(), getattr(error, "deviation", None)

@@ -1,16 +1,16 @@
-"""Worker processes that are told step by step what to do.
+"""Worker processes that run one step after the other at the request of their parent.
 
-A worker lives until its `Workers` ends, so a scenario is a sequence of steps, and the parent waits for
-results and not for time to pass::
+A worker lives until its `Workers` ends. A scenario is a sequence of steps, and the parent waits for
+their results instead of sleeping::
 
     with Workers(3) as workers:
         workers.run(join, "file:///...")             # a step on all at once
         assert workers[0].call(ask, "worker1") == 4  # a step on one
         waiting = workers[1].start(hear_from, "worker2")
         workers[2].kill()
-        assert "eof" in waiting.error().text         # the end of a step that was started before
+        assert "eof" in waiting.error().text         # the outcome of a step that was started earlier
 
-A step is a function of a module; its first argument is the `WorkerContext` of the worker that runs it.
+A step is a module-level function. Its first argument is the `WorkerContext` of the worker that runs it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from rpc_backends_cli.processes.protocol import (
 )
 from rpc_backends_cli.processes.template import Template, default_template
 
-#: What is heard of a step: news, and how it ended.
+#: What a step reports: news, and its outcome.
 Report: TypeAlias = News | Done | Failure | Ended
 
 
 class WorkerError(AssertionError):
-    """A step failed, a worker died or was too late; the text shows tracebacks and what they printed.
+    """A step failed or timed out, or a worker ended; the text has tracebacks and the workers' output.
 
-    :ivar deviation: what a conformance check found in the first step that failed, if that is the reason.
-    :ivar stuck: what each worker that was not through with its step was doing, as it reported itself.
-    :ivar failures: the steps that failed, the first worker's first.
+    :ivar deviation: the finding of the conformance check that failed first, if that is the reason.
+    :ivar stuck: by worker whose step had not ended: what it was doing, as the step reported.
+    :ivar failures: the steps that failed, in the order of the workers.
     """
 
     def __init__(
@@ -68,7 +68,9 @@ class WorkerError(AssertionError):
 class StepFailure(NamedTuple):
     """A step that failed.
 
-    :ivar doing: what it did last, as it reported itself.
+    :ivar worker: the worker's name.
+    :ivar doing: what the step did last, as it reported.
+    :ivar error: the exception's class and text.
     """
 
     worker: str
@@ -77,9 +79,9 @@ class StepFailure(NamedTuple):
 
 
 class Step:
-    """A step under way in one worker.
+    """A step that was started in one worker.
 
-    :ivar ending: how it ended, None as long as that has not been heard.
+    :ivar ending: its outcome; None until it is received.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -87,16 +89,16 @@ class Step:
         self.ending: Done | Failure | Ended | None = None
 
     def hear(self, seconds: float) -> Report | None:
-        """Wait, at most ``seconds``, for what the step has to report; None for nothing."""
+        """Wait at most ``seconds`` for a report of the step; return None if there is none."""
         report = self.worker.hear(seconds)
         if not isinstance(report, News | None):
             self.ending = report
         return report
 
     def is_over(self, seconds: float = 0.0) -> bool:
-        """Wait for the end, at most ``seconds``, and return whether it has come; drops news.
+        """Wait at most ``seconds`` for the end of the step; return whether it has ended. Drops news.
 
-        :raises WorkerError: the worker died.
+        :raises WorkerError: the worker's process ended.
         """
         __tracebackhide__ = True
         end = time.monotonic() + seconds
@@ -107,9 +109,9 @@ class Step:
         return True
 
     def outcome(self, seconds: float | None = None) -> Done | Failure:
-        """Wait for the end, at most ``seconds`` or until the time of all `Workers` is up.
+        """Wait for the outcome, at most ``seconds`` and at most until the timeout of the `Workers`.
 
-        :raises WorkerError: the worker died, or it is too late.
+        :raises WorkerError: the worker's process ended, or the wait timed out.
         """
         __tracebackhide__ = True
         while self.ending is None:
@@ -117,35 +119,38 @@ class Step:
         return self._outcome()
 
     def result(self, seconds: float | None = None) -> Any:
-        """Return what the step returned.
+        """Wait for the step and return what it returned.
 
-        :raises WorkerError: it raised.
+        :raises WorkerError: the step raised, its process ended, or the wait timed out.
         """
         __tracebackhide__ = True
         return _results([self.worker], [self.outcome(seconds)])[0]
 
     def error(self, seconds: float | None = None) -> Failure:
-        """Return how the step failed, which it must."""
+        """Wait for the step and return its failure.
+
+        :raises WorkerError: the step returned, its process ended, or the wait timed out.
+        """
         __tracebackhide__ = True
         return _failures([self.worker], [self.outcome(seconds)])[0]
 
     def news(self) -> Any:
-        """Wait for what the step reports by `WorkerContext.tell` and return it."""
+        """Wait for a value that the step reports with `WorkerContext.tell`, and return it."""
         __tracebackhide__ = True
         report = self._receive(None)
         if isinstance(report, News):
             return report.value
         self.result()
-        raise WorkerError(f"{self.worker.name} was through with its step and had reported nothing")
+        raise WorkerError(f"the step of {self.worker.name} ended without reporting a value")
 
     def _receive(self, seconds: float | None) -> Report:
-        """Wait for what the step has to report; when it is too late, fail and show why."""
+        """Wait for a report of the step; on a timeout, raise an error with the workers' stacks."""
         __tracebackhide__ = True
         workers = self.worker.workers
         left = workers.seconds_left()
         report = self.hear(left if seconds is None else min(left, seconds))
         if report is None:
-            workers.give_up(f"{self.worker.name} was not through with its step in time")
+            workers.give_up(f"the step of {self.worker.name} did not end in time")
         return report
 
     def _outcome(self) -> Done | Failure:
@@ -153,13 +158,13 @@ class Step:
         assert self.ending is not None
         if isinstance(self.ending, Ended):
             worker = self.worker
-            text = f"{worker.name} ended, exit status {self.ending.status}\n{worker.output}"
+            text = f"{worker.name} ended during a step, exit status {self.ending.status}\n{worker.output}"
             raise WorkerError(text, stuck={worker.name: worker.doing} if worker.doing else {})
         return self.ending
 
 
 class Worker:
-    """One process. ``start`` and ``call`` run a step in it."""
+    """One worker process. ``start`` and ``call`` run a step in it."""
 
     def __init__(self, workers: Workers, index: int, env: Mapping[str, str], fresh: bool) -> None:
         self.index = index
@@ -168,9 +173,9 @@ class Worker:
         self.status: int | None = None
         self.workers = workers
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        #: What the step under way does, as it last reported itself; empty between steps.
+        #: What the current step does, as it last reported; empty between steps.
         self.doing = ""
-        #: What the last step did last.
+        #: What the previous step did last, as it reported.
         self.last_doing = ""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -181,7 +186,7 @@ class Worker:
         self.connection.send(WorkerContext(index, self.name, workers.size))
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Step:
-        """Begin a step; the one before must have ended."""
+        """Start a step; the previous one must have ended."""
         where = Reference.to(function) if hasattr(function, "__qualname__") else function
         self.connection.send_bytes(pickle.dumps((where, pickle.dumps((args, kwargs)))))
         return Step(self)
@@ -192,21 +197,21 @@ class Worker:
         return self.start(function, *args, **kwargs).result()
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the step under way."""
+        """Raise KeyboardInterrupt in the current step."""
         os.kill(self.pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL) and wait until the kernel has closed all it had open."""
+        """End the process at once (SIGKILL) and wait until it has ended, with its files closed."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait_for_end(30)
 
     def finish(self) -> None:
-        """Let the process end as a program does: there are no more steps."""
+        """Let the process end normally, after the current step."""
         self.connection.close()
 
     def end(self) -> int:
-        """Let the process end as a program does, and return its exit status."""
+        """Let the process end normally and return its exit status."""
         __tracebackhide__ = True
         self.finish()
         if not self.wait_for_end(self.workers.seconds_left()):
@@ -215,7 +220,7 @@ class Worker:
         return self.status
 
     def hear(self, seconds: float) -> Report | None:
-        """Wait, at most ``seconds``, for what the step under way has to report; None for nothing."""
+        """Wait at most ``seconds`` for a report of the current step; return None if there is none."""
         end = time.monotonic() + seconds
         while self.connection.poll(_timeout(end - time.monotonic())):
             try:
@@ -232,9 +237,9 @@ class Worker:
         return None
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Wait, at most ``seconds``, for the end of the process and return whether it has come."""
+        """Wait at most ``seconds`` for the end of the process; return whether it has ended."""
         if self.status is None and select.select([self._pidfd], [], [], _timeout(seconds))[0]:
-            # What the worker has started ends with it; its id is taken until it is waited for.
+            # End the processes that the worker has started. Its id is not reused before the wait.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.status = self._reap()
@@ -242,12 +247,12 @@ class Worker:
 
     @property
     def output(self) -> str:
-        """What the worker, and the C++ in it, has printed."""
+        """The output of the worker, including that of C++ code."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def close(self) -> None:
-        """End the process if it lives, and let go of it; a second time does nothing."""
+        """End the process, if it still runs, and close its files; a second call does nothing."""
         if self._log.closed:
             return
         self.kill()
@@ -257,12 +262,13 @@ class Worker:
 
 
 class Workers:
-    """Workers named ``worker0`` ...; all are gone after the ``with`` block, however it ends.
+    """A context manager with workers named ``worker0``, ``worker1`` ...; all end with the block.
 
-    :param env: variables that they see on top of a clean environment.
-    :param seconds: how long all of it may take; a wait that is longer fails, and shows where each is.
-    :param fresh: start new interpreters, for variables that matter at ``import torch`` (a second each).
-    :param template: how they start; one that has torch imported by default.
+    :param size: how many workers to start.
+    :param env: variables to add to their environment.
+    :param seconds: timeout of the whole block; after it, a wait fails and shows every worker's stacks.
+    :param fresh: start new interpreters, for variables that torch reads at import (a second each).
+    :param template: the template to fork from; one that has imported torch by default.
     """
 
     def __init__(
@@ -292,7 +298,7 @@ class Workers:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End them."""
+        """End the workers."""
         for worker in self._all:
             worker.close()
 
@@ -314,9 +320,10 @@ class Workers:
         on: Iterable[int] | None = None,
         **kwargs: Any,
     ) -> list[Any]:
-        """Run a step in all living workers at once (or those of index ``on``); return the results.
+        """Run a step in all running workers at once, or in those with an index in ``on``.
 
-        :raises WorkerError: with the traceback of each that failed.
+        :returns: the results, in the order of the workers.
+        :raises WorkerError: a step failed; the text has the traceback of each that did.
         """
         __tracebackhide__ = True
         return _results(*self._outcomes(function, args, kwargs, on))
@@ -328,17 +335,20 @@ class Workers:
         on: Iterable[int] | None = None,
         **kwargs: Any,
     ) -> list[Failure]:
-        """Run a step that must fail in all living workers (or those of index ``on``)."""
+        """Run a step that must fail, as :meth:`run` does; return the failures.
+
+        :raises WorkerError: a step returned.
+        """
         __tracebackhide__ = True
         return _failures(*self._outcomes(function, args, kwargs, on))
 
     def listen(
         self, steps: Iterable[Step], *, silence: float = math.inf, grace: float = math.inf
     ) -> Iterator[tuple[Step, Report]]:
-        """Yield what ``steps`` report, each with its step, until all are over or it is too late.
+        """Yield each report of ``steps`` with its step, until all steps have ended or time is up.
 
-        It is too late when the time of all is up, when nobody has reported anything for ``silence``
-        seconds, and ``grace`` seconds after one has failed. Steps that still run have no ``ending`` then.
+        Time is up after the timeout of the workers, after ``silence`` seconds without any report, and
+        ``grace`` seconds after a step has failed. Steps that still run then have no ``ending``.
         """
         waiting, end = list(steps), self._end
         while waiting and (left := end - time.monotonic()) > 0:
@@ -349,7 +359,7 @@ class Workers:
             for step in (by_connection[one] for one in by_connection if one in ready):
                 report = step.hear(0)
                 if report is None:
-                    continue  # it has reported what it does next
+                    continue  # the message only said what the step does next
                 if step.ending is not None:
                     waiting.remove(step)
                 if isinstance(report, Failure | Ended):
@@ -357,27 +367,27 @@ class Workers:
                 yield step, report
 
     def seconds_left(self) -> float:
-        """Return how much of the time is left."""
+        """Return the seconds until the timeout."""
         return max(0.0, self._end - time.monotonic())
 
     def give_up(self, why: str) -> NoReturn:
-        """Raise a `WorkerError` that shows where every worker is."""
+        """Raise a `WorkerError` with the output and the stacks of all workers."""
         __tracebackhide__ = True
         for worker in self._all:
             while not worker.connection.closed and isinstance(worker.hear(0), News):
-                pass  # what it does is reported behind its news
+                pass  # what the step does is behind its news in the queue
         self.print_stacks()
         shown = "\n".join(f"--- {worker.name}\n{worker.output}" for worker in self._all)
         stuck = {worker.name: worker.doing for worker in self._all if worker.doing}
-        text = f"{why}; what the workers printed, and their stacks:\n{shown}"
+        text = f"{why}. The output of the workers, with their stacks:\n{shown}"
         raise WorkerError(text, stuck=stuck)
 
     def print_stacks(self) -> None:
-        """Make every process print where each of its threads is; its Python need not be running."""
+        """Make every process print the stacks of its threads, even if it is stuck in C code."""
         for worker in self._all:
             if worker.status is None:
                 os.kill(worker.pid, signal.SIGUSR1)
-        time.sleep(0.5)  # nothing says when stacks are printed
+        time.sleep(0.5)  # there is no event when the stacks are printed
 
     def _outcomes(
         self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None
@@ -390,7 +400,7 @@ class Workers:
 
 
 def _timeout(seconds: float) -> float | None:
-    """Return ``seconds`` as functions that wait take it, which do not know infinity."""
+    """Return ``seconds`` as a timeout for functions that take None for infinity."""
     return None if seconds == math.inf else max(0.0, seconds)
 
 
@@ -419,6 +429,6 @@ def _failures(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Fai
     __tracebackhide__ = True
     for worker, outcome in zip(workers, outcomes, strict=True):
         if isinstance(outcome, Done):
-            text = f"{worker.name} returned {outcome.value!r}, where an error was expected"
+            text = f"{worker.name} returned {outcome.value!r}, but an error was expected"
             raise WorkerError(text)
     return [outcome for outcome in outcomes if isinstance(outcome, Failure)]

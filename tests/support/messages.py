@@ -1,0 +1,41 @@
+"""The texts in the code of the packages, to compare with those that pages quote."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+from structure.imports import ROOT
+
+SOURCES = [ROOT / "src", *ROOT.glob("packages/*/src"), *ROOT.glob("plugins/*/src")]
+
+
+def text_of(node: ast.AST) -> str:
+    """Return the text of a string literal, with … for each value that is filled in."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    assert isinstance(node, ast.JoinedStr)
+    return "".join(text_of(one) if isinstance(one, ast.Constant) else "…" for one in node.values)
+
+
+@cache
+def texts() -> str:
+    """Return every string literal in the Python and C++ code of the packages, one on each line."""
+    found = []
+    for file in (file for source in SOURCES for file in source.rglob("*.py")):
+        nodes = ast.walk(ast.parse(file.read_text()))
+        found += [text_of(one) for one in nodes if isinstance(one, ast.JoinedStr | ast.Constant)]
+    for file in (*ROOT.glob("packages/*/csrc/*.cpp"), *ROOT.glob("plugins/*/csrc/*.cpp")):
+        joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
+        # Literals with an expression between them are one message.
+        found.append(
+            re.sub(r'"(?:\s*\+[^;"]+\+\s*|\s*,[^;"]+,\s*)"', "…", joined).replace("\n", " ")
+        )
+    return "\n".join(one.replace("\n", " ") for one in found)
+
+
+def missing_from_the_code(quote: str) -> list[str]:
+    """Return the pieces of a quoted message, between its …, that no literal contains."""
+    pieces = [piece.strip() for piece in quote.split("…")]
+    return [piece for piece in pieces if piece not in texts()]
