@@ -45,7 +45,7 @@ class Hooks:
     def __init__(self, found: Iterable[Record]) -> None:
         self._manager = pluggy.PluginManager(_hookspecs.PROJECT)
         self._manager.add_hookspecs(_hookspecs.Specs)
-        self._manager.register(_hookspecs.Defaults())
+        self._manager.register(_hookspecs.Defaults(), name="defaults")
         self.error: HookError | None = None
         self.records = [self._load(record) for record in found]
 

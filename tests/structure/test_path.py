@@ -17,8 +17,9 @@ import pytest
 from structure.imports import ROOT
 
 BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ")
-#: What is called as often as it is needed: names of torch, time limits, what values tell of themselves.
-LEAVES = {"_bridge/torch_internals", "_record", "_time_limit"}
+#: What is called as often as it is needed: names of torch, time limits, what values tell of themselves,
+#: checks of what handlers return.
+LEAVES = {"_bridge/torch_internals", "_handlers", "_record", "_time_limit"}
 
 
 @cache

@@ -29,6 +29,7 @@ _HOMES = {
     "InitBackendHandler": "_contract",
     "LeavingAgent": "_contract",
     "BackendConflictError": "_errors",
+    "BackendContractError": "_errors",
     "BackendDeniedError": "_errors",
     "BackendLoadError": "_errors",
     "GroupError": "_errors",
