@@ -98,6 +98,10 @@ class Backend:
         return BackendValue(self.construct_rpc_backend_options_handler, self.init_backend_handler)
 
 
+class NotABackendError(TypeError):
+    """The object that an entry point names is no backend at all."""
+
+
 def as_backend(obj: object, distribution: str | None = None) -> Backend:
     """Convert the object that an entry point names to a :class:`Backend`.
 
@@ -173,7 +177,7 @@ def _convert(obj: object) -> Backend:
             capabilities=getattr(obj, "capabilities", frozenset()),
             description=getattr(obj, "description", ""),
         )
-    raise TypeError(
+    raise NotABackendError(
         f"the entry point names {obj!r}, which is not a backend. It must be a "
         "rpc_backends_core.Backend, or a pair (construct options handler, init backend handler)."
     )

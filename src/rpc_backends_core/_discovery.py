@@ -18,6 +18,13 @@ COMMANDS_GROUP = "rpc.backends.commands"
 CHECKS_GROUP = "rpc.backends.checks"
 
 
+#: Torch calls the entry points of this group when it is imported.
+_TORCHS_GROUP = "torch.backends"
+_GROUPS = (BACKENDS_GROUP, HOOKS_GROUP, COMMANDS_GROUP, CHECKS_GROUP)
+#: How similar a group must be to one of ours to count as misspelt; "xarray.backends" is not.
+_SIMILARITY = 0.85
+
+
 class Scan(NamedTuple):
     """The result of one scan of the installed packages; each list is sorted."""
 
@@ -46,6 +53,47 @@ def declared(group: str) -> list[Record]:
     import importlib_metadata
 
     return _records(importlib_metadata.entry_points(group=group))
+
+
+def misspelt_groups(entry_points: Iterable[Any] | None = None) -> list[tuple[str, Record]]:
+    """Return the entry points in groups that look like a misspelt one of ours, sorted.
+
+    :param entry_points: those of all installed packages if it is None.
+    :returns: each with the group that was probably meant.
+    """
+    if entry_points is None:
+        import importlib_metadata
+
+        entry_points = importlib_metadata.entry_points()
+    by_group: dict[str, list[Any]] = {}
+    for entry_point in entry_points:
+        by_group.setdefault(entry_point.group, []).append(entry_point)
+    found = []
+    for group in sorted(by_group):
+        meant = _meant(group)
+        if meant is not None:
+            found += [(meant, record) for record in _records(by_group[group])]
+    return found
+
+
+def misspelt_group_text(meant: str, record: Record) -> str:
+    """Return what is wrong with an entry point of :func:`misspelt_groups`, and what to do."""
+    return (
+        f"declares {record.name!r} in the entry-point group {record.entry_point.group!r}, which nothing "
+        f"reads; did you mean {meant!r}? Its author must correct the group and release the package "
+        "again; if you are the author, reinstall it afterwards."
+    )
+
+
+def _meant(group: str) -> str | None:
+    """Return the group of ours that a misspelt group probably means; None for any other group."""
+    import difflib
+
+    if group in _GROUPS or group == _TORCHS_GROUP:
+        return None
+    spelt = group.casefold().replace("_", ".").replace("-", ".")
+    close = difflib.get_close_matches(spelt, _GROUPS, n=1, cutoff=_SIMILARITY)
+    return close[0] if close else None
 
 
 def _records(entry_points: Iterable[Any]) -> list[Record]:

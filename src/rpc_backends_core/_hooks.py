@@ -116,6 +116,11 @@ def loaded_hooks(registry: Registry) -> Any:
     return loaded(registry).callers
 
 
+def use(hooks: Hooks) -> None:
+    """Use these hook packages in this process, in place of those that are installed."""
+    STATE.hooks = hooks
+
+
 def forget() -> None:
     """Drop the loaded hook packages; the next call loads whatever is installed then."""
     STATE.hooks = None

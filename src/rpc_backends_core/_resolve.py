@@ -89,6 +89,18 @@ def construct_options(
     return constructed
 
 
+def check_default_options(name: str) -> None:
+    """Construct the options of a backend without arguments and without hooks, and check them.
+
+    :raises BackendContractError: the handler returns something else than options.
+    """
+    record = default_registry().load(name)
+    assert record.backend is not None, "it has just been loaded"
+    resolved = ResolvedBackend(record, record.backend, _hooks.Hooks([]).callers)
+    options = construct_options(resolved, DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})
+    _handlers.check_options(resolved, options)
+
+
 def name_of(backend: Any) -> str:
     """Return the name for ``backend``: our member, torch's member, or a name.
 

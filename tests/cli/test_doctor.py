@@ -114,6 +114,88 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     assert "pip uninstall rpc-tracing" in hook
 
 
+def test_requirements_that_are_not_met_are_problems(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    command.install(
+        "rpc-backend-pigeon",
+        {"PIGEON": "BACKEND"},
+        backend_source("pass"),
+        requires=[
+            "rpc-backends-core>=2",
+            "a-loft-nobody-has",
+            "click",
+            "aviary; extra == 'more'",
+            "what is this",
+        ],
+    )
+
+    ended = command("doctor", "PIGEON", "--no-calls", "--json")
+
+    assert ended.status == 1
+    version, missing, invalid = (one["text"] for one in ended.json["sections"]["requirements"])
+    assert sorted([version, missing, invalid]) == [
+        "rpc-backend-pigeon 1.0 has an invalid requirement, 'what is this'. Its author must correct "
+        "its metadata.",
+        "rpc-backend-pigeon 1.0 requires a-loft-nobody-has, and it is not installed. Install it: pip "
+        "install 'a-loft-nobody-has'",
+        "rpc-backend-pigeon 1.0 requires rpc-backends-core>=2, and rpc-backends-core 0.1.0 is "
+        "installed. Install it: pip install 'rpc-backends-core>=2'",
+    ]
+
+
+def test_a_misspelt_entry_point_group_is_a_problem(command: Any) -> None:
+    command.install("rpc-backend-pigeon", {"PIGEON": "B"}, "", group="rpc.backend")
+
+    ended = command("doctor", "PIGEON", "--no-calls", "--json")
+
+    assert ended.status == 1
+    found = _finding(ended, "requirements", "rpc-backend-pigeon")["text"]
+    assert "'PIGEON' in the entry-point group 'rpc.backend'" in found
+    assert "did you mean 'rpc.backends'?" in found
+    assert found in _finding(ended, "unknown", "PIGEON")["text"]
+
+
+FAILING_HOOK = """
+from rpc_backends_core import RefusedError, hookimpl
+
+@hookimpl(wrapper=True)
+def rpc_backends_init_backend(backend):
+    raise {error}('mine')
+    yield
+"""
+
+
+def test_a_hook_that_fails_at_its_first_call_is_a_problem(command: Any) -> None:
+    source = FAILING_HOOK.format(error="OSError")
+    command.install("rpc-tracing", {"tracing": ""}, source, group="rpc.backends.hooks")
+    refusing = FAILING_HOOK.format(error="RefusedError")
+    command.install("rpc-policy", {"policy": ""}, refusing, group="rpc.backends.hooks")
+
+    ended = command("doctor", "TENSORPIPE", "--no-calls", "--json")
+
+    assert ended.status == 1
+    hook = _finding(ended, "hooks", "tracing")
+    assert hook["level"] == "problem"
+    for part in ("rpc_backends_init_backend", "rpc-tracing 1.0", "OSError: mine", "pip uninstall"):
+        assert part in hook["text"]
+    assert _levels(ended, "hooks") == [("faults", "ok"), ("policy", "ok"), ("tracing", "problem")]
+
+
+def test_a_backend_without_options_is_a_problem(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    source = backend_source("pass").replace("return rpc.TensorPipe", "rpc.TensorPipe")
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, source)
+
+    ended = command("doctor", "PIGEON", "--json")
+
+    found = _finding(ended, "backends", "PIGEON")
+    assert found["level"] == "problem"
+    assert "construct_rpc_backend_options_handler (rpc_backend_pigeon.construct)" in found["text"]
+    assert ended.json["sections"]["calls"] == []
+
+
 def test_a_backend_that_hangs_is_reported_and_killed(
     command: Any, backend_source: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -156,7 +238,12 @@ def test_a_worker_that_fails_is_the_one_that_explains(
 
     call = _finding(ended, "calls", "PIGEON")
     assert call["data"]["stage"] == "starting"
-    assert call["data"]["error"] == "RuntimeError: no pigeon left"
+    error, note = call["data"]["error"].split("\n")
+    assert error == "RuntimeError: no pigeon left"
+    assert note == (
+        "Raised by init_backend_handler (rpc_backend_pigeon.init) of RPC backend 'PIGEON' "
+        "(rpc-backend-pigeon 1.0)."
+    )
     assert "rpc_backend_pigeon.py" in call["data"]["traceback"]
 
 

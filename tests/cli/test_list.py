@@ -97,3 +97,16 @@ def test_without_torch_the_installed_ones_are_listed_all_the_same(command: Any) 
     names = [row["name"] for row in ended.json["backends"]]
     assert names == ["FAULTY_TENSORPIPE", "TENSORPIPE", "ZEROMQ"]
     assert "libtorch.so is not there" in ended.json["notes"][0]
+
+
+@pytest.mark.slow
+def test_what_a_package_prints_with_torch_is_not_in_the_json(command: Any) -> None:
+    """Torch imports packages of the group torch.backends, which may print."""
+    loud = "import os\ndef load():\n    print('loud')\n    os.write(1, b'louder')\n"
+    command.install("torch-loud", {"loud": "load"}, loud, group="torch.backends")
+
+    ended = command("list", "--json")
+
+    assert ended.status == 0
+    assert ended.json["backends"]
+    assert "louder" in ended.stderr

@@ -17,9 +17,13 @@ _HOMES = {
     "COMMANDS_GROUP": "_discovery",
     "HOOKS_GROUP": "_discovery",
     "declared": "_discovery",
+    "misspelt_group_text": "_discovery",
+    "misspelt_groups": "_discovery",
     "HookWarning": "_hooks",
     "Hooks": "_hooks",
+    "use_hooks": "_hooks:use",
     "is_installed": "_patches",
+    "check_default_options": "_resolve",
     "settings": "_settings:",
     "autoload_failure": "autoload:failure",
 }

@@ -14,6 +14,7 @@ from rpc_backends_cli.output import (
     json_option,
     origin,
     print_json,
+    stdout_for_json,
 )
 from rpc_backends_core.spi.inspection import settings
 
@@ -169,7 +170,9 @@ def command(as_json: bool) -> None:
     them. A "shadowed" backend is not used, because another backend of the same name takes precedence.
     """
     if as_json:
-        print_json(asdict(gather()))
+        with stdout_for_json():
+            data = asdict(gather())
+        print_json(data)
         return
     to = console()
     with to.status("looking"):

@@ -61,6 +61,7 @@ class Failure:
     :ivar kinds: names of the exception's classes, its own first.
     :ivar deviation: what a conformance check found, if it was one that failed.
     :ivar when: ``time.monotonic()``, which all processes of a machine share, of the moment it raised.
+    :ivar notes: the exception's notes (PEP 678).
     """
 
     kinds: tuple[str, ...]
@@ -69,6 +70,7 @@ class Failure:
     seconds: float
     deviation: Any = None
     when: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
