@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from rpc_backends_core._record import Record
 
 if TYPE_CHECKING:
     from rpc_backends_core._backend import Backend
-    from rpc_backends_core._discovery import Scan
+    from rpc_backends_core._discovery import Scan, Unreadable
 
 
 class Registry:
@@ -45,6 +45,7 @@ class Registry:
         self._unusable: list[Record] = []
         self._hooks: list[Record] = []
         self._adopted = Adopted()
+        self._unreadable: Sequence[Unreadable] = ()
         self._misspelt: list[tuple[str, Record]] | None = None
         self._order: dict[str, None] = {}
         _renew_lock_after_fork(self)
@@ -182,11 +183,12 @@ class Registry:
 
     def _import(self, record: Record) -> Record:
         """Import the package of ``record`` and return the updated record, loaded or failed."""
+        from rpc_backends_core import _discovery
         from rpc_backends_core._backend import NotABackendError, as_backend
 
         try:
             with self._adopted.loading(record):
-                named = record.entry_point.load()
+                named = _discovery.load(record)
             try:
                 backend = as_backend(named, record.distribution)
             except NotABackendError:
@@ -319,6 +321,8 @@ class Registry:
         found = (self._scan or _discovery.scan)()
         plugins, unusable = resolve_conflicts(found.backends)
         with self._lock:
+            self._unreadable = found.unreadable
+        with self._lock:
             choice.check((*plugins, *self._torch))
         for name, record in plugins.items():
             denial = choice.denial(name)
@@ -353,6 +357,7 @@ class Registry:
             f"A backend comes with its package (by convention `pip install {package}`); "
             "if you have just installed it, call rpc_backends_core.refresh() or start a new process. "
             "`rpc-backends doctor` shows what was found."
+            + "".join(f" Note that {one}" for one in self._unreadable)
         )
 
 

@@ -78,7 +78,8 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     command.install("pigeon-one", {"PIGEON": "BACKEND"}, backend_source("pass"))
     command.install("pigeon-two", {"PIGEON": "BACKEND"}, backend_source("pass"))
     command.install("rpc-tracing", {"tracing": ""}, "1/0", group="rpc.backends.hooks")
-    command.install("rpc-x-tracing", {"tracing": ""}, "", group="rpc.backends.hooks")
+    hook = "from rpc_backends_core import hookimpl\n@hookimpl\ndef rpc_backends_loaded(): pass\n"
+    command.install("rpc-x-tracing", {"tracing": ""}, hook, group="rpc.backends.hooks")
 
     ended = command("doctor", "--json", "--no-calls")
 

@@ -110,3 +110,15 @@ def test_what_a_package_prints_with_torch_is_not_in_the_json(command: Any) -> No
     assert ended.status == 0
     assert ended.json["backends"]
     assert "louder" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_package_with_empty_metadata_is_listed(command: Any) -> None:
+    command.install("rpc-backend-pigeon", {"PIGEON": "B"}, "")
+    (metadata,) = command.packages.glob("*.dist-info/METADATA")
+    metadata.write_text("")
+
+    ended = command("list", "--json")
+
+    (row,) = (one for one in ended.json["backends"] if one["name"] == "PIGEON")
+    assert (row["distribution"], row["version"]) == ("rpc_backend_pigeon", "1.0")

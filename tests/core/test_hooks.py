@@ -145,7 +145,6 @@ def test_wrappers_of_several_packages_nest(site: Site, registry: Registry) -> No
 
 
 def test_hooks_may_be_methods_of_an_object(site: Site, registry: Registry) -> None:
-    site.add_hooks("objects", "")
     site.add(
         "rpc-hooks-of-object",
         hooks={"objects": "rpc_hooks_of_object:HOOKS"},
@@ -693,10 +692,20 @@ def test_a_hook_that_fails_in_two_threads_fails_both(site: Site, registry: Regis
         assert f"OSError: {number}" in str(error)
 
 
+SLOW = """
+    import time
+    time.sleep(0.05)
+    CALLS.append("import")
+
+    @hookimpl
+    def rpc_backends_loaded(record): ...
+"""
+
+
 def test_threads_first_at_once_share_the_hook_packages(site: Site, registry: Registry) -> None:
     """The user sees one report of a broken package, and each package is imported once."""
     site.add_hooks("broken", "import time; time.sleep(0.05); raise OSError('boom')")
-    module = site.add_hooks("slow", "import time; time.sleep(0.05); CALLS.append('import')")
+    module = site.add_hooks("slow", SLOW)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")  # as in a program
         assert at_once(4, lambda _: agent_to_install("agent")).all_results() == ["agent"] * 4

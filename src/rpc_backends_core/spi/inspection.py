@@ -19,6 +19,7 @@ _HOMES = {
     "declared": "_discovery",
     "misspelt_group_text": "_discovery",
     "misspelt_groups": "_discovery",
+    "unreadable": "_discovery",
     "HookWarning": "_hooks",
     "Hooks": "_hooks",
     "use_hooks": "_hooks:use",

@@ -15,6 +15,7 @@ from rpc_backends_core._discovery import HOOKS_GROUP as HOOKS_GROUP
 from rpc_backends_core._discovery import declared as declared
 from rpc_backends_core._discovery import misspelt_group_text as misspelt_group_text
 from rpc_backends_core._discovery import misspelt_groups as misspelt_groups
+from rpc_backends_core._discovery import unreadable as unreadable
 from rpc_backends_core._hooks import Hooks as Hooks
 from rpc_backends_core._hooks import HookWarning as HookWarning
 from rpc_backends_core._hooks import use as use_hooks
@@ -43,5 +44,6 @@ __all__ = [
     "records",
     "refresh",
     "settings",
+    "unreadable",
     "use_hooks",
 ]

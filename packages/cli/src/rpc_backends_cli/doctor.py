@@ -36,6 +36,8 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
 
     status("importing torch")
     yield from _guarded("versions", lambda: [checks.versions()])
+    status("comparing requirements with what is installed")
+    yield from _guarded("requirements", lambda: [packages.check()])
     if "torch" not in sys.modules:
         return
     yield from _guarded("bridge", lambda: [checks.torch_bridge()])
@@ -44,8 +46,6 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
     yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
     status("timing name lookups")
     yield from _guarded("names", lambda: [name_server.check(addresses.own())])
-    status("comparing requirements with what is installed")
-    yield from _guarded("requirements", lambda: [packages.check()])
     yield from _guarded("packages", lambda: installed_checks.check(_KEYS, limit, status))
     yield from _guarded("backends", lambda: _backends(names, limit, calls, status))
 
@@ -53,11 +53,11 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
 #: The keys of doctor's own sections.
 _KEYS = (
     "versions",
+    "requirements",
     "bridge",
     "variables",
     "addresses",
     "names",
-    "requirements",
     "packages",
     "unknown",
     "backends",

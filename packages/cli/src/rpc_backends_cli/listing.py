@@ -121,8 +121,8 @@ def _summary(record: Record) -> str:
 
     try:
         return str(importlib_metadata.metadata(record.distribution).get("Summary") or "")
-    except importlib_metadata.PackageNotFoundError:
-        return ""
+    except (FileNotFoundError, importlib_metadata.PackageNotFoundError):
+        return ""  # its metadata is broken; doctor says so
 
 
 def render(listing: Listing, to: Console) -> None:

@@ -26,7 +26,7 @@ def check() -> Section:
     """Return the packages whose requirements are not met, and misspelt entry-point groups."""
     import importlib_metadata
 
-    misspelt = [
+    damaged = [
         Finding(
             "problem",
             found.distribution or found.name,
@@ -39,18 +39,32 @@ def check() -> Section:
         _canonical(found.distribution) for group in _GROUPS for found in inspection.declared(group)
     }
     unmet: list[Finding] = []
-    count = 0
+    checked: set[str] = set()
     for distribution in importlib_metadata.distributions():
-        name = distribution.metadata["Name"] if distribution.metadata is not None else None
-        if not isinstance(name, str):
-            continue
-        if _canonical(name) in names or _canonical(name).startswith(_OURS):
-            count += 1
+        name = _canonical(_field(distribution, "Name"))
+        # Of two copies of a package on the path, Python uses the first.
+        if name not in checked and (name in names or name.startswith(_OURS)):
+            checked.add(name)
             unmet += _unmet(distribution)
-    findings = sorted([*unmet, *misspelt], key=lambda one: (one.about, one.text))
+    findings = sorted([*unmet, *damaged], key=lambda one: (one.about, one.text))
     if not unmet:
-        findings.insert(0, Finding("ok", "requirements", f"those of {count} packages are met"))
+        findings.insert(
+            0, Finding("ok", "requirements", f"those of {len(checked)} packages are met")
+        )
     return Section("requirements", "Installed packages", findings)
+
+
+def _field(distribution: Any, name: str) -> str:
+    """Return a field of a distribution's metadata; empty if it has none or cannot be read."""
+    return (_fields(distribution, name) or [""])[0]
+
+
+def _fields(distribution: Any, name: str) -> list[str]:
+    """Return all values of a field of a distribution's metadata."""
+    try:
+        return list(map(str, distribution.metadata.get_all(name) or ()))
+    except (AttributeError, UnicodeDecodeError, FileNotFoundError):
+        return []
 
 
 def _canonical(name: str | None) -> str:
@@ -64,13 +78,13 @@ def _unmet(distribution: Any) -> Iterator[Finding]:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    name = distribution.metadata["Name"]
-    origin = f"{name} {distribution.metadata['Version'] or ''}".strip()
+    name = _field(distribution, "Name")
+    origin = f"{name} {_field(distribution, 'Version')}".strip()
 
     def problem(text: str, wanted: str) -> Finding:
         return Finding("problem", name, f"{origin} {text}", {"requirement": wanted})
 
-    python = distribution.metadata["Requires-Python"]
+    python = _field(distribution, "Requires-Python")
     if python:
         here = platform.python_version()
         try:
@@ -84,7 +98,7 @@ def _unmet(distribution: Any) -> Iterator[Finding]:
                     f"package for this Python: pip install --upgrade {name}",
                     python,
                 )
-    for text in distribution.requires or ():
+    for text in _fields(distribution, "Requires-Dist"):
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
@@ -114,5 +128,5 @@ def _version(name: str) -> str | None:
 
     try:
         return importlib_metadata.version(name)
-    except importlib_metadata.PackageNotFoundError:
+    except (KeyError, FileNotFoundError, importlib_metadata.PackageNotFoundError):
         return None
