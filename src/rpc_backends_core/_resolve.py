@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from rpc_backends_core import _handlers, _hooks
@@ -81,7 +82,7 @@ def construct_options(
         backend=resolved.name,
         rpc_timeout=rpc_timeout,
         init_method=init_method,
-        options=options,
+        options=MappingProxyType(dict(options)),
         proceed=lambda: handler(rpc_timeout, init_method, **options),
     )
     if resolved.record.options_type is None and constructed is not None:

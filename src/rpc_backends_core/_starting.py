@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core._handlers import INIT, noted
@@ -23,7 +24,7 @@ def init_backend(
             backend=resolved.name,
             resolved=resolved,
             args=args,
-            kwargs=kwargs,
+            kwargs=MappingProxyType(dict(kwargs)),
             proceed=lambda: handler(*args, **kwargs),
         )
     finally:

@@ -322,7 +322,7 @@ KINDS = {
 #: Kinds that also make `import torch` fail, so no program gets as far as `init_rpc`.
 UNREADABLE = {
     "malformed entry points": Kind(
-        ("the entry points of rpc-backend-malformed-entry-points 0.3 cannot be read: ValueError",),
+        ("the entry points of rpc-backend-malformed-entry-points 0.3 cannot be read: ",),
         entry_points="[rpc.backends]\n{name}\n",
         section="requirements",
     ),

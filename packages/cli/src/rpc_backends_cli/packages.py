@@ -35,6 +35,12 @@ def check() -> Section:
         )
         for group, found in inspection.misspelt_groups()
     ]
+    damaged += [
+        Finding(
+            "problem", one.distribution or "a package", str(one), {"distribution": one.distribution}
+        )
+        for one in inspection.unreadable()
+    ]
     names = {
         _canonical(found.distribution) for group in _GROUPS for found in inspection.declared(group)
     }
