@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def test_a_backend_is_shown_with_its_options_and_where_it_comes_from(command: Any) -> None:
+def test_a_backend_is_shown_with_options_and_origin(command: Any) -> None:
     page = command("show", "tensorpipe", "--json").json
 
     assert page["name"] == "TENSORPIPE"
@@ -46,7 +46,7 @@ def test_the_page_has_what_the_json_has(command: Any) -> None:
 
 
 @pytest.mark.slow
-def test_options_come_from_the_options_type_where_the_handler_takes_any(command: Any) -> None:
+def test_options_come_from_the_options_type_if_needed(command: Any) -> None:
     command.install(
         "rpc-backend-pigeon",
         {"PIGEON": "BACKEND"},
