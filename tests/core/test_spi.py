@@ -139,6 +139,16 @@ def test_an_object_with_handlers_may_declare_a_version(site: Site, registry: Reg
         registry.backend("PIGEON")
 
 
+def test_a_library_that_refuses_the_core_is_quoted(site: Site, registry: Registry) -> None:
+    """As rpc-backends-agents does when a backend imports it."""
+    source = "from rpc_backends_core import spi\nraise spi.SpiVersionError('Upgrade the loft')"
+    site.add_backend("PIGEON", source)
+    with pytest.raises(
+        spi.BackendLoadError, match=r"pigeon 1\.0 cannot be used: Upgrade the loft$"
+    ):
+        registry.backend("PIGEON")
+
+
 # --- hook packages ----------------------------------------------------------------------------------
 
 
