@@ -5,7 +5,8 @@ An exception that a handler raises keeps its type and message, and gets a note.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core._errors import BackendContractError, HookError
@@ -50,16 +51,23 @@ def check_options(resolved: ResolvedBackend, options: Any) -> None:
         raise _wrong_result(resolved, CONSTRUCT, options, must)
 
 
-def check_agent(resolved: ResolvedBackend, agent: Any) -> None:
-    """Check the agent that the backend or a hook has returned.
+@contextmanager
+def reporting_wrong_agent(resolved: ResolvedBackend, agent: Any) -> Iterator[None]:
+    """Report an error of the block as one of the agent, if this is not an agent.
 
-    :raises BackendContractError: it is not an agent.
+    The agent is not checked before, because programs may test their backend with a mock.
+
+    :raises BackendContractError: the block has failed, and ``agent`` is not an agent.
     :raises HookError: the same, and a hook package may have made it.
     """
     from torch.distributed.rpc import RpcAgent
 
-    if not isinstance(agent, RpcAgent):
-        raise wrong_agent(resolved, agent)
+    try:
+        yield
+    except Exception as error:
+        if isinstance(agent, RpcAgent):
+            raise
+        raise wrong_agent(resolved, agent) from error
 
 
 def wrong_agent(resolved: ResolvedBackend, found: Any) -> BackendContractError | HookError:
