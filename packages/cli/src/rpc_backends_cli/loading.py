@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpc_backends_cli import isolation
+from rpc_backends_cli.installed import unloadable
 from rpc_backends_cli.output import origin
 from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_cli.report import Finding, Section, seconds
@@ -201,10 +202,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
         return Finding("ok", record.name, f"{where} ({seconds(loaded.seconds or 0)})", data)
     text = loaded.failure
     if not loaded.complete:
-        text = data["error"] = (
-            f"RPC backend {record.name!r} of {where} cannot be used: loading {record.value}: {text}\n"
-            f"Fix or reinstall the package, or uninstall it: pip uninstall {record.distribution}."
-        )
+        text = data["error"] = unloadable(record, text)
     return Finding("problem", record.name, text, data)
 
 

@@ -111,6 +111,7 @@ def _look(me: WorkerContext, name: str) -> Page | _Refused:
 
 def _unloadable(name: str, outcome: Outcome, limit: float) -> str:
     """Return the message for a process that hung or crashed while it loaded a backend."""
+    from rpc_backends_cli.installed import unloadable
     from rpc_backends_core.spi import RpcBackendsError
     from rpc_backends_core.spi.inspection import record
 
@@ -121,12 +122,7 @@ def _unloadable(name: str, outcome: Outcome, limit: float) -> str:
         found = record(name)
     except RpcBackendsError:
         return text
-    if found.source != "plugin":
-        return text
-    return (
-        f"RPC backend {found.name!r} of {found.origin} cannot be used: loading {found.value}: {text}\n"
-        f"Fix or reinstall the package, or uninstall it: pip uninstall {found.distribution}."
-    )
+    return unloadable(found, text) if found.source == "plugin" else text
 
 
 def _page(name: str) -> Page:
