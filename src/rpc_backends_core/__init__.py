@@ -14,6 +14,7 @@ _HOMES = {
     "Capability": "_backend",
     "BackendType": "_backend_type",
     "BackendConflictError": "_errors",
+    "BackendContractError": "_errors",
     "BackendDeniedError": "_errors",
     "BackendLoadError": "_errors",
     "RefusedError": "_errors",

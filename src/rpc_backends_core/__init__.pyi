@@ -16,6 +16,7 @@ from rpc_backends_core._backend import Backend as Backend
 from rpc_backends_core._backend import Capability as Capability
 from rpc_backends_core._backend_type import BackendType as BackendType
 from rpc_backends_core._errors import BackendConflictError as BackendConflictError
+from rpc_backends_core._errors import BackendContractError as BackendContractError
 from rpc_backends_core._errors import BackendDeniedError as BackendDeniedError
 from rpc_backends_core._errors import BackendLoadError as BackendLoadError
 from rpc_backends_core._errors import RefusedError as RefusedError

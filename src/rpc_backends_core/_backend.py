@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from rpc_backends_core._spi_version import check_spi_version
 
 try:
+    from torch.distributed.rpc import RpcBackendOptions
     from torch.distributed.rpc.backend_registry import BackendValue
 except ImportError:  # a torch that was built without RPC
+    RpcBackendOptions = object  # type: ignore[assignment,misc]
     BackendValue = collections.namedtuple(  # type: ignore[no-redef]
         "BackendValue", ["construct_rpc_backend_options_handler", "init_backend_handler"]
     )
@@ -56,7 +59,7 @@ class Backend:
     :ivar options_type: the class of the options. ``init_rpc`` uses it to find the backend when a
         program passes options but no backend name.
     :ivar capabilities: what the backend supports; :class:`Capability` lists the names this project
-        knows.
+        knows. A backend may have others, unless they look like a misspelt one of these.
     :ivar description: one line for `rpc-backends list`.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
         as (major, minor). A core without that version rejects the backend and says what to upgrade.
@@ -76,19 +79,27 @@ class Backend:
         for name in BackendValue._fields:
             if not callable(getattr(self, name)):
                 raise TypeError(f"Backend.{name} is {getattr(self, name)!r}; it must be callable.")
-        if self.options_type is not None and not isinstance(self.options_type, type):
-            raise TypeError(f"Backend.options_type is {self.options_type!r}; it must be a class.")
-        if isinstance(self.capabilities, str):
+        kind = self.options_type
+        if kind is not None and not (
+            isinstance(kind, type) and issubclass(kind, RpcBackendOptions)
+        ):
             raise TypeError(
-                f"Backend.capabilities is the string {self.capabilities!r}; it must be a set of strings."
+                f"Backend.options_type is {kind!r}; it must be a subclass of "
+                "torch.distributed.rpc.RpcBackendOptions."
             )
-        object.__setattr__(self, "capabilities", frozenset(map(str, self.capabilities)))
+        if not isinstance(self.description, str):
+            raise TypeError(f"Backend.description is {self.description!r}; it must be a string.")
+        object.__setattr__(self, "capabilities", _checked_capabilities(self.capabilities))
         object.__setattr__(self, "takes_group", _has_parameter(self.init_backend_handler, "group"))
 
     @property
     def value(self) -> BackendValue:
         """The handlers as torch keeps them."""
         return BackendValue(self.construct_rpc_backend_options_handler, self.init_backend_handler)
+
+
+class NotABackendError(TypeError):
+    """The object that an entry point names is no backend at all."""
 
 
 def as_backend(obj: object, distribution: str | None = None) -> Backend:
@@ -120,6 +131,32 @@ def as_backend(obj: object, distribution: str | None = None) -> Backend:
     return backend
 
 
+def _checked_capabilities(declared: object) -> frozenset[str]:
+    """Return the capabilities as plain strings.
+
+    :raises TypeError: they are not strings.
+    :raises ValueError: a name is almost that of a :class:`Capability`. Other names are the backend's
+        own.
+    """
+    if isinstance(declared, str) or not isinstance(declared, Iterable):
+        raise TypeError(f"Backend.capabilities is {declared!r}; it must be a set of strings.")
+    names = frozenset(declared)
+    known = [one.value for one in Capability]
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"Backend.capabilities has {name!r}; it must be a set of strings.")
+        if name in known:
+            continue
+        spelt = name.casefold().replace("_", "-")
+        close = difflib.get_close_matches(spelt, known, n=1, cutoff=0.8)
+        if close:
+            raise ValueError(
+                f"Backend.capabilities has {str(name)!r}, which is not a capability; did you mean "
+                f"{close[0]!r}?"
+            )
+    return frozenset(map(str, names))
+
+
 def _has_parameter(handler: Callable[..., Any], name: str) -> bool:
     try:
         return name in inspect.signature(handler).parameters
@@ -140,7 +177,7 @@ def _convert(obj: object) -> Backend:
             capabilities=getattr(obj, "capabilities", frozenset()),
             description=getattr(obj, "description", ""),
         )
-    raise TypeError(
+    raise NotABackendError(
         f"the entry point names {obj!r}, which is not a backend. It must be a "
         "rpc_backends_core.Backend, or a pair (construct options handler, init backend handler)."
     )

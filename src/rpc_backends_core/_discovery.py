@@ -6,7 +6,9 @@ distribution, `importlib_metadata` keeps the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rpc_backends_core._record import Record
@@ -18,34 +20,142 @@ COMMANDS_GROUP = "rpc.backends.commands"
 CHECKS_GROUP = "rpc.backends.checks"
 
 
+#: Torch calls the entry points of this group when it is imported.
+_TORCHS_GROUP = "torch.backends"
+_GROUPS = (BACKENDS_GROUP, HOOKS_GROUP, COMMANDS_GROUP, CHECKS_GROUP)
+#: How similar a group must be to one of ours to count as misspelt; "xarray.backends" is not.
+_SIMILARITY = 0.85
+#: The value of an entry point: a module, an object, extras.
+_VALUE = re.compile(r"\s*[\w.]+\s*(:\s*[\w.]+\s*)?(\[.*\]\s*)?")
+
+
 class Scan(NamedTuple):
     """The result of one scan of the installed packages; each list is sorted."""
 
     backends: list[Record]
     hooks: list[Record]
+    unreadable: Sequence[Unreadable] = ()
+
+
+class Unreadable(NamedTuple):
+    """A package whose entry points cannot be read."""
+
+    origin: str
+    distribution: str | None
+    error: Exception
+
+    def __str__(self) -> str:
+        """Return what is wrong, and what to do."""
+        name = self.distribution or "PACKAGE"
+        return (
+            f"the entry points of {self.origin} cannot be read: {type(self.error).__name__}: "
+            f"{self.error}. Reinstall the package (pip install --force-reinstall {name}), or uninstall "
+            f"it: pip uninstall {name}."
+        )
 
 
 def scan() -> Scan:
     """Scan all installed packages once, for backends and hooks."""
+    entry_points, unreadable = read_all()
+    return select(entry_points, unreadable)
+
+
+def read_all() -> tuple[Iterable[Any], list[Unreadable]]:
+    """Return the entry points of all installed packages, and the packages without readable ones."""
     import importlib_metadata
 
-    return select(importlib_metadata.entry_points())
+    try:
+        return importlib_metadata.entry_points(), []
+    except Exception:  # one malformed file must not hide the entry points of all other packages
+        return _read_each(importlib_metadata.distributions())
 
 
-def select(entry_points: Iterable[Any]) -> Scan:
+def _read_each(distributions: Iterable[Any]) -> tuple[list[Any], list[Unreadable]]:
+    found: list[Any] = []
+    unreadable = []
+    seen = set()
+    for distribution in distributions:
+        key = getattr(distribution, "_normalized_name", None) or _name_and_version(distribution)[0]
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            found += distribution.entry_points
+        except Exception as error:
+            name, version = _name_and_version(distribution)
+            unreadable.append(Unreadable(f"{name} {version or ''}".strip(), name, error))
+    return found, unreadable
+
+
+def select(entry_points: Iterable[Any], unreadable: Sequence[Unreadable] = ()) -> Scan:
     """Select backends and hooks from ``entry_points``, in an order independent of ``sys.path``."""
     wanted: dict[str, list[Any]] = {BACKENDS_GROUP: [], HOOKS_GROUP: []}
     for entry_point in entry_points:
         if entry_point.group in wanted:
             wanted[entry_point.group].append(entry_point)
-    return Scan(_records(wanted[BACKENDS_GROUP]), _records(wanted[HOOKS_GROUP]))
+    return Scan(_records(wanted[BACKENDS_GROUP]), _records(wanted[HOOKS_GROUP]), unreadable)
 
 
 def declared(group: str) -> list[Record]:
     """Return the entry points of one group in all installed packages, sorted."""
-    import importlib_metadata
+    entry_points, _ = read_all()
+    return _records(one for one in entry_points if one.group == group)
 
-    return _records(importlib_metadata.entry_points(group=group))
+
+def unreadable() -> list[Unreadable]:
+    """Return the installed packages whose entry points cannot be read."""
+    return read_all()[1]
+
+
+def load(record: Record) -> Any:
+    """Import the object that a record's entry point names.
+
+    :raises ValueError: the entry point is malformed.
+    """
+    if not _VALUE.fullmatch(record.value or ""):
+        raise ValueError(
+            f"the entry point's value is {record.value!r}; it must have the form module:object"
+        )
+    return record.entry_point.load()
+
+
+def misspelt_groups(entry_points: Iterable[Any] | None = None) -> list[tuple[str, Record]]:
+    """Return the entry points in groups that look like a misspelt one of ours, sorted.
+
+    :param entry_points: those of all installed packages if it is None.
+    :returns: each with the group that was probably meant.
+    """
+    if entry_points is None:
+        entry_points, _ = read_all()
+    by_group: dict[str, list[Any]] = {}
+    for entry_point in entry_points:
+        by_group.setdefault(entry_point.group, []).append(entry_point)
+    found = []
+    for group in sorted(by_group):
+        meant = _meant(group)
+        if meant is not None:
+            found += [(meant, record) for record in _records(by_group[group])]
+    return found
+
+
+def misspelt_group_text(meant: str, record: Record) -> str:
+    """Return what is wrong with an entry point of :func:`misspelt_groups`, and what to do."""
+    return (
+        f"declares {record.name!r} in the entry-point group {record.entry_point.group!r}, which nothing "
+        f"reads; did you mean {meant!r}? Its author must correct the group and release the package "
+        "again; if you are the author, reinstall it afterwards."
+    )
+
+
+def _meant(group: str) -> str | None:
+    """Return the group of ours that a misspelt group probably means; None for any other group."""
+    import difflib
+
+    if group in _GROUPS or group == _TORCHS_GROUP:
+        return None
+    spelt = group.casefold().replace("_", ".").replace("-", ".")
+    close = difflib.get_close_matches(spelt, _GROUPS, n=1, cutoff=_SIMILARITY)
+    return close[0] if close else None
 
 
 def _records(entry_points: Iterable[Any]) -> list[Record]:
@@ -58,7 +168,7 @@ def _records(entry_points: Iterable[Any]) -> list[Record]:
 
 
 def _name_and_version(dist: Any) -> tuple[str | None, str | None]:
-    """Return a distribution's name and version, each None if its metadata lacks it.
+    """Return a distribution's name and version, from its metadata or else its folder's name.
 
     Reads only the first lines of the metadata file. `dist.name` and `dist.version` would each parse
     the whole file with the email package, which takes longer than the scan.
@@ -74,4 +184,5 @@ def _name_and_version(dist: Any) -> tuple[str | None, str | None]:
         header, colon, value = line.partition(":")
         if colon:
             fields.setdefault(header.lower(), value.strip())
-    return fields.get("name") or None, fields.get("version") or None
+    name, _, version = Path(str(getattr(dist, "_path", ""))).stem.partition("-")
+    return fields.get("name") or name or None, fields.get("version") or version or None

@@ -31,6 +31,13 @@ class BackendLoadError(RpcBackendsError, RuntimeError):
     """An installed backend cannot be used; ``__cause__`` is the reason."""
 
 
+class BackendContractError(RpcBackendsError, RuntimeError):
+    """A handler of a backend, or its transport, returned something that the contract does not allow.
+
+    The message names the backend, its package and the handler.
+    """
+
+
 class SpiVersionError(RpcBackendsError, RuntimeError):
     """A package was written for another version of ``rpc_backends_core.spi``."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from rpc_backends_core import _hookspecs
+from rpc_backends_core import _discovery, _hookspecs
 from rpc_backends_core._errors import HookError, RefusedError
 from rpc_backends_core._process_state import STATE
 from rpc_backends_core._settings import VARIABLES
@@ -45,7 +45,7 @@ class Hooks:
     def __init__(self, found: Iterable[Record]) -> None:
         self._manager = pluggy.PluginManager(_hookspecs.PROJECT)
         self._manager.add_hookspecs(_hookspecs.Specs)
-        self._manager.register(_hookspecs.Defaults())
+        self._manager.register(_hookspecs.Defaults(), name="defaults")
         self.error: HookError | None = None
         self.records = [self._load(record) for record in found]
 
@@ -62,9 +62,10 @@ class Hooks:
     def _load(self, record: Record) -> Record:
         package = f"{record.origin} ({record.name})"
         try:
-            plugin = record.entry_point.load()
+            plugin = _discovery.load(record)
             check_spi_version(getattr(plugin, "spi_version", None), record.distribution)
-            self._manager.register(_guarded(plugin, package, self._manager), name=package)
+            hooks = _guarded(plugin, package, self._manager)
+            self._manager.register(hooks, name=package)
             self._manager.check_pending()  # validates hook names and arguments
         except (Exception, SystemExit) as error:
             if self._manager.has_plugin(package):
@@ -116,6 +117,11 @@ def loaded_hooks(registry: Registry) -> Any:
     return loaded(registry).callers
 
 
+def use(hooks: Hooks) -> None:
+    """Use these hook packages in this process, in place of those that are installed."""
+    STATE.hooks = hooks
+
+
 def forget() -> None:
     """Drop the loaded hook packages; the next call loads whatever is installed then."""
     STATE.hooks = None
@@ -137,7 +143,7 @@ def _is_variable_of(package: str, variable: str) -> bool:
     return variable not in VARIABLES and (variable == own or variable.startswith(f"{own}_"))
 
 
-def _guarded(plugin: Any, package: str, manager: pluggy.PluginManager) -> Any:
+def _guarded(plugin: Any, package: str, manager: pluggy.PluginManager) -> types.SimpleNamespace:
     """Wrap the hooks of ``plugin`` so that their errors name its package."""
     hooks = types.SimpleNamespace()
     for name in dir(plugin):
@@ -150,6 +156,8 @@ def _guarded(plugin: Any, package: str, manager: pluggy.PluginManager) -> Any:
         elif not options.get("hookwrapper"):  # pluggy calls old-style wrappers itself
             function = _guarded_function(function, name, package)
         setattr(hooks, name, function)
+    if not vars(hooks):
+        raise TypeError("it has no hooks; mark its functions with rpc_backends_core.hookimpl")
     return hooks
 
 

@@ -35,7 +35,7 @@ class Specs:
         """Construct the options of ``backend``.
 
         :param rpc_timeout: seconds; 0 for no limit.
-        :param options: the keywords that the program passed.
+        :param options: the keywords that the program passed, read-only.
         :returns: an instance of the backend's options type.
         """
 
@@ -51,8 +51,9 @@ class Specs:
         """Initialise ``backend``.
 
         :param resolved: the backend's record, the backend, and its options if they are known.
-        :param kwargs: ``store``, ``name``, ``rank``, ``world_size``, ``rpc_backend_options``, and
-            ``group`` for a backend that accepts it.
+        :param args: positional arguments; none if ``init_rpc`` starts the backend.
+        :param kwargs: read-only; ``store``, ``name``, ``rank``, ``world_size``,
+            ``rpc_backend_options``, and ``group`` for a backend that accepts it.
         :returns: the agent.
         """
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rpc_backends_core._adoption import Adopted
 from rpc_backends_core._conflicts import denied, not_loaded, resolve_conflicts, shadowed
 from rpc_backends_core._errors import UnknownBackendError
 from rpc_backends_core._record import Record
 
 if TYPE_CHECKING:
     from rpc_backends_core._backend import Backend
-    from rpc_backends_core._discovery import Scan
+    from rpc_backends_core._discovery import Scan, Unreadable
 
 
 class Registry:
@@ -43,6 +44,9 @@ class Registry:
         self._plugins: dict[str, Record] | None = None
         self._unusable: list[Record] = []
         self._hooks: list[Record] = []
+        self._adopted = Adopted()
+        self._unreadable: Sequence[Unreadable] = ()
+        self._misspelt: list[tuple[str, Record]] | None = None
         self._order: dict[str, None] = {}
         _renew_lock_after_fork(self)
 
@@ -141,6 +145,7 @@ class Registry:
                 if before is not None and before.state == "loaded" and record.state == "found":
                     plugins[name] = before if before.is_same_package(record) else record
             self._plugins, self._unusable, self._hooks = plugins, unusable, hooks
+            self._misspelt = None
 
     # --- loading -----------------------------------------------------------------------------------
 
@@ -178,10 +183,19 @@ class Registry:
 
     def _import(self, record: Record) -> Record:
         """Import the package of ``record`` and return the updated record, loaded or failed."""
-        from rpc_backends_core._backend import as_backend
+        from rpc_backends_core import _discovery
+        from rpc_backends_core._backend import NotABackendError, as_backend
 
         try:
-            backend = as_backend(record.entry_point.load(), record.distribution)
+            with self._adopted.loading(record):
+                named = _discovery.load(record)
+            try:
+                backend = as_backend(named, record.distribution)
+            except NotABackendError:
+                handlers = self._adopted.get(record.name)
+                if handlers is None:
+                    raise
+                backend = as_backend(handlers, record.distribution)
         except (Exception, SystemExit) as cause:
             error = not_loaded(record, cause, fallback=record.name in self._torch)
             return replace(record, state="failed", error=error)
@@ -227,7 +241,9 @@ class Registry:
         :param owner: the module that registers it.
         :param torch_own: whether one of torch's own modules registers it. It then ranks below
             installed plugins, and may have the name of a plugin.
-        :param look: also reject the name of an installed plugin, which requires a scan.
+        :param look: also look for an installed plugin of that name, which requires a scan. If the
+            plugin's own package registers it, the handlers are kept for the plugin; otherwise the name
+            is taken.
         :raises RuntimeError: the name is taken (torch's message).
         :raises TypeError: the name is not a string.
         """
@@ -242,6 +258,8 @@ class Registry:
             plugins = self._installed()
             with self._lock:
                 taken = self._usable(plugins, name)
+                if taken and self._adopted.offer(plugins[name], handlers, owner):
+                    return plugins[name]
         if taken:
             raise RuntimeError(f"RPC backend {name}: already registered")
         record = Record(
@@ -303,6 +321,8 @@ class Registry:
         found = (self._scan or _discovery.scan)()
         plugins, unusable = resolve_conflicts(found.backends)
         with self._lock:
+            self._unreadable = found.unreadable
+        with self._lock:
             choice.check((*plugins, *self._torch))
         for name, record in plugins.items():
             denial = choice.denial(name)
@@ -316,6 +336,7 @@ class Registry:
         return record is not None and record.state not in ("conflict", "denied")
 
     def _unknown(self, name: str) -> str:
+        from rpc_backends_core import _discovery
         from rpc_backends_core._settings import nearest
 
         names = self.names()
@@ -324,12 +345,19 @@ class Registry:
         invalid = [record for record in self._unusable if record.name == name]
         if invalid:
             return str(invalid[0].error)
+        if self._misspelt is None:  # programs may ask for an unknown name often
+            self._misspelt = _discovery.misspelt_groups()
+        for meant, record in self._misspelt:
+            if record.name.casefold() == name.casefold():
+                text = _discovery.misspelt_group_text(meant, record)
+                return f"no RPC backend {name!r}. {record.origin} {text}"
         package = f"rpc-backend-{name.lower().replace('_', '-')}"
         return (
             f"no RPC backend {name!r}.{hint} Installed and registered: {', '.join(names) or 'none'}. "
             f"A backend comes with its package (by convention `pip install {package}`); "
             "if you have just installed it, call rpc_backends_core.refresh() or start a new process. "
             "`rpc-backends doctor` shows what was found."
+            + "".join(f" Note that {one}" for one in self._unreadable)
         )
 
 

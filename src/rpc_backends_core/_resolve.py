@@ -6,9 +6,10 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from rpc_backends_core import _hooks
+from rpc_backends_core import _handlers, _hooks
 from rpc_backends_core._backend_type import coerce_member
 from rpc_backends_core._builtin_backends import options_type_of
 from rpc_backends_core._default_registry import default_registry
@@ -48,6 +49,7 @@ def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBac
     :raises TypeError: ``backend`` is neither a member nor a name, or no backend has this type of
         options.
     :raises SettingError: a variable names an unknown or unusable backend.
+    :raises BackendContractError: the backend constructs something else than options.
     """
     registry = default_registry()
     asked = None if backend is None else name_of(backend)
@@ -61,11 +63,13 @@ def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBac
         resolved = _loaded(registry, _default(registry, settings.default))
     if options is None:
         options = construct_options(resolved, DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})
+        _handlers.check_options(resolved, options)
     elif settings.override is not None and not _takes(registry, resolved.record, options):
         from rpc_backends_core._carried_options import carried_options
 
         values = carried_options(resolved, options)
         options = construct_options(resolved, options.rpc_timeout, options.init_method, values)
+        _handlers.check_options(resolved, options)
     return replace(resolved, options=options)
 
 
@@ -73,17 +77,29 @@ def construct_options(
     resolved: ResolvedBackend, rpc_timeout: float, init_method: str, options: Mapping[str, Any]
 ) -> Any:
     """Construct a backend's options through the hooks, and remember their type for lookups."""
-    handler = resolved.backend.construct_rpc_backend_options_handler
+    handler = _handlers.noted(resolved, _handlers.CONSTRUCT)
     constructed = resolved.hooks.rpc_backends_construct_options(
         backend=resolved.name,
         rpc_timeout=rpc_timeout,
         init_method=init_method,
-        options=options,
+        options=MappingProxyType(dict(options)),
         proceed=lambda: handler(rpc_timeout, init_method, **options),
     )
     if resolved.record.options_type is None and constructed is not None:
         default_registry().learn_options_type(resolved.record, type(constructed))
     return constructed
+
+
+def check_default_options(name: str) -> None:
+    """Construct the options of a backend without arguments and without hooks, and check them.
+
+    :raises BackendContractError: the handler returns something else than options.
+    """
+    record = default_registry().load(name)
+    assert record.backend is not None, "it has just been loaded"
+    resolved = ResolvedBackend(record, record.backend, _hooks.Hooks([]).callers)
+    options = construct_options(resolved, DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})
+    _handlers.check_options(resolved, options)
 
 
 def name_of(backend: Any) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rpc_backends_core._errors import SpiVersionError
 
-#: (major, minor). Additions increase the minor number; incompatible changes the major number.
-SPI_VERSION = (1, 0)
+#: (major, minor). The first addition after a release increases the minor number, an incompatible change
+#: the major number. ``docs/reference/stability.md`` has the rules.
+SPI_VERSION = (1, 1)
 
 
 def check_spi_version(declared: object, distribution: str | None) -> None:
@@ -23,7 +24,8 @@ def check_spi_version(declared: object, distribution: str | None) -> None:
         and all(type(number) is int for number in declared)
     ):
         raise SpiVersionError(
-            f"spi_version is {declared!r}; it must be a pair of numbers, for example {SPI_VERSION}."
+            f"spi_version is {declared!r}; it must be a pair of numbers, for example {SPI_VERSION}. Its "
+            "author must correct it."
         )
     major, minor = declared
     here = ".".join(map(str, SPI_VERSION))

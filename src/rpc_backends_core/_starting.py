@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rpc_backends_core._handlers import INIT, noted
 from rpc_backends_core._process_state import STATE
 
 if TYPE_CHECKING:
@@ -15,14 +17,14 @@ def init_backend(
     resolved: ResolvedBackend, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Initialise a backend through the hooks, and return the agent."""
-    handler = resolved.backend.init_backend_handler
+    handler = noted(resolved, INIT)
     token = STATE.starting.set(resolved)
     try:
         return resolved.hooks.rpc_backends_init_backend(
             backend=resolved.name,
             resolved=resolved,
             args=args,
-            kwargs=kwargs,
+            kwargs=MappingProxyType(dict(kwargs)),
             proceed=lambda: handler(*args, **kwargs),
         )
     finally:

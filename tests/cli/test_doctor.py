@@ -1,4 +1,4 @@
-"""`rpc-backends doctor`: what is wrong is found, and stops nothing."""
+"""`rpc-backends doctor` finds problems, and a problem does not stop the other checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_real_call_is_made_over_every_installed_backend(command: Any) -> None:
+def test_doctor_makes_calls_over_every_backend(command: Any) -> None:
     ended = command("doctor", "--json")
 
     assert ended.status == 0, ended.stdout
@@ -69,7 +69,7 @@ def test_a_real_call_is_made_over_every_installed_backend(command: Any) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
+def test_broken_packages_do_not_stop_the_other_checks(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
     command.install("rpc-backend-broken", {"BROKEN": "B"}, "import no_such_library")
@@ -78,7 +78,8 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     command.install("pigeon-one", {"PIGEON": "BACKEND"}, backend_source("pass"))
     command.install("pigeon-two", {"PIGEON": "BACKEND"}, backend_source("pass"))
     command.install("rpc-tracing", {"tracing": ""}, "1/0", group="rpc.backends.hooks")
-    command.install("rpc-x-tracing", {"tracing": ""}, "", group="rpc.backends.hooks")
+    hook = "from rpc_backends_core import hookimpl\n@hookimpl\ndef rpc_backends_loaded(): pass\n"
+    command.install("rpc-x-tracing", {"tracing": ""}, hook, group="rpc.backends.hooks")
 
     ended = command("doctor", "--json", "--no-calls")
 
@@ -114,6 +115,88 @@ def test_what_is_broken_is_shown_with_cause_and_remedy_and_the_rest_goes_on(
     assert "pip uninstall rpc-tracing" in hook
 
 
+def test_requirements_that_are_not_met_are_problems(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    command.install(
+        "rpc-backend-pigeon",
+        {"PIGEON": "BACKEND"},
+        backend_source("pass"),
+        requires=[
+            "rpc-backends-core>=2",
+            "a-loft-nobody-has",
+            "click",
+            "aviary; extra == 'more'",
+            "what is this",
+        ],
+    )
+
+    ended = command("doctor", "PIGEON", "--no-calls", "--json")
+
+    assert ended.status == 1
+    version, missing, invalid = (one["text"] for one in ended.json["sections"]["requirements"])
+    assert sorted([version, missing, invalid]) == [
+        "rpc-backend-pigeon 1.0 has an invalid requirement, 'what is this'. Its author must correct "
+        "its metadata.",
+        "rpc-backend-pigeon 1.0 requires a-loft-nobody-has, and it is not installed. Install it: pip "
+        "install 'a-loft-nobody-has'",
+        "rpc-backend-pigeon 1.0 requires rpc-backends-core>=2, and rpc-backends-core 0.1.0 is "
+        "installed. Install it: pip install 'rpc-backends-core>=2'",
+    ]
+
+
+def test_a_misspelt_entry_point_group_is_a_problem(command: Any) -> None:
+    command.install("rpc-backend-pigeon", {"PIGEON": "B"}, "", group="rpc.backend")
+
+    ended = command("doctor", "PIGEON", "--no-calls", "--json")
+
+    assert ended.status == 1
+    found = _finding(ended, "requirements", "rpc-backend-pigeon")["text"]
+    assert "'PIGEON' in the entry-point group 'rpc.backend'" in found
+    assert "did you mean 'rpc.backends'?" in found
+    assert found in _finding(ended, "unknown", "PIGEON")["text"]
+
+
+FAILING_HOOK = """
+from rpc_backends_core import RefusedError, hookimpl
+
+@hookimpl(wrapper=True)
+def rpc_backends_init_backend(backend):
+    raise {error}('mine')
+    yield
+"""
+
+
+def test_a_hook_that_fails_at_its_first_call_is_a_problem(command: Any) -> None:
+    source = FAILING_HOOK.format(error="OSError")
+    command.install("rpc-tracing", {"tracing": ""}, source, group="rpc.backends.hooks")
+    refusing = FAILING_HOOK.format(error="RefusedError")
+    command.install("rpc-policy", {"policy": ""}, refusing, group="rpc.backends.hooks")
+
+    ended = command("doctor", "TENSORPIPE", "--no-calls", "--json")
+
+    assert ended.status == 1
+    hook = _finding(ended, "hooks", "tracing")
+    assert hook["level"] == "problem"
+    for part in ("rpc_backends_init_backend", "rpc-tracing 1.0", "OSError: mine", "pip uninstall"):
+        assert part in hook["text"]
+    assert _levels(ended, "hooks") == [("faults", "ok"), ("policy", "ok"), ("tracing", "problem")]
+
+
+def test_a_backend_without_options_is_a_problem(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    source = backend_source("pass").replace("return rpc.TensorPipe", "rpc.TensorPipe")
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, source)
+
+    ended = command("doctor", "PIGEON", "--json")
+
+    found = _finding(ended, "backends", "PIGEON")
+    assert found["level"] == "problem"
+    assert "construct_rpc_backend_options_handler (rpc_backend_pigeon.construct)" in found["text"]
+    assert ended.json["sections"]["calls"] == []
+
+
 def test_a_backend_that_hangs_is_reported_and_killed(
     command: Any, backend_source: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -136,7 +219,7 @@ def test_a_backend_that_hangs_is_reported_and_killed(
     assert not any(map(_runs, started))
 
 
-def test_a_package_that_hangs_while_imported_costs_its_time_limit_and_no_more(command: Any) -> None:
+def test_a_package_that_hangs_at_import_is_killed(command: Any) -> None:
     command.install("rpc-backend-sleepy", {"SLEEPY": "B"}, "import time\ntime.sleep(600)")
 
     ended = command("doctor", "--timeout", "10", "--no-calls", "--json")
@@ -146,7 +229,7 @@ def test_a_package_that_hangs_while_imported_costs_its_time_limit_and_no_more(co
     assert "rpc_backend_sleepy.py:2 (<module>)" in _finding(ended, "backends", "SLEEPY")["text"]
 
 
-def test_a_worker_that_fails_is_the_one_that_explains(
+def test_the_error_of_the_failing_worker_is_shown(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
     fail = "if rank == 1: raise RuntimeError('no pigeon left')"
@@ -156,7 +239,12 @@ def test_a_worker_that_fails_is_the_one_that_explains(
 
     call = _finding(ended, "calls", "PIGEON")
     assert call["data"]["stage"] == "starting"
-    assert call["data"]["error"] == "RuntimeError: no pigeon left"
+    error, note = call["data"]["error"].split("\n")
+    assert error == "RuntimeError: no pigeon left"
+    assert note == (
+        "Raised by init_backend_handler (rpc_backend_pigeon.init) of RPC backend 'PIGEON' "
+        "(rpc-backend-pigeon 1.0)."
+    )
     assert "rpc_backend_pigeon.py" in call["data"]["traceback"]
 
 
@@ -172,7 +260,7 @@ def test_a_backend_with_required_options_is_not_called(
     assert _finding(ended, "calls", "PIGEON")["data"] == {"required": ["loft"]}
 
 
-def test_with_the_plugin_denied_the_call_is_made_over_torch_s_own(command: Any) -> None:
+def test_a_denied_plugin_leaves_torchs_own_backend(command: Any) -> None:
     ended = command("doctor", "TENSORPIPE", "--json", env={"RPC_BACKENDS_DENY": "TENSORPIPE"})
 
     assert ended.status == 0
@@ -180,7 +268,7 @@ def test_with_the_plugin_denied_the_call_is_made_over_torch_s_own(command: Any) 
     assert _levels(ended, "calls") == [("TENSORPIPE", "ok")]
 
 
-def test_each_backend_is_called_over_itself_whatever_backend_programs_get(
+def test_an_override_does_not_change_the_tested_backend(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
     source = backend_source("raise OSError('no wings')")
@@ -195,7 +283,7 @@ def test_each_backend_is_called_over_itself_whatever_backend_programs_get(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ended_from_outside_it_leaves_no_process(
+def test_a_signal_leaves_no_process_behind(
     command: Any, backend_source: Callable[[str], str], tmp_path: Path, number: int
 ) -> None:
     pids = tmp_path / "pids"
@@ -221,7 +309,7 @@ def test_ended_from_outside_it_leaves_no_process(
 
 
 @pytest.mark.parametrize(("variable", "value"), BRIDGE_OFF)
-def test_a_bridge_switched_off_is_a_note_that_names_the_variable(
+def test_a_disabled_bridge_is_a_note_with_the_variable(
     command: Any, variable: str, value: str
 ) -> None:
     ended = command("doctor", "TENSORPIPE", "--no-calls", "--json", env={variable: value})
@@ -242,7 +330,7 @@ def test_a_bridge_that_failed_is_a_problem_with_its_cause(command: Any) -> None:
     assert "OSError: no" in _finding(ended, "bridge", "failed")["text"]
 
 
-def test_variables_are_shown_and_mistakes_in_them_found(command: Any) -> None:
+def test_invalid_variables_are_problems(command: Any) -> None:
     env = {
         "RPC_BACKENDS_DEFAULT": "TENSORPIP",
         "RPC_BACKENDS_OVERRIDE": "TENSORPIPES",
@@ -267,7 +355,7 @@ def test_variables_are_shown_and_mistakes_in_them_found(command: Any) -> None:
     assert nearest == "RPC_BACKENDS_DEFAULT"
 
 
-def test_a_variable_of_an_installed_backend_is_its_own_and_its_value_is_not_shown(
+def test_the_value_of_a_backends_variable_is_hidden(
     command: Any, backend_source: Callable[[str], str]
 ) -> None:
     command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, backend_source("pass"))
@@ -282,7 +370,7 @@ def test_a_variable_of_an_installed_backend_is_its_own_and_its_value_is_not_show
     assert "coo" not in ended.stdout
 
 
-def test_a_mistake_that_keeps_it_from_looking_is_one_problem_among_others(command: Any) -> None:
+def test_an_invalid_deny_list_is_one_problem(command: Any) -> None:
     env = {"RPC_BACKENDS_DENY": "TENSORPIP"}
 
     ended = command("doctor", "--json", env=env)

@@ -97,3 +97,28 @@ def test_without_torch_plugins_are_still_listed(command: Any) -> None:
     names = [row["name"] for row in ended.json["backends"]]
     assert names == ["FAULTY_TENSORPIPE", "TENSORPIPE", "ZEROMQ"]
     assert "libtorch.so is not there" in ended.json["notes"][0]
+
+
+@pytest.mark.slow
+def test_what_a_package_prints_with_torch_is_not_in_the_json(command: Any) -> None:
+    """Torch imports packages of the group torch.backends, which may print."""
+    loud = "import os\ndef load():\n    print('loud')\n    os.write(1, b'louder')\n"
+    command.install("torch-loud", {"loud": "load"}, loud, group="torch.backends")
+
+    ended = command("list", "--json")
+
+    assert ended.status == 0
+    assert ended.json["backends"]
+    assert "louder" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_package_with_empty_metadata_is_listed(command: Any) -> None:
+    command.install("rpc-backend-pigeon", {"PIGEON": "B"}, "")
+    (metadata,) = command.packages.glob("*.dist-info/METADATA")
+    metadata.write_text("")
+
+    ended = command("list", "--json")
+
+    (row,) = (one for one in ended.json["backends"] if one["name"] == "PIGEON")
+    assert (row["distribution"], row["version"]) == ("rpc_backend_pigeon", "1.0")

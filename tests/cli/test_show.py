@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 
-def test_a_backend_is_shown_with_its_options_and_where_it_comes_from(command: Any) -> None:
+def test_a_backend_is_shown_with_options_and_origin(command: Any) -> None:
     page = command("show", "tensorpipe", "--json").json
 
     assert page["name"] == "TENSORPIPE"
@@ -45,7 +46,7 @@ def test_the_page_has_what_the_json_has(command: Any) -> None:
 
 
 @pytest.mark.slow
-def test_options_come_from_the_options_type_where_the_handler_takes_any(command: Any) -> None:
+def test_options_come_from_the_options_type_if_needed(command: Any) -> None:
     command.install(
         "rpc-backend-pigeon",
         {"PIGEON": "BACKEND"},
@@ -119,3 +120,40 @@ def test_a_broken_hook_package_is_a_warning_in_one_line(command: Any) -> None:
     assert ended.status == 0
     assert ended.stderr.startswith("Warning: the RPC hook package rpc-tracing 1.0")
     assert "hooks.py" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_what_a_package_prints_at_import_is_not_in_the_json(
+    command: Any, backend_source: Callable[[str], str]
+) -> None:
+    loud = "import os\nprint('loud')\nos.write(1, b'louder')\n"
+    command.install("rpc-backend-loud", {"LOUD": "BACKEND"}, loud + backend_source("pass"))
+
+    ended = command("show", "LOUD", "--json")
+
+    assert ended.status == 0, ended.stderr
+    assert ended.json["state"] == "loaded"
+
+
+@pytest.mark.slow
+def test_a_package_that_hangs_at_import_ends_with_its_place(command: Any) -> None:
+    command.install("rpc-backend-sleepy", {"SLEEPY": "B"}, "import time\ntime.sleep(600)")
+
+    ended = command("show", "SLEEPY", "--timeout", "20")
+
+    assert ended.status == 1
+    assert ended.stdout == ""
+    for part in ("rpc-backend-sleepy 1.0", "rpc_backend_sleepy.py:2", "20 s", "pip uninstall"):
+        assert part in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_package_that_crashes_at_import_ends_with_the_signal(command: Any) -> None:
+    command.install("rpc-backend-crash", {"CRASH": "B"}, "import os\nos.abort()")
+
+    ended = command("show", "CRASH", "--json")
+
+    assert ended.status == 1
+    assert ended.stdout == ""
+    for part in ("rpc-backend-crash 1.0", "SIGABRT", "rpc_backend_crash.py:2", "pip uninstall"):
+        assert part in ended.stderr

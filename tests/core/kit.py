@@ -24,16 +24,17 @@ GROUPS = {"backends": discovery.BACKENDS_GROUP, "hooks": discovery.HOOKS_GROUP}
 
 #: The source of a complete backend; `CALLS` lists the handlers that were called.
 BACKEND = """
+    from torch.distributed import rpc
     from rpc_backends_core import Backend
 
     CALLS = []
 
-    class Options:
-        rpc_timeout = 60.0
+    class Options(rpc.RpcBackendOptions):
+        pass
 
     def construct(rpc_timeout, init_method, **options):
         CALLS.append("construct")
-        return Options()
+        return Options(rpc_timeout, init_method)
 
     def init(store, name, rank, world_size, rpc_backend_options):
         CALLS.append("init")

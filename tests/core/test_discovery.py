@@ -11,7 +11,11 @@ from importlib_metadata import EntryPoint
 
 from core.kit import Site, calls
 from rpc_backends_core import _discovery as discovery
-from rpc_backends_core._errors import BackendConflictError, BackendLoadError
+from rpc_backends_core._errors import (
+    BackendConflictError,
+    BackendLoadError,
+    UnknownBackendError,
+)
 from rpc_backends_core._record import Record
 from rpc_backends_core._registry import Registry
 
@@ -135,6 +139,64 @@ def test_errors_invent_no_name_for_broken_metadata(site: Site) -> None:
     with pytest.raises(BackendLoadError) as caught:
         Registry(scan=site.scan).backend("ODD")
     assert "None" not in str(caught.value)
+
+
+# --- what cannot be read, and what nothing reads ----------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"[rpc.backends]\nODD\n", b"[rpc.backends]\nODD\xff = x:y\n"])
+def test_unreadable_entry_points_hide_no_other_backend(site: Site, content: bytes) -> None:
+    site.add_backend("PIGEON")
+    (site.add("rpc-backend-odd") / "entry_points.txt").write_bytes(content)
+    registry = Registry(scan=discovery.scan)
+    assert "PIGEON" in registry.names()
+    with pytest.raises(UnknownBackendError) as caught:
+        registry.find("ODD")
+    for part in ("the entry points of rpc-backend-odd 1.0 cannot be read", "pip uninstall"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "meant"),
+    [
+        ("rpc.backend", discovery.BACKENDS_GROUP),
+        ("rpc_backends", discovery.BACKENDS_GROUP),
+        ("rpc-backends", discovery.BACKENDS_GROUP),
+        ("RPC.Backends", discovery.BACKENDS_GROUP),
+        ("rcp.backends", discovery.BACKENDS_GROUP),
+        ("rpc.backends.hook", discovery.HOOKS_GROUP),
+        ("rpc.backend.hooks", discovery.HOOKS_GROUP),
+        ("rpc.backends.command", discovery.COMMANDS_GROUP),
+        ("rpc.backends.check", discovery.CHECKS_GROUP),
+    ],
+)
+def test_a_misspelt_group_is_found_with_the_one_that_was_meant(group: str, meant: str) -> None:
+    entry_point = entry("PIGEON", group=group)
+    ((found, record),) = discovery.misspelt_groups([entry_point])
+    assert (found, record.name) == (meant, "PIGEON")
+    assert f"{group!r}, which nothing reads; did you mean {meant!r}?" in (
+        discovery.misspelt_group_text(found, record)
+    )
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["rpc.backends", "torch.backends", "xarray.backends", "keyring.backends", "console_scripts"],
+)
+def test_a_group_of_others_is_not_misspelt(group: str) -> None:
+    assert discovery.misspelt_groups([entry("PIGEON", group=group)]) == []
+
+
+def test_an_unknown_backend_in_a_misspelt_group_is_explained(site: Site) -> None:
+    info = site.add("rpc-backend-pigeon")
+    (info / "entry_points.txt").write_text("[rpc.backend]\nPIGEON = pigeon:BACKEND\n")
+    registry = Registry(scan=site.scan)
+    with pytest.raises(UnknownBackendError, match=r"rpc-backend-pigeon 1\.0 declares 'PIGEON'"):
+        registry.find("pigeon")
+    site.remove("rpc-backend-pigeon")
+    registry.refresh()
+    with pytest.raises(UnknownBackendError, match=r"no RPC backend 'pigeon'\. Installed"):
+        registry.find("pigeon")
 
 
 # --- names -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Hook packages observe, wrap, replace and refuse; the failure of one names its package."""
+"""Hook packages observe, wrap, replace and refuse. The error of a failing hook names its package."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ WRAP_ALL = """
 # --- observing, wrapping, replacing ----------------------------------------------------------------
 
 
-def test_a_wrapper_sees_every_step_of_a_start_with_what_the_program_gave(
-    site: Site, registry: Registry
-) -> None:
+def test_a_wrapper_sees_every_step_of_a_start(site: Site, registry: Registry) -> None:
     module = site.add_hooks("tracing", WRAP_ALL)
     Backend()
     functions.construct_rpc_backend_options("MINE", 5, "file:///x", window=3)
@@ -83,9 +81,7 @@ def test_a_wrapper_sees_every_step_of_a_start_with_what_the_program_gave(
     ]
 
 
-def test_an_agent_that_no_init_made_is_shown_without_a_backend(
-    site: Site, registry: Registry
-) -> None:
+def test_an_agent_without_init_rpc_has_no_backend(site: Site, registry: Registry) -> None:
     module = site.add_hooks("tracing", WRAP_ALL)
     Backend()
     functions.init_backend("MINE")
@@ -114,7 +110,7 @@ def test_a_wrapper_may_replace_the_result(site: Site, registry: Registry) -> Non
     assert len(backend.initialised) == 1
 
 
-def test_a_plain_hook_that_returns_something_takes_the_place_of_the_handler(
+def test_a_plain_hook_that_returns_something_replaces_the_handler(
     site: Site, registry: Registry
 ) -> None:
     site.add_hooks(
@@ -131,6 +127,17 @@ def test_a_plain_hook_that_returns_something_takes_the_place_of_the_handler(
     assert functions.construct_rpc_backend_options("MINE") == "options"
 
 
+@pytest.mark.parametrize("hook", ["construct_options(options", "init_backend(kwargs"])
+def test_a_hook_cannot_change_its_arguments(site: Site, registry: Registry, hook: str) -> None:
+    argument = hook.partition("(")[2]
+    source = f"@hookimpl\ndef rpc_backends_{hook}): {argument}['name'] = 'mine'\n"
+    site.add_hooks("odd", source)
+    Backend()
+    with pytest.raises(HookError, match=r"rpc-hooks-odd 1\.0 .*does not support item assignment"):
+        functions.construct_rpc_backend_options("MINE", name="w")
+        functions.init_backend("MINE", name="w")
+
+
 def test_wrappers_of_several_packages_nest(site: Site, registry: Registry) -> None:
     for name in ("a", "b"):
         site.add_hooks(
@@ -145,7 +152,6 @@ def test_wrappers_of_several_packages_nest(site: Site, registry: Registry) -> No
 
 
 def test_hooks_may_be_methods_of_an_object(site: Site, registry: Registry) -> None:
-    site.add_hooks("objects", "")
     site.add(
         "rpc-hooks-of-object",
         hooks={"objects": "rpc_hooks_of_object:HOOKS"},
@@ -163,9 +169,7 @@ def test_hooks_may_be_methods_of_an_object(site: Site, registry: Registry) -> No
     assert agent_to_install("agent") == "theirs"
 
 
-def test_hooks_are_imported_when_they_are_first_needed_and_not_before(
-    site: Site, registry: Registry
-) -> None:
+def test_hooks_are_imported_at_first_use(site: Site, registry: Registry) -> None:
     module = site.add_hooks("tracing", WRAP_ALL)
     Backend()
     functions.records()
@@ -174,9 +178,7 @@ def test_hooks_are_imported_when_they_are_first_needed_and_not_before(
     assert module in sys.modules
 
 
-def test_refresh_brings_in_a_hook_package_installed_since_and_drops_one_removed(
-    site: Site, registry: Registry
-) -> None:
+def test_refresh_adds_and_removes_hook_packages(site: Site, registry: Registry) -> None:
     hook = "@hookimpl\ndef rpc_backends_agent(agent): return __name__\n"
     first = site.add_hooks("first", hook)
     assert agent_to_install("agent") == first
@@ -186,9 +188,7 @@ def test_refresh_brings_in_a_hook_package_installed_since_and_drops_one_removed(
     assert agent_to_install("agent") == second
 
 
-def test_a_hook_package_whose_import_asks_for_a_backend_takes_part(
-    site: Site, registry: Registry
-) -> None:
+def test_a_hook_package_may_use_a_backend_at_import(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
     site.add_hooks(
         "asking",
@@ -207,9 +207,7 @@ def test_a_hook_package_whose_import_asks_for_a_backend_takes_part(
     assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
 
 
-def test_a_hook_package_whose_import_is_the_first_to_ask_for_a_backend_takes_part(
-    site: Site, registry: Registry
-) -> None:
+def test_a_hook_package_may_load_a_backend_first(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
     site.add_hooks(
         "asking",
@@ -307,7 +305,7 @@ UNLOADABLE = {
 
 
 @pytest.mark.parametrize("defect", UNLOADABLE)
-def test_an_unloadable_package_is_named_and_left_out(
+def test_an_unloadable_package_is_named_and_skipped(
     site: Site, registry: Registry, defect: str
 ) -> None:
     site.add_hooks("broken", UNLOADABLE[defect])
@@ -374,7 +372,7 @@ def test_another_packages_variable_makes_no_error(
         assert agent_to_install("agent") == "agent"
 
 
-def test_a_variable_of_a_healthy_package_makes_no_error(
+def test_a_variable_of_a_working_package_makes_no_error(
     site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_HEALTHY", "something")
@@ -382,7 +380,7 @@ def test_a_variable_of_a_healthy_package_makes_no_error(
     assert agent_to_install("agent") == "agent"
 
 
-def test_refresh_takes_a_mended_package_in(
+def test_refresh_loads_a_repaired_package(
     site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_BROKEN", "something")
@@ -410,7 +408,7 @@ BREAKING_AFTER = """
         result = yield
         return result.no_such_attribute
 """
-#: What a hook does, with the type of the cause (None: pluggy's rules are broken) and its words.
+#: Hooks that fail, with the type of the cause (None if pluggy's rules are broken) and part of the error.
 FAILING = {
     "before the handler": (BREAKING_BEFORE, KeyError, "my own bug"),
     "after the handler": (BREAKING_AFTER, AttributeError, "no_such_attribute"),
@@ -506,7 +504,7 @@ def test_a_failing_hook_is_an_error_that_names_it(
     assert {one.state for one in loaded_packages()} == {"loaded"}
 
 
-def test_a_failing_method_is_its_packages_error(site: Site, registry: Registry) -> None:
+def test_a_failing_method_names_its_own_package(site: Site, registry: Registry) -> None:
     """Packages whose hooks are the code of one library are told apart."""
     site.add(
         "hook-library",
@@ -534,7 +532,7 @@ def test_a_failing_method_is_its_packages_error(site: Site, registry: Registry) 
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_failing_hook_undoes_no_package(site: Site, registry: Registry) -> None:
+def test_a_failing_hook_stays_in_use(site: Site, registry: Registry) -> None:
     """A package that fails in one call takes part in the next."""
     module = site.add_hooks(
         "failing",
@@ -555,9 +553,7 @@ def test_a_failing_hook_undoes_no_package(site: Site, registry: Registry) -> Non
     assert calls(module) == ["MINE", "MINE"]
 
 
-def test_what_a_wrapper_makes_of_the_handlers_failure_passes(
-    site: Site, registry: Registry
-) -> None:
+def test_a_wrapper_may_translate_the_handlers_exception(site: Site, registry: Registry) -> None:
     site.add_hooks(
         "translating",
         """
@@ -574,7 +570,7 @@ def test_what_a_wrapper_makes_of_the_handlers_failure_passes(
         functions.construct_rpc_backend_options("MINE")
 
 
-def test_a_wrapper_may_return_nothing_for_nothing(site: Site, registry: Registry) -> None:
+def test_a_wrapper_may_return_none_for_none(site: Site, registry: Registry) -> None:
     site.add_hooks("tracing", WRAP_ALL)
     functions.register_backend(
         "EMPTY", lambda rpc_timeout, init_method: None, lambda **kwargs: None
@@ -638,9 +634,7 @@ def test_hooks_may_take_the_resolved_backend(site: Site, registry: Registry) -> 
 # --- threads ---------------------------------------------------------------------------------------
 
 
-def test_threads_that_call_at_once_each_get_their_own_result(
-    site: Site, registry: Registry
-) -> None:
+def test_each_thread_gets_its_own_result(site: Site, registry: Registry) -> None:
     site.add_hooks(
         "meeting",
         """
@@ -693,10 +687,20 @@ def test_a_hook_that_fails_in_two_threads_fails_both(site: Site, registry: Regis
         assert f"OSError: {number}" in str(error)
 
 
-def test_threads_first_at_once_share_the_hook_packages(site: Site, registry: Registry) -> None:
+SLOW = """
+    import time
+    time.sleep(0.05)
+    CALLS.append("import")
+
+    @hookimpl
+    def rpc_backends_loaded(record): ...
+"""
+
+
+def test_threads_import_the_hook_packages_once(site: Site, registry: Registry) -> None:
     """The user sees one report of a broken package, and each package is imported once."""
     site.add_hooks("broken", "import time; time.sleep(0.05); raise OSError('boom')")
-    module = site.add_hooks("slow", "import time; time.sleep(0.05); CALLS.append('import')")
+    module = site.add_hooks("slow", SLOW)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")  # as in a program
         assert at_once(4, lambda _: agent_to_install("agent")).all_results() == ["agent"] * 4
@@ -704,9 +708,7 @@ def test_threads_first_at_once_share_the_hook_packages(site: Site, registry: Reg
     assert calls(module) == ["import"]
 
 
-def test_the_backend_of_an_agent_is_the_one_that_its_own_thread_initialises(
-    site: Site, registry: Registry
-) -> None:
+def test_an_agents_backend_is_that_of_its_thread(site: Site, registry: Registry) -> None:
     module = site.add_hooks("tracing", WRAP_ALL)
     barrier = threading.Barrier(2)
 
@@ -734,9 +736,7 @@ LISTENING = """
 """
 
 
-def test_hooks_are_told_once_that_a_plugin_was_loaded_or_could_not_be(
-    site: Site, registry: Registry
-) -> None:
+def test_hooks_are_notified_once_of_a_load_or_failure(site: Site, registry: Registry) -> None:
     module = site.add_hooks("listening", LISTENING)
     site.add_backend("PIGEON")
     site.add_backend("ODD", "raise OSError('boom')")

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from torch.distributed.rpc import RpcBackendOptions
 
 from core.kit import Site
 from rpc_backends_core._errors import BackendLoadError
@@ -123,12 +124,47 @@ def test_an_object_with_both_handlers_is_a_backend(site: Site) -> None:
     class BACKEND:
         construct_rpc_backend_options_handler = staticmethod(construct)
         init_backend_handler = staticmethod(init)
-        options_type = dict
+        from torch.distributed.rpc import RpcBackendOptions as options_type
         description = "by duck"
     """
     site.add_backend("PIGEON", source)
     backend = Registry(scan=site.scan).backend("PIGEON")
-    assert (backend.options_type, backend.description) == (dict, "by duck")
+    assert (backend.options_type, backend.description) == (RpcBackendOptions, "by duck")
+
+
+#: An invalid declaration, and what its error says.
+INVALID = {
+    "options_type=dict": ("<class 'dict'>", "subclass of torch.distributed.rpc.RpcBackendOptions"),
+    "options_type='Options'": ("'Options'", "subclass of torch.distributed.rpc.RpcBackendOptions"),
+    "capabilities=None": ("capabilities is None", "a set of strings"),
+    "capabilities='rejoin'": ("capabilities is 'rejoin'", "a set of strings"),
+    "capabilities=[1]": ("capabilities has 1", "a set of strings"),
+    "capabilities={'dynamic-group'}": ("'dynamic-group'", "did you mean 'dynamic-groups'?"),
+    "capabilities={'STATIC_GROUPS'}": ("'STATIC_GROUPS'", "did you mean 'static-groups'?"),
+    "description=None": ("description is None", "must be a string"),
+}
+
+
+@pytest.mark.parametrize("declaration", INVALID)
+def test_an_invalid_declaration_is_refused(site: Site, declaration: str) -> None:
+    source = f"""{HANDLERS}
+    from rpc_backends_core import Backend
+    BACKEND = Backend(construct_rpc_backend_options_handler=construct,
+                      init_backend_handler=init, {declaration})
+    """
+    error = str(failing(site, source))
+    for part in ("rpc-backend-odd 1.2", *INVALID[declaration]):
+        assert part in error
+
+
+def test_a_backend_may_have_capabilities_of_its_own(site: Site) -> None:
+    source = f"""{HANDLERS}
+    from rpc_backends_core import Backend
+    BACKEND = Backend(construct_rpc_backend_options_handler=construct,
+                      init_backend_handler=init, capabilities=["rejoin", "by-air"])
+    """
+    site.add_backend("PIGEON", source)
+    assert Registry(scan=site.scan).backend("PIGEON").capabilities == {"rejoin", "by-air"}
 
 
 def test_a_class_whose_handlers_need_an_instance_is_refused(site: Site) -> None:

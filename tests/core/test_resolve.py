@@ -47,10 +47,7 @@ def options_of(site: Site, module: str) -> Any:
 
 def with_options(base: str) -> str:
     """Return the source of a backend whose options derive from ``base``."""
-    head = "from torch.distributed import rpc\n    "
-    return BACKEND.replace("class Options:", f"class Options({base}):").replace(
-        "from rpc_backends_core", head + "from rpc_backends_core", 1
-    )
+    return BACKEND.replace("class Options(rpc.RpcBackendOptions):", f"class Options({base}):")
 
 
 TENSORPIPES = "rpc.TensorPipeRpcBackendOptions"
@@ -181,12 +178,13 @@ def test_the_nearest_options_type_wins(site: Site, with_torchs: Registry) -> Non
 
 
 SHARED = """
+    from torch.distributed import rpc
     from rpc_backends_core import Backend
 
     def construct(rpc_timeout, init_method): ...
     def init(store, name, rank, world_size, rpc_backend_options): ...
 
-    class Options: ...
+    class Options(rpc.RpcBackendOptions): ...
 
     BACKEND = Backend(construct_rpc_backend_options_handler=construct,
                       init_backend_handler=init, options_type=Options)
@@ -221,12 +219,18 @@ def test_a_nearer_type_wins_over_the_variable(
     assert selected(None, rpc.TensorPipeRpcBackendOptions()) is B.TENSORPIPE
 
 
+def add_backend_with_options_elsewhere(site: Site) -> None:
+    """Install PIGEON, whose options type is in the package of another distribution."""
+    elsewhere = "from torch.distributed import rpc\nclass Options(rpc.RpcBackendOptions): ..."
+    site.add("options-elsewhere", modules={"elsewhere": elsewhere})
+    source = BACKEND.replace("class Options(", "from elsewhere import Options\n    class Unused(")
+    site.add_backend("PIGEON", source)
+
+
 def test_a_foreign_options_type_is_searched_in_all_plugins(
     site: Site, with_torchs: Registry
 ) -> None:
-    site.add("options-elsewhere", modules={"elsewhere": "class Options: ..."})
-    source = BACKEND.replace("class Options:", "from elsewhere import Options\n    class Unused:")
-    site.add_backend("PIGEON", source)
+    add_backend_with_options_elsewhere(site)
     assert selected(None, options_of(site, "elsewhere")) is B.PIGEON
 
 
@@ -234,9 +238,7 @@ def test_unusable_plugins_do_not_disturb_the_search(site: Site, with_torchs: Reg
     site.add_backend("BROKEN", "raise OSError('boom')")
     site.add("dist-a", backends={"TENSORPIPE": "a:X"})
     site.add("dist-b", backends={"TENSORPIPE": "b:X"})
-    site.add("options-elsewhere", modules={"elsewhere": "class Options: ..."})
-    source = BACKEND.replace("class Options:", "from elsewhere import Options\n    class Unused:")
-    site.add_backend("PIGEON", source)
+    add_backend_with_options_elsewhere(site)
     assert selected(None, options_of(site, "elsewhere")) is B.PIGEON
 
 

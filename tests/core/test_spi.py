@@ -1,6 +1,10 @@
-"""What packages see of the core: the version of its interface, and what an init handler is given."""
+"""The core's interface for packages: its names and version, and the arguments of an init handler."""
 
 from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +15,25 @@ from rpc_backends_core._hooks import HookWarning
 from rpc_backends_core._registry import Registry
 
 MAJOR, MINOR = spi.SPI_VERSION
+
+#: The names that each version of the interface added. Add new names under the version of the next
+#: release; `docs/reference/stability.md` says how it is numbered.
+ADDED = {
+    (1, 0): """
+        Agent Backend BackendConflictError BackendDeniedError BackendLoadError COMMITMENTS
+        CONTRACT_VERSION Capability ConstructOptionsHandler Group GroupError GroupTimeoutError HookError
+        InitBackendHandler LeavingAgent Member NEVER RankMappingMixin Record RefusedError ResolvedBackend
+        RpcBackendsError SPI_VERSION Session SettingError SpiVersionError UnknownBackendError
+        current_session get_all group_for hookimpl join_group nearest torch_internals wait_for
+        worker_info
+    """,
+    (1, 1): """
+        BackendContractError Interface JOIN_PATIENCE STORE_PATIENCE StoreAccess StoreError interface_of
+        interfaces is_loopback stored
+    """,
+}
 UPGRADE_CORE = "pip install --upgrade rpc-backends-core"
-#: Versions that this core does not have, with the words that say so and what to upgrade.
+#: Versions that this core refuses, with parts of the error.
 REFUSED = {
     "newer by a major number": (
         (MAJOR + 1, 0),
@@ -39,6 +60,41 @@ each_refused = pytest.mark.parametrize(
 )
 
 
+# --- the names ---------------------------------------------------------------------------------------
+
+
+def names_until(version: tuple[int, int]) -> set[str]:
+    """Return the names that a version of the interface has."""
+    return {name for added, text in ADDED.items() if added <= version for name in text.split()}
+
+
+def test_a_name_is_added_with_a_version() -> None:
+    assert set(spi.__all__) == names_until(max(ADDED))
+    assert max(ADDED) == spi.SPI_VERSION
+
+
+def test_the_page_lists_the_names_of_the_newest_version() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/spi.md").read_text()
+    listed = page.partition("if you use\n")[2].partition("and (1, 0) otherwise")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == set(ADDED[1, 1].split())
+    assert f"now {spi.SPI_VERSION}." in page
+
+
+@pytest.mark.parametrize(
+    "package", sorted(Path(__file__).parents[2].glob("plugins/*/src/*/__init__.py"))
+)
+def test_our_packages_declare_the_version_that_they_use(package: Path) -> None:
+    source = "\n".join(path.read_text() for path in package.parent.rglob("*.py"))
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(source.replace("from __future__ import annotations", "")))
+        if isinstance(node, ast.ImportFrom) and node.module == "rpc_backends_core.spi"
+        for alias in node.names
+    }
+    (declared,) = re.findall(r"\bspi_version ?= ?(\(.*?\))", source)
+    assert imported - {"inspection"} <= names_until(ast.literal_eval(declared))
+
+
 # --- backends ---------------------------------------------------------------------------------------
 
 
@@ -59,12 +115,12 @@ def test_a_backend_for_another_core_is_refused(
     assert isinstance(caught.value.__cause__, spi.SpiVersionError)
     for part in ("'PIGEON'", "rpc-backend-pigeon 1.0", *words):
         assert part.format(kind="backend") in str(caught.value)
-    assert "--force-reinstall" not in str(caught.value)  # which mends nothing here
+    assert "--force-reinstall" not in str(caught.value)  # which would not help
     assert registry.find("PIGEON").state == "failed"
 
 
 @pytest.mark.parametrize("version", [None, spi.SPI_VERSION, (MAJOR, 0)])
-def test_a_backend_for_this_core_is_loaded(
+def test_a_backend_for_this_core_loads(
     site: Site, registry: Registry, version: tuple[int, int] | None
 ) -> None:
     site.add_backend("PIGEON", declaring(version))
@@ -83,11 +139,21 @@ def test_an_object_with_handlers_may_declare_a_version(site: Site, registry: Reg
         registry.backend("PIGEON")
 
 
+def test_a_library_that_refuses_the_core_is_quoted(site: Site, registry: Registry) -> None:
+    """As rpc-backends-agents does when a backend imports it."""
+    source = "from rpc_backends_core import spi\nraise spi.SpiVersionError('Upgrade the loft')"
+    site.add_backend("PIGEON", source)
+    with pytest.raises(
+        spi.BackendLoadError, match=r"pigeon 1\.0 cannot be used: Upgrade the loft$"
+    ):
+        registry.backend("PIGEON")
+
+
 # --- hook packages ----------------------------------------------------------------------------------
 
 
 @each_refused
-def test_a_hook_package_for_another_core_is_left_out(
+def test_a_hook_package_for_another_core_is_skipped(
     site: Site, registry: Registry, version: object, words: tuple[str, ...]
 ) -> None:
     site.add_hooks("pigeon", hooks_declaring(version))
@@ -99,7 +165,7 @@ def test_a_hook_package_for_another_core_is_left_out(
 
 
 @each_refused
-def test_its_variable_makes_it_an_error(
+def test_a_variable_of_a_skipped_hook_package_is_an_error(
     site: Site,
     registry: Registry,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,7 +182,7 @@ def test_its_variable_makes_it_an_error(
 
 
 @pytest.mark.parametrize("version", [None, spi.SPI_VERSION, (MAJOR, 0)])
-def test_a_hook_package_for_this_core_takes_part(
+def test_a_hook_package_for_this_core_is_used(
     site: Site, registry: Registry, version: tuple[int, int] | None
 ) -> None:
     site.add_hooks("pigeon", hooks_declaring(version))
@@ -136,7 +202,7 @@ def hooks_declaring(version: object) -> str:
 
 # --- the group that an init handler is given --------------------------------------------------------
 
-#: A backend that keeps what its init handler was called with, and ends the start.
+#: A backend whose init handler records its arguments and then raises.
 KEEPING = """
     from torch.distributed import rpc
     from rpc_backends_core.spi import Backend

@@ -1,7 +1,7 @@
-"""Packages that register the old way, from a ``torch.backends`` entry point of their own.
+"""Packages that call torch's ``register_backend``, with or without an entry point for the backend.
 
-torch calls the entry points in the order in which the distributions come on ``sys.path``, so a
-folder in front of site-packages or behind it decides who is first.
+Torch calls the entry points of ``torch.backends`` in the order of the distributions on ``sys.path``, so
+a folder before or after site-packages decides which package is called first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.environments import Environment
-from support.samples import FAULTY_TENSORPIPE, TENSORPIPE, old_style_package
+from support.packages import write_package
+from support.samples import FAULTY_TENSORPIPE, GROUP, TENSORPIPE, TORCH_GROUP, old_style_package
 
 
 @pytest.fixture(scope="module", params=["theirs first", "ours first"])
@@ -21,7 +22,7 @@ def environment(
     wheels: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Environment:
-    """Install the core, FAULTY_TENSORPIPE and the other package, in either order. Not to be changed."""
+    """Install the core, FAULTY_TENSORPIPE and the other package, in either order. Do not change it."""
     place = tmp_path_factory.mktemp("old-style")
     environment = Environment.like(core_only, place / "environment")
     environment.install(wheels[TENSORPIPE], wheels[FAULTY_TENSORPIPE])
@@ -38,7 +39,7 @@ def environment(
     return environment
 
 
-def test_its_backend_is_a_member_of_the_one_enum(environment: Environment) -> None:
+def test_its_backend_is_a_member_of_backend_type(environment: Environment) -> None:
     result = environment.run(
         """
         import json, torch, torch_carrier, rpc_backends_core
@@ -57,8 +58,8 @@ def test_its_backend_is_a_member_of_the_one_enum(environment: Environment) -> No
     assert {"CARRIER", "FAULTY_TENSORPIPE", "TENSORPIPE"} <= set(names)
 
 
-def test_plain_init_rpc_goes_on_working(environment: Environment) -> None:
-    """Stock torch fails here: `init_rpc` checks against an enum the registry has left behind."""
+def test_init_rpc_without_a_backend_works(environment: Environment) -> None:
+    """Torch without this project fails here: `init_rpc` checks against an outdated enum."""
     environment.run_workers(
         """
         import os, torch, torch.distributed.rpc as rpc
@@ -97,7 +98,7 @@ def test_registering_the_name_again_is_torchs_error(environment: Environment) ->
     assert result.stdout.startswith("RPC backend CARRIER: already registered")
 
 
-def test_a_later_registration_moves_no_member(environment: Environment) -> None:
+def test_a_later_registration_keeps_all_members(environment: Environment) -> None:
     environment.run(
         """
         import torch.distributed.rpc as rpc, torch_carrier
@@ -115,7 +116,7 @@ def test_a_later_registration_moves_no_member(environment: Environment) -> None:
     )
 
 
-def test_a_member_of_torchs_own_enum_taken_before_is_understood(environment: Environment) -> None:
+def test_a_member_taken_from_torchs_enum_is_accepted(environment: Environment) -> None:
     environment.run_workers(
         """
         import os, torch, torch.distributed.rpc as rpc
@@ -131,3 +132,108 @@ def test_a_member_of_torchs_own_enum_taken_before_is_understood(environment: Env
         """,
         env={"RPC_BACKENDS_AUTOLOAD": "0"},
     )
+
+
+# --- with an entry point for the backend -----------------------------------------------------------
+
+REGISTERS = """
+    from torch.distributed import rpc
+
+    def construct(rpc_timeout, init_method, num_worker_threads=16, **kwargs):
+        return rpc.TensorPipeRpcBackendOptions(
+            num_worker_threads=num_worker_threads, rpc_timeout=rpc_timeout, init_method=init_method
+        )
+
+    def init(store, name, rank, world_size, rpc_backend_options):
+        agent = rpc.TensorPipeAgent(store, name, rank, world_size, rpc_backend_options, {}, [])
+        rpc.api._init_rpc_states(agent)
+        return agent
+
+    rpc.backend_registry.register_backend("CARRIER", construct, init)
+
+    def register():
+        pass  # the import has done it
+"""
+
+
+def carrier(installed: Environment, folder: Path, **groups: str) -> dict[str, str]:
+    """Install the old-style package; return the variables with which the environment sees it.
+
+    :param groups: the value of its entry point in each group.
+    """
+    entry_points = {group: {"CARRIER": value} for group, value in groups.items()}
+    wheel = write_package(
+        folder,
+        "torch-carrier",
+        modules={"torch_carrier.py": REGISTERS},
+        entry_points=entry_points,
+    )
+    installed.install_into(folder / "site", wheel)
+    return {"PYTHONPATH": str(folder / "site")}
+
+
+def test_a_package_may_register_and_have_an_entry_point(
+    installed: Environment, tmp_path: Path
+) -> None:
+    """One worker imports the package as before, the other relies on the entry point."""
+    installed.run_workers(
+        """
+        import os, torch, torch.distributed.rpc as rpc, rpc_backends_core
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            import torch_carrier
+        rpc.init_rpc(f"worker{rank}", backend="CARRIER", rank=rank, world_size=2)
+        assert rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), 1)).sum() == 4
+        rpc.shutdown()
+        record = rpc_backends_core.record("CARRIER")
+        assert (record.source, record.distribution) == ("plugin", "torch-carrier"), record
+        """,
+        env=carrier(installed, tmp_path, **{GROUP: "torch_carrier"}),
+    )
+
+
+def test_an_entry_point_makes_it_available_to_the_override(
+    installed: Environment, tmp_path: Path
+) -> None:
+    variables = carrier(installed, tmp_path, **{GROUP: "torch_carrier"})
+    installed.run_workers(
+        """
+        import sys, torch.distributed.rpc as rpc
+        rpc.init_rpc("worker", rank=0, world_size=1)
+        assert rpc.rpc_sync("worker", abs, args=(-1,)) == 1
+        assert "torch_carrier" in sys.modules
+        rpc.shutdown()
+        """,
+        world_size=1,
+        env={**variables, "RPC_BACKENDS_OVERRIDE": "CARRIER"},
+    )
+
+
+def test_a_package_that_registers_with_torch_may_have_an_entry_point(
+    installed: Environment, tmp_path: Path
+) -> None:
+    """It is registered at the end of `import torch`, and the registration is the one that is used."""
+    groups = {GROUP: "torch_carrier", TORCH_GROUP: "torch_carrier:register"}
+    result = installed.run(
+        """
+        import torch.distributed.rpc as rpc, rpc_backends_core
+        import torch_carrier
+        assert rpc.BackendType.CARRIER.value.init_backend_handler is torch_carrier.init
+        print(*(record.state for record in rpc_backends_core.records() if record.name == "CARRIER"))
+        """,
+        env=carrier(installed, tmp_path, **groups),
+    )
+
+    assert result.stdout.split() == ["registered", "shadowed"]
+
+
+def test_the_conformance_suite_runs_on_an_old_style_backend(
+    installed: Environment, tmp_path: Path
+) -> None:
+    ended = installed.command(
+        *("rpc-backends", "conformance", "CARRIER", "--chapter", "metrics"),
+        env=carrier(installed, tmp_path, **{GROUP: "torch_carrier"}),
+        timeout=300,
+    )
+
+    assert "CARRIER: nothing failed" in ended.stdout

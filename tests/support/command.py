@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -83,6 +83,7 @@ class Command:
         entry_points: Mapping[str, str],
         source: str,
         group: str = "rpc.backends",
+        requires: Sequence[str] = (),
     ) -> str:
         """Install a package of one module for the command; return the module's name.
 
@@ -92,6 +93,7 @@ class Command:
         info = self.packages / f"{module}-1.0.dist-info"
         info.mkdir()
         metadata = f"Name: {distribution}\nVersion: 1.0\nSummary: about {distribution}\n"
+        metadata += "".join(f"Requires-Dist: {text}\n" for text in requires)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{metadata}")
         lines = [f"{name} = {module}:{what}" for name, what in entry_points.items()]
         text = "\n".join([f"[{group}]", *(line.removesuffix(":") for line in lines), ""])

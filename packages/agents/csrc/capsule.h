@@ -23,11 +23,10 @@ std::shared_ptr<T> take_capsule(const pybind11::object& object, const char* meth
                                 const char* what) {
   const pybind11::object given = object.attr(method)();
   if (!PyCapsule_IsValid(given.ptr(), name)) {
-    const char* found = PyCapsule_CheckExact(given.ptr()) ? PyCapsule_GetName(given.ptr()) : nullptr;
-    throw pybind11::type_error(std::string("the ") + what + " was built for another version of the interface: its " +
-                               method + "() returned " +
-                               (found ? found : pybind11::repr(given).cast<std::string>().c_str()) +
-                               ", but this agent needs " + name + ". Install compatible versions of the two packages.");
+    const char* named = PyCapsule_CheckExact(given.ptr()) ? PyCapsule_GetName(given.ptr()) : nullptr;
+    const pybind11::object found = named ? pybind11::object(pybind11::str(named)) : given;
+    const auto mismatch = pybind11::module_::import("rpc_backends_agents.capsules").attr("mismatch");
+    throw pybind11::type_error(mismatch(object, method, what, found, name).cast<std::string>());
   }
   return *static_cast<std::shared_ptr<T>*>(PyCapsule_GetPointer(given.ptr(), name));
 }

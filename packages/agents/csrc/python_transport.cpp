@@ -69,6 +69,14 @@ auto in_python(Call call) {
   }
 }
 
+// The message for a method of a Python transport that returns something else than it must.
+std::string wrong_result(const py::object& transport, const char* method, const py::object& found, const char* must) {
+  const py::handle type = py::type::handle_of(transport);
+  return (py::str("{}.{}.{}() of the transport returned {!r}; it must return {}.")
+              .format(type.attr("__module__"), type.attr("__qualname__"), method, found, must))
+      .cast<std::string>();
+}
+
 }  // namespace
 
 void Inbox::deliver(int peer, const py::iterable& parts) {
@@ -106,7 +114,11 @@ PythonTransport::Senders::~Senders() {
 
 std::string PythonTransport::listen(int self, const std::string& name) {
   py::gil_scoped_acquire gil;
-  return transport_.attr("listen")(self, name, Inbox(events_)).cast<std::string>();
+  const py::object address = transport_.attr("listen")(self, name, Inbox(events_));
+  if (!py::isinstance<py::str>(address)) {
+    throw py::type_error(wrong_result(transport_, "listen", address, "this worker's address as a str"));
+  }
+  return address.cast<std::string>();
 }
 
 void PythonTransport::learn(int peer, const std::string& name, const std::string& address) {
@@ -224,7 +236,14 @@ void PythonTransport::close(double linger) {
 }
 
 std::map<std::string, std::string> PythonTransport::metrics() const {
-  return in_python([&] { return transport_.attr("metrics")().cast<std::map<std::string, std::string>>(); });
+  return in_python([&] {
+    const py::object found = transport_.attr("metrics")();
+    try {
+      return found.cast<std::map<std::string, std::string>>();
+    } catch (const py::cast_error&) {
+      throw TransportError(wrong_result(transport_, "metrics", found, "a dict of str to str"));
+    }
+  });
 }
 
 std::shared_ptr<Transport> take_transport(const py::object& transport) {

@@ -75,7 +75,7 @@ class Recorder:
 
 
 class WrongCapsule:
-    """An interceptor that was built for another version of the interface."""
+    """An object that gives no interceptor."""
 
     def __rpc_interceptor__(self) -> Any:
         return object()

@@ -306,7 +306,7 @@ def test_interceptors_need_unique_names_before_the_start(me: WorkerContext, libr
         intercept(front, Recorder(library), name="x", order=7)
     with pytest.raises(ValueError, match="must have 1 to 63 bytes"):
         intercept(front, Recorder(library), name="n" * 64)
-    with pytest.raises(TypeError, match="built for another version of the interface"):
+    with pytest.raises(TypeError, match="it must return a capsule named"):
         intercept(front, WrongCapsule(), name="z")
     front.listen()
     start(front)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from pathlib import Path
@@ -165,18 +166,94 @@ def test_a_shutdown_waits_as_long_as_its_caller_says(me: Any) -> None:
         agent.shutdown()
 
 
-@in_worker
-def test_an_incompatible_transport_is_refused_and_closed(me: Any) -> None:
-    class Old(WithCapsule):
-        def __rpc_transport__(self) -> object:
-            return "something"
+# --- arguments and results that break the contract ------------------------------------------------
 
-    transport = Old("")
-    with pytest.raises(
-        TypeError, match=r"returned 'something', but this agent needs rpc_backends\.Transport"
-    ):
+
+def a_capsule(name: bytes) -> Any:
+    """Return an empty capsule of a name."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = (
+        ctypes.py_object,
+        (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+    )
+    return new(1, name, None)
+
+
+#: A capsule does not copy its name.
+_NAMES = (b"rpc_backends.Transport.1", b"rpc_backends.Transport.99", b"other")
+#: What a transport gives in place of a capsule for this agent, and what the error says.
+WRONG_CAPSULES = {
+    "older": (
+        a_capsule(_NAMES[0]),
+        "was built for version 1 of the transport interface, .*"
+        "Upgrade the package that provides it: pip install --upgrade .* compile it again",
+    ),
+    "newer": (
+        a_capsule(_NAMES[1]),
+        "was built for version 99 of the transport interface, .*"
+        "Upgrade the agents: pip install --upgrade rpc-backends-agents",
+    ),
+    "another": (a_capsule(_NAMES[2]), "returned 'other'; it must return a capsule named"),
+    "text": ("something", "returned 'something'; it must return a capsule named"),
+    "nothing": (None, "returned None; it must return a capsule named"),
+}
+
+
+@pytest.mark.parametrize("given", WRONG_CAPSULES)
+def test_an_incompatible_transport_is_refused_and_closed(given: str) -> None:
+    capsule, words = WRONG_CAPSULES[given]
+
+    class Other(WithCapsule):
+        def __rpc_transport__(self) -> object:
+            return capsule
+
+    transport = Other("")
+    with pytest.raises(TypeError, match=rf"the transport {__name__}\.\S*Other .*{words}"):
         start_agent(transport, a_group(), Settings())
     assert transport.calls == ["close"]
+
+
+@in_worker
+@pytest.mark.parametrize("base", [Wire, WithCapsule])
+def test_an_address_that_is_no_text_is_refused(me: Any, base: Any) -> None:
+    class Wrong(base):  # type: ignore[misc]  # each of two classes
+        def listen(self, *arguments: Any) -> Any:
+            return ("127.0.0.1", 5000)
+
+    transport = Wrong("") if base is WithCapsule else Wrong()
+    with pytest.raises(TypeError) as caught:
+        start_agent(transport, a_group(), Settings())
+    for part in (f"{__name__}.", "Wrong.listen() of the transport returned ('127", "as a str"):
+        assert part in str(caught.value)
+    assert "close" in transport.calls if base is WithCapsule else transport.closed
+
+
+@in_worker
+def test_metrics_that_are_no_texts_are_refused(me: Any) -> None:
+    class Wrong(Wire):
+        def metrics(self) -> Any:
+            return {"sent": 3}
+
+    agent: Any = start_agent(Wrong(), a_group(1), Settings())
+    with pytest.raises(
+        RuntimeError, match=r"Wrong\.metrics\(\) of .* returned {'sent': 3}; it must"
+    ):
+        agent.get_metrics()
+    agent.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((None, a_group(), Settings()), "got None as its transport, which has no listen, learn"),
+        ((Wire, a_group(), Settings()), "got the class Wire as its transport; pass an instance"),
+        ((Wire(), None, Settings()), "got None as its group; pass what .*group_for"),
+        ((Wire(), a_group(), {}), "got {} as its settings; pass rpc_backends_agents.Settings"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(arguments: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"start_agent {words}"):
+        start_agent(*arguments)
 
 
 @in_worker

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from rpc_backends_core import _starting
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._bridge.rendezvous import meet
+from rpc_backends_core._handlers import reporting_wrong_agent
 from rpc_backends_core._process_state import STATE
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Session:
         try:
             store = self._store if self._store is not None else self._open_store()
             agent = _starting.init_backend(self.resolved, (), self._arguments(store))
-            torch_internals.init_rpc_states(agent)
+            with reporting_wrong_agent(self.resolved, agent):
+                torch_internals.init_rpc_states(agent)
         except BaseException as error:
             STATE.session = None
             self._abandon(error)

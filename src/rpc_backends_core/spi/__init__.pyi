@@ -16,6 +16,7 @@ from rpc_backends_core._contract import ConstructOptionsHandler as ConstructOpti
 from rpc_backends_core._contract import InitBackendHandler as InitBackendHandler
 from rpc_backends_core._contract import LeavingAgent as LeavingAgent
 from rpc_backends_core._errors import BackendConflictError as BackendConflictError
+from rpc_backends_core._errors import BackendContractError as BackendContractError
 from rpc_backends_core._errors import BackendDeniedError as BackendDeniedError
 from rpc_backends_core._errors import BackendLoadError as BackendLoadError
 from rpc_backends_core._errors import GroupError as GroupError
@@ -56,6 +57,7 @@ __all__ = [
     "Agent",
     "Backend",
     "BackendConflictError",
+    "BackendContractError",
     "BackendDeniedError",
     "BackendLoadError",
     "Capability",

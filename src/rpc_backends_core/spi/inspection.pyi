@@ -13,9 +13,14 @@ from rpc_backends_core._discovery import CHECKS_GROUP as CHECKS_GROUP
 from rpc_backends_core._discovery import COMMANDS_GROUP as COMMANDS_GROUP
 from rpc_backends_core._discovery import HOOKS_GROUP as HOOKS_GROUP
 from rpc_backends_core._discovery import declared as declared
+from rpc_backends_core._discovery import misspelt_group_text as misspelt_group_text
+from rpc_backends_core._discovery import misspelt_groups as misspelt_groups
+from rpc_backends_core._discovery import unreadable as unreadable
 from rpc_backends_core._hooks import Hooks as Hooks
 from rpc_backends_core._hooks import HookWarning as HookWarning
+from rpc_backends_core._hooks import use as use_hooks
 from rpc_backends_core._patches import is_installed as is_installed
+from rpc_backends_core._resolve import check_default_options as check_default_options
 from rpc_backends_core.autoload import failure as autoload_failure
 
 __all__ = [
@@ -27,13 +32,18 @@ __all__ = [
     "HookWarning",
     "Hooks",
     "autoload_failure",
+    "check_default_options",
     "construct_rpc_backend_options",
     "declared",
     "default_registry",
     "is_installed",
+    "misspelt_group_text",
+    "misspelt_groups",
     "options_type_of",
     "record",
     "records",
     "refresh",
     "settings",
+    "unreadable",
+    "use_hooks",
 ]

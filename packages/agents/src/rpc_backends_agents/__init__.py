@@ -43,9 +43,15 @@ def include_dir() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: not every use of this package needs the extension."""
+    """Import on first use: not every use of this package needs the extension.
+
+    :raises SpiVersionError: the installed core is too old or too new.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from rpc_backends_agents.versions import check_core
+
+    check_core()
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

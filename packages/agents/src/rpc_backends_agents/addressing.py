@@ -66,7 +66,14 @@ class _InPython(Addressing):
         self._name = name
 
     def listen(self, worker_id: int) -> str:
-        return self._transport.listen(worker_id, self._name)
+        address = self._transport.listen(worker_id, self._name)
+        if not isinstance(address, str):
+            kind = type(self._transport)
+            raise TypeError(
+                f"{kind.__module__}.{kind.__qualname__}.listen() of the transport returned {address!r}; "
+                "it must return this worker's address as a str."
+            )
+        return address
 
     def learn(self, worker_id: int, name: str, rank: int, address: str) -> None:
         self._transport.learn(worker_id, name, address, rank)

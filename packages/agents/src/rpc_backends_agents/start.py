@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed import rpc
 
 from rpc_backends_agents import _C
-from rpc_backends_agents.addressing import Native, addressing
+from rpc_backends_agents.addressing import HasCapsule, Native, addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
@@ -49,11 +49,39 @@ def start_agent(transport: Any, group: Group, settings: Settings) -> _C.Transpor
     :returns: the agent, running and set as torch's current agent.
     :raises GroupError: another worker failed; all workers raise its reason.
     :raises RuntimeError: another member of a dynamic group has the name or rank.
+    :raises TypeError: an argument has another type, or a method of the transport returned something
+        else than it must.
     """
+    _check_arguments(transport, group, settings)
     _C.send_warnings_to(logger.warning)
     if group.world_size is None:
         return _start_dynamic(transport, group, settings)
     return _start_static(transport, group, settings)
+
+
+#: The methods of a transport that the agent calls in any case.
+_METHODS = ("listen", "learn", "send", "forget", "close")
+
+
+def _check_arguments(transport: Any, group: Any, settings: Any) -> None:
+    if isinstance(transport, type):
+        raise TypeError(
+            f"start_agent got the class {transport.__qualname__} as its transport; pass an instance."
+        )
+    missing = [name for name in _METHODS if not callable(getattr(transport, name, None))]
+    if missing and not isinstance(transport, HasCapsule):
+        raise TypeError(
+            f"start_agent got {transport!r} as its transport, which has no {', '.join(missing)}; pass "
+            "an instance of a rpc_backends_agents.Transport, or an object with __rpc_transport__()."
+        )
+    if not isinstance(group, Group):
+        raise TypeError(
+            f"start_agent got {group!r} as its group; pass what rpc_backends_core.spi.group_for returns."
+        )
+    if not isinstance(settings, Settings):
+        raise TypeError(
+            f"start_agent got {settings!r} as its settings; pass rpc_backends_agents.Settings."
+        )
 
 
 def _start_static(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:

@@ -11,7 +11,7 @@ from importlib import metadata
 from rpc_backends_cli.report import Finding, Section
 from rpc_backends_cli.torch_state import bridge, import_torch
 from rpc_backends_core import __version__
-from rpc_backends_core.spi import RpcBackendsError, inspection
+from rpc_backends_core.spi import SPI_VERSION, RpcBackendsError, inspection
 from rpc_backends_core.spi.inspection import settings
 
 _DEPENDENCIES = ("pluggy", "importlib-metadata", "click", "rich")
@@ -19,10 +19,11 @@ _DEPENDENCIES = ("pluggy", "importlib-metadata", "click", "rich")
 
 def versions() -> Section:
     """Return the versions of Python, torch and this project; imports torch."""
+    interface = ".".join(map(str, SPI_VERSION))
     findings = [
         Finding("ok", "Python", f"{platform.python_version()}, {sys.executable}"),
         Finding("ok", "system", platform.platform()),
-        Finding("ok", "rpc-backends-core", __version__),
+        Finding("ok", "rpc-backends-core", f"{__version__}, interface {interface}"),
     ]
     failure = import_torch()
     if failure is None:

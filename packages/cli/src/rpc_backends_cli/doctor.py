@@ -14,6 +14,7 @@ from rpc_backends_cli.output import (
     debug_option,
     json_option,
     print_json,
+    stdout_for_json,
     unexpected,
 )
 
@@ -31,10 +32,12 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
     :param limit: time limit in seconds for loading a package, and for the calls over a backend.
     :param status: called with a description of each step.
     """
-    from rpc_backends_cli import addresses, checks, installed_checks, name_server
+    from rpc_backends_cli import addresses, checks, installed_checks, name_server, packages
 
     status("importing torch")
     yield from _guarded("versions", lambda: [checks.versions()])
+    status("comparing requirements with what is installed")
+    yield from _guarded("requirements", lambda: [packages.check()])
     if "torch" not in sys.modules:
         return
     yield from _guarded("bridge", lambda: [checks.torch_bridge()])
@@ -50,6 +53,7 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
 #: The keys of doctor's own sections.
 _KEYS = (
     "versions",
+    "requirements",
     "bridge",
     "variables",
     "addresses",
@@ -150,14 +154,15 @@ def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) 
     """Look for problems and test every backend.
 
     Checks versions, the bridge to torch, environment variables, the address that workers would use
-    and how long its name takes to look up; runs the checks of installed packages; loads every backend
-    (or only the given NAMEs) and makes calls between two processes over each. The exit status is 1 if
-    something is broken.
+    and how long its name takes to look up, and the requirements of packages; runs the checks of
+    installed packages; loads every backend (or only the given NAMEs), calls every hook, and makes calls
+    between two processes over each backend. The exit status is 1 if something is broken.
     """
     from rpc_backends_cli.report import render, render_verdict, summary
 
     if as_json:
-        report = summary(gather(names, timeout, calls, lambda _: None))
+        with stdout_for_json():
+            report = summary(gather(names, timeout, calls, lambda _: None))
         print_json(report)
     else:
         to = console()

@@ -68,6 +68,14 @@ def run_check(found: Record) -> Section:
     return section
 
 
+def unloadable(found: Record, why: str) -> str:
+    """Return the message for a backend whose package hangs or crashes while it is imported."""
+    return (
+        f"RPC backend {found.name!r} of {found.origin} cannot be used: loading {found.value}: {why}\n"
+        f"{remedy(found)}"
+    )
+
+
 def remedy(found: Record) -> str:
     """Return what to do about a broken package."""
     if found.distribution is None:

@@ -113,7 +113,7 @@ def _outcome(step: Step, reported: list[Any], timed_out: bool) -> Outcome:
     ending = step.ending
     failure = ending if isinstance(ending, Failure) else None
     if failure is not None:
-        error: str | None = f"{failure.kinds[0]}: {failure.text}"
+        error: str | None = "\n".join([f"{failure.kinds[0]}: {failure.text}", *failure.notes])
     else:
         error = _how_it_ended(step, timed_out)
         if error is not None:

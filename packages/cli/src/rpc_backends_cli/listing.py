@@ -14,6 +14,7 @@ from rpc_backends_cli.output import (
     json_option,
     origin,
     print_json,
+    stdout_for_json,
 )
 from rpc_backends_core.spi.inspection import settings
 
@@ -120,8 +121,8 @@ def _summary(record: Record) -> str:
 
     try:
         return str(importlib_metadata.metadata(record.distribution).get("Summary") or "")
-    except importlib_metadata.PackageNotFoundError:
-        return ""
+    except (FileNotFoundError, importlib_metadata.PackageNotFoundError):
+        return ""  # its metadata is broken; doctor says so
 
 
 def render(listing: Listing, to: Console) -> None:
@@ -169,7 +170,9 @@ def command(as_json: bool) -> None:
     them. A "shadowed" backend is not used, because another backend of the same name takes precedence.
     """
     if as_json:
-        print_json(asdict(gather()))
+        with stdout_for_json():
+            data = asdict(gather())
+        print_json(data)
         return
     to = console()
     with to.status("looking"):

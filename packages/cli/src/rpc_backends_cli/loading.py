@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpc_backends_cli import isolation
+from rpc_backends_cli.installed import unloadable
 from rpc_backends_cli.output import origin
 from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_cli.report import Finding, Section, seconds
@@ -65,14 +69,25 @@ def _load(me: WorkerContext, items: Sequence[Item]) -> None:
 
 
 def _load_backend(name: str) -> str | None:
-    """Return why a backend cannot be loaded; None if it can."""
+    """Return why a backend cannot be loaded, or construct its default options; None if it can."""
+    from rpc_backends_cli.options import required_options
     from rpc_backends_core.spi import RpcBackendsError
-    from rpc_backends_core.spi.inspection import default_registry
+    from rpc_backends_core.spi.inspection import check_default_options, default_registry
 
     try:
-        default_registry().backend(name)
+        backend = default_registry().backend(name)
+        if required_options(backend):
+            return None
+        check_default_options(name)
     except RpcBackendsError as error:
         return str(error)
+    except Exception as error:  # raised by the backend's handler
+        return "\n".join(
+            [
+                f"constructing its default options failed with {type(error).__name__}: {error}",
+                *getattr(error, "__notes__", ()),
+            ]
+        )
     return None
 
 
@@ -85,6 +100,57 @@ def _load_hooks(name: str) -> str | None:
         warnings.simplefilter("ignore")  # the record has the same message
         errors = [record.error for record in Hooks(found).records if record.error is not None]
     return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
+
+
+def call_hooks(found: Record, limit: float) -> Loaded:
+    """Call the hooks of one package: start and stop a group of one worker on TENSORPIPE.
+
+    :returns: ``complete`` if a hook failed; otherwise ``failure`` is why the hooks were not called.
+    """
+    (outcome,) = isolation.run(_call_hooks, [(hook_id(found),)], limit)
+    if outcome.error is None:
+        return Loaded(None, outcome.result)
+    failure = f"while {outcome.stage}: {outcome.error}"
+    if outcome.timed_out:
+        failure += f"\nThe limit was {limit:g} s; change it with --timeout."
+    return Loaded(None, failure, complete=False)
+
+
+def _call_hooks(me: WorkerContext, name: str) -> str | None:
+    """Return the error of the first hook that fails; None if none does.
+
+    A hook that forbids something (``RefusedError``) has not failed.
+    """
+    me.doing("importing torch")
+    from torch.distributed import rpc
+
+    import rpc_backends_core
+    from rpc_backends_core.spi import BackendLoadError, HookError, RefusedError
+    from rpc_backends_core.spi.inspection import Hooks, default_registry, settings, use_hooks
+
+    rpc_backends_core.install()
+    os.environ.pop(settings.OVERRIDE, None)
+    hooks = Hooks([one for one in default_registry().hook_packages() if hook_id(one) == name])
+    use_hooks(hooks)
+    me.doing("calling its hooks")
+    try:
+        default_registry().on_loaded = None  # called below, once each
+        record = default_registry().load("TENSORPIPE")
+        hooks.callers.rpc_backends_loaded(record=record)
+        failed = replace(record, state="failed", error=BackendLoadError("not a failure: a test"))
+        hooks.callers.rpc_backends_failed(record=failed)
+        with tempfile.TemporaryDirectory(prefix="rpc-backends-") as folder:
+            options = rpc_backends_core.construct_rpc_backend_options(
+                "TENSORPIPE", init_method=f"file://{Path(folder, 'store')}"
+            )
+            rpc.init_rpc("doctor", "TENSORPIPE", 0, 1, options)
+            rpc.shutdown()
+    except RefusedError:
+        return None
+    except HookError as error:
+        return str(error)
+    me.doing("ending the process")
+    return None
 
 
 def hook_id(found: Record) -> str:
@@ -101,7 +167,11 @@ def check(records: list[Record], found_hooks: list[Record], limit: float) -> lis
     backends = [_backend(record, results.get(("backend", record.name))) for record in records]
     # Packages that claim the same name share one error.
     backends = list({(one.about, one.text): one for one in backends}.values())
-    hooks = [_hook(found, results["hook", hook_id(found)]) for found in found_hooks]
+    hooks = []
+    for found in found_hooks:
+        loaded = results["hook", hook_id(found)]
+        called = call_hooks(found, limit) if loaded.failure is None else None
+        hooks.append(_hook(found, loaded, called))
     sections = [Section("backends", "Backends (with loading times)", backends)]
     return [*sections, Section("hooks", "Hook packages", hooks)] if hooks else sections
 
@@ -132,14 +202,12 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
         return Finding("ok", record.name, f"{where} ({seconds(loaded.seconds or 0)})", data)
     text = loaded.failure
     if not loaded.complete:
-        text = data["error"] = (
-            f"RPC backend {record.name!r} of {where} cannot be used: loading {record.value}: {text}\n"
-            f"Fix or reinstall the package, or uninstall it: pip uninstall {record.distribution}."
-        )
+        text = data["error"] = unloadable(record, text)
     return Finding("problem", record.name, text, data)
 
 
-def _hook(found: Record, loaded: Loaded) -> Finding:
+def _hook(found: Record, loaded: Loaded, called: Loaded | None) -> Finding:
+    """Return the finding for a hook package; ``called`` is None if it could not be loaded."""
     data = {
         "distribution": found.distribution,
         "version": found.version,
@@ -147,6 +215,12 @@ def _hook(found: Record, loaded: Loaded) -> Finding:
         "error": loaded.failure,
         "load_seconds": loaded.seconds,
     }
+    if called is not None and called.failure is not None:
+        data["error"] = called.failure
+        if called.complete:
+            return Finding("problem", found.name, called.failure, data)
+        text = f"{found.origin} is in use, but its hooks could not be tried {called.failure}"
+        return Finding("warning", found.name, text, data)
     if loaded.failure is None:
         return Finding("ok", found.name, f"{found.origin}, in use", data)
     return Finding(

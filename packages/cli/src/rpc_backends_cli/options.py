@@ -62,6 +62,12 @@ def options_of(backend: Backend) -> list[Option]:
     return options
 
 
+def required_options(backend: Backend) -> list[str]:
+    """Return the names of the options without a default."""
+    known = options_of(backend)
+    return [one.name for one in known if one.default is None and one.declared_by == "handler"]
+
+
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -56,6 +58,26 @@ def grid(*columns: str, title: bool = True) -> Table:
         table.add_column(heading, no_wrap=True)
     table.add_column(columns[-1], overflow="fold")
     return table
+
+
+@contextlib.contextmanager
+def stdout_for_json(as_json: bool = True) -> Iterator[None]:
+    """Send to stderr what packages print to stdout, where only the JSON belongs.
+
+    :param as_json: whether JSON will be printed; otherwise nothing is changed.
+    """
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)  # extensions in C write to the descriptor
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def print_json(data: object) -> None:

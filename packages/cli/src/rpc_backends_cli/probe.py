@@ -77,7 +77,7 @@ def _call_each_other(
     from torch.distributed import rpc
 
     import rpc_backends_core
-    from rpc_backends_cli.options import options_of
+    from rpc_backends_cli.options import required_options
     from rpc_backends_core.spi.inspection import HookWarning, default_registry, settings
 
     warnings.simplefilter("ignore", HookWarning)  # doctor checks hook packages separately
@@ -85,8 +85,7 @@ def _call_each_other(
     rpc_backends_core.install()
     os.environ.pop(settings.OVERRIDE, None)
     me.doing("constructing the options")
-    known = options_of(default_registry().backend(backend))
-    required = [o.name for o in known if o.default is None and o.declared_by == "handler"]
+    required = required_options(default_registry().backend(backend))
     if required:
         return {"required": required}
     options = rpc_backends_core.construct_rpc_backend_options(

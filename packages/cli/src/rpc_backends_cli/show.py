@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import click
 
 from rpc_backends_cli.options import Option, options_of
 from rpc_backends_cli.output import (
+    DEBUG,
     Failure,
     console,
     debug_option,
@@ -24,6 +27,8 @@ from rpc_backends_cli.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rpc_backends_cli.isolation import Outcome
+    from rpc_backends_cli.processes import WorkerContext
     from rpc_backends_core import Record
 
 
@@ -52,19 +57,78 @@ class Page:
     goes_before: list[str]
 
 
-def gather(name: str) -> Page:
-    """Load the backend called ``name`` and return its details.
+def gather(name: str, limit: float) -> Page:
+    """Load the backend called ``name`` in another process and return its details.
 
-    :raises UnknownBackendError: there is no such backend.
-    :raises BackendLoadError: it cannot be loaded.
+    The import may hang, crash or print, and affects only that process.
+
+    :param limit: time limit in seconds.
+    :raises Failure: it cannot be loaded.
     """
+    from rpc_backends_cli import isolation
+
+    (outcome,) = isolation.run(_look, [(name,)], limit)
+    if isinstance(outcome.result, Page):
+        for text in outcome.reported:
+            click.echo(f"Warning: {text}", err=True)
+        return outcome.result
+    refused = outcome.result if isinstance(outcome.result, _Refused) else None
+    trace = refused.traceback if refused else outcome.traceback
+    if trace and click.get_current_context().meta.get(DEBUG):
+        click.echo(trace, err=True)
+    if refused:
+        raise Failure(refused.text)
+    if outcome.traceback:
+        raise Failure(f"{outcome.error}\nThis error was not expected; --debug shows its origin.")
+    raise Failure(_unloadable(name, outcome, limit))
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Why the registry cannot load a backend."""
+
+    text: str
+    traceback: str
+
+
+def _look(me: WorkerContext, name: str) -> Page | _Refused:
+    """Return the details of a backend; runs in a process of its own."""
+    me.doing("importing torch")
     from rpc_backends_cli.torch_state import import_torch
-    from rpc_backends_core.spi import COMMITMENTS
-    from rpc_backends_core.spi.inspection import default_registry, records
+    from rpc_backends_core.spi import RpcBackendsError
 
     failure = import_torch()
     if failure is not None:
-        raise Failure(f"torch cannot be imported: {failure}")
+        return _Refused(f"torch cannot be imported: {failure}", "")
+    me.doing(f"loading {name}")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_place, **_more: me.tell(str(message))
+        try:
+            return _page(name)
+        except RpcBackendsError as error:
+            return _Refused(str(error), "".join(traceback.format_exception(error)))
+
+
+def _unloadable(name: str, outcome: Outcome, limit: float) -> str:
+    """Return the message for a process that hung or crashed while it loaded a backend."""
+    from rpc_backends_cli.installed import unloadable
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import record
+
+    text = f"{outcome.error} while {outcome.stage or 'it started'}"
+    if outcome.timed_out:
+        text += f"\nThe limit was {limit:g} s; change it with --timeout."
+    try:
+        found = record(name)
+    except RpcBackendsError:
+        return text
+    return unloadable(found, text) if found.source == "plugin" else text
+
+
+def _page(name: str) -> Page:
+    from rpc_backends_core.spi import COMMITMENTS
+    from rpc_backends_core.spi.inspection import default_registry, records
+
     registry = default_registry()
     record = registry.load(name)
     backend = registry.backend(name)
@@ -168,18 +232,26 @@ Examples:
 """,
 )
 @click.argument("name")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for loading the package.",
+)
 @json_option
 @debug_option
-def command(name: str, as_json: bool) -> None:
+def command(name: str, timeout: float, as_json: bool) -> None:
     """Show one backend: its origin, options and capabilities.
 
     Explains each option if the backend's author documented it. NAME is looked up as in init_rpc,
-    ignoring case. This imports the backend's package.
+    ignoring case. This imports the backend's package, in another process.
     """
     if as_json:
-        print_json(asdict(gather(name)))
+        print_json(asdict(gather(name, timeout)))
         return
     to = console()
     with to.status(f"loading {name}"):
-        page = gather(name)
+        page = gather(name, timeout)
     render(page, to)

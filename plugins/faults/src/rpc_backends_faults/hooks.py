@@ -10,7 +10,7 @@ from typing import Any
 from rpc_backends_core.spi import RefusedError, hookimpl
 
 #: The version of rpc_backends_core.spi that this package was written for.
-spi_version = (1, 0)
+spi_version = (1, 1)
 #: The prefix of all environment variables of this package.
 _VARIABLES = "RPC_BACKENDS_FAULTS"
 

@@ -72,5 +72,5 @@ BACKEND = Backend(
         }
     ),
     description="torch's TensorPipe agent that fails and delays chosen messages, for tests",
-    spi_version=(1, 0),
+    spi_version=(1, 1),
 )

@@ -101,5 +101,5 @@ BACKEND = Backend(
         }
     ),
     description="torch's TensorPipe agent: shared memory, TCP, InfiniBand, CUDA",
-    spi_version=(1, 0),
+    spi_version=(1, 1),
 )

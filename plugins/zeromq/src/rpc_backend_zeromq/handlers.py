@@ -65,5 +65,5 @@ BACKEND = Backend(
         }
     ),
     description="ZeroMQ: authenticated and encrypted, CPU tensors, no TensorPipe",
-    spi_version=(1, 0),
+    spi_version=(1, 1),
 )

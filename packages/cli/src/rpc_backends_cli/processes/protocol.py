@@ -71,6 +71,7 @@ class Failure:
     :ivar seconds: how long the step ran.
     :ivar deviation: the finding of the conformance check that failed, if it was one.
     :ivar when: the time of the exception by ``time.monotonic()``, which all processes of a machine share.
+    :ivar notes: the exception's notes (PEP 678).
     """
 
     kinds: tuple[str, ...]
@@ -79,6 +80,7 @@ class Failure:
     seconds: float
     deviation: Any = None
     when: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

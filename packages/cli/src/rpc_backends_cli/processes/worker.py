@@ -110,4 +110,5 @@ def _run(me: WorkerContext, request: bytes) -> bytes:
         kinds = tuple(kind.__name__ for kind in type(error).__mro__)
         trace = "".join(traceback.format_exception(error))
         now, found = time.monotonic(), getattr(error, "deviation", None)
-        return pickle.dumps(Failure(kinds, str(error), trace, now - begin, found, now))
+        notes = tuple(map(str, getattr(error, "__notes__", ())))
+        return pickle.dumps(Failure(kinds, str(error), trace, now - begin, found, now, notes))

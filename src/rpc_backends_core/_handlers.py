@@ -1,0 +1,127 @@
+"""Errors about a backend's two handlers, which name the backend, its package and the handler.
+
+An exception that a handler raises keeps its type and message, and gets a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rpc_backends_core._errors import BackendContractError, HookError
+
+if TYPE_CHECKING:
+    from rpc_backends_core._record import Record, ResolvedBackend
+
+CONSTRUCT = "construct_rpc_backend_options_handler"
+INIT = "init_backend_handler"
+
+_HOOKS = {CONSTRUCT: "rpc_backends_construct_options", INIT: "rpc_backends_init_backend"}
+_LONGEST_REPR = 80
+
+
+def noted(resolved: ResolvedBackend, which: str) -> Callable[..., Any]:
+    """Return a handler whose exceptions have a note that names the backend and the handler."""
+    handler = getattr(resolved.backend, which)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return handler(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"Raised by {_description(resolved, which)}.")
+            raise
+
+    return call
+
+
+def check_options(resolved: ResolvedBackend, options: Any) -> None:
+    """Check options that the backend or a hook has constructed.
+
+    :raises BackendContractError: they are not options, or not of the type that the backend declares.
+    :raises HookError: the same, and a hook package may have made them.
+    """
+    from torch.distributed.rpc import RpcBackendOptions
+
+    wanted = resolved.backend.options_type
+    if not isinstance(options, wanted or RpcBackendOptions):
+        must = "it must return an instance of torch.distributed.rpc.RpcBackendOptions"
+        if wanted is not None:
+            must = f"it must return an instance of the declared options_type, {_path(wanted)}"
+        raise _wrong_result(resolved, CONSTRUCT, options, must)
+
+
+@contextmanager
+def reporting_wrong_agent(resolved: ResolvedBackend, agent: Any) -> Iterator[None]:
+    """Report an error of the block as one of the agent, if this is not an agent.
+
+    The agent is not checked before, because programs may test their backend with a mock.
+
+    :raises BackendContractError: the block has failed, and ``agent`` is not an agent.
+    :raises HookError: the same, and a hook package may have made it.
+    """
+    from torch.distributed.rpc import RpcAgent
+
+    try:
+        yield
+    except Exception as error:
+        if isinstance(agent, RpcAgent):
+            raise
+        raise wrong_agent(resolved, agent) from error
+
+
+def wrong_agent(resolved: ResolvedBackend, found: Any) -> BackendContractError | HookError:
+    """Return the error for something that a backend or a hook gives in place of an agent."""
+    must = "it must return the agent that it has started, a torch.distributed.rpc.RpcAgent"
+    return _wrong_result(resolved, INIT, found, must)
+
+
+def hook_packages(hooks: Any, name: str) -> list[str]:
+    """Return the packages that implement the hook ``name``, as error messages name them."""
+    implementations = getattr(hooks, name).get_hookimpls()
+    return [one.plugin_name for one in implementations if one.plugin_name != "defaults"]
+
+
+def shown(found: Any) -> str:
+    """Return what was found in place of something else, for error messages."""
+    text = repr(found)
+    if found is None:
+        return text
+    if len(text) > _LONGEST_REPR:
+        text = f"{text[: _LONGEST_REPR - 3]}..."
+    return f"{text}, a {type(found).__name__}"
+
+
+def _wrong_result(
+    resolved: ResolvedBackend, which: str, found: Any, must: str
+) -> BackendContractError | HookError:
+    error = (
+        f"the {_description(resolved, which)} returned {shown(found)}; {must}. "
+        f"{_remedy(resolved.record)}"
+    )
+    packages = hook_packages(resolved.hooks, _HOOKS[which])
+    if packages:
+        return HookError(
+            f"{error} If a hook {_HOOKS[which]} replaced the result of the handler, fix or uninstall "
+            f"its package: {' or '.join(packages)}."
+        )
+    return BackendContractError(error)
+
+
+def _description(resolved: ResolvedBackend, which: str) -> str:
+    handler = _path(getattr(resolved.backend, which))
+    return f"{which} ({handler}) of RPC backend {resolved.name!r} ({resolved.record.origin})"
+
+
+def _remedy(record: Record) -> str:
+    if record.source != "plugin" or record.distribution is None:
+        return "Fix the handler, or use another backend."
+    return (
+        f"Fix or upgrade the package (pip install --upgrade {record.distribution}), or uninstall it: "
+        f"pip uninstall {record.distribution}."
+    )
+
+
+def _path(obj: Any) -> str:
+    name = getattr(obj, "__qualname__", None)
+    return repr(obj) if name is None else f"{obj.__module__}.{name}"
