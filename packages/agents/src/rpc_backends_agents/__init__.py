@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rpc_backends_agents.interception import intercept
+    from rpc_backends_agents.native_transport import in_python
     from rpc_backends_agents.start import Settings, start_agent
     from rpc_backends_agents.transport import Inbox, Transport
 
-__all__ = ["Inbox", "Settings", "Transport", "include_dir", "intercept", "start_agent"]
+__all__ = ["Inbox", "Settings", "Transport", "in_python", "include_dir", "intercept", "start_agent"]
 __version__ = "0.1.0"
 
 _MODULES = {
     "Inbox": "transport",
     "Settings": "start",
     "Transport": "transport",
+    "in_python": "native_transport",
     "intercept": "interception",
     "start_agent": "start",
 }

@@ -72,6 +72,13 @@ class Inbox:
         """Keep that a reply could not be sent; only transports in C++ report it."""
         self._keep(Event("unsent", self._peer("unsent", peer), reason=reason))
 
+    def disordered(self, last: int, order: int) -> None:
+        """Keep that the numbers of events have a gap; only transports in C++ have them."""
+        self._complain(
+            f"receive(event) gives event.order={order} after {last}",
+            "the numbers of events go up by one, in the order in which receive() returns them",
+        )
+
     # --- what tests call -----------------------------------------------------------------------------
 
     def block(self) -> None:
