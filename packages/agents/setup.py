@@ -17,7 +17,6 @@ class Build(BuildExtension):
         self.force = False
 
 
-#: The files that the translation units include.
 FLAGS = [
     "-std=c++20",
     "-O2",
@@ -27,7 +26,10 @@ FLAGS = [
     "-Wno-unused-parameter",
     "-fvisibility=hidden",
 ]
-PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*"))
+#: A module of its own, which links to nothing of torch.
+NATIVE = "csrc/native_transport.cpp"
+#: The files that the translation units include.
+PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*") if str(path) != NATIVE)
 
 setup(
     ext_modules=[

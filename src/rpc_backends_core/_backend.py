@@ -20,6 +20,7 @@ except ImportError:  # a torch that was built without RPC
 
 ConstructOptionsHandler = Callable[..., Any]
 InitBackendHandler = Callable[..., Any]
+MakeTransport = Callable[..., Any]
 
 #: The keywords that `init_rpc` passes to an init handler.
 INIT_ARGUMENTS = ("store", "name", "rank", "world_size", "rpc_backend_options")
@@ -60,6 +61,9 @@ class Backend:
     :ivar description: one line for `rpc-backends list`.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
         as (major, minor). A core without that version rejects the backend and says what to upgrade.
+    :ivar make_transport: for a backend on the agent of `rpc-backends-agents`, so that its transport can
+        be tested alone: called as ``make_transport(rpc_backend_options, group)``, returns a new
+        transport of the worker ``group.name``, which does not listen yet. None: there is none to test.
     :ivar takes_group: whether the init handler has a parameter ``group`` (computed).
     """
 
@@ -69,6 +73,7 @@ class Backend:
     capabilities: frozenset[str] = frozenset()
     description: str = ""
     spi_version: tuple[int, int] | None = None
+    make_transport: MakeTransport | None = None
     takes_group: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +81,10 @@ class Backend:
         for name in BackendValue._fields:
             if not callable(getattr(self, name)):
                 raise TypeError(f"Backend.{name} is {getattr(self, name)!r}; it must be callable.")
+        if self.make_transport is not None and not callable(self.make_transport):
+            raise TypeError(
+                f"Backend.make_transport is {self.make_transport!r}; it must be callable."
+            )
         if self.options_type is not None and not isinstance(self.options_type, type):
             raise TypeError(f"Backend.options_type is {self.options_type!r}; it must be a class.")
         if isinstance(self.capabilities, str):
@@ -139,6 +148,7 @@ def _convert(obj: object) -> Backend:
             options_type=getattr(obj, "options_type", None),
             capabilities=getattr(obj, "capabilities", frozenset()),
             description=getattr(obj, "description", ""),
+            make_transport=getattr(obj, "make_transport", None),
         )
     raise TypeError(
         f"the entry point names {obj!r}, which is not a backend. It must be a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rpc_backends_core._errors import SpiVersionError
 
 #: (major, minor). Additions increase the minor number; incompatible changes the major number.
-SPI_VERSION = (1, 0)
+SPI_VERSION = (1, 1)
 
 
 def check_spi_version(declared: object, distribution: str | None) -> None:

@@ -203,13 +203,20 @@ class LossTests:
             two.expect(one, message("request", [10]))
 
     def test_forget_ends_connections(self, transports: Workers) -> None:
-        """`forget` ends the connections to a peer: requests of the peer that wait are lost."""
+        """`forget` ends the connections to a peer: requests of the peer are lost, and none is ignored.
+
+        The peer is told at once, or when it sends the next message.
+        """
         with transports() as (zero, one):
             one.send(0, message("request", [10]))
             zero.expect(one, message("request", [10]))
             zero.may_lose.add(1)
             zero.forget(1)
-            one.expect_lost(0, "worker0.forget(1), with a request of worker1 that has no answer")
+            losses = len(one.losses(0))
+            one.may_lose.add(0)
+            if one.try_send(0, message("late", [10])) is None and not losses:
+                one.expect_another_loss(0, 0, "send(0, [10 B]) after worker0.forget(1)")
+            zero.take_messages()
 
     def test_forgotten_peer_is_learned_again(self, transports: Workers) -> None:
         """A peer that was forgotten can be learned again, and then both can send."""
@@ -254,7 +261,7 @@ def send_until_it_arrives(sender: Worker, receiver: Worker, parts: list[bytes]) 
     """Send a message, again if a loss hits it: after a cut there may be more losses to notice."""
     call = f"send({receiver.id}, ...) after the peer was lost and found"
     error: str | None = None
-    for attempt in range(5):
+    for _ in range(5):
         before = len(sender.losses(receiver.id))
 
         def lost(before: int = before) -> bool:
@@ -271,7 +278,7 @@ def send_until_it_arrives(sender: Worker, receiver: Worker, parts: list[bytes]) 
                 "neither",
             )
         sender.may_lose.add(receiver.id)
-        sender.inbox.wait_for(lambda _: False, 0.05 * (attempt + 1))
+        sender.wait_until_found(receiver.id)
     raise sender.deviation(
         call,
         f"{receiver.name}'s inbox gets the message: both workers live",

@@ -195,6 +195,18 @@ class Worker:
                     "neither",
                 )
 
+    def wait_until_found(self, peer: int) -> None:
+        """Wait until the peer is found again, if it is lost; at most for a time."""
+
+        def found(events: list[Event]) -> bool:
+            kinds = [
+                one.kind for one in events if one.peer == peer and one.kind in ("lost", "found")
+            ]
+            return not kinds or kinds[-1] == "found"
+
+        self.inbox.wait_for(lambda _: False, 0.05)  # a loss may not have been noticed yet
+        self.inbox.wait_for(found, self.limits.seconds)
+
     def got(self, sender: Worker, parts: Sequence[bytes], given_up: Callable[[], bool]) -> bool:
         """Return whether this message has arrived; wait until it has, or the sender gives it up."""
 
