@@ -36,6 +36,7 @@ BACKEND = Backend(
     construct_rpc_backend_options_handler=construct,
     init_backend_handler=init,
     options_type=Options,
+    make_transport=lambda options, group: SocketTransport(),
     spi_version=(1, 0),
     capabilities={
         Capability.STATIC_GROUPS,

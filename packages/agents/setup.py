@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+from setuptools import Extension, setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 
 
 class Build(BuildExtension):
@@ -17,8 +17,19 @@ class Build(BuildExtension):
         self.force = False
 
 
+FLAGS = [
+    "-std=c++20",
+    "-O2",
+    "-g0",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-fvisibility=hidden",
+]
+#: A module of its own, which links to nothing of torch.
+NATIVE = "csrc/native_transport.cpp"
 #: The files that the translation units include.
-PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*"))
+PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*") if str(path) != NATIVE)
 
 setup(
     ext_modules=[
@@ -31,16 +42,20 @@ setup(
                 str(Path(folder).resolve())
                 for folder in ("csrc/narrow", "src/rpc_backends_agents/include")
             ],
-            extra_compile_args=[
-                "-std=c++20",
-                "-O2",
-                "-g0",
-                "-Wall",
-                "-Wextra",
-                "-Wno-unused-parameter",
-                "-fvisibility=hidden",
+            extra_compile_args=FLAGS,
+        ),
+        Extension(
+            "rpc_backends_agents._native_transport",
+            [NATIVE],
+            depends=["csrc/buffer.h", "csrc/capsule.h"],
+            # torch brings pybind11's headers along.
+            include_dirs=[
+                str(Path("src/rpc_backends_agents/include").resolve()),
+                *include_paths(),
             ],
-        )
+            language="c++",
+            extra_compile_args=FLAGS,
+        ),
     ],
     cmdclass={"build_ext": Build},
 )

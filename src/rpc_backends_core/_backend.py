@@ -23,6 +23,7 @@ except ImportError:  # a torch that was built without RPC
 
 ConstructOptionsHandler = Callable[..., Any]
 InitBackendHandler = Callable[..., Any]
+MakeTransport = Callable[..., Any]
 
 #: The keywords that `init_rpc` passes to an init handler.
 INIT_ARGUMENTS = ("store", "name", "rank", "world_size", "rpc_backend_options")
@@ -63,6 +64,9 @@ class Backend:
     :ivar description: one line for `rpc-backends list`.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
         as (major, minor). A core without that version rejects the backend and says what to upgrade.
+    :ivar make_transport: for a backend on the agent of `rpc-backends-agents`, so that its transport can
+        be tested alone: called as ``make_transport(rpc_backend_options, group)``, returns a new
+        transport of the worker ``group.name``, which does not listen yet. None: there is none to test.
     :ivar takes_group: whether the init handler has a parameter ``group`` (computed).
     """
 
@@ -72,6 +76,7 @@ class Backend:
     capabilities: frozenset[str] = frozenset()
     description: str = ""
     spi_version: tuple[int, int] | None = None
+    make_transport: MakeTransport | None = None
     takes_group: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +84,10 @@ class Backend:
         for name in BackendValue._fields:
             if not callable(getattr(self, name)):
                 raise TypeError(f"Backend.{name} is {getattr(self, name)!r}; it must be callable.")
+        if self.make_transport is not None and not callable(self.make_transport):
+            raise TypeError(
+                f"Backend.make_transport is {self.make_transport!r}; it must be callable."
+            )
         kind = self.options_type
         if kind is not None and not (
             isinstance(kind, type) and issubclass(kind, RpcBackendOptions)
@@ -176,6 +185,7 @@ def _convert(obj: object) -> Backend:
             options_type=getattr(obj, "options_type", None),
             capabilities=getattr(obj, "capabilities", frozenset()),
             description=getattr(obj, "description", ""),
+            make_transport=getattr(obj, "make_transport", None),
         )
     raise NotABackendError(
         f"the entry point names {obj!r}, which is not a backend. It must be a "

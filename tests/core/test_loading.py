@@ -152,7 +152,7 @@ def test_an_invalid_declaration_is_refused(site: Site, declaration: str) -> None
     BACKEND = Backend(construct_rpc_backend_options_handler=construct,
                       init_backend_handler=init, {declaration})
     """
-    error = str(failing(site, source))
+    error = str(load_error(site, source))
     for part in ("rpc-backend-odd 1.2", *INVALID[declaration]):
         assert part in error
 

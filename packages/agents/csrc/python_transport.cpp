@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "buffer.h"
 #include "capsule.h"
 #include "log.h"
 #include "memory_transport.h"
@@ -23,33 +24,6 @@ namespace {
 constexpr std::chrono::seconds kFreeTime{5};
 // How long close() waits for the sending threads.
 constexpr std::chrono::seconds kEnding{2};
-
-// A Python buffer, kept as long as a message uses it.
-class Held {
- public:
-  explicit Held(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
-      throw py::error_already_set();
-    }
-  }
-
-  ~Held() {
-    // This thread does not hold the GIL. After the interpreter has ended, nothing can be released.
-    if (Py_IsInitialized() != 0) {
-      py::gil_scoped_acquire gil;
-      PyBuffer_Release(&buffer_);
-    }
-  }
-
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
-  const void* data() const { return buffer_.buf; }
-  size_t size() const { return static_cast<size_t>(buffer_.len); }
-
- private:
-  Py_buffer buffer_{};
-};
 
 // Runs `call` with the GIL; a Python exception becomes a TransportError with its text.
 template <typename Call>
@@ -82,10 +56,7 @@ std::string wrong_result(const py::object& transport, const char* method, const 
 void Inbox::deliver(int peer, const py::iterable& parts) {
   Event event;
   event.peer = peer;
-  for (const py::handle part : parts) {
-    auto held = std::make_shared<Held>(part);
-    event.parts.push_back({held->data(), held->size(), held});
-  }
+  event.parts = parts_of(parts);
   py::gil_scoped_release release;
   events_->push(std::move(event));
 }
@@ -254,11 +225,7 @@ std::shared_ptr<Transport> take_transport(const py::object& transport) {
 }
 
 void bind_transports(py::module_& module) {
-  py::class_<Part>(module, "Part", py::buffer_protocol(), py::module_local(), "One part of a message: read-only memory.")
-      .def_buffer([](Part& part) {
-        return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
-                               {static_cast<py::ssize_t>(part.size)}, {1}, true);
-      });
+  bind_part(module);
   py::class_<Inbox>(module, "Inbox", py::module_local(), "Receives the events of a transport's connections.")
       .def("deliver", &Inbox::deliver, py::arg("peer"), py::arg("parts"))
       .def("lost", &Inbox::lost, py::arg("peer"), py::arg("reason"))

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rpc_backends_agents._C import Call, Recorder
     from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept
+    from rpc_backends_agents.native_transport import in_python
     from rpc_backends_agents.start import Settings, start_agent
     from rpc_backends_agents.transport import Inbox, Transport
 
@@ -19,6 +20,7 @@ __all__ = [
     "Recorder",
     "Settings",
     "Transport",
+    "in_python",
     "include_dir",
     "intercept",
     "start_agent",
@@ -32,6 +34,7 @@ _MODULES = {
     "Recorder": "_C",
     "Settings": "start",
     "Transport": "transport",
+    "in_python": "native_transport",
     "intercept": "interception",
     "start_agent": "start",
 }

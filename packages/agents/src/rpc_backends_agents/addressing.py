@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from rpc_backends_agents import _C
+if TYPE_CHECKING:
+    from rpc_backends_agents import _C
 
 
 @runtime_checkable

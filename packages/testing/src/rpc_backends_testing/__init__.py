@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rpc_backends_testing.subject import Subject as Subject
     from rpc_backends_testing.suite import SUITE_VERSION as SUITE_VERSION
     from rpc_backends_testing.suite import conformance as conformance
+    from rpc_backends_testing.transports.contract import TransportContract as TransportContract
 
 _HOMES = {
     "conformance": "rpc_backends_testing.suite",
@@ -26,6 +27,7 @@ _HOMES = {
     "requirement": "rpc_backends_testing.marks",
     "WorkerContext": "rpc_backends_cli.processes",
     "Subject": "rpc_backends_testing.subject",
+    "TransportContract": "rpc_backends_testing.transports.contract",
     "Workers": "rpc_backends_cli.processes",
 }
 

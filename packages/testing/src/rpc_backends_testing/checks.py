@@ -15,41 +15,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_testing.comparison import describe, difference
+from rpc_backends_testing.deviations import Deviation, DeviationError, deviate
 
 if TYPE_CHECKING:
     from rpc_backends_cli.processes import WorkerContext
 
-
-@dataclass(frozen=True)
-class Deviation:
-    """How a backend differs from the contract.
-
-    :ivar call: what was done, as one would write it.
-    :ivar expected: what the contract asks for.
-    :ivar got: what came instead.
-    """
-
-    call: str
-    expected: str
-    got: str
-
-
-class DeviationError(AssertionError):
-    """A check failed; :attr:`deviation` says how."""
-
-    def __init__(self, deviation: Deviation) -> None:
-        super().__init__(
-            f"call:     {deviation.call}\nexpected: {deviation.expected}\ngot:      {deviation.got}"
-        )
-        self.deviation = deviation
-
-    def __reduce__(self) -> Any:
-        return DeviationError, (self.deviation,)
-
-
-def deviate(call: str, expected: str, got: str) -> DeviationError:
-    """Return the error to raise where a check of its own has failed."""
-    return DeviationError(Deviation(call, expected, got))
+__all__ = [
+    "WAYS",
+    "Call",
+    "Deviation",
+    "DeviationError",
+    "Expectation",
+    "asynchronous",
+    "checking",
+    "deviate",
+    "doing",
+    "expect",
+    "fact",
+    "remote",
+    "run_step",
+    "sync",
+]
 
 
 @dataclass(frozen=True)

@@ -195,13 +195,13 @@ def _render_reasons(report: Report, outcome: Outcome, title: str, to: Console) -
     from rich.padding import Padding
     from rich.text import Text
 
-    found = [result for result in report.results if result.outcome is outcome]
+    found = report.reasons(outcome)
     if not found:
         return
     to.print()
     to.print(Text(title, _OUTCOME_STYLES[outcome]))
-    for result in found:
-        text = Text(f"{result.id}: {result.reason}", overflow="fold")
+    for what, reason in found:
+        text = Text(f"{what}: {reason}", overflow="fold")
         to.print(Padding(text, (0, 0, 0, 2)))
 
 

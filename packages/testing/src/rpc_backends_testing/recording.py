@@ -101,12 +101,12 @@ def verdict(report: Report) -> str:
 
 
 def _others(report: Report, outcome: Outcome, title: str) -> Iterator[str]:
-    found = [result for result in report.results if result.outcome is outcome]
+    found = report.reasons(outcome)
     if found:
         yield ""
         yield f"{title}:"
-    for result in found:
-        yield f"  {result.id}: {result.reason}"
+    for what, reason in found:
+        yield f"  {what}: {reason}"
 
 
 def _numbers(report: Report, results: Iterable[Result]) -> str:

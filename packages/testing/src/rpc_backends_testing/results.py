@@ -121,6 +121,18 @@ class Report:
         grouped = {name: [r for r in self.results if r.chapter == name] for name in order}
         return {name: results for name, results in grouped.items() if results}
 
+    def reasons(self, outcome: Outcome) -> list[tuple[str, str]]:
+        """Return what has this outcome, and why: ids of requirements, or a whole chapter in one entry."""
+        found: list[tuple[str, str]] = []
+        for name, results in self.chapters().items():
+            if len(results) > 1 and {(r.outcome, r.reason) for r in results} == {
+                (outcome, results[0].reason)
+            }:
+                found.append((f"{name} ({len(results)} requirements)", results[0].reason))
+            else:
+                found += [(one.id, one.reason) for one in results if one.outcome is outcome]
+        return found
+
     def capabilities(self) -> dict[str, str]:
         """Return what the run says of each capability, declared or seen.
 

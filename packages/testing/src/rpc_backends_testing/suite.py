@@ -47,6 +47,11 @@ def conformance(
     for name in modules():
         module = importlib.import_module(name)
         chapter = name.rpartition(".test_")[2]
+        classes = {key: value for key, value in vars(module).items() if _is_test_class(value)}
+        if classes:
+            for key, class_ in classes.items():
+                body[key] = type(key, (class_,), {"pytestmark": module.pytestmark})
+            continue
         tests = {
             key: staticmethod(value)
             for key, value in vars(module).items()
@@ -63,6 +68,10 @@ def conformance(
 
 def _is_test(value: Any) -> bool:
     return callable(value) and getattr(value, "__name__", "").startswith("test_")
+
+
+def _is_test_class(value: Any) -> bool:
+    return isinstance(value, type) and value.__name__.startswith("Test")
 
 
 def _is_fixture(value: Any) -> bool:

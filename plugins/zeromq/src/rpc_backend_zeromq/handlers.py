@@ -51,6 +51,7 @@ BACKEND = Backend(
     construct_rpc_backend_options_handler=construct_rpc_backend_options,
     init_backend_handler=init_backend,
     options_type=ZeroMQRpcBackendOptions,
+    make_transport=ZeroMQTransport,
     capabilities=frozenset(
         {
             Capability.STATIC_GROUPS,

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
+from time import monotonic
 
 from rpc_backends_agents.transport import Inbox, Transport
 
@@ -46,14 +47,18 @@ class SocketTransport(Transport):
                 self._links[key][0].shutdown(socket.SHUT_RDWR)
 
     def close(self, linger: float) -> None:
+        self._addresses.clear()  # a late send() fails
         with suppress(OSError, RuntimeError):  # closed, or never listened
             self._listener.shutdown(socket.SHUT_RDWR)
             self._acceptor.join()
         self._listener.close()
+        end = monotonic() + linger
         for connection, reader in list(self._links.values()):
             with suppress(OSError):  # it has just ended
                 connection.shutdown(socket.SHUT_WR)  # sent messages arrive; then the peer closes
-            reader.join(linger)
+                reader.join(end - monotonic())
+                connection.shutdown(socket.SHUT_RDWR)  # it has not closed in time
+            reader.join()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed

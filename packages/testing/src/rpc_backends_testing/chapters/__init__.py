@@ -17,6 +17,7 @@ class Chapter(NamedTuple):
 
 #: In the order in which they run: what later ones stand on comes first.
 CHAPTERS = (
+    Chapter("transport", "messages arrive whole, once and in order, or their loss is reported"),
     Chapter("calls", "functions are called, once each, and their results or errors come back"),
     Chapter("data", "what is sent arrives as it was, bit by bit"),
     Chapter("rrefs", "remote references: made, passed on, and deleted"),

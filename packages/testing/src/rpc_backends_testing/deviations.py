@@ -1,0 +1,38 @@
+"""How a backend or a transport differs from what is promised; the error that says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How a backend differs from the contract.
+
+    :ivar call: what was done, as one would write it.
+    :ivar expected: what the contract asks for.
+    :ivar got: what came instead.
+    """
+
+    call: str
+    expected: str
+    got: str
+
+
+class DeviationError(AssertionError):
+    """A check failed; :attr:`deviation` says how."""
+
+    def __init__(self, deviation: Deviation) -> None:
+        super().__init__(
+            f"call:     {deviation.call}\nexpected: {deviation.expected}\ngot:      {deviation.got}"
+        )
+        self.deviation = deviation
+
+    def __reduce__(self) -> Any:
+        return DeviationError, (self.deviation,)
+
+
+def deviate(call: str, expected: str, got: str) -> DeviationError:
+    """Return the error to raise where a check of its own has failed."""
+    return DeviationError(Deviation(call, expected, got))

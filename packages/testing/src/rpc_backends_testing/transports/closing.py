@@ -1,0 +1,245 @@
+"""Closing: what was sent leaves, calls end, and nothing stays open."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rpc_backends_testing.deviations import deviate
+from rpc_backends_testing.transports import resources
+from rpc_backends_testing.transports.content import message
+from rpc_backends_testing.transports.losses import send_until_it_arrives
+from rpc_backends_testing.transports.workers import Worker, Workers
+
+#: Seconds that threads which have done their work may take to end.
+_ENDING = 1.0
+_MUCH = [1 << 20] * 32
+
+
+class ClosingTests:
+    """Tests of ``close``."""
+
+    def test_close_flushes(self, transports: Workers) -> None:
+        """`close(linger)` lets what was sent leave: all of it arrives, within `linger` seconds.
+
+        Shut down the writing side, and wait until the peer has closed or `linger` is over.
+        """
+        for sizes, count in (([4], 1), ([100, 0, 5000], 300), ([1 << 20], 8)):
+            with transports() as (zero, one):
+                one.may_lose.add(0)
+                sent = [message(place, sizes) for place in range(count)]
+                zero.send_all(1, sent)
+                zero.close(20.0)
+                for parts in sent:
+                    one.expect(zero, parts)
+
+    def test_close_flushes_replies(self, transports: Workers) -> None:
+        """`close(linger)` lets replies leave, too."""
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            zero.send(1, message("request", [4]))
+            one.expect(zero, message("request", [4]))
+            sent = [message(place, [200_000]) for place in range(20)]
+            one.send_all(0, sent, reply=True)
+            one.close(20.0)
+            for parts in sent:
+                zero.expect(one, parts, reply=True)
+
+    def test_close_does_not_wait_for_nothing(self, transports: Workers) -> None:
+        """`close(linger)` returns once all has left, and not when `linger` is over."""
+        with transports() as (zero, one):
+            zero.send(1, message("request", [4]))
+            one.expect(zero, message("request", [4]))
+            one.send(0, message("reply", [4]), reply=True)
+            zero.expect(one, message("reply", [4]), reply=True)
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            started = time.monotonic()
+            zero.close(30.0)
+            took = time.monotonic() - started
+            if took > 10.0 * transports.limits.patience:
+                raise zero.deviation("close(30)", "returns when all has left", f"took {took:.0f} s")
+
+    def test_close_waits_for_linger_at_most(self, transports: Workers) -> None:
+        """`close(linger)` returns after `linger` though the peer takes no more messages.
+
+        It ends a `send` that waits for that peer.
+        """
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            one.inbox.block()
+            sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
+            sending.wait(0.3)
+            zero.close(0.5)
+            if not sending.wait(transports.limits.seconds):
+                transports.limits.note_passed()
+                raise zero.deviation(
+                    "close(0.5) while send() waits for worker1", "send() ends", "it still waits"
+                )
+            one.inbox.unblock()
+            _settle(one)
+            one.take_messages()
+
+    def test_close_twice(self, transports: Workers) -> None:
+        """A second `close` does nothing."""
+        with transports() as (zero, one):
+            one.may_lose.add(0)
+            zero.send(1, message("request", [4]))
+            one.expect(zero, message("request", [4]))
+            zero.close(0)
+            zero.close(0)
+            zero.close(1.0)
+
+    def test_close_before_listen(self, transports: Workers) -> None:
+        """A transport that never listened can be closed: the start of its worker has failed."""
+        remainder = resources.Remainder()
+        for linger in (0.0, 1.0):
+            worker = transports.make(0)
+            worker.close(linger)
+            del worker
+        _leaves_nothing(remainder, "close(0) of a transport that has not listened")
+
+    def test_close_without_peers(self, transports: Workers) -> None:
+        """A transport without messages, and one without peers, can be closed."""
+        remainder = resources.Remainder()
+        with transports(1):
+            pass
+        with transports(2):
+            pass
+        _leaves_nothing(remainder, "close(0) of a transport that has sent nothing")
+
+    def test_nobody_listens_after_close(self, transports: Workers) -> None:
+        """After `close` the address of the worker is free: nobody can connect to it."""
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            before = resources.listening()
+            one.close(0)
+            left = resources.listening()
+            if before and len(left) >= len(before):
+                raise one.deviation("close(0)", "stops to listen", f"something listens at {left}")
+            zero.try_send(1, message("late", [4]))
+            if one.inbox.wait_for(lambda events: any(e.kind == "deliver" for e in events), 0.2):
+                raise one.deviation("close(0)", "no message is received after it", "one was")
+
+    @pytest.mark.parametrize(
+        "after", ["messages", "a cut", "forget", "reject", "the peer's close", "failed sends"]
+    )
+    def test_nothing_is_left(
+        self, transports: Workers, cutting: resources.Cutting, after: str
+    ) -> None:
+        """When `close` has returned, no socket, file or thread of the transport is left.
+
+        Also after connections have ended in other ways, which is when some are forgotten.
+        """
+        remainder = resources.Remainder()
+        with transports(3) as (zero, one, two):
+            for worker in (zero, one, two):
+                worker.may_lose.update((0, 1, 2))
+            _talk(zero, one)
+            _talk(two, zero)
+            if after == "a cut":
+                for _ in range(3):
+                    cutting.cut(cutting.connections() - cutting.before)
+                    for sender, receiver in ((zero, one), (one, zero), (zero, two)):
+                        sender.try_send(receiver.id, message("again", [10]))
+            elif after == "forget":
+                zero.forget(1)
+                one.forget(0)
+            elif after == "reject":
+                zero.reject(1)
+                one.try_send(0, message("again", [10]))
+            elif after == "the peer's close":
+                one.close(0)
+                two.close(0)
+                zero.try_send(1, message("again", [10]))
+            elif after == "failed sends":
+                one.close(0)
+                for _ in range(5):
+                    zero.try_send(1, message("again", [10]))
+                zero.try_send(7, message("unknown", [10]))
+            _settle(zero)
+            for worker in (zero, one, two):
+                worker.take_messages()
+        _leaves_nothing(remainder, f"close(0) after {after}")
+
+    def test_nothing_is_left_when_the_peer_hangs(
+        self, transports: Workers, cutting: resources.Cutting
+    ) -> None:
+        """`close(0)` closes all connections, though the peer takes no messages and closes nothing."""
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            zero.send(1, message("request", [4]))
+            one.expect(zero, message("request", [4]))
+            one.inbox.block()
+            sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
+            sending.wait(0.3)
+            both_ends = len(cutting.connections() - cutting.before)
+            zero.close(0)
+            end = time.monotonic() + _ENDING
+            while (left := len(cutting.connections() - cutting.before)) > both_ends // 2:
+                if time.monotonic() > end:
+                    raise zero.deviation(
+                        "close(0) while worker1 takes no messages",
+                        f"worker0's ends of {both_ends // 2} connections are closed",
+                        f"{left} of both workers' {both_ends} ends are still open",
+                    )
+                time.sleep(0.01)
+            one.inbox.unblock()
+            sending.wait(transports.limits.seconds)
+            _settle(one)
+            one.take_messages()
+
+    def test_connections_that_ended_are_closed(
+        self, transports: Workers, cutting: resources.Cutting
+    ) -> None:
+        """Connections that have ended are closed while the transport lives, with their threads.
+
+        A worker that runs for days meets thousands of them.
+        """
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            _talk(zero, one)
+            remainder = resources.Remainder()
+            for _ in range(10):
+                cutting.cut(cutting.connections() - cutting.before)
+                _talk_again(zero, one)
+            found = remainder.now(2 * transports.limits.seconds)
+            if found != "nothing":
+                raise zero.deviation(
+                    "(ten times, the connections to worker1 are cut and made again)",
+                    "no more sockets, files and threads than before",
+                    f"{found} more",
+                )
+
+
+def _talk(one: Worker, other: Worker) -> None:
+    """Exchange requests and replies in both directions."""
+    for caller, callee in ((one, other), (other, one)):
+        caller.send(callee.id, message("request", [10]))
+        callee.expect(caller, message("request", [10]))
+        callee.send(caller.id, message("reply", [2000]), reply=True)
+        caller.expect(callee, message("reply", [2000]), reply=True)
+
+
+def _talk_again(one: Worker, other: Worker) -> None:
+    """Send requests in both directions until they arrive: connections have just been cut."""
+    send_until_it_arrives(one, other, message("again", [10]))
+    send_until_it_arrives(other, one, message("again", [11]))
+
+
+def _settle(worker: Worker) -> None:
+    """Wait a moment for events that a test does not ask for."""
+    worker.inbox.wait_for(lambda _: False, 0.1)
+
+
+def _leaves_nothing(remainder: resources.Remainder, call: str) -> None:
+    found = remainder.now(_ENDING)
+    if found != "nothing":
+        raise deviate(
+            call, "no socket, file or thread is left when it has returned", f"{found} left"
+        )

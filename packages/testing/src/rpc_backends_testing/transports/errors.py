@@ -1,0 +1,177 @@
+"""Errors: what each method does when it is called with what cannot work, and what strangers send."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from rpc_backends_testing.deviations import DeviationError
+from rpc_backends_testing.transports import resources
+from rpc_backends_testing.transports.content import message
+from rpc_backends_testing.transports.workers import Worker, Workers
+
+#: No transport's addresses.
+NO_ADDRESSES = ("", "no address of any worker \N{SNOWMAN}\0")
+_UNKNOWN = 7
+
+
+class ErrorTests:
+    """Tests of calls that fail, and of calls that must not."""
+
+    def test_send_to_unknown_peer(self, transports: Workers) -> None:
+        """`send` to a worker whose address was never learned raises an error."""
+        with transports() as (zero, one):
+            for reply in (False, True):
+                if zero.try_send(_UNKNOWN, message("lost", [4]), reply=reply) is None:
+                    raise zero.deviation(
+                        f"send({_UNKNOWN}, [4 B], reply={reply})",
+                        f"an error: the address of worker {_UNKNOWN} was never learned",
+                        "none",
+                    )
+            zero.may_lose.add(_UNKNOWN)
+            _still_works(zero, one)
+
+    def test_send_to_forgotten_unknown_peer(self, transports: Workers) -> None:
+        """`forget` and `reject` ignore a worker that is not known, and one without connections."""
+        with transports() as (zero, one):
+            zero.forget(_UNKNOWN)
+            zero.reject(_UNKNOWN)
+            zero.reject(1)
+            zero.may_lose.add(1)
+            _still_works(zero, one)
+            zero.reject(_UNKNOWN)
+            zero.forget(_UNKNOWN)
+            zero.forget(_UNKNOWN)
+            _still_works(zero, one)
+
+    def test_forget_twice(self, transports: Workers) -> None:
+        """A peer can be forgotten twice, and after it has closed its transport."""
+        with transports(3) as (zero, one, two):
+            zero.may_lose.update((1, 2))
+            one.may_lose.add(0)
+            _still_works(zero, one)
+            zero.forget(1)
+            zero.forget(1)
+            one.close(0)
+            zero.forget(1)
+            _still_works(zero, two)
+
+    @pytest.mark.parametrize("address", NO_ADDRESSES, ids=["empty", "garbage"])
+    def test_learn_invalid_address(self, transports: Workers, address: str) -> None:
+        """`learn` raises an error for a text that is no address, so that the start of the worker fails.
+
+        Otherwise its calls would fail one by one, each with an error that says less.
+        """
+        with transports() as (zero, one):
+            text = f"learn(5, 'worker5', {address!r})"
+            try:
+                zero.limits.call(
+                    zero.called(text), lambda: zero.transport.learn(5, "worker5", address)
+                )
+            except DeviationError:
+                raise
+            except Exception:
+                _still_works(zero, one)
+                return
+            raise zero.deviation(text, "an error: this is no address", "none")
+
+    def test_learn_address_of_a_closed_peer(self, transports: Workers) -> None:
+        """`learn` need not connect: the address of a worker that has just ended is no error in itself.
+
+        A request to that worker fails.
+        """
+        with transports(2, learn=False) as (zero, one):
+            one.close(0)
+            zero.may_lose.add(1)
+            with contextlib.suppress(DeviationError):
+                zero.learn(one)
+            if zero.try_send(1, message("lost", [4])) is None:
+                zero.expect_another_loss(1, 0, "send(1, [4 B]), and worker1 has ended")
+
+    def test_send_after_close(self, transports: Workers) -> None:
+        """`send` after `close` raises an error, opens nothing, and sends nothing."""
+        with transports() as (zero, one):
+            one.may_lose.add(0)
+            _still_works(zero, one)
+            zero.close(0)
+            remainder = resources.Remainder()
+            for reply in (False, True):
+                if zero.try_send(1, message("late", [4]), reply=reply) is None:
+                    raise zero.deviation(
+                        f"send(1, [4 B], reply={reply}) after close()", "an error", "none"
+                    )
+            found = remainder.now(1.0)
+            if found != "nothing":
+                raise zero.deviation("send(1, [4 B]) after close()", "nothing is opened", found)
+
+    def test_methods_after_close(self, transports: Workers) -> None:
+        """`forget`, `reject` and `metrics` raise no error after `close`: other threads may call them."""
+        with transports() as (zero, one):
+            one.may_lose.add(0)
+            _still_works(zero, one)
+            zero.close(0)
+            zero.forget(1)
+            zero.reject(1)
+            zero.metrics()
+
+    def test_metrics(self, transports: Workers) -> None:
+        """`metrics` returns a dict of texts to texts at any time, and does not wait."""
+        worker = transports.make(0)
+        _metrics(worker)
+        worker.close(0)
+        with transports() as (zero, one):
+            _metrics(zero)
+            _still_works(zero, one)
+            _metrics(zero)
+            one.may_lose.add(0)
+            zero.close(0)
+            _metrics(zero)
+
+    def test_address(self, transports: Workers) -> None:
+        """`listen` returns a text, which is another one for each worker."""
+        with transports(3) as workers:
+            addresses = [worker.address for worker in workers]
+            if len(set(addresses)) < len(addresses) or not all(addresses):
+                raise workers[0].deviation(
+                    "listen(...) of three workers", "three addresses", repr(addresses)
+                )
+
+    def test_strangers(self, transports: Workers) -> None:
+        """Connections from other programs disturb no worker: silent ones, short ones, and garbage.
+
+        Port scanners and monitoring make such connections.
+        """
+        before = resources.listening()
+        with transports() as (zero, one):
+            addresses = [place for place in resources.listening() if place not in before]
+            if not addresses:
+                pytest.skip("the transport listens at no stream socket")
+            with contextlib.ExitStack() as strangers:
+                for address in addresses:
+                    for data in (None, b"", b"\xff" * 400, b"GET / HTTP/1.1\r\n\r\n", b"\x05"):
+                        with contextlib.suppress(OSError):
+                            connection = strangers.enter_context(resources.connect(address))
+                            if data:
+                                connection.sendall(data)
+                            if data is not None and len(data) != 1:
+                                connection.close()
+                _still_works(zero, one)
+                _still_works(one, zero)
+
+
+def _still_works(sender: Worker, receiver: Worker) -> None:
+    """See that a request arrives, and its reply."""
+    sender.send(receiver.id, message("request", [10, 0, 5000]))
+    receiver.expect(sender, message("request", [10, 0, 5000]))
+    receiver.send(sender.id, message("reply", [10]), reply=True)
+    sender.expect(receiver, message("reply", [10]), reply=True)
+
+
+def _metrics(worker: Worker) -> None:
+    found: Any = worker.metrics()
+    if type(found) is not dict or not all(
+        type(text) is str for pair in found.items() for text in pair
+    ):
+        raise worker.deviation("metrics()", "a dict of str to str", repr(found))

@@ -1,0 +1,142 @@
+"""The inbox that tests give to a transport: it keeps every event, and can stop taking them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from typing_extensions import Buffer
+
+from rpc_backends_testing.transports.content import Parts, shown
+
+
+@dataclass
+class Event:
+    """An event of a transport.
+
+    :ivar kind: the method of the inbox: ``deliver``, ``lost`` or ``found``; or ``unsent``, of C++.
+    :ivar parts: the parts of a message as they were when they arrived.
+    :ivar memory: the memory that the transport gave for them.
+    """
+
+    kind: str
+    peer: int
+    parts: Parts = field(default_factory=list)
+    memory: list[memoryview] = field(default_factory=list)
+    reason: str = ""
+    taken: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "deliver":
+            return f"deliver({self.peer}, {shown(self.parts)})"
+        if self.kind == "found":
+            return f"found({self.peer})"
+        return f"{self.kind}({self.peer}, {self.reason!r})"
+
+
+class Inbox:
+    """Keeps the events of one transport. Implements :class:`rpc_backends_agents.Inbox`.
+
+    :ivar wrong: what is wrong with how the transport used the inbox, in words.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.wrong: list[str] = []
+        self._changed = threading.Condition()
+        self._blocked = False
+
+    # --- what the transport calls --------------------------------------------------------------------
+
+    def deliver(self, peer: int, parts: Iterable[Buffer]) -> None:
+        """Keep a message."""
+        memory = [self._view(part) for part in parts]
+        copies = [bytes(view) for view in memory]
+        self._keep(Event("deliver", self._peer("deliver", peer), copies, memory))
+
+    def lost(self, peer: int, reason: str) -> None:
+        """Keep a loss."""
+        if not isinstance(reason, str) or not reason:
+            self._complain(
+                f"lost({peer!r}, {reason!r})", "the reason is a text that says what happened"
+            )
+        self._keep(Event("lost", self._peer("lost", peer), reason=str(reason)))
+
+    def found(self, peer: int) -> None:
+        """Keep that a peer was found."""
+        self._keep(Event("found", self._peer("found", peer)))
+
+    def unsent(self, peer: int, reason: str) -> None:
+        """Keep that a reply could not be sent; only transports in C++ report it."""
+        self._keep(Event("unsent", self._peer("unsent", peer), reason=reason))
+
+    def disordered(self, last: int, order: int) -> None:
+        """Keep that the numbers of events have a gap; only transports in C++ have them."""
+        self._complain(
+            f"receive(event) gives event.order={order} after {last}",
+            "the numbers of events go up by one, in the order in which receive() returns them",
+        )
+
+    # --- what tests call -----------------------------------------------------------------------------
+
+    def block(self) -> None:
+        """Take no more messages: a transport that delivers one waits."""
+        with self._changed:
+            self._blocked = True
+
+    def unblock(self) -> None:
+        """Take messages again."""
+        with self._changed:
+            self._blocked = False
+            self._changed.notify_all()
+
+    def take(self, wanted: Callable[[Event], bool], seconds: float) -> Event | None:
+        """Return the first event that is wanted and was not taken yet; None after ``seconds``."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                for event in self.events:
+                    if not event.taken and wanted(event):
+                        event.taken = True
+                        return event
+                left = end - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def wait_for(self, condition: Callable[[list[Event]], bool], seconds: float) -> bool:
+        """Wait until ``condition`` of all events holds; return whether it does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self.events), seconds)
+
+    def _keep(self, event: Event) -> None:
+        with self._changed:
+            if event.kind == "deliver":
+                self._changed.wait_for(lambda: not self._blocked)
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def _peer(self, method: str, peer: object) -> int:
+        if type(peer) is not int:
+            self._complain(f"{method}({peer!r}, ...)", "the peer is a worker id, an int")
+            raise TypeError(f"{method}: peer is {peer!r}; it must be an int.")
+        return peer
+
+    def _view(self, part: Buffer) -> memoryview:
+        try:
+            view = memoryview(part)
+        except TypeError:
+            self._complain(
+                f"deliver(..., [{part!r}])", "each part has memory: bytes, bytearray, ..."
+            )
+            raise
+        if not view.c_contiguous:
+            self._complain(f"deliver(..., [{part!r}])", "the memory of each part is contiguous")
+            raise TypeError("a part is not contiguous")
+        return view.cast("B") if view.nbytes else view
+
+    def _complain(self, call: str, rule: str) -> None:
+        with self._changed:
+            self.wrong.append(f"{call}; {rule}")

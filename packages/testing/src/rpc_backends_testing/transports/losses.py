@@ -1,0 +1,297 @@
+"""Losses: connections that break while both ends live, peers that close, and what comes after."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+
+from rpc_backends_testing.transports import resources
+from rpc_backends_testing.transports.content import message
+from rpc_backends_testing.transports.replies import NO_CONNECTION
+from rpc_backends_testing.transports.workers import Worker, Workers
+
+_CUT = "(the connection to worker1 is cut; a request of worker0 waits for its answer)"
+
+
+class LossTests:
+    """Tests of what is lost, what is said of it, and that a peer is found again."""
+
+    def test_cut_is_reported(self, transports: Workers, cutting: resources.Cutting) -> None:
+        """When a connection with a request in flight is cut, its sender is told that the peer is lost.
+
+        The transport must notice by itself: nothing more is sent. A reader that ends calls `inbox.lost`.
+        """
+        with transports() as (zero, one):
+            _cut(zero, one, cutting)
+            zero.expect_lost(1, _CUT)
+
+    def test_lost_peer_is_found(self, transports: Workers, cutting: resources.Cutting) -> None:
+        """After a cut the peer is found again, and messages arrive as before; three times in a row.
+
+        After `lost`, calls to the peer fail at once until the inbox gets `found`. A transport that
+        connects when it sends reports `found` right after `lost`.
+        """
+        with transports() as (zero, one):
+            for round_ in range(3):
+                _cut(zero, one, cutting)
+                zero.expect_lost(1, _CUT)
+                zero.expect_found(1, _CUT)
+                one.may_lose.add(0)
+                for size in (0, 10, 100_000):
+                    request, reply = (
+                        message(("request", round_), [size, 3]),
+                        message("reply", [size]),
+                    )
+                    send_until_it_arrives(zero, one, request)
+                    one.send(0, reply, reply=True)
+                    zero.expect(one, reply, reply=True)
+                send_until_it_arrives(one, zero, message("back", [12]))
+
+    def test_loss_comes_before_found(self, transports: Workers, cutting: resources.Cutting) -> None:
+        """The loss of a peer is reported before that it was found again."""
+        with transports() as (zero, one):
+            _cut(zero, one, cutting)
+            zero.expect_lost(1, _CUT)
+            zero.expect_found(1, _CUT)
+            kinds = [event.kind for event in zero.inbox.events if event.kind in ("lost", "found")]
+            if kinds[0] != "lost" or kinds[-1] != "found":
+                raise zero.deviation(
+                    _CUT, "worker0's inbox gets lost(1, ...) and then found(1)", ", ".join(kinds)
+                )
+
+    def test_cut_loses_one_peer_only(self, transports: Workers, cutting: resources.Cutting) -> None:
+        """The loss of one peer leaves the connections to others alone."""
+        with transports(3) as (zero, one, two):
+            before = cutting.connections()
+            zero.send(2, message("request", [10]))
+            two.expect(zero, message("request", [10]))
+            kept = cutting.connections() - before
+            _cut(zero, one, cutting, keep=kept)
+            zero.expect_lost(1, _CUT)
+            two.send(0, message("reply", [10]), reply=True)
+            zero.expect(two, message("reply", [10]), reply=True)
+            zero.send(2, message("next", [11]))
+            two.expect(zero, message("next", [11]))
+
+    def test_nothing_twice_after_a_cut(
+        self, transports: Workers, cutting: resources.Cutting
+    ) -> None:
+        """Of messages on their way when a connection is cut, each arrives once or not at all, in order.
+
+        If one does not arrive, its sender is told of a loss. No message is ever sent again.
+        """
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            failed = 0
+            for place in range(400):
+                if place % 97 == 50:
+                    cutting.cut(cutting.connections() - cutting.before)
+                failed += zero.try_send(1, _numbered(place)) is not None
+            if not failed and not any(event.kind == "lost" for event in zero.inbox.events):
+                zero.inbox.wait_for(lambda events: any(e.kind == "lost" for e in events), 1.0)
+            send_until_it_arrives(zero, one, _numbered(1 << 30))
+            arrived = [_number(zero, event.parts) for event in one.take_messages()]
+            # The last one is sent until it arrives.
+            numbers = [number for number in arrived if number < 1 << 30]
+            if any(one >= next_ for one, next_ in itertools.pairwise(numbers)):
+                place = next(i for i, (a, b) in enumerate(itertools.pairwise(numbers)) if a >= b)
+                raise zero.deviation(
+                    "send(1, ...) while connections are cut",
+                    "each message arrives once at most, in order",
+                    f"message {numbers[place + 1]} arrives after message {numbers[place]}",
+                )
+            lost = any(event.kind == "lost" for event in zero.inbox.events)
+            if len(numbers) < 400 and not lost and not failed:
+                raise zero.deviation(
+                    "send(1, ...) while connections are cut",
+                    "each message arrives, or send() raises an error, or the inbox gets lost(1, ...)",
+                    f"{400 - len(numbers)} of 400 messages do not arrive, and there is no loss",
+                )
+
+    def test_no_part_of_a_message(self, transports: Workers, cutting: resources.Cutting) -> None:
+        """A message whose connection is cut in the middle is not delivered, not even in part."""
+        with transports() as (zero, one):
+            zero.send(1, message("first", [10]))
+            one.expect(zero, message("first", [10]))
+            one.inbox.block()
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            whole = message("large", [1 << 20] * 16)
+            small = message("blocks the inbox", [9])
+            zero.send(1, small)
+            sending = zero.start_sending(1, [whole] * 3)
+            sending.wait(0.2)
+            names = cutting.connections() - cutting.before
+            cutting.cut(names)
+            one.inbox.unblock()
+            if not names:
+                pytest.skip(NO_CONNECTION)
+            zero.expect_lost_or_error(
+                1, sending, "(the connection is cut while worker0 sends 48 MiB)"
+            )
+            send_until_it_arrives(zero, one, message("after", [8]))
+            allowed = (whole, small, message("after", [8]), message("first", [10]))
+            for event in one.take_messages():
+                if event.parts not in allowed:
+                    raise zero.deviation(
+                        "send(1, ...) whose connection is cut",
+                        "worker1's inbox gets the whole message or nothing",
+                        f"it gets {event}",
+                    )
+
+    def test_peer_that_closes_is_lost(self, transports: Workers) -> None:
+        """When a peer closes its transport with a request in flight, its sender gets the loss."""
+        with transports() as (zero, one):
+            zero.send(1, message("request", [10]))
+            one.expect(zero, message("request", [10]))
+            one.may_lose.add(0)
+            one.close(0)
+            zero.expect_lost(1, "worker1.close(0), with a request of worker0 that has no answer")
+
+    def test_answer_before_loss(self, transports: Workers) -> None:
+        """What a peer has sent before it closes arrives, and before the loss of that peer."""
+        for size in (10, 300_000):
+            with transports() as (zero, one):
+                zero.send(1, message("request", [10]))
+                one.expect(zero, message("request", [10]))
+                zero.may_lose.add(1)
+                one.may_lose.add(0)
+                one.send(0, message("reply", [size]), reply=True)
+                one.close(5.0)
+                zero.expect(one, message("reply", [size]), reply=True)
+                zero.expect_lost(1, "worker1.close(5)")
+
+    def test_request_to_a_closed_peer(self, transports: Workers) -> None:
+        """A request to a peer that has closed its transport fails: `send` raises, or the peer is lost.
+
+        It must never be dropped without a word: its caller would wait until its timeout.
+        """
+        for talk in (False, True):
+            with transports() as (zero, one):
+                if talk:
+                    zero.send(1, message("request", [10]))
+                    one.expect(zero, message("request", [10]))
+                one.may_lose.add(0)
+                zero.may_lose.add(1)
+                one.close(0)
+                if talk:
+                    zero.expect_lost(1, "worker1.close(0), with a request that has no answer")
+                losses = len(zero.losses(1))
+                if zero.try_send(1, message("late", [10])) is None:
+                    zero.expect_another_loss(
+                        1, losses, "send(1, ...) after worker1 has closed its transport"
+                    )
+
+    def test_reply_to_a_closed_caller(self, transports: Workers) -> None:
+        """A reply to a caller that has closed its transport returns or raises, and does not hang.
+
+        Other peers are served meanwhile.
+        """
+        with transports(3) as (zero, one, two):
+            zero.send(1, message("request", [10]))
+            one.expect(zero, message("request", [10]))
+            one.may_lose.add(0)
+            two.may_lose.add(0)
+            zero.may_lose.add(1)
+            zero.close(0)
+            for _ in range(3):
+                one.try_send(0, message("reply", [100_000]), reply=True)
+            one.send(2, message("request", [10]))
+            two.expect(one, message("request", [10]))
+
+    def test_forget_ends_connections(self, transports: Workers) -> None:
+        """`forget` ends the connections to a peer: requests of the peer are lost, and none is ignored.
+
+        The peer is told at once, or when it sends the next message.
+        """
+        with transports() as (zero, one):
+            one.send(0, message("request", [10]))
+            zero.expect(one, message("request", [10]))
+            zero.may_lose.add(1)
+            zero.forget(1)
+            losses = len(one.losses(0))
+            one.may_lose.add(0)
+            if one.try_send(0, message("late", [10])) is None and not losses:
+                one.expect_another_loss(0, 0, "send(0, [10 B]) after worker0.forget(1)")
+            zero.take_messages()
+
+    def test_forgotten_peer_is_learned_again(self, transports: Workers) -> None:
+        """A peer that was forgotten can be learned again, and then both can send."""
+        with transports() as (zero, one):
+            zero.send(1, message("request", [10]))
+            one.expect(zero, message("request", [10]))
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            zero.forget(1)
+            one.forget(0)
+            zero.learn(one)
+            one.learn(zero)
+            send_until_it_arrives(zero, one, message("again", [10]))
+            send_until_it_arrives(one, zero, message("again", [11]))
+
+    def test_reject_ends_connections(self, transports: Workers) -> None:
+        """`reject` ends the connections to a peer, which stays known and may connect again."""
+        with transports() as (zero, one):
+            one.send(0, message("request", [10]))
+            zero.expect(one, message("request", [10]))
+            zero.may_lose.add(1)
+            zero.reject(1)
+            one.expect_lost(
+                0, "worker0.reject(1, ...), with a request of worker1 that has no answer"
+            )
+            one.expect_found(0, "worker0.reject(1, ...): the peer may connect again")
+            send_until_it_arrives(one, zero, message("again", [10]))
+            send_until_it_arrives(zero, one, message("again", [11]))
+
+
+def _cut(zero: Worker, one: Worker, cutting: resources.Cutting, keep: Iterable[str] = ()) -> None:
+    """Send a request from ``zero`` to ``one``, and cut the connections between them."""
+    send_until_it_arrives(zero, one, message("request", [10]))
+    names = cutting.connections() - cutting.before - set(keep)
+    if not names:
+        pytest.skip(NO_CONNECTION)
+    one.may_lose.add(zero.id)
+    cutting.cut(names)
+
+
+def send_until_it_arrives(sender: Worker, receiver: Worker, parts: list[bytes]) -> None:
+    """Send a message, again if a loss hits it: after a cut there may be more losses to notice."""
+    call = f"send({receiver.id}, ...) after the peer was lost and found"
+    error: str | None = None
+    for _ in range(5):
+        before = len(sender.losses(receiver.id))
+
+        def lost(before: int = before) -> bool:
+            return len(sender.losses(receiver.id)) > before
+
+        error = sender.try_send(receiver.id, parts)
+        if error is None and receiver.got(sender, parts, lost):
+            return
+        if error is None and not lost():
+            sender.limits.note_passed()
+            raise sender.deviation(
+                call,
+                f"{receiver.name}'s inbox gets the message, or {sender.name}'s gets a loss",
+                "neither",
+            )
+        sender.may_lose.add(receiver.id)
+        sender.wait_until_found(receiver.id)
+    raise sender.deviation(
+        call,
+        f"{receiver.name}'s inbox gets the message: both workers live",
+        f"it does not, five times in a row; the last error: {error or 'a loss'}",
+    )
+
+
+def _numbered(place: int) -> list[bytes]:
+    return [place.to_bytes(8, "little"), b"x" * (place % 50)]
+
+
+def _number(sender: Worker, parts: list[bytes]) -> int:
+    number = int.from_bytes(parts[0], "little") if parts else -1
+    if number < 0 or parts != _numbered(number):
+        raise sender.deviation("send(1, ...) while connections are cut", "whole messages", "a part")
+    return number

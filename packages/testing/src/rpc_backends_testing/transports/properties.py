@@ -1,0 +1,55 @@
+"""Property-based tests with Hypothesis: what must hold for any messages.
+
+Every run tries the same examples. A failing one is made smaller for a few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import hypothesis
+from hypothesis import HealthCheck, strategies
+
+T = TypeVar("T")
+
+#: Seconds in which a failing example is made smaller; an example that hangs costs a time limit each.
+SHRINKING = 10.0
+
+
+def holds_for(
+    check: Callable[[T], None], examples_of: strategies.SearchStrategy[T], *, examples: int
+) -> None:
+    """See that ``check`` raises nothing for any example.
+
+    :param examples: how many are tried.
+    :raises Exception: what ``check`` raises for the smallest failing example that was found.
+    """
+    failed: dict[str, BaseException] = {}
+    ends: list[float] = []
+
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(examples_of)
+    def run(example: T) -> None:
+        key = repr(example)
+        if key in failed:
+            raise failed[key]
+        if ends and time.monotonic() > ends[0]:
+            return
+        try:
+            check(example)
+        except Exception as error:
+            failed[key] = error
+            ends.append(time.monotonic() + SHRINKING)
+            raise
+
+    run()

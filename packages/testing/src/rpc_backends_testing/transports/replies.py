@@ -1,0 +1,168 @@
+"""Replies: on the connection by which the request came, between requests, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import strategies as st
+
+from rpc_backends_testing.transports import resources
+from rpc_backends_testing.transports.content import Parts, message, shown
+from rpc_backends_testing.transports.messages import message_sizes
+from rpc_backends_testing.transports.properties import holds_for
+from rpc_backends_testing.transports.workers import Worker, Workers
+
+#: One message of a conversation: whether worker 1 sends it, whether it is a reply, sizes of its parts.
+Step = tuple[bool, bool, list[int]]
+
+NO_CONNECTION = (
+    "the transport has no stream socket in this process, so no connection of it can be cut; override "
+    "connections() and cut() of TransportContract"
+)
+
+
+class ReplyTests:
+    """Tests of ``send(..., reply=True)``."""
+
+    def test_reply(self, transports: Workers) -> None:
+        """A worker that has received a request can send replies to it.
+
+        Replies have `reply=True`; the transport sends them on the connection of the request.
+        """
+        with transports() as workers:
+            for caller, callee in (workers, workers[::-1]):
+                request = message("request", [40])
+                caller.send(callee.id, request)
+                callee.expect(caller, request)
+                for size in (0, 5, 70_000):
+                    reply = message("reply", [size, 3])
+                    callee.send(caller.id, reply, reply=True)
+                    caller.expect(callee, reply, reply=True)
+
+    def test_reply_before_the_callee_calls(self, transports: Workers) -> None:
+        """A reply arrives although the callee has never sent a request to the caller."""
+        with transports() as (zero, one):
+            for place in range(50):
+                zero.send(1, message(("request", place), [10, 100]))
+                one.expect(zero, message(("request", place), [10, 100]))
+                one.send(0, message(("reply", place), [100, 10]), reply=True)
+                zero.expect(one, message(("reply", place), [100, 10]), reply=True)
+
+    def test_any_conversation(self, transports: Workers) -> None:
+        """Requests and replies of both workers arrive, each kind in order, however they are mixed."""
+
+        def check(steps: Sequence[Step]) -> None:
+            with transports() as workers:
+                _first_requests(workers)
+                sent: dict[tuple[int, bool], list[Parts]] = {}
+                for place, (by_one, reply, sizes) in enumerate(steps):
+                    parts = message(place, sizes)
+                    workers[by_one].send(1 - by_one, parts, reply=reply)
+                    sent.setdefault((int(by_one), reply), []).append(parts)
+                for sender in workers:
+                    _expect_mixed(
+                        sender,
+                        workers[1 - sender.id],
+                        sent.get((sender.id, False), []),
+                        sent.get((sender.id, True), []),
+                    )
+
+        step = st.tuples(st.booleans(), st.booleans(), message_sizes)
+        holds_for(check, st.lists(step, min_size=1, max_size=8), examples=30)
+
+    def test_reply_uses_the_connection_of_its_request(
+        self, transports: Workers, cutting: resources.Cutting
+    ) -> None:
+        """A reply goes back on the connection of its request, though there is another to that worker.
+
+        Each worker has sent a request to the other. The connection of worker 1's request is cut; its
+        reply to worker 0 must arrive, because the connection of worker 0's request is whole.
+        """
+        with transports() as (zero, one):
+            before = cutting.connections()
+            zero.send(1, message("request", [10]))
+            one.expect(zero, message("request", [10]))
+            of_zero = cutting.connections() - before
+            one.send(0, message("request", [10]))
+            zero.expect(one, message("request", [10]))
+            of_one = cutting.connections() - before - of_zero
+            if not of_zero:
+                pytest.skip(NO_CONNECTION)
+            if not of_one:
+                return  # one connection carries both directions
+            one.may_lose.add(0)
+            zero.may_lose.add(1)
+            cutting.cut(of_one)
+            one.expect_lost(0, "(the connection of worker1's requests to worker0 is cut)")
+            reply = message("reply", [20])
+            text = f"send(0, {shown(reply)}, reply=True)"
+            error = one.try_send(0, reply, reply=True)
+            if error is not None:
+                raise one.deviation(
+                    text, "no error: the connection on which the request came is whole", error
+                )
+            zero.expect(one, reply, reply=True)
+            if any(event.kind == "lost" for event in zero.inbox.events):
+                raise zero.deviation(
+                    "(the connection of worker1's requests is cut)",
+                    "worker0's inbox gets no loss: the connection of its own requests is whole",
+                    "it gets lost(1, ...)",
+                )
+
+    def test_no_reply_on_another_connection(
+        self, transports: Workers, cutting: resources.Cutting
+    ) -> None:
+        """A reply does not arrive on any connection but that of its request.
+
+        The connection of the request is cut, another one is whole. The caller was told of the loss, so
+        the reply must not arrive: `send` raises an error, or a transport in C++ reports `kUnsent`.
+        """
+        with transports() as (zero, one):
+            before = cutting.connections()
+            one.send(0, message("request", [10]))
+            zero.expect(one, message("request", [10]))
+            of_one = cutting.connections() - before
+            zero.send(1, message("request", [10]))
+            one.expect(zero, message("request", [10]))
+            of_zero = cutting.connections() - before - of_one
+            if not of_one:
+                pytest.skip(NO_CONNECTION)
+            if not of_zero:
+                return  # one connection carries both directions
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            cutting.cut(of_zero)
+            zero.expect_lost(1, "(the connection of worker0's requests to worker1 is cut)")
+            cutting.wait_until_gone(of_zero, 1.0)  # the callee, too, has seen it then
+            one.try_send(0, message("reply", [20]), reply=True)
+            # What was sent after the reply on the connection that is whole has arrived after it.
+            one.send(0, message("later", [30]))
+            zero.expect(one, message("later", [30]))
+
+
+def _first_requests(workers: Sequence[Worker]) -> None:
+    """Let each worker have a request that it can reply to."""
+    for caller, callee in (workers, workers[::-1]):
+        caller.send(callee.id, message("first", [6]))
+        callee.expect(caller, message("first", [6]))
+
+
+def _expect_mixed(
+    sender: Worker, receiver: Worker, requests: list[Parts], replies: list[Parts]
+) -> None:
+    """See that the requests arrive in order, and the replies; either may overtake the other."""
+    states = {(0, 0)}
+    for _ in range(len(requests) + len(replies)):
+        parts = receiver.receive(sender.id)
+        reached = {(i + 1, j) for i, j in states if i < len(requests) and requests[i] == parts}
+        reached |= {(i, j + 1) for i, j in states if j < len(replies) and replies[j] == parts}
+        if not reached:
+            awaited = [requests[i] for i, _ in states if i < len(requests)]
+            awaited += [replies[j] for _, j in states if j < len(replies)]
+            raise sender.deviation(
+                f"send({receiver.id}, ...)",
+                f"{receiver.name}'s inbox gets {' or '.join(map(shown, awaited[:2]))} next",
+                f"it gets deliver({sender.id}, {shown(parts)})",
+            )
+        states = reached

@@ -1,0 +1,119 @@
+"""What this process has open: connections that can be cut, and what a transport leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rpc_backends_testing.resource_leaks import opened
+
+
+def connections() -> set[str]:
+    """Return the connected stream sockets of this process, as the system names them."""
+    return set(_connected())
+
+
+def cut(names: set[str]) -> None:
+    """End these connections, as a network does that breaks; both ends stay alive."""
+    for name, descriptor in _connected().items():
+        if name in names:
+            with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def listening() -> list[object]:
+    """Return the addresses at which stream sockets of this process listen: of TCP and of paths."""
+    found: list[object] = []
+    for descriptor in _sockets().values():
+        with contextlib.suppress(OSError), _duplicate(descriptor) as one:
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.append(one.getsockname())
+    return found
+
+
+def connect(address: object) -> socket.socket:
+    """Connect to an address that :func:`listening` has returned."""
+    family = socket.AF_UNIX
+    if isinstance(address, tuple):
+        family = socket.AF_INET if len(address) == 2 else socket.AF_INET6
+    connection = socket.socket(family)
+    try:
+        connection.settimeout(5.0)
+        connection.connect(address)  # type: ignore[arg-type]  # what getsockname() gave
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How the connections of a transport are cut.
+
+    :ivar connections: returns names of the connections that this process has now.
+    :ivar cut: ends those named.
+    :ivar before: the connections that there were before the test.
+    """
+
+    connections: Callable[[], set[str]]
+    cut: Callable[[set[str]], None]
+    before: frozenset[str] = frozenset()
+
+    def wait_until_gone(self, names: set[str], seconds: float) -> None:
+        """Wait until these connections are closed, at most for a time."""
+        end = time.monotonic() + seconds
+        while names & self.connections() and time.monotonic() < end:
+            time.sleep(0.005)
+
+
+class Remainder:
+    """Compares what this process has open with what it had when this was made."""
+
+    def __init__(self) -> None:
+        self._before = opened()
+
+    def now(self, seconds: float) -> str:
+        """Return in words what is open and was not; wait up to ``seconds`` until it is nothing.
+
+        A thread that has done its work takes a moment to end.
+        """
+        end = time.monotonic() + seconds
+        while (found := opened().beyond(self._before)) != "nothing":
+            if time.monotonic() > end:
+                return found
+            time.sleep(0.01)
+        return found
+
+
+def _sockets() -> dict[str, int]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of this listing
+            name = str(entry.readlink())
+            if name.startswith("socket:"):
+                found[name] = int(entry.name)
+    return found
+
+
+def _connected() -> dict[str, int]:
+    found = {}
+    for name, descriptor in _sockets().items():
+        with contextlib.suppress(OSError), _duplicate(descriptor) as one:
+            if one.type == socket.SOCK_STREAM:
+                try:
+                    one.getpeername()
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # connected, but its other end has ended
+                        continue
+                found[name] = descriptor
+    return found
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(descriptor))

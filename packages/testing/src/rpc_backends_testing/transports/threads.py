@@ -1,0 +1,194 @@
+"""Threads: many callers and many peers at once, and peers that take no messages."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from rpc_backends_testing.transports.content import message
+from rpc_backends_testing.transports.workers import Workers
+
+_MUCH = [1 << 20] * 32
+
+
+class ThreadTests:
+    """Tests of concurrency, and of a peer that does not receive."""
+
+    def test_all_at_once(self, transports: Workers) -> None:
+        """Four workers send requests and replies to each other at the same time; all arrive, in order."""
+        with transports(4) as workers:
+            pairs = list(itertools.permutations(workers, 2))
+            for caller, callee in pairs:
+                caller.send(callee.id, message("first", [6]))
+                callee.expect(caller, message("first", [6]))
+            sent = {
+                (sender.id, receiver.id): [
+                    message((sender.id, place), [8, place]) for place in range(60)
+                ]
+                for sender, receiver in pairs
+            }
+            _at_once(
+                partial(
+                    sender.send_all,
+                    receiver.id,
+                    sent[sender.id, receiver.id],
+                    sender.id > receiver.id,
+                )
+                for sender, receiver in pairs
+            )
+            for sender, receiver in pairs:
+                for parts in sent[sender.id, receiver.id]:
+                    if receiver.receive(sender.id) != parts:
+                        raise sender.deviation(
+                            f"send({receiver.id}, ...) from a thread for each peer",
+                            "each message arrives as it was sent, in order",
+                            "another one arrives",
+                        )
+
+    def test_first_messages_cross(self, transports: Workers) -> None:
+        """Two workers that connect to each other at the same moment both get their messages.
+
+        The two connections cross. Neither may be taken for a second one that is not needed and be
+        closed with a message on its way.
+        """
+        for round_ in range(10):
+            with transports() as workers:
+                _at_once(
+                    partial(one.send, 1 - one.id, message((round_, one.id), [9, 2000]))
+                    for one in workers
+                )
+                for sender, receiver in (workers, workers[::-1]):
+                    receiver.expect(sender, message((round_, sender.id), [9, 2000]))
+
+    def test_many_threads(self, transports: Workers) -> None:
+        """Messages that many threads send to one peer all arrive, those of a thread in order.
+
+        The agent calls a transport in C++ on many threads at once, and one in Python on one per peer.
+        """
+        with transports() as (zero, one):
+            sent = [[message((thread, i), [3, 700 + i]) for i in range(50)] for thread in range(8)]
+            _at_once(partial(zero.send_all, 1, own) for own in sent)
+            places = [0] * len(sent)
+            for _ in range(sum(map(len, sent))):
+                parts = one.receive(0)
+                thread = next(
+                    (
+                        thread
+                        for thread, own in enumerate(sent)
+                        if places[thread] < len(own) and own[places[thread]] == parts
+                    ),
+                    None,
+                )
+                if thread is None:
+                    raise zero.deviation(
+                        "send(1, ...) on eight threads",
+                        "each message arrives as it was sent, those of a thread in order",
+                        "another one arrives",
+                    )
+                places[thread] += 1
+
+    def test_peer_that_receives_nothing(self, transports: Workers) -> None:
+        """A peer that takes no messages holds up the messages to it, and those to no other peer.
+
+        `send` of a transport in C++ returns all the same. Once the peer takes messages, all arrive.
+        """
+        with transports(3) as (zero, one, two):
+            one.inbox.block()
+            much = [message(place, _MUCH) for place in range(2)]
+            sending = zero.start_sending(1, much)
+            if zero.native and not sending.wait(transports.limits.seconds):
+                raise zero.deviation(
+                    "send(1, 32 MiB) while worker1 takes no messages",
+                    "returns without waiting for the peer: torch holds locks meanwhile",
+                    "it waits",
+                )
+            sending.wait(0.2)
+            for place in range(20):
+                zero.send(2, message(place, [10, 5000]))
+                two.expect(zero, message(place, [10, 5000]))
+                two.send(0, message(place, [7]), reply=True)
+                zero.expect(two, message(place, [7]), reply=True)
+            one.inbox.unblock()
+            for parts in much:
+                one.expect(zero, parts)
+            if not sending.wait(transports.limits.seconds):
+                raise zero.deviation(
+                    sending.text, "returns once worker1 takes messages", "it waits"
+                )
+
+    def test_metrics_and_forget_while_sending(self, transports: Workers) -> None:
+        """`metrics` and `forget` of another peer do not wait for a `send` that waits for its peer."""
+        with transports(3) as (zero, one, two):
+            zero.may_lose.update((1, 2))
+            one.may_lose.add(0)
+            zero.send(2, message("request", [4]))
+            two.expect(zero, message("request", [4]))
+            one.inbox.block()
+            sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
+            sending.wait(0.2)
+            zero.metrics()
+            zero.forget(2)
+            zero.forget(1)
+            if not sending.wait(transports.limits.seconds):
+                transports.limits.note_passed()
+                raise zero.deviation(
+                    "forget(1) while send(1, ...) waits for worker1",
+                    "send() ends",
+                    "it still waits",
+                )
+            one.inbox.unblock()
+            one.inbox.wait_for(lambda _: False, 0.1)
+            one.take_messages()
+
+    def test_close_while_others_send(self, transports: Workers) -> None:
+        """`close` while threads send returns in time; a `send` after it raises an error."""
+        with transports(3) as (zero, one, two):
+            for worker in (zero, one, two):
+                worker.may_lose.update((0, 1, 2))
+            stop = time.monotonic() + transports.limits.seconds
+            errors: list[str | None] = []
+
+            def send(peer: int) -> None:
+                while time.monotonic() < stop:
+                    error = zero.try_send(peer, message("request", [100]))
+                    if error is not None:
+                        errors.append(error)
+                        return
+
+            threads = [threading.Thread(target=send, args=(peer,), daemon=True) for peer in (1, 2)]
+            for thread in threads:
+                thread.start()
+            one.inbox.wait_for(lambda events: len(events) > 5, transports.limits.seconds)
+            zero.close(0)
+            for thread in threads:
+                thread.join(transports.limits.seconds + 1.0)
+            if len(errors) < len(threads):
+                raise zero.deviation("send(1, ...) after close()", "an error", "none")
+            for worker in (one, two):
+                worker.inbox.wait_for(lambda _: False, 0.1)
+                worker.take_messages()
+
+
+def _at_once(calls: Iterable[Callable[[], None]]) -> None:
+    """Run each call on a thread of its own, at the same time.
+
+    :raises Exception: what the first that failed has raised.
+    """
+    errors: list[Exception] = []
+
+    def run(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()  # each call has a time limit
+    if errors:
+        raise errors[0]
