@@ -387,4 +387,5 @@ def test_a_message_of_a_forgotten_worker_is_refused(
     zero.message()
     zero.transport.forget(1)
     caller.send(0, b"late")
+    assert zero.transport.receive(0.2) is None
     assert "worker 1 has left the group" in caller.lost()
