@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_transports import BROKEN
+from rpc_broken_backends.transports import BROKEN
 
 from support.environments import clean_environ
 
@@ -48,12 +48,10 @@ def _run(folder: Path, *, whole: bool) -> Failures:
         f"class Test{name}(TransportContract):\n"
         f"    patience = {_PATIENCE}\n"
         f"    def make_transport(self, worker_id):\n"
-        f"        return broken_transports.{name}()\n"
+        f"        return transports.{name}()\n"
         for name in BROKEN
     )
-    source = (
-        f"import broken_transports\nfrom rpc_backends_testing import TransportContract\n{classes}"
-    )
+    source = f"from rpc_broken_backends import transports\nfrom rpc_backends_testing import TransportContract\n{classes}"
     (folder / "test_broken.py").write_text(source)
     (folder / "conftest.py").write_text(_PLUGIN)
     chosen = [f"test_broken.py::Test{name}::{one.test}" for name, one in BROKEN.items()]

@@ -33,7 +33,9 @@ def main() -> int:
         return 1
     reasons, started, survivors = listed(), time.monotonic(), []
     for number, fate in enumerate(run(chosen, given.jobs), 1):
-        words = f"killed by {fate.killed_by}: {fate.got}" if fate.killed_by else "SURVIVES"
+        words = (
+            f"killed by {fate.killed_by}: {fate.got}" if fate.killed_by else f"SURVIVES {fate.got}"
+        )
         print(f"{number}/{len(chosen)} {fate.seconds:5.1f} s  {fate.mutant}  {words}", flush=True)
         if not fate.killed_by:
             survivors.append(fate.mutant)
