@@ -67,7 +67,7 @@ def reports_of_broken(
     """Run two chapters on every broken backend that a test of this session asks for (`_run_broken`)."""
     from rpc_broken_backends import all_broken
 
-    chapters = {name: (broken.chapter, broken.sound) for name, broken in all_broken().items()}
+    chapters = {name: broken.chosen for name, broken in all_broken().items()}
     return _run_broken(request, chapters, tmp_path_factory.mktemp("suite"), broken_backends)
 
 

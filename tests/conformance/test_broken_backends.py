@@ -19,12 +19,12 @@ def test_a_broken_backend_fails_the_chapter_that_it_breaks_and_passes_another(
 ) -> None:
     report = reports_of_broken[broken_name]
     passed = {result["chapter"] for result in report["results"] if result["outcome"] == "passed"}
-    assert BROKEN[broken_name].sound in passed
+    assert BROKEN[broken_name].spreads or BROKEN[broken_name].sound in passed
     _assert_fails_only_where_it_is_broken(broken_name, report)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("broken_name", BROKEN)
+@pytest.mark.parametrize("broken_name", [name for name in BROKEN if not BROKEN[name].spreads])
 def test_a_broken_backend_passes_all_other_chapters(
     broken_name: str, whole_reports_of_broken: dict[str, dict[str, Any]]
 ) -> None:

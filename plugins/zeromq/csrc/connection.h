@@ -33,6 +33,9 @@ class Connection {
   // Returns false if the connection has ended. Throws TransportError if the message is too large.
   virtual bool send(Parts parts) = 0;
 
+  // Waits until the handshake has ended, if messages are queued behind it; at most until `deadline`.
+  virtual void wait_until_open(Clock::time_point /*deadline*/) {}
+
   // Reads what has arrived, and closes. Queued messages have `linger` seconds to be sent.
   virtual void close(double linger) = 0;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace rpc_backends::zeromq {
 
@@ -127,6 +128,21 @@ void Peers::hint(int peer) {
   const auto found = peers_.find(peer);
   if (found != peers_.end() && found->second.lost && !found->second.connection) {
     schedule_reconnect(peer, found->second, kFirstPause);
+  }
+}
+
+void Peers::wait_until_open(Clock::time_point deadline) {
+  std::vector<std::shared_ptr<Connection>> connections;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [id, peer] : peers_) {
+      if (peer.connection && !peer.lost) {
+        connections.push_back(peer.connection);
+      }
+    }
+  }
+  for (const auto& connection : connections) {
+    connection->wait_until_open(deadline);
   }
 }
 

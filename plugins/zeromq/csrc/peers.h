@@ -39,6 +39,9 @@ class Peers : private Connection::Listener {
   void hint(int peer);
 
   // Closes all connections. Queued messages have `linger` seconds to be sent.
+  // Waits for handshakes behind which messages are queued, at most until `deadline`.
+  void wait_until_open(Clock::time_point deadline);
+
   void close(double linger);
 
  private:

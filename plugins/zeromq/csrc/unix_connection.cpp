@@ -82,6 +82,10 @@ void UnixConnection::close(double linger) {
   stream_->close(Clock::now() + std::chrono::milliseconds(milliseconds(linger)));
 }
 
+void UnixConnection::wait_until_open(Clock::time_point deadline) {
+  stream_->wait_until_started(deadline);
+}
+
 void UnixConnection::end(const std::string& reason) {
   services_.event_loop.post([weak = weak_from_this(), reason] {
     if (const auto connection = weak.lock()) {
@@ -205,6 +209,7 @@ void UnixConnection::report_end(const std::string& reason) {
   if (!ended_) {
     ended_ = true;
     unwatch();
+    stream_->abandon();
     listener_.on_end(shared_from_this(), reason);
   }
 }

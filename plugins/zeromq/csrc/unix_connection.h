@@ -50,6 +50,7 @@ class UnixConnection : public Connection, public std::enable_shared_from_this<Un
   void open(const Credentials& credentials, const Route& route);
 
   bool send(Parts parts) override;
+  void wait_until_open(Clock::time_point deadline) override;
   void close(double linger) override;
   void end(const std::string& reason) override;
 

@@ -87,7 +87,7 @@ void UnixListener::forget(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   answers_.erase(peer);
   for (const Caller& caller : callers_[peer]) {
-    caller.stream->ignore();
+    caller.stream->forget("worker " + std::to_string(peer) + " has left the group");
   }
 }
 

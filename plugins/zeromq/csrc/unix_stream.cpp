@@ -66,6 +66,7 @@ void UnixStream::start() {
       return;
     }
     started_ = true;
+    written_.notify_all();
     watch_ = services_.writer.watch(fd(), [weak = weak_from_this()] {
       if (const auto stream = weak.lock()) {
         stream->flush();
@@ -229,16 +230,30 @@ UnixStream::Written UnixStream::write(Outgoing& message) {
   }
 }
 
+void UnixStream::wait_until_started(Clock::time_point deadline) {
+  Lock lock(writing_);
+  written_.wait_until(lock, deadline, [this] { return started_ || abandoned_ || closed_ || queue_.empty(); });
+}
+
+void UnixStream::abandon() {
+  const Lock lock(writing_);
+  abandoned_ = true;
+  written_.notify_all();
+}
+
 void UnixStream::refuse(const std::string& reason) {
-  ignore();
+  ignoring_ = true;
   const size_t size = std::min(reason.size(), kLongestReason);
   Outgoing message{head_of(Kind::kRefusal, size, size), {}};
   std::copy_n(reason.data(), size, message.head.data() + sizeof(Header));
   post(std::move(message));
 }
 
-void UnixStream::ignore() {
-  ignoring_ = true;
+void UnixStream::forget(const std::string& reason) {
+  if (!forgotten_) {
+    farewell_ = reason;
+    forgotten_ = true;
+  }
 }
 
 Clock::duration UnixStream::check_liveness() {
@@ -289,6 +304,9 @@ bool UnixStream::handle(MessageReader::Outcome outcome) {
   last_activity_ = Clock::now();
   switch (outcome) {
     case MessageReader::Outcome::kMessage: {
+      if (forgotten_ && !ignoring_) {
+        refuse(farewell_);
+      }
       if (ignoring_) {
         ++services_.counters.dropped;
         return true;

@@ -45,8 +45,13 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
 
   // Sends a refusal to the other side and drops further data.
   void refuse(const std::string& reason);
-  // Drops further messages from the other side, and continues to send.
-  void ignore();
+  // Refuses the next message from the other side for this reason, and continues to send.
+  void forget(const std::string& reason);
+
+  // Waits, at most until `deadline`, for start() or abandon(), if messages are queued.
+  void wait_until_started(Clock::time_point deadline);
+  // The stream will never start.
+  void abandon();
 
   // Sends a ping if nothing has arrived for half of settings.heartbeat. Returns how long nothing has arrived.
   Clock::duration check_liveness();
@@ -88,6 +93,8 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   std::mutex reading_;
   MessageReader reader_;
   std::atomic<bool> ignoring_{false};
+  std::atomic<bool> forgotten_{false};
+  std::string farewell_;  // why messages are refused; written once, before forgotten_
   bool read_to_end_ = false;
   uint64_t source_ = 0;  // 0 while nothing is read
 
@@ -97,6 +104,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   bool busy_ = false;   // a thread is writing the head of the queue, without the lock
   bool again_ = false;  // the socket has become writable meanwhile
   bool started_ = false;
+  bool abandoned_ = false;
   bool closed_ = false;
   uint64_t watch_ = 0;
 

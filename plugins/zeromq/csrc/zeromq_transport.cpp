@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -79,6 +80,9 @@ struct ZeroMQTransport::Impl {
 
   // The context is closed last of the ZeroMQ objects. It waits until queued messages are sent.
   void close(double linger) {
+    const auto deadline = Clock::now() + std::chrono::milliseconds(milliseconds(linger));
+    peers.wait_until_open(deadline);  // the event loop ends handshakes
+    linger = std::max(0.0, std::chrono::duration<double>(deadline - Clock::now()).count());
     event_loop.stop();
     writer.stop();
     callback_thread.stop();

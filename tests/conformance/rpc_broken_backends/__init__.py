@@ -18,14 +18,24 @@ class Broken:
     """A backend that breaks one thing.
 
     :ivar backend: it.
-    :ivar chapter: the chapter of the suite that must fail, and the only one.
+    :ivar chapter: the chapter of the suite that must fail, and the only one unless it spreads.
     :ivar tells: a requirement that must fail (its id begins like this), and words that its call, what was
         expected or what came must have: they tell the author what is wrong.
+    :ivar spreads: whether other chapters fail, too.
     """
 
     backend: Backend
     chapter: str
     tells: tuple[str, str]
+    spreads: bool = False
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """What of the suite tells that it is broken, and that the suite is sound: chapters, or a test."""
+        if self.spreads:
+            chapter, _, name = self.tells[0].partition(".")
+            return (f"{chapter}::test_{name}",)
+        return (self.chapter, self.sound)
 
     @property
     def sound(self) -> str:
@@ -35,10 +45,10 @@ class Broken:
 
 def all_broken() -> dict[str, Broken]:
     """Return every broken backend by name."""
-    from rpc_broken_backends import calls, data, life, others
+    from rpc_broken_backends import calls, data, life, others, over_transports
 
     found: dict[str, Broken] = {}
-    for module in (calls, data, life, others):
+    for module in (calls, data, life, others, over_transports):
         found.update(module.BROKEN)
     return found
 

@@ -349,3 +349,38 @@ def test_a_burst_arrives_without_further_traffic(make: MakeWorker, tmp_path: Pat
     for number in range(1000):
         one.send(0, b"%d" % number)
     assert [zero.message()[1] for _ in range(1000)] == [[b"%d" % number] for number in range(1000)]
+
+
+def test_close_waits_for_the_handshake_of_queued_messages(make: MakeWorker, tmp_path: Path) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def whose(_proof: bytes, _waited: float) -> int:
+        asked.set()
+        answer.wait(PATIENCE)
+        return 0
+
+    zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
+    one = make(1, wants_proofs=True, on_unknown_key=whose).listen(f"ipc://{tmp_path}/1")
+    zero.transport.learn(1, one.endpoint, None, PROOFS)
+    zero.send(1, b"queued")
+    assert asked.wait(PATIENCE)
+    closing = threading.Thread(target=zero.transport.close, args=(PATIENCE,))
+    closing.start()
+    closing.join(0.2)  # a close() that does not wait has ended by then
+    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+    answer.set()
+    assert one.message() == (0, [b"queued"])
+    closing.join(PATIENCE)
+
+
+def test_a_message_of_a_forgotten_worker_is_refused(
+    zero: Worker, make: MakeWorker, tmp_path: Path
+) -> None:
+    caller = make(1).listen(f"ipc://{tmp_path}/caller").learn(zero)
+    zero.learn(caller)
+    caller.send(0, b"before")
+    zero.message()
+    zero.transport.forget(1)
+    caller.send(0, b"late")
+    assert zero.transport.receive(0.2) is None
+    assert "worker 1 has left the group" in caller.lost()

@@ -205,13 +205,13 @@ class ClosingTests:
             one.may_lose.add(0)
             _talk(zero, one)
             remainder = resources.Remainder()
-            for _ in range(10):
+            for _ in range(4):
                 cutting.cut(cutting.connections() - cutting.before)
                 _talk_again(zero, one)
             found = remainder.now(2 * transports.limits.seconds)
             if found != "nothing":
                 raise zero.deviation(
-                    "(ten times, the connections to worker1 are cut and made again)",
+                    "(four times, the connections to worker1 are cut and made again)",
                     "no more sockets, files and threads than before",
                     f"{found} more",
                 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from rpc_backends_testing.deviations import deviate
@@ -28,11 +29,22 @@ class Limits:
     def __init__(self, patience: float = 1.0) -> None:
         self.patience = patience
         self.passed = 0
+        self._least = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds that a wait may take now."""
-        return (SECONDS if self.passed < _ENOUGH else SECONDS_WHEN_BROKEN) * self.patience
+        limit = SECONDS if self.passed < _ENOUGH else SECONDS_WHEN_BROKEN
+        return max(limit * self.patience, self._least)
+
+    @contextlib.contextmanager
+    def at_least(self, seconds: float) -> Iterator[None]:
+        """Let every wait of the block take this long: the transport may have a time limit of its own."""
+        self._least = seconds
+        try:
+            yield
+        finally:
+            self._least = 0.0
 
     def note_passed(self) -> None:
         """Note that a limit has passed."""

@@ -20,7 +20,7 @@ _sizes = st.one_of(
     st.integers(0, 70000),
 )
 message_sizes = st.lists(_sizes, max_size=12)
-_LARGE = (24 << 20) + 5
+_LARGE = (8 << 20) + 5
 
 
 class MessageTests:
@@ -100,7 +100,7 @@ class MessageTests:
                 one.expect(zero, parts)
 
     def test_large_message(self, transports: Workers) -> None:
-        """A message of 24 MiB arrives, and so do small ones before and after it."""
+        """A message of 8 MiB arrives, and so do small ones before and after it."""
         with transports() as (zero, one):
             sent = [
                 message("before", [7]),

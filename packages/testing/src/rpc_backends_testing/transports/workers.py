@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -341,13 +342,25 @@ class Workers:
         If the block ends without an error, nothing may have happened that was not asked for.
         """
         workers: list[Worker] = []
+        escaped: list[str] = []
+        before, threading.excepthook = threading.excepthook, lambda args: escaped.append(_of(args))
+        try:
+            with self._started(workers, size, learn):
+                yield workers
+        finally:
+            threading.excepthook = before
+        if escaped:
+            raise deviate("(a thread of the transport)", "it ends without an exception", escaped[0])
+
+    @contextlib.contextmanager
+    def _started(self, workers: list[Worker], size: int, learn: bool) -> Iterator[None]:
         try:
             for worker_id in range(size):
                 workers.append(self.make(worker_id))
                 workers[-1].listen()
             for one in workers if learn else ():
                 one.learn(*(other for other in workers if other is not one))
-            yield workers
+            yield
             for one in workers:
                 one.check()
         except BaseException:
@@ -372,6 +385,13 @@ def _in_python(transport: Any) -> Any:
     from rpc_backends_agents import in_python
 
     return in_python(transport)
+
+
+def _of(args: threading.ExceptHookArgs) -> str:
+    """Return in words what has ended a thread."""
+    frames = traceback.extract_tb(args.exc_traceback)
+    where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{args.exc_type.__name__}: {args.exc_value}{where}"
 
 
 def _name(worker_id: int) -> str:

@@ -1,0 +1,105 @@
+"""The tests of transports are themselves tested: each transport that breaks a promise fails its test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rpc_broken_backends.transports import BROKEN
+
+from support.environments import clean_environ
+
+pytestmark = pytest.mark.timeout(1800)
+
+#: The time limits are for a transport that is slow, and none of these is.
+_PATIENCE = 0.3
+#: Seconds in which a whole run on a broken transport must have told what is wrong.
+_SOON = 60.0
+_PLUGIN = """
+import json, time
+from pathlib import Path
+import pytest
+
+started = {}
+
+
+def pytest_runtest_logstart(nodeid, location):
+    started.setdefault(nodeid.split("::")[1], time.monotonic())
+
+
+def pytest_runtest_logreport(report):
+    if report.failed:
+        _, class_, name = report.nodeid.split("::", 2)
+        seconds = time.monotonic() - started[class_]
+        with Path("failures.jsonl").open("a") as file:
+            file.write(json.dumps([class_, name, str(report.longrepr), seconds]) + "\\n")
+"""
+
+Failures = dict[str, list[tuple[str, str, float]]]
+
+
+def _run(folder: Path, *, whole: bool) -> Failures:
+    """Run the tests on every broken transport: those for its promise, or all."""
+    classes = "\n".join(
+        f"class Test{name}(TransportContract):\n"
+        f"    patience = {_PATIENCE}\n"
+        f"    def make_transport(self, worker_id):\n"
+        f"        return transports.{name}()\n"
+        for name in BROKEN
+    )
+    source = f"from rpc_broken_backends import transports\nfrom rpc_backends_testing import TransportContract\n{classes}"
+    (folder / "test_broken.py").write_text(source)
+    (folder / "conftest.py").write_text(_PLUGIN)
+    chosen = [f"test_broken.py::Test{name}::{one.test}" for name, one in BROKEN.items()]
+    arguments = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, *(["test_broken.py"] if whole else chosen)],
+        cwd=folder,
+        env=clean_environ({"PYTHONPATH": str(Path(__file__).parent)}),
+        capture_output=True,
+        check=False,
+    )
+    found: Failures = {name: [] for name in BROKEN}
+    for line in (folder / "failures.jsonl").read_text().splitlines():
+        class_, name, text, seconds = json.loads(line)
+        found[class_.removeprefix("Test")].append((name, text, seconds))
+    return found
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
+    """Run the test for its promise on each broken transport, all in one process."""
+    return _run(tmp_path_factory.mktemp("broken"), whole=False)
+
+
+@pytest.fixture(scope="module")
+def all_failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
+    """Run all tests on each broken transport."""
+    return _run(tmp_path_factory.mktemp("broken"), whole=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_transport_fails_the_test_for_its_promise(name: str, failures: Failures) -> None:
+    _assert_found(name, failures[name])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_whole_run_finds_what_is_broken_soon(name: str, all_failures: Failures) -> None:
+    _assert_found(name, all_failures[name])
+    first = min(seconds for _, _, seconds in all_failures[name])
+    assert first < _SOON
+
+
+def _assert_found(name: str, failed: list[tuple[str, str, float]]) -> None:
+    """See that the test for the promise has failed, and names the method at fault."""
+    texts: list[Any] = [text for test, text, _ in failed if test == BROKEN[name].test]
+    assert texts, f"failed: {[test for test, _, _ in failed]}"
+    assert BROKEN[name].names in texts[0], texts[0]
+    assert "call:" in texts[0]
+    assert "got:" in texts[0]

@@ -1,0 +1,51 @@
+"""Counts what share of the mutants of a sound transport the tests of ``TransportContract`` kill.
+
+::
+
+    PYTHONPATH=tests .venv/bin/python -m mutation               # all: some minutes on two cores
+    PYTHONPATH=tests .venv/bin/python -m mutation --every 15    # a sample
+    PYTHONPATH=tests .venv/bin/python -m mutation --line 88     # those of one line
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from mutation.mutants import mutants
+from mutation.running import run, sound
+from mutation.survivors import SOUND, listed
+
+
+def main() -> int:
+    """Run, print each fate, and return 1 if a mutant survives that is not listed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="only each N-th mutant")
+    parser.add_argument("--line", type=int, help="only mutants of this line")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    given = parser.parse_args()
+    chosen = list(mutants(SOUND.read_text()))[:: given.every]
+    if given.line is not None:
+        chosen = [one for one in chosen if one.line == given.line]
+    (fate,) = run([sound(SOUND.read_text())])
+    if fate.killed_by:
+        print(f"without a fault, {fate.killed_by} fails: {fate.got}")
+        return 1
+    reasons, started, survivors = listed(), time.monotonic(), []
+    for number, fate in enumerate(run(chosen, given.jobs), 1):
+        words = (
+            f"killed by {fate.killed_by}: {fate.got}" if fate.killed_by else f"SURVIVES {fate.got}"
+        )
+        print(f"{number}/{len(chosen)} {fate.seconds:5.1f} s  {fate.mutant}  {words}", flush=True)
+        if not fate.killed_by:
+            survivors.append(fate.mutant)
+    share = 1 - len(survivors) / max(len(chosen), 1)
+    print(f"{share:.1%} of {len(chosen)} mutants killed in {time.monotonic() - started:.0f} s")
+    unknown = [one for one in survivors if (one.fault, one.before) not in reasons]
+    for one in survivors:
+        print(f"survives: {one}: {reasons.get((one.fault, one.before), 'NOT LISTED')}")
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
