@@ -15,9 +15,12 @@ from rpc_backends_testing.marks import REQUIREMENT
 from rpc_backends_testing.results import Outcome, Result, settle
 from rpc_backends_testing.subject import Subject
 from rpc_backends_testing.suite import BACKEND, SUITE_VERSION
+from rpc_backends_testing.time_limits import TimeLimits
 
 #: The key under which a result travels in pytest's report, between processes too.
 PROPERTY = "rpc_requirement"
+
+_LIMITS = pytest.StashKey[dict[str, TimeLimits]]()
 
 #: Where the contract is written down; a chapter is a heading of its name.
 CONTRACT = "docs/how-to/write-a-backend.md"
@@ -39,6 +42,12 @@ def subject_of(item: pytest.Item) -> tuple[Subject, int] | None:
         return None
     given = item.config.getoption("rpc_suite_version") or item.config.getini("rpc_suite_version")
     return Subject(name, item.config.getoption("rpc_option") or {}), int(given or SUITE_VERSION)
+
+
+def limits_of(config: pytest.Config, backend: str) -> TimeLimits:
+    """Return the time limits for tests of a backend, which all its tests in this process share."""
+    limits = config.stash.setdefault(_LIMITS, {})
+    return limits.setdefault(backend, TimeLimits(config.getoption("rpc_patience")))
 
 
 def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -70,6 +79,9 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
             since=result.since,
             suite_version=version,
         )
+    error = call.excinfo.value if call.excinfo else None
+    hung = isinstance(error, WorkerError) and error.late
+    limits_of(item.config, subject.name).record_test(result.chapter, hung)
     if report.failed:
         assert call.excinfo is not None
         explain(result, call.excinfo.value, str(report.longrepr))
@@ -86,7 +98,8 @@ def explain(result: Result, error: BaseException, trace: str) -> None:
     deviation = None
     if isinstance(error, DeviationError | WorkerError):
         deviation = error.deviation
-        result.detail = str(error) if isinstance(error, WorkerError) else trace
+    if isinstance(error, WorkerError):
+        result.detail, result.has_stacks = str(error), error.late or error.died
     if deviation is not None:
         result.call, result.expected, result.got = (
             deviation.call,
@@ -95,7 +108,7 @@ def explain(result: Result, error: BaseException, trace: str) -> None:
         )
     elif isinstance(error, WorkerError) and error.stuck:
         result.call = "; ".join(f"{what} (in {who})" for who, what in error.stuck.items())
-        result.expected = "an end"
+        result.expected = "it returns or raises an error"
         result.got = str(error).partition(";")[0].partition("\n")[0]
     elif isinstance(error, WorkerError) and error.failures:
         first = error.failures[0]

@@ -35,7 +35,8 @@ class Result:
     :ivar since: the version of the suite that asked for it first.
     :ivar reason: why it could not be tried.
     :ivar call: what was done when it failed, and then what was expected and what came.
-    :ivar detail: tracebacks, and what the workers printed.
+    :ivar detail: tracebacks, and the output of the workers.
+    :ivar has_stacks: whether a worker hung or died; ``detail`` then has the stacks of all workers.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Result:
     expected: str = ""
     got: str = ""
     detail: str = ""
+    has_stacks: bool = False
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
@@ -82,6 +84,7 @@ class Report:
     :ivar declared: the capabilities that the backend declares.
     :ivar started: the time, UTC, ISO 8601.
     :ivar complete: whether all requirements of the suite were in the run.
+    :ivar stopped: why the run ended before its last test; empty if it did not.
     """
 
     suite_version: int
@@ -93,6 +96,7 @@ class Report:
     seconds: float
     complete: bool
     results: list[Result] = field(default_factory=list)
+    stopped: str = ""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:

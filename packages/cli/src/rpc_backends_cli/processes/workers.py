@@ -19,6 +19,7 @@ import contextlib
 import math
 import os
 import pickle
+import re
 import select
 import signal
 import socket
@@ -42,13 +43,25 @@ from rpc_backends_cli.processes.template import Template, default_template
 #: What is heard of a step: news, and how it ended.
 Report: TypeAlias = News | Done | Failure | Ended
 
+#: Seconds that the other workers have to end a step after it has failed in one of them.
+_GRACE_PERIOD = 5.0
+#: How many lines of a worker's output an error shows at most; the last ones are its stacks.
+_LINES = 150
+#: The frames at the bottom of each worker's stack: those of this package.
+_OUR_FRAMES = re.compile(
+    r'^  File "[^"\n]*rpc_backends_cli/processes/worker\.py", line .*\n(?:  File "<string>".*\n)?',
+    re.M,
+)
+
 
 class WorkerError(AssertionError):
     """A step failed, a worker died or was too late; the text shows tracebacks and what they printed.
 
     :ivar deviation: what a conformance check found in the first step that failed, if that is the reason.
-    :ivar stuck: what each worker that was not through with its step was doing, as it reported itself.
+    :ivar stuck: what each worker was doing that had not finished its step, as it reported itself.
     :ivar failures: the steps that failed, the first worker's first.
+    :ivar late: whether a worker exceeded the time limit.
+    :ivar died: whether a worker ended before its step did.
     """
 
     def __init__(
@@ -58,8 +71,12 @@ class WorkerError(AssertionError):
         deviation: Any = None,
         stuck: Mapping[str, str] | None = None,
         failures: Iterable[StepFailure] = (),
+        late: bool = False,
+        died: bool = False,
     ) -> None:
         super().__init__(text)
+        self.late = late
+        self.died = died
         self.deviation = deviation
         self.stuck = dict(stuck or {})
         self.failures = tuple(failures)
@@ -84,6 +101,7 @@ class Step:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self._begin = time.monotonic()
         self.ending: Done | Failure | Ended | None = None
 
     def hear(self, seconds: float) -> Report | None:
@@ -136,7 +154,7 @@ class Step:
         if isinstance(report, News):
             return report.value
         self.result()
-        raise WorkerError(f"{self.worker.name} was through with its step and had reported nothing")
+        raise WorkerError(f"{self.worker.name} finished its step and reported nothing")
 
     def _receive(self, seconds: float | None) -> Report:
         """Wait for what the step has to report; when it is too late, fail and show why."""
@@ -145,7 +163,8 @@ class Step:
         left = workers.seconds_left()
         report = self.hear(left if seconds is None else min(left, seconds))
         if report is None:
-            workers.give_up(f"{self.worker.name} was not through with its step in time")
+            took = time.monotonic() - self._begin
+            workers.give_up(f"{self.worker.name} did not finish its step in time ({took:.0f} s)")
         return report
 
     def _outcome(self) -> Done | Failure:
@@ -153,8 +172,9 @@ class Step:
         assert self.ending is not None
         if isinstance(self.ending, Ended):
             worker = self.worker
-            text = f"{worker.name} ended, exit status {self.ending.status}\n{worker.output}"
-            raise WorkerError(text, stuck={worker.name: worker.doing} if worker.doing else {})
+            text = f"{worker.name} ended, exit status {self.ending.status}\n{worker.shown_output()}"
+            stuck = {worker.name: worker.doing} if worker.doing else {}
+            raise WorkerError(text, stuck=stuck, died=True)
         return self.ending
 
 
@@ -246,6 +266,14 @@ class Worker:
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
+    def shown_output(self) -> str:
+        """Return the end of the output for an error, without this package's frames in stacks."""
+        lines = _OUR_FRAMES.sub("", self.output).splitlines(keepends=True)
+        left_out = len(lines) - _LINES
+        if left_out > 0:
+            lines[:left_out] = [f"({left_out} lines left out)\n"]
+        return "".join(lines)
+
     def close(self) -> None:
         """End the process if it lives, and let go of it; a second time does nothing."""
         if self._log.closed:
@@ -316,10 +344,22 @@ class Workers:
     ) -> list[Any]:
         """Run a step in all living workers at once (or those of index ``on``); return the results.
 
+        After the step has failed in one worker, the others have five seconds to end it.
+
         :raises WorkerError: with the traceback of each that failed.
         """
         __tracebackhide__ = True
-        return _results(*self._outcomes(function, args, kwargs, on))
+        steps = self._start(function, args, kwargs, on)
+        for _ in self.listen(steps, grace=_GRACE_PERIOD):
+            pass
+        over = [step for step in steps if step.ending is not None]
+        if len(over) < len(steps) and any(
+            isinstance(step.ending, Failure | Ended) for step in over
+        ):
+            late = [step.worker for step in steps if step.ending is None]
+            self.print_stacks()
+            _results([step.worker for step in over], [step.outcome() for step in over], late)
+        return _results([step.worker for step in steps], [step.outcome() for step in steps])
 
     def errors(
         self,
@@ -330,7 +370,8 @@ class Workers:
     ) -> list[Failure]:
         """Run a step that must fail in all living workers (or those of index ``on``)."""
         __tracebackhide__ = True
-        return _failures(*self._outcomes(function, args, kwargs, on))
+        steps = self._start(function, args, kwargs, on)
+        return _failures([step.worker for step in steps], [step.outcome() for step in steps])
 
     def listen(
         self, steps: Iterable[Step], *, silence: float = math.inf, grace: float = math.inf
@@ -360,6 +401,16 @@ class Workers:
         """Return how much of the time is left."""
         return max(0.0, self._end - time.monotonic())
 
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Give the steps of a block at most ``seconds``, and no more than the time of all."""
+        end = self._end
+        self._end = min(end, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._end = end
+
     def give_up(self, why: str) -> NoReturn:
         """Raise a `WorkerError` that shows where every worker is."""
         __tracebackhide__ = True
@@ -367,10 +418,10 @@ class Workers:
             while not worker.connection.closed and isinstance(worker.hear(0), News):
                 pass  # what it does is reported behind its news
         self.print_stacks()
-        shown = "\n".join(f"--- {worker.name}\n{worker.output}" for worker in self._all)
+        shown = "\n".join(f"--- {worker.name}\n{worker.shown_output()}" for worker in self._all)
         stuck = {worker.name: worker.doing for worker in self._all if worker.doing}
-        text = f"{why}; what the workers printed, and their stacks:\n{shown}"
-        raise WorkerError(text, stuck=stuck)
+        text = f"{why}; output and stacks of the workers:\n{shown}"
+        raise WorkerError(text, stuck=stuck, late=True)
 
     def print_stacks(self) -> None:
         """Make every process print where each of its threads is; its Python need not be running."""
@@ -379,14 +430,10 @@ class Workers:
                 os.kill(worker.pid, signal.SIGUSR1)
         time.sleep(0.5)  # nothing says when stacks are printed
 
-    def _outcomes(
-        self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None
-    ) -> tuple[list[Worker], list[Done | Failure]]:
-        __tracebackhide__ = True
+    def _start(self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None) -> list[Step]:
         alive = [worker for worker in self._all if worker.status is None]
         chosen = alive if on is None else [self._all[index] for index in on]
-        steps = [worker.start(function, *args, **kwargs) for worker in chosen]
-        return chosen, [step.outcome() for step in steps]
+        return [worker.start(function, *args, **kwargs) for worker in chosen]
 
 
 def _timeout(seconds: float) -> float | None:
@@ -394,12 +441,22 @@ def _timeout(seconds: float) -> float | None:
     return None if seconds == math.inf else max(0.0, seconds)
 
 
-def _results(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Any]:
+def _results(
+    workers: list[Worker], outcomes: list[Done | Failure], late: Iterable[Worker] = ()
+) -> list[Any]:
+    """Return the results of a step, or raise what went wrong.
+
+    :param late: workers in which the step has not ended.
+    """
     __tracebackhide__ = True
     failed = [
-        f"--- {worker.name}, after {outcome.seconds:.2f} s\n{outcome.trace}{worker.output}"
+        f"--- {worker.name}, after {outcome.seconds:.2f} s\n{outcome.trace}{worker.shown_output()}"
         for worker, outcome in zip(workers, outcomes, strict=True)
         if isinstance(outcome, Failure)
+    ]
+    failed += [
+        f"--- {worker.name} had not finished: {worker.doing}\n{worker.shown_output()}"
+        for worker in late
     ]
     if failed:
         found = (o.deviation for o in outcomes if isinstance(o, Failure) and o.deviation)
