@@ -319,6 +319,29 @@ def test_each_backend_of_a_run_has_a_report_of_its_own(run: Any) -> None:
         assert (done.folder / f"report-{name}.html").exists()
 
 
+WARNINGS_ARE_ERRORS = '[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n'
+
+
+def test_the_suite_runs_where_warnings_are_errors(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(WARNINGS_ARE_ERRORS)
+    modules = ("--pyargs", "rpc_backends_testing", "--tier", "torch")  # imports torch's tests
+
+    done = run(BACKEND, *modules, "-k", "test_self or test_by_name")
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    assert "warning" not in done.output.lower()
+
+
+def test_the_class_runs_where_warnings_are_errors(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(WARNINGS_ARE_ERRORS)
+    source = OWN_CLASS.format("FAULTY_TENSORPIPE")
+
+    done = run("-k", "test_self", test_conformance=source)
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    assert "warning" not in done.output.lower()
+
+
 # --- other people's runs -------------------------------------------------------------------------
 
 

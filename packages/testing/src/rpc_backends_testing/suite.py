@@ -47,11 +47,7 @@ def conformance(
     for name in modules():
         module = importlib.import_module(name)
         chapter = name.rpartition(".test_")[2]
-        tests = {
-            key: staticmethod(value)
-            for key, value in vars(module).items()
-            if _is_test(value) or _is_fixture(value)
-        }
+        tests = {key: staticmethod(value) for key, value in vars(module).items() if _is_test(value)}
         class_ = type(f"Test{chapter.capitalize()}", (), {"__doc__": module.__doc__, **tests})
         class_.pytestmark = module.pytestmark  # type: ignore[attr-defined]
         body[class_.__name__] = class_
@@ -62,11 +58,5 @@ def conformance(
 
 
 def _is_test(value: Any) -> bool:
+    # Chapters define no fixtures: pytest warns of one that is a static method.
     return callable(value) and getattr(value, "__name__", "").startswith("test_")
-
-
-def _is_fixture(value: Any) -> bool:
-    # A type of its own since pytest 8.4; a function with a mark before.
-    return type(value).__name__ == "FixtureFunctionDefinition" or hasattr(
-        value, "_pytestfixturefunction"
-    )

@@ -6,6 +6,7 @@ fork of it takes milliseconds, an import of torch a second.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -35,6 +36,9 @@ _IF_INSTALLED = ("pytest",)
 _OF_A_JOB = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 #: The core's, without importing it: that may import torch, and every worker imports this module.
 _OVERRIDE = "RPC_BACKENDS_OVERRIDE"
+
+#: Seconds that the process that workers are forked from has to end.
+_SECONDS_TO_END = 5.0
 
 #: A process's id, and what waits for its end and returns its exit status.
 Started = tuple[int, Callable[[], int]]
@@ -89,8 +93,18 @@ class Template:
         with theirs:
             fd = theirs.fileno()
             call = f"serve({fd}, {self._packages!r}, {preload!r}, {self._prepare!r})"
-            self._start_python(call, [fd], None, {})
+            self._process = self._start_python(call, [fd], None, {})
+        atexit.register(self._end)
         return ours
+
+    def _end(self) -> None:
+        """End the process that workers are forked from, so that nothing of it is left to warn of."""
+        self._requests.close()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def fork(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
         """Fork a worker that talks on ``connection`` and prints to ``log`` (descriptors)."""

@@ -288,7 +288,8 @@ class Workers:
     """Workers named ``worker0`` ...; all are gone after the ``with`` block, however it ends.
 
     :param env: variables that they see on top of a clean environment.
-    :param seconds: how long all of it may take; a wait that is longer fails, and shows where each is.
+    :param seconds: how long the ``with`` block may take once the workers are there; a wait that is longer
+        fails, and shows where each worker is.
     :param fresh: start new interpreters, for variables that matter at ``import torch`` (a second each).
     :param template: how they start; one that has torch imported by default.
     """
@@ -304,6 +305,7 @@ class Workers:
     ) -> None:
         self.size = size
         self.template = template or default_template()
+        self._seconds = seconds
         self._end = time.monotonic() + seconds
         self._env = dict(env or {})
         self._fresh = fresh
@@ -317,6 +319,7 @@ class Workers:
         except BaseException:
             self.__exit__()
             raise
+        self._end = time.monotonic() + self._seconds
         return self
 
     def __exit__(self, *exc_info: object) -> None:
