@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -60,6 +60,8 @@ class Backend:
     :ivar description: one line for `rpc-backends list`.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
         as (major, minor). A core without that version rejects the backend and says what to upgrade.
+    :ivar excluded_requirements: requirements of the conformance suite that the backend does not meet:
+        their ids, each with the reason. The report shows them.
     :ivar takes_group: whether the init handler has a parameter ``group`` (computed).
     """
 
@@ -69,6 +71,7 @@ class Backend:
     capabilities: frozenset[str] = frozenset()
     description: str = ""
     spi_version: tuple[int, int] | None = None
+    excluded_requirements: Mapping[str, str] = field(default_factory=dict, hash=False)
     takes_group: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +87,7 @@ class Backend:
             )
         object.__setattr__(self, "capabilities", frozenset(map(str, self.capabilities)))
         object.__setattr__(self, "takes_group", _has_parameter(self.init_backend_handler, "group"))
+        _check_exclusions(self.excluded_requirements)
 
     @property
     def value(self) -> BackendValue:
@@ -120,6 +124,24 @@ def as_backend(obj: object, distribution: str | None = None) -> Backend:
     return backend
 
 
+def _check_exclusions(excluded: object) -> None:
+    """Reject exclusions that are not a requirement's id with a reason each."""
+    if not isinstance(excluded, Mapping):
+        raise TypeError(
+            f"Backend.excluded_requirements is {excluded!r}; it must be a dict of requirement to reason."
+        )
+    for requirement, reason in excluded.items():
+        if not isinstance(requirement, str) or not isinstance(reason, str):
+            raise TypeError(
+                f"Backend.excluded_requirements has {requirement!r}: {reason!r}; both must be strings."
+            )
+        if not reason.strip():
+            raise ValueError(
+                f"Backend.excluded_requirements[{requirement!r}] is empty; it must say why the backend "
+                "does not meet the requirement."
+            )
+
+
 def _has_parameter(handler: Callable[..., Any], name: str) -> bool:
     try:
         return name in inspect.signature(handler).parameters
@@ -139,6 +161,7 @@ def _convert(obj: object) -> Backend:
             options_type=getattr(obj, "options_type", None),
             capabilities=getattr(obj, "capabilities", frozenset()),
             description=getattr(obj, "description", ""),
+            excluded_requirements=getattr(obj, "excluded_requirements", {}),
         )
     raise TypeError(
         f"the entry point names {obj!r}, which is not a backend. It must be a "

@@ -183,6 +183,16 @@ def _check_chapters(chapters: Sequence[str]) -> None:
             raise UsageFailure(f"the chapter {chapter} has no requirements in this version.")
 
 
+def _check_suite_version(version: int | None) -> None:
+    if version is not None:
+        from rpc_backends_testing.suite import check_version
+
+        try:
+            check_version(version, "--suite-version")
+        except ValueError as error:
+            raise UsageFailure(str(error)) from error
+
+
 def _check_file(file: Path | None) -> None:
     """Find out before a run of minutes that its report could not be written."""
     if file is None:
@@ -291,6 +301,7 @@ def command(
     _check_jobs(jobs)
     _check_options(options)
     _check_chapters(chapters)
+    _check_suite_version(suite_version)
     _check_file(file)
     with tempfile.TemporaryDirectory(prefix="rpc-backends-") as place, exit_on_signals():
         folder = Path(place)

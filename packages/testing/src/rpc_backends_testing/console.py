@@ -16,6 +16,7 @@ _OUTCOME_STYLES = {
     Outcome.NOT_DECLARED: "dim",
     Outcome.WORKS_UNDECLARED: "cyan",
     Outcome.FAILS_NEWER: "yellow",
+    Outcome.EXCLUDED: "yellow",
     Outcome.NOT_RUN: "yellow",
 }
 _CAPABILITY_STYLES = {
@@ -25,7 +26,12 @@ _CAPABILITY_STYLES = {
     "works, not declared": "bold cyan",
     "not declared": "dim",
 }
-_VERDICT_STYLES = {"conforms": "green", "does not conform": "red", "partial": "yellow"}
+_VERDICT_STYLES = {
+    "conforms": "green",
+    "conforms with exclusions": "green",
+    "does not conform": "red",
+    "partial": "yellow",
+}
 
 
 def render(report: Report, files: tuple[Path, ...], to: Console) -> None:
@@ -36,7 +42,8 @@ def render(report: Report, files: tuple[Path, ...], to: Console) -> None:
             if result.outcome is Outcome.FAILED:
                 _render_failure(result, to)
     _render_reasons(report, Outcome.FAILS_NEWER, "Newer than the version that counts", to)
-    _render_reasons(report, Outcome.NOT_RUN, "Could not be tried here", to)
+    _render_reasons(report, Outcome.EXCLUDED, "Excluded by the backend", to)
+    _render_reasons(report, Outcome.NOT_RUN, "Not run here", to)
     _render_capabilities(report, to)
     _render_verdict(report, files, to)
 

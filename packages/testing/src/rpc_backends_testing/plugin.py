@@ -89,10 +89,26 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return  # the process that started this one has looked at the rest, and keeps the results
     config.pluginmanager.register(_Recorder(config))
+    _check_suite_version(config)
     if config.option.rpc_patience <= 0:
         raise pytest.UsageError(
             f"--rpc-patience is {config.option.rpc_patience:g}; it must be positive."
         )
+
+
+def _check_suite_version(config: pytest.Config) -> None:
+    given = {
+        "--rpc-suite-version": config.option.rpc_suite_version,
+        "rpc_suite_version": config.getini("rpc_suite_version"),
+    }
+    for name, version in given.items():
+        if version not in (None, ""):
+            from rpc_backends_testing.suite import check_version
+
+            try:
+                check_version(int(version), name)
+            except ValueError as error:
+                raise pytest.UsageError(str(error)) from error
 
 
 def _key_and_value(text: str) -> tuple[str, Any]:

@@ -76,7 +76,8 @@ def summary(report: Report) -> Iterator[str]:
             yield f"  expected  {result.expected}"
             yield f"  got       {result.got}"
     yield from _others(report, Outcome.FAILS_NEWER, "Newer than the version that counts")
-    yield from _others(report, Outcome.NOT_RUN, "Could not be tried here")
+    yield from _others(report, Outcome.EXCLUDED, "Excluded by the backend")
+    yield from _others(report, Outcome.NOT_RUN, "Not run here")
     capabilities = report.capabilities()
     if capabilities:
         yield ""

@@ -41,8 +41,10 @@ def conformance(
 
     :param backend: the backend to test.
     :param options: options for its construct handler, in every test.
-    :param suite_version: what is newer in the suite is run, and fails nothing.
+    :param suite_version: requirements newer than this version of the suite run, and fail nothing.
+    :raises ValueError: the installed suite has no such version.
     """
+    check_version(suite_version, "suite_version")
     body: dict[str, Any] = {"__doc__": f"{backend} does what the contract asks."}
     for name in modules():
         module = importlib.import_module(name)
@@ -55,6 +57,19 @@ def conformance(
         Subject(backend, dict(options or {})), suite_version
     )
     return type(f"Test{backend}", (), body)
+
+
+def check_version(version: int, name: str) -> None:
+    """Check that the installed suite has a version.
+
+    :param name: what sets the version, for the error.
+    :raises ValueError: it does not.
+    """
+    if 1 <= version <= SUITE_VERSION:
+        return
+    has = "version 1" if SUITE_VERSION == 1 else f"versions 1 to {SUITE_VERSION}"
+    remedy = "pip install --upgrade rpc-backends-testing" if version > 0 else "use 1 or more"
+    raise ValueError(f"{name} is {version}; the installed suite has {has}: {remedy}")
 
 
 def _is_test(value: Any) -> bool:
