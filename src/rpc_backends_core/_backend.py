@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -67,6 +67,8 @@ class Backend:
     :ivar make_transport: for a backend on the agent of `rpc-backends-agents`, so that its transport can
         be tested alone: called as ``make_transport(rpc_backend_options, group)``, returns a new
         transport of the worker ``group.name``, which does not listen yet. None: there is none to test.
+    :ivar excluded_requirements: requirements of the conformance suite that the backend does not meet:
+        their ids, each with the reason. The report shows them.
     :ivar takes_group: whether the init handler has a parameter ``group`` (computed).
     """
 
@@ -77,6 +79,7 @@ class Backend:
     description: str = ""
     spi_version: tuple[int, int] | None = None
     make_transport: MakeTransport | None = None
+    excluded_requirements: Mapping[str, str] = field(default_factory=dict, hash=False)
     takes_group: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +103,7 @@ class Backend:
             raise TypeError(f"Backend.description is {self.description!r}; it must be a string.")
         object.__setattr__(self, "capabilities", _checked_capabilities(self.capabilities))
         object.__setattr__(self, "takes_group", _has_parameter(self.init_backend_handler, "group"))
+        _check_exclusions(self.excluded_requirements)
 
     @property
     def value(self) -> BackendValue:
@@ -166,6 +170,24 @@ def _checked_capabilities(declared: object) -> frozenset[str]:
     return frozenset(map(str, names))
 
 
+def _check_exclusions(excluded: object) -> None:
+    """Reject exclusions that are not a requirement's id with a reason each."""
+    if not isinstance(excluded, Mapping):
+        raise TypeError(
+            f"Backend.excluded_requirements is {excluded!r}; it must be a dict of requirement to reason."
+        )
+    for requirement, reason in excluded.items():
+        if not isinstance(requirement, str) or not isinstance(reason, str):
+            raise TypeError(
+                f"Backend.excluded_requirements has {requirement!r}: {reason!r}; both must be strings."
+            )
+        if not reason.strip():
+            raise ValueError(
+                f"Backend.excluded_requirements[{requirement!r}] is empty; it must say why the backend "
+                "does not meet the requirement."
+            )
+
+
 def _has_parameter(handler: Callable[..., Any], name: str) -> bool:
     try:
         return name in inspect.signature(handler).parameters
@@ -186,6 +208,7 @@ def _convert(obj: object) -> Backend:
             capabilities=getattr(obj, "capabilities", frozenset()),
             description=getattr(obj, "description", ""),
             make_transport=getattr(obj, "make_transport", None),
+            excluded_requirements=getattr(obj, "excluded_requirements", {}),
         )
     raise NotABackendError(
         f"the entry point names {obj!r}, which is not a backend. It must be a "

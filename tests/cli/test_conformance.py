@@ -39,6 +39,16 @@ BACKEND = Backend(
 """
 
 
+HANGING = (
+    FAILING.replace('raise RuntimeError("the pigeon is asleep")', "wait_for_the_wind()")
+    + """
+def wait_for_the_wind():
+    import threading
+    threading.Event().wait()
+"""
+)
+
+
 @pytest.fixture
 def pigeon(command: Any) -> Any:
     """Return the command, with a backend PIGEON that fails to start."""
@@ -52,7 +62,12 @@ def test_a_run_prints_a_summary(command: Any) -> None:
     assert ended.status == 0, ended.stderr
     assert "\x1b" not in ended.stdout + ended.stderr
     assert ["calls", "3", "0"] in [line.split()[:3] for line in ended.stdout.splitlines()]
-    assert ended.stderr.startswith("calls: 3 passed (")
+    *results, chapter = ended.stderr.splitlines()
+    assert [line.partition(", ")[0] for line in results] == [
+        f"[{number}/3] calls.self[{way}]: passed"
+        for number, way in enumerate(("sync", "asynchronous", "remote"), 1)
+    ]
+    assert chapter.startswith("calls: 3 passed (")
     assert "Capabilities" in ended.stdout
     assert "FAULTY_TENSORPIPE" in ended.stdout.splitlines()[-1]
 
@@ -71,6 +86,48 @@ def test_a_failing_backend_is_status_1_with_details(
     assert shown["got"] == "RuntimeError: the pigeon is asleep"
     assert shown["carrier"] == "declared, not tested"
     assert "PIGEON does not conform" in ended.stdout.splitlines()[-1]
+
+
+def test_a_failure_is_shown_at_once(pigeon: Any) -> None:
+    ended = pigeon("conformance", "PIGEON", *CALLS)
+
+    shown = ended.stderr.partition("[2/3]")[0].splitlines()
+    assert shown[0].startswith("[1/3] calls.self[sync]: FAILED, ")
+    assert [line.split(None, 1)[0] for line in shown[1:]] == ["call", "expected", "got"]
+    assert "the pigeon is asleep" in shown[3]
+
+
+@pytest.mark.parametrize("stop", [("-x",), ("--maxfail", "1"), ("-x", "--jobs", "2")])
+def test_the_run_stops_after_enough_failures(pigeon: Any, stop: tuple[str, ...]) -> None:
+    ended = pigeon("conformance", "PIGEON", *CALLS, *stop)
+
+    assert ended.status == 1
+    assert ended.stdout.count("FAILED calls.self") in ((1,) if "--jobs" not in stop else (1, 2))
+    assert "stopped after 1 failure" in " ".join(ended.stdout.split())
+
+
+def test_a_hang_is_shown_with_the_stacks_of_all_workers(command: Any) -> None:
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, HANGING)
+
+    ended = command("conformance", "PIGEON", *CALLS, "--patience", "0.1", "-x")
+
+    assert ended.status == 1
+    for worker in ("worker0", "worker1"):
+        stack = ended.stderr.partition(f"--- {worker}\n")[2].partition("---")[0]
+        assert "in wait_for_the_wind\n" in stack
+        assert "in join\n" in stack
+        assert "processes/worker.py" not in stack  # nobody needs the frames of the harness
+
+
+def test_no_group_is_started_after_several_did_not_form(command: Any) -> None:
+    command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, HANGING)
+    several = ("--chapter", "calls", "-k", "test_self or test_builtin")
+
+    ended = command("conformance", "PIGEON", *several, "--patience", "0.1", "--json")
+
+    got = [result["got"] for result in ended.json["results"]]
+    assert all("did not finish its step in time" in one for one in got[:3])
+    assert set(got[3:]) == {"not tried, because none of the first 3 groups formed in time"}
 
 
 def test_json_prints_only_the_report(pigeon: Any) -> None:
@@ -138,6 +195,7 @@ def test_several_jobs_give_the_same_report(command: Any) -> None:
             ("FAULTY_TENSORPIPE", "--option", "num_fail_send=1"),
             "FAULTY_TENSORPIPE refuses the options num_fail_send=1: TypeError: ",
         ),
+        (("FAULTY_TENSORPIPE", "--suite-version", "99"), "the installed suite has version"),
         (("FAULTY_TENSORPIPE", "-k", "no_such_test"), "no requirement was chosen"),
         (("FAULTY_TENSORPIPE", "--chapter", "sonnets"), "'sonnets' is not one of 'calls'"),
         (("FAULTY_TENSORPIPE", "--report", "/proc/no/such"), "the report cannot be written"),
@@ -196,6 +254,38 @@ def _read(descriptor: int) -> Iterator[bytes]:
         yield data
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_reports_its_results(
+    command: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    file = tmp_path / "report"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE"),
+            *("--chapter", "calls", "--report", str(file)),
+        ],
+        env=command.environ(),
+        cwd=command.packages.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "passed" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    stdout, _ = process.communicate(timeout=60)
+
+    report = json.loads(file.with_suffix(".json").read_text())
+    assert process.returncode == 128 + number
+    assert report["stopped"].startswith("interrupted during test_")
+    assert report["verdict"] == "partial"
+    assert report["results"][0]["outcome"] == "passed"
+    assert file.with_suffix(".html").exists()
+    assert "interrupted during test_" in " ".join(stdout.split())
+
+
 def test_an_interrupted_run_leaves_no_process(command: Any) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],
@@ -211,7 +301,7 @@ def test_an_interrupted_run_leaves_no_process(command: Any) -> None:
 
     process.send_signal(signal.SIGINT)
 
-    assert process.wait(60) == 1
+    assert process.wait(60) == 128 + signal.SIGINT
     wait_until(lambda: not marked(mark))
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_testing import conformance
 from support.environments import clean_environ
+from support.packages import write_package
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +152,20 @@ def test_options_that_the_backend_refuses_are_an_error_before_anything_runs(run:
     assert "messages_to_fail" in error
 
 
+def test_a_version_the_suite_lacks_is_an_error(run: Any) -> None:
+    done = run(BACKEND, "--rpc-suite-version", "99", test_mine=REQUIREMENTS)
+
+    assert done.status == pytest.ExitCode.USAGE_ERROR
+    (error,) = lines_with("ERROR:", done.output)
+    assert "--rpc-suite-version is 99; the installed suite has version" in error
+    assert "pip install --upgrade rpc-backends-testing" in error
+
+
+def test_a_class_refuses_a_version_the_suite_lacks() -> None:
+    with pytest.raises(ValueError, match="suite_version is 99; the installed suite has version"):
+        conformance("TENSORPIPE", suite_version=99)
+
+
 def test_an_option_that_is_no_pair_is_an_error(run: Any) -> None:
     done = run(BACKEND, "--rpc-option", "num_worker_threads", test_mine=REQUIREMENTS)
 
@@ -203,6 +220,7 @@ def test_a_failure_says_the_chapter_the_call_and_the_difference(run: Any) -> Non
 def test_a_requirement_that_counts_from_a_version_fails_in_it(run: Any) -> None:
     done = run(
         *(BACKEND, "--rpc-report=report", "--rpc-suite-version=2", "-k", "new_and_bad"),
+        conftest="import rpc_backends_testing.suite; rpc_backends_testing.suite.SUITE_VERSION = 2",
         test_mine=REQUIREMENTS,
     )
 
@@ -285,6 +303,79 @@ def test_with_xdist_the_report_is_the_same(run: Any) -> None:
         assert second[key] == first[key]
 
 
+# --- requirements that a backend excludes --------------------------------------------------------
+
+
+def install_pigeon(folder: Path, excluded: Mapping[str, str]) -> dict[str, str]:
+    """Install a backend PIGEON that excludes requirements; return the variables to find it with."""
+    source = f"""
+        import dataclasses
+        from rpc_backend_faulty_tensorpipe import BACKEND
+        PIGEON = dataclasses.replace(BACKEND, options_type=None, excluded_requirements={dict(excluded)!r})
+    """
+    wheel = write_package(
+        folder / "wheel",
+        "rpc-backend-pigeon",
+        modules={"pigeon.py": source},
+        entry_points={"rpc.backends": {"PIGEON": "pigeon:PIGEON"}},
+    )
+    zipfile.ZipFile(wheel).extractall(folder / "wheel")
+    return {"PYTHONPATH": str(folder / "wheel")}
+
+
+def test_an_excluded_requirement_is_reported_with_its_reason(run: Any, tmp_path: Path) -> None:
+    env = install_pigeon(tmp_path, {"data.bad": "pigeons cannot count"})
+
+    done = run(
+        *("--rpc-backend=PIGEON", "--rpc-report=report", "-k", "good or bad and not new"),
+        env=env,
+        test_mine=REQUIREMENTS,
+    )
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    assert done.outcomes() == {"calls.good": "passed", "data.bad": "excluded"}
+    assert done.report()["excluded"] == {"data.bad": "pigeons cannot count"}
+    assert "  data.bad: pigeons cannot count" in done.output.splitlines()
+    assert "pigeons cannot count" in (tmp_path / "report.html").read_text()
+
+
+def test_an_excluded_requirement_must_not_pass(run: Any, tmp_path: Path) -> None:
+    env = install_pigeon(tmp_path, {"calls.good": "pigeons cannot count"})
+
+    done = run(
+        *("--rpc-backend=PIGEON", "--rpc-report=report", "-k", "good"),
+        env=env,
+        test_mine=REQUIREMENTS,
+    )
+
+    assert done.status == pytest.ExitCode.TESTS_FAILED
+    (result,) = done.report()["results"]
+    assert result["outcome"] == "failed"
+    assert result["expected"] == "a failure, for the reason given: pigeons cannot count"
+    assert result["got"] == "it passes; remove it from Backend.excluded_requirements"
+
+
+@pytest.mark.parametrize(
+    ("excluded", "hint"),
+    [
+        ("data.bed", "Did you mean 'data.bad'"),
+        ("calls.nested_call", "'calls.nested"),
+        ("sonnets", "requirements.json"),
+    ],
+)
+def test_an_unknown_excluded_requirement_is_an_error(
+    run: Any, tmp_path: Path, excluded: str, hint: str
+) -> None:
+    env = install_pigeon(tmp_path, {excluded: "pigeons cannot count"})
+
+    done = run("--rpc-backend=PIGEON", env=env, test_mine=REQUIREMENTS)
+
+    assert done.status == pytest.ExitCode.USAGE_ERROR
+    (error,) = lines_with("ERROR:", done.output)
+    assert f"PIGEON excludes {excluded!r}, which is no requirement of the suite." in error
+    assert hint in error
+
+
 # --- an author's own tests -----------------------------------------------------------------------
 
 OWN_CLASS = """
@@ -317,6 +408,29 @@ def test_each_backend_of_a_run_has_a_report_of_its_own(run: Any) -> None:
     for name in ("FAULTY_TENSORPIPE", "TENSORPIPE"):
         assert done.report(f"report-{name}")["backend"]["name"] == name
         assert (done.folder / f"report-{name}.html").exists()
+
+
+WARNINGS_ARE_ERRORS = '[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n'
+
+
+def test_the_suite_runs_where_warnings_are_errors(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(WARNINGS_ARE_ERRORS)
+    modules = ("--pyargs", "rpc_backends_testing", "--tier", "torch")  # imports torch's tests
+
+    done = run(BACKEND, *modules, "-k", "test_self or test_by_name")
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    assert "warning" not in done.output.lower()
+
+
+def test_the_class_runs_where_warnings_are_errors(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(WARNINGS_ARE_ERRORS)
+    source = OWN_CLASS.format("FAULTY_TENSORPIPE")
+
+    done = run("-k", "test_self", test_conformance=source)
+
+    assert done.status == pytest.ExitCode.OK, done.output
+    assert "warning" not in done.output.lower()
 
 
 # --- other people's runs -------------------------------------------------------------------------

@@ -80,6 +80,13 @@ def test_what_counts(works: bool, declared: bool, since: int, outcome: Outcome) 
     assert settle(works, declared=declared, since=since, suite_version=2) is outcome
 
 
+@pytest.mark.parametrize(("works", "outcome"), [(True, Outcome.FAILED), (False, Outcome.EXCLUDED)])
+@pytest.mark.parametrize("declared", [True, False])
+def test_an_excluded_requirement_has_to_fail(works: bool, outcome: Outcome, declared: bool) -> None:
+    found = settle(works, declared=declared, since=1, suite_version=2, excluded=True)
+    assert found is outcome
+
+
 @pytest.mark.parametrize(
     ("results", "complete", "expected"),
     [
@@ -89,6 +96,8 @@ def test_what_counts(works: bool, declared: bool, since: int, outcome: Outcome) 
         ([failed("a.y")], False, "does not conform"),
         ([result("a.x", Outcome.FAILS_NEWER)], True, "conforms"),
         ([result("a.x", Outcome.NOT_DECLARED, "c")], True, "conforms"),
+        ([result("a.x", Outcome.EXCLUDED)], True, "conforms with exclusions"),
+        ([result("a.x", Outcome.EXCLUDED), failed("a.y")], True, "does not conform"),
     ],
 )
 def test_the_verdict(results: list[Result], complete: bool, expected: str) -> None:

@@ -33,6 +33,12 @@ def sleep(me: WorkerContext) -> None:
     time.sleep(1000)
 
 
+def fail_on_the_second_and_wait_on_the_others(me: WorkerContext) -> None:
+    me.doing("wait for the second")
+    fail_on_the_second(me)
+    time.sleep(1000)
+
+
 def add_up(me: WorkerContext, value: int) -> int:
     me.memory["sum"] = me.memory.get("sum", 0) + value
     return int(me.memory["sum"])
@@ -111,8 +117,20 @@ def test_a_timeout_shows_where_each_worker_is() -> None:
     with Workers(2, seconds=2) as workers, pytest.raises(WorkerError) as caught:
         workers.run(sleep)
 
-    assert str(caught.value).startswith("the step of worker0 did not end in time")
+    assert str(caught.value).startswith("worker0 did not finish its step in time")
     assert str(caught.value).count(" in sleep\n") == 2
+
+
+def test_a_failure_is_not_hidden_by_workers_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc_backends_cli.processes.workers._GRACE_PERIOD", 0.2)
+    with Workers(2) as workers, pytest.raises(WorkerError) as caught:
+        workers.run(fail_on_the_second_and_wait_on_the_others)
+
+    text = str(caught.value)
+    assert [failure.worker for failure in caught.value.failures] == ["worker1"]
+    assert "KeyError: 'the second fails'" in text
+    assert "--- worker0 had not finished: wait for the second\n" in text
+    assert "in fail_on_the_second_and_wait_on_the_others\n" in text
 
 
 def test_the_error_of_an_exited_worker_shows_its_output() -> None:

@@ -93,7 +93,7 @@ def test_a_crash_shows_the_exit_status(shown: dict[str, str]) -> None:
 def test_a_hang_shows_the_faults_and_the_stack(shown: dict[str, str]) -> None:
     found = shown["hangs"]
 
-    assert "the run ended early: WorkerError: the step of worker1 did not end in time" in found
+    assert "the run ended early: WorkerError: worker1 did not finish its step" in found
     worker1 = found.partition("worker1: did not finish")[2]
     assert "twice (duplicate): PYTHON_CALL test_it.update to worker0: answer" in worker1
     assert "about to hang" in worker1

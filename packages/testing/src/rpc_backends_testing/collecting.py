@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rpc_backends_testing.chapters import CHAPTERS
+from rpc_backends_testing.exclusions import check_exclusions
 from rpc_backends_testing.marks import REQUIREMENT
-from rpc_backends_testing.outcomes import subject_of
+from rpc_backends_testing.outcomes import id_of, subject_of
 
 
 def check(items: list[pytest.Item]) -> None:
@@ -45,6 +46,24 @@ def check(items: list[pytest.Item]) -> None:
             from rpc_backends_testing.torch_tier.fixture import announce
 
             announce(found[0])
+    _check_exclusions(items)
+
+
+def _check_exclusions(items: list[pytest.Item]) -> None:
+    collected: dict[str, set[str]] = {}
+    excluded = {}
+    for item in items:
+        found, mark = subject_of(item), item.get_closest_marker(REQUIREMENT)
+        assert found is not None
+        assert mark is not None
+        name = found[0].name
+        collected.setdefault(name, set()).add(id_of(item, mark.kwargs["chapter"]))
+        excluded[name] = found[0].excluded
+    for name, ids in collected.items():
+        try:
+            check_exclusions(name, excluded[name], ids)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def arrange(items: list[pytest.Item]) -> None:

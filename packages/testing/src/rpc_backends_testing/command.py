@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Sequence
@@ -21,13 +22,16 @@ from rpc_backends_cli.processes import Done, News, Template, WorkerError, Worker
 from rpc_backends_cli.processes import Failure as StepFailed
 from rpc_backends_testing import badge as badges
 from rpc_backends_testing.chapters import CHAPTERS
-from rpc_backends_testing.console import Progress, render
+from rpc_backends_testing.console import render
+from rpc_backends_testing.run_display import RunDisplay
 
 if TYPE_CHECKING:
     from rpc_backends_testing.results import Report
 
-#: Seconds that the run has to stop its workers after Ctrl-C.
-_GRACE_PERIOD = 10.0
+#: Seconds that the run has to stop its workers and write its report after Ctrl-C.
+_GRACE_PERIOD = 20.0
+#: After so many seconds without a result the display says which tests are running.
+_SILENCE = 15.0
 _USAGE = 2
 _SUITE = "rpc_backends_testing"
 _TORCH = "torch"  # the chapter that is a tier
@@ -51,6 +55,7 @@ def arguments(
     patience: float | None = None,
     expression: str | None = None,
     jobs: int | None = None,
+    maxfail: int | None = None,
 ) -> list[str]:
     """Return pytest's arguments for a run of the suite that nothing around it changes.
 
@@ -77,6 +82,8 @@ def arguments(
         result += ["--rpc-suite-version", str(suite_version)]
     if patience is not None:
         result += ["--rpc-patience", str(patience)]
+    if maxfail is not None:
+        result.append(f"--maxfail={maxfail}")
     if expression:
         result += ["-k", expression]
     if jobs is not None and jobs > 1:
@@ -99,9 +106,12 @@ def events(pytest_arguments: Sequence[str]) -> Generator[dict[str, Any]]:
         worker = workers[0]
         step = worker.start(run_pytest, pytest_arguments)
         try:
-            for _, report in workers.listen([step]):
-                if isinstance(report, News):
-                    yield report.value
+            while step.ending is None:
+                for _, report in workers.listen([step], silence=_SILENCE):
+                    if isinstance(report, News):
+                        yield report.value
+                if step.ending is None:
+                    yield {"event": "silence"}
             ending = step.ending
             status = ending.value if isinstance(ending, Done) else worker.status
             trace = ending.trace if isinstance(ending, StepFailed) else ""
@@ -114,27 +124,36 @@ def events(pytest_arguments: Sequence[str]) -> Generator[dict[str, Any]]:
 
 
 def _run(
-    name: str, pytest_arguments: Sequence[str], folder: Path, progress: Progress
-) -> dict[str, Any]:
-    """Run the suite and return its report as JSON.
+    name: str, pytest_arguments: Sequence[str], folder: Path, display: RunDisplay
+) -> tuple[dict[str, Any], int]:
+    """Run the suite and return its report as JSON, and 0 or the exit status of an interrupted run.
 
     :raises UsageFailure: there was nothing to run, or not with these arguments.
     """
     broken: list[str] = []
     ended: dict[str, Any] = {}
-    with progress, contextlib.closing(events(pytest_arguments)) as reported:
-        for event in reported:
-            if event["event"] == "broken":
-                broken.append(event["text"])
-            elif event["event"] == "ended":
-                ended = event
-            progress.take(event)
+    interrupted = 0
+    try:
+        with display, contextlib.closing(events(pytest_arguments)) as reported:
+            for event in reported:
+                if event["event"] == "broken":
+                    broken.append(event["text"])
+                elif event["event"] == "ended":
+                    ended = event
+                display.take(event)
+    except KeyboardInterrupt:
+        interrupted = 128 + signal.SIGINT
+    except SystemExit as leaving:  # another signal
+        interrupted = int(leaving.code or 1)
     report = folder / "report.json"
     if broken:
         raise Failure("a part of the suite cannot be loaded:\n" + "\n".join(broken))
     if report.exists():
         result: dict[str, Any] = json.loads(report.read_text())
-        return result
+        return result, interrupted
+    if interrupted:
+        click.echo("The run was interrupted before any requirement was tested.", err=True)
+        sys.exit(interrupted)
     status, printed = ended["status"], ended["printed"].strip().splitlines()
     errors = [line for line in printed if line.startswith("ERROR: ")]
     if errors:
@@ -165,6 +184,16 @@ def _check_chapters(chapters: Sequence[str]) -> None:
             raise UsageFailure(f"the chapter {chapter} has no requirements in this version.")
 
 
+def _check_suite_version(version: int | None) -> None:
+    if version is not None:
+        from rpc_backends_testing.suite import check_version
+
+        try:
+            check_version(version, "--suite-version")
+        except ValueError as error:
+            raise UsageFailure(str(error)) from error
+
+
 def _check_file(file: Path | None) -> None:
     """Find out before a run of minutes that its report could not be written."""
     if file is None:
@@ -193,7 +222,9 @@ Examples:
   rpc-backends conformance MINE --option num_worker_threads=4 --report conformance/mine
   rpc-backends conformance MINE --tier torch --jobs 2
 
-Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no such backend or option.
+\b
+Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no such backend or option,
+128 + N the run was interrupted by signal N; the report then has the results so far.
 """,
 )
 @click.argument("name")
@@ -252,6 +283,13 @@ Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no suc
     type=click.IntRange(min=1),
     help="Run N tests at a time (needs pytest-xdist).",
 )
+@click.option(
+    "--maxfail",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Stop after N failures.",
+)
+@click.option("-x", "first_failure", is_flag=True, help="Stop after the first failure.")
 @json_option
 @debug_option
 def command(
@@ -265,6 +303,8 @@ def command(
     patience: float | None,
     expression: str | None,
     jobs: int | None,
+    maxfail: int | None,
+    first_failure: bool,
     as_json: bool,
 ) -> None:
     """Test a backend against the contract for RPC backends.
@@ -276,6 +316,7 @@ def command(
     _check_jobs(jobs)
     _check_options(options)
     _check_chapters(chapters)
+    _check_suite_version(suite_version)
     _check_file(file)
     _check_badge(badge)
     with tempfile.TemporaryDirectory(prefix="rpc-backends-") as place, exit_on_signals():
@@ -290,15 +331,16 @@ def command(
             patience=patience,
             expression=expression,
             jobs=jobs,
+            maxfail=1 if first_failure else maxfail,
         )
-        data = _run(name, pytest_arguments, folder, Progress(name, quiet=as_json))
+        data, interrupted = _run(name, pytest_arguments, folder, RunDisplay(name, quiet=as_json))
         report = _report(data)
         written = _publish(report, file, badge)
     if as_json:
         click.echo(json.dumps(data, indent=2))
     else:
         render(report, written, console())
-    sys.exit(1 if report.verdict == "does not conform" else 0)
+    sys.exit(interrupted or (1 if report.verdict == "does not conform" else 0))
 
 
 def _report(data: dict[str, Any]) -> Report:

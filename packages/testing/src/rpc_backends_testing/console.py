@@ -1,17 +1,14 @@
-"""What ``rpc-backends conformance`` shows: how the run goes, and what came of it."""
+"""The report that ``rpc-backends conformance`` prints."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rpc_backends_testing.results import Outcome, Report, Result
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
+    from rich.console import Console
 
 _OUTCOME_STYLES = {
     Outcome.PASSED: "green",
@@ -19,6 +16,7 @@ _OUTCOME_STYLES = {
     Outcome.NOT_DECLARED: "dim",
     Outcome.WORKS_UNDECLARED: "cyan",
     Outcome.FAILS_NEWER: "yellow",
+    Outcome.EXCLUDED: "yellow",
     Outcome.NOT_RUN: "yellow",
 }
 _CAPABILITY_STYLES = {
@@ -28,116 +26,24 @@ _CAPABILITY_STYLES = {
     "works, not declared": "bold cyan",
     "not declared": "dim",
 }
-_VERDICT_STYLES = {"conforms": "green", "does not conform": "red", "partial": "yellow"}
-_REFRESH = 4  # times a second
-
-
-class Progress:
-    """Shows how a run goes, on stderr: one line that changes, or one a chapter where nobody watches.
-
-    :param quiet: say nothing where it is not a terminal.
-    """
-
-    def __init__(self, name: str, *, quiet: bool = False) -> None:
-        from rich.console import Console
-
-        self._name = name
-        self._console = Console(stderr=True, highlight=False, emoji=False, markup=False)
-        self._quiet = quiet
-        self._begin = time.monotonic()
-        self._total: Counter[str] = Counter()
-        self._done: Counter[str] = Counter()
-        self._outcomes: dict[str, dict[str, str]] = {}
-        self._at: tuple[str, str] | None = None
-        self._live: Live | None = None
-
-    def __enter__(self) -> Progress:
-        """Begin to show."""
-        if self._console.is_terminal:
-            from rich.live import Live
-
-            self._live = Live(
-                get_renderable=self._line,
-                console=self._console,
-                refresh_per_second=_REFRESH,
-                transient=True,
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take the line away."""
-        if self._live is not None:
-            self._live.stop()
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Take in what the run tells."""
-        kind = event["event"]
-        if kind == "collected":
-            self._total = Counter(event["chapters"])
-        elif kind == "test":
-            self._at = (event["chapter"], event["test"])
-        elif kind == "result":
-            results = self._outcomes.setdefault(event["chapter"], {})
-            if results.get(event["id"]) != Outcome.FAILED:  # its tear-down may fail besides
-                results[event["id"]] = event["outcome"]
-        elif kind == "done":
-            self._done[event["chapter"]] += 1
-            if self._done[event["chapter"]] == self._total[event["chapter"]]:
-                self._end_chapter(event["chapter"])
-
-    def _end_chapter(self, chapter: str) -> None:
-        if self._live is not None or self._quiet:
-            return
-        counts = Counter(self._outcomes.get(chapter, {}).values())
-        said = ", ".join(f"{counts[one]} {one}" for one in Outcome if counts[one])
-        self._console.print(
-            f"{chapter}: {said} ({time.monotonic() - self._begin:.0f} s)", soft_wrap=True
-        )
-
-    def _failures(self) -> int:
-        return sum(
-            outcome == Outcome.FAILED
-            for results in self._outcomes.values()
-            for outcome in results.values()
-        )
-
-    def _line(self) -> RenderableType:
-        from rich.spinner import Spinner
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        for settings in ({}, {}, {"ratio": 1}, {}, {}, {}):
-            table.add_column(no_wrap=True, overflow="ellipsis", **settings)  # type: ignore[arg-type]
-        chapter, test = self._at or (self._name, "starting")
-        seconds = int(time.monotonic() - self._begin)
-        failures = self._failures()
-        table.add_row(
-            self._spinner(Spinner),
-            Text(chapter, "bold"),
-            Text(test),
-            f"{self._done.total()} of {self._total.total()}" if self._total else "",
-            Text(f"{failures} failed", "bold red" if failures else "dim"),
-            f"{seconds // 60}:{seconds % 60:02}",
-        )
-        return table
-
-    def _spinner(self, make: Any) -> Any:
-        if not hasattr(self, "_spin"):
-            self._spin = make("dots")
-        return self._spin
+_VERDICT_STYLES = {
+    "conforms": "green",
+    "conforms with exclusions": "green",
+    "does not conform": "red",
+    "partial": "yellow",
+}
 
 
 def render(report: Report, files: tuple[Path, ...], to: Console) -> None:
-    """Show what came of a run; the verdict is last."""
+    """Print a report; the verdict is last."""
     _render_chapters(report, to)
     for results in report.chapters().values():
         for result in results:
             if result.outcome is Outcome.FAILED:
                 _render_failure(result, to)
     _render_reasons(report, Outcome.FAILS_NEWER, "Newer than the version that counts", to)
-    _render_reasons(report, Outcome.NOT_RUN, "Could not be tried here", to)
+    _render_reasons(report, Outcome.EXCLUDED, "Excluded by the backend", to)
+    _render_reasons(report, Outcome.NOT_RUN, "Not run here", to)
     _render_capabilities(report, to)
     _render_verdict(report, files, to)
 

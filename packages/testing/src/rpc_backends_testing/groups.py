@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import Template, Workers
+from rpc_backends_cli.processes import Template, WorkerError, Workers
 from rpc_backends_core.spi.inspection import default_registry
 from rpc_backends_testing import worker_tasks
-from rpc_backends_testing.checks import run_step
+from rpc_backends_testing.checks import deviate, run_step
 from rpc_backends_testing.subject import Subject
+from rpc_backends_testing.time_limits import GIVE_UP_AFTER, TimeLimits
 
 #: Seconds that a test may take; a call that never comes back costs as much.
 SECONDS = 30.0
@@ -35,8 +36,9 @@ class Groups:
 
     :param subject: the backend under test.
     :param folder: for the files at which workers meet; of this test alone.
-    :param patience: what all time limits are multiplied by.
-    :param modules: what the template of the workers is to import.
+    :param chapter: the chapter of the test.
+    :param limits: how long the test may take; the default is its own time limit.
+    :param modules: what the template of the workers imports.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class Groups:
         subject: Subject,
         folder: Path,
         *,
-        patience: float = 1.0,
+        chapter: str = "",
+        limits: TimeLimits | None = None,
         modules: tuple[str, ...] = (),
     ) -> None:
         self.subject = subject
-        self.patience = patience
+        self._chapter = chapter
+        self._limits = limits or TimeLimits()
         self._folder = folder
         self._modules = modules
         self._count = itertools.count()
@@ -60,18 +64,35 @@ class Groups:
     def workers(self, size: int, seconds: float = SECONDS, **settings: Any) -> Workers:
         """Return workers in which RPC is not started; for a ``with`` block."""
         settings.setdefault("template", template(self._modules))
-        return Workers(size, seconds=seconds * self.patience, **settings)
+        return Workers(size, seconds=self._limits.test(self._chapter, seconds), **settings)
 
     @contextlib.contextmanager
     def running(self, size: int, seconds: float = SECONDS, **options: Any) -> Iterator[Workers]:
         """Start a static group; all shut down gracefully when the block ends well.
 
         :param options: for the backend, besides those of the subject.
+        :raises DeviationError: no group has formed in time so far, and several have been tried.
         """
+        if self._limits.hopeless:
+            raise deviate(
+                f"start a group of {size}",
+                "a group",
+                f"not tried, because none of the first {GIVE_UP_AFTER} groups formed in time",
+            )
         with self.workers(size, seconds) as workers:
-            workers.run(worker_tasks.join, self.subject, self.place(), **options)
+            self._start(workers, options)
             yield workers
             workers.run(worker_tasks.leave)
+
+    def _start(self, workers: Workers, options: Mapping[str, Any]) -> None:
+        try:
+            with workers.within(self._limits.start()):
+                workers.run(worker_tasks.join, self.subject, self.place(), **options)
+        except WorkerError as error:
+            if error.late:
+                self._limits.record_start(False)
+            raise
+        self._limits.record_start(True)
 
     def run_in_first(
         self, size: int, step: Callable[..., Any], seconds: float, options: Any, arguments: Any

@@ -11,13 +11,17 @@ import pytest
 
 from rpc_backends_cli.processes import WorkerError
 from rpc_backends_testing.checks import DeviationError
+from rpc_backends_testing.exclusions import reason_to_exclude
 from rpc_backends_testing.marks import REQUIREMENT
 from rpc_backends_testing.results import Outcome, Result, settle
 from rpc_backends_testing.subject import Subject
 from rpc_backends_testing.suite import BACKEND, SUITE_VERSION
+from rpc_backends_testing.time_limits import TimeLimits
 
 #: The key under which a result travels in pytest's report, between processes too.
 PROPERTY = "rpc_requirement"
+
+_LIMITS = pytest.StashKey[dict[str, TimeLimits]]()
 
 #: Where the contract is written down; a chapter is a heading of its name.
 CONTRACT = "docs/how-to/write-a-backend.md"
@@ -41,6 +45,12 @@ def subject_of(item: pytest.Item) -> tuple[Subject, int] | None:
     return Subject(name, item.config.getoption("rpc_option") or {}), int(given or SUITE_VERSION)
 
 
+def limits_of(config: pytest.Config, backend: str) -> TimeLimits:
+    """Return the time limits for tests of a backend, which all its tests in this process share."""
+    limits = config.stash.setdefault(_LIMITS, {})
+    return limits.setdefault(backend, TimeLimits(config.getoption("rpc_patience")))
+
+
 def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Write onto ``report`` what it says of a requirement, and turn its outcome where that is other."""
     mark = item.get_closest_marker(REQUIREMENT)
@@ -51,7 +61,7 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     capability = mark.kwargs["capability"]
     title, advice = _words(item)
     result = Result(
-        id=_id(item, mark.kwargs["chapter"]),
+        id=id_of(item, mark.kwargs["chapter"]),
         chapter=mark.kwargs["chapter"],
         title=title,
         advice=advice,
@@ -64,16 +74,26 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         result.reason = reason.removeprefix("Skipped: ")
     else:
+        excluded = reason_to_exclude(result.id, subject.excluded)
         result.outcome = settle(
             report.passed,
+            excluded=excluded is not None,
             declared=capability is None or capability in subject.capabilities,
             since=result.since,
             suite_version=version,
         )
+    error = call.excinfo.value if call.excinfo else None
+    hung = isinstance(error, WorkerError) and error.late
+    limits_of(item.config, subject.name).record_test(result.chapter, hung)
     if report.failed:
         assert call.excinfo is not None
         explain(result, call.excinfo.value, str(report.longrepr))
-        _turn(report, item, result, version)
+        _turn(report, item, result, version, excluded or "")
+    elif result.outcome is Outcome.FAILED:
+        result.call = f"the test of a requirement that {subject.name} excludes"
+        result.expected = f"a failure, for the reason given: {excluded}"
+        result.got = "it passes; remove it from Backend.excluded_requirements"
+        report.outcome, report.longrepr = "failed", text_of(result)
     whose = {"backend": subject.name, "suite_version": version}
     # Plain types only: xdist sends it to another process.
     plain = {**asdict(result), "outcome": str(result.outcome)}
@@ -86,7 +106,8 @@ def explain(result: Result, error: BaseException, trace: str) -> None:
     deviation = None
     if isinstance(error, DeviationError | WorkerError):
         deviation = error.deviation
-        result.detail = str(error) if isinstance(error, WorkerError) else trace
+    if isinstance(error, WorkerError):
+        result.detail, result.has_stacks = str(error), error.late or error.died
     if deviation is not None:
         result.call, result.expected, result.got = (
             deviation.call,
@@ -95,7 +116,7 @@ def explain(result: Result, error: BaseException, trace: str) -> None:
         )
     elif isinstance(error, WorkerError) and error.stuck:
         result.call = "; ".join(f"{what} (in {who})" for who, what in error.stuck.items())
-        result.expected = "an end"
+        result.expected = "it returns or raises an error"
         result.got = str(error).partition(";")[0].partition("\n")[0]
     elif isinstance(error, WorkerError) and error.failures:
         first = error.failures[0]
@@ -127,12 +148,16 @@ def _is_last_word(report: pytest.TestReport) -> bool:
     return report.when == "call" or not report.passed
 
 
-def _turn(report: pytest.TestReport, item: pytest.Item, result: Result, version: int) -> None:
+def _turn(
+    report: pytest.TestReport, item: pytest.Item, result: Result, version: int, excluded: str
+) -> None:
     """Give pytest's report the outcome that the requirement has."""
     if result.outcome is Outcome.FAILED:
         report.longrepr = text_of(result)
         return
-    if result.outcome is Outcome.FAILS_NEWER:
+    if result.outcome is Outcome.EXCLUDED:
+        reason = excluded
+    elif result.outcome is Outcome.FAILS_NEWER:
         reason = (
             f"new in version {result.since} of the suite, and this backend is held to version "
             f"{version}; it would fail: {result.call}: expected {result.expected}, got {result.got}"
@@ -142,10 +167,12 @@ def _turn(report: pytest.TestReport, item: pytest.Item, result: Result, version:
     result.reason = reason
     path, line, _ = item.location
     report.outcome = "skipped"
-    report.longrepr = (path, line or 0, f"Skipped: {reason}")
+    shown = f"excluded: {reason}" if result.outcome is Outcome.EXCLUDED else reason
+    report.longrepr = (path, line or 0, f"Skipped: {shown}")
 
 
-def _id(item: pytest.Item, chapter: str) -> str:
+def id_of(item: pytest.Item, chapter: str) -> str:
+    """Return the id of a requirement: its chapter, and its test's name."""
     name = item.name.removeprefix("test_")
     # Torch's suites have tests of one name in several classes.
     class_ = getattr(item, "cls", None)

@@ -7,6 +7,7 @@ a run has to do with backends.
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -88,10 +89,26 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return  # the process that started this one has looked at the rest, and keeps the results
     config.pluginmanager.register(_Recorder(config))
+    _check_suite_version(config)
     if config.option.rpc_patience <= 0:
         raise pytest.UsageError(
             f"--rpc-patience is {config.option.rpc_patience:g}; it must be positive."
         )
+
+
+def _check_suite_version(config: pytest.Config) -> None:
+    given = {
+        "--rpc-suite-version": config.option.rpc_suite_version,
+        "rpc_suite_version": config.getini("rpc_suite_version"),
+    }
+    for name, version in given.items():
+        if version not in (None, ""):
+            from rpc_backends_testing.suite import check_version
+
+            try:
+                check_version(int(version), name)
+            except ValueError as error:
+                raise pytest.UsageError(str(error)) from error
 
 
 def _key_and_value(text: str) -> tuple[str, Any]:
@@ -123,6 +140,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Make SIGTERM interrupt a run of the suite as Ctrl-C does, so that its results are kept."""
+    ours = any(item.get_closest_marker(_REQUIREMENT) for item in session.items)
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return (yield)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return (yield)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -142,6 +172,29 @@ class _Recorder:
         self._config = config
         self._results: list[dict[str, Any]] = []
         self._started = time.time()
+        self._running: dict[str, None] = {}
+        self._stopped = ""
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Remember which test is running."""
+        self._running[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Forget a test that has ended."""
+        self._running.pop(nodeid, None)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Remember that the run was interrupted, and where."""
+        if excinfo.type is not KeyboardInterrupt:
+            return  # a subclass, with which pytest-xdist stops after enough failures
+        tests = ", ".join(nodeid.rpartition("::")[2] for nodeid in self._running)
+        self._stopped = f"interrupted during {tests}" if tests else "interrupted"
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Remember that pytest stopped because of failures."""
+        limit = self._config.getoption("maxfail")
+        if not self._stopped and limit and session.testsfailed >= limit:
+            self._stopped = f"stopped after {limit} failure{'s' if limit > 1 else ''}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a result; with xdist they come from other processes, in the report."""
@@ -155,7 +208,7 @@ class _Recorder:
         from rpc_backends_testing.recording import file_of, reports, summary, write
 
         file = self._config.getoption("rpc_report")
-        found = list(reports(self._config, self._results, self._started))
+        found = list(reports(self._config, self._results, self._started, self._stopped))
         for report in found:
             terminalreporter.section(f"conformance of {report.backend['name']}")
             for line in summary(report):
@@ -186,7 +239,10 @@ def rpc_patience(request: pytest.FixtureRequest) -> float:
 def rpc_groups(request: pytest.FixtureRequest, rpc_subject: Subject, tmp_path: Path) -> Groups:
     """Give what makes groups of workers under the backend under test."""
     from rpc_backends_testing.groups import Groups
+    from rpc_backends_testing.outcomes import limits_of
     from rpc_backends_testing.suite import modules
 
-    patience = request.config.getoption("rpc_patience")
-    return Groups(rpc_subject, tmp_path, patience=patience, modules=modules())
+    mark = request.node.get_closest_marker(_REQUIREMENT)
+    chapter = mark.kwargs["chapter"] if mark else ""
+    limits = limits_of(request.config, rpc_subject.name)
+    return Groups(rpc_subject, tmp_path, chapter=chapter, limits=limits, modules=modules())

@@ -4,8 +4,9 @@ Each report is a mapping with an ``event``:
 
 - ``collected``: ``chapters``, the number of tests in each;
 - ``test``: ``chapter`` and ``test``, which begins;
-- ``result``: ``chapter``, ``outcome`` and ``title`` of a requirement;
-- ``done``: ``chapter`` of a test that has ended;
+- ``result``: ``chapter`` of a requirement, and what its result has under the names in `_FACTS`;
+- ``done``: ``chapter`` and ``test``, which has ended;
+- ``silence``: nothing has been reported for a while;
 - ``broken``: ``text``, where a file of tests could not be collected.
 """
 
@@ -21,6 +22,7 @@ import pytest
 from rpc_backends_cli.processes import WorkerContext
 
 _REQUIREMENT = "rpc_requirement"
+_FACTS = ("id", "outcome", "seconds", "reason", "call", "expected", "got", "detail", "has_stacks")
 
 
 def run_pytest(me: WorkerContext, arguments: Sequence[str]) -> int:
@@ -65,8 +67,8 @@ class _Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         properties: list[tuple[str, Any]] = report.user_properties
         for result in (value for key, value in properties if key == _REQUIREMENT):
-            facts = {key: result[key] for key in ("id", "outcome", "title")}
+            facts = {key: result[key] for key in _FACTS}
             self._tell("result", chapter=chapter_of(report.nodeid), **facts)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._tell("done", chapter=chapter_of(nodeid))
+        self._tell("done", chapter=chapter_of(nodeid), test=nodeid.rpartition("::")[2])

@@ -22,12 +22,13 @@ from rpc_backends_testing.suite import SUITE_VERSION
 
 
 def reports(
-    config: pytest.Config, results: Iterable[dict[str, Any]], started: float
+    config: pytest.Config, results: Iterable[dict[str, Any]], started: float, stopped: str = ""
 ) -> Iterator[Report]:
     """Yield a report for each backend that was tested.
 
     :param results: what `outcomes` has written onto pytest's reports.
     :param started: when, in seconds since the epoch.
+    :param stopped: why the run ended before its last test; empty if it did not.
     """
     # With xdist this process has run no test, and torch's own backends are known once torch is imported.
     import torch.distributed.rpc  # noqa: F401
@@ -55,6 +56,7 @@ def reports(
             started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
             seconds=round(time.time() - started, 1),
             complete=_is_complete(found),
+            stopped=stopped,
             results=list(found.values()),
         )
 
@@ -74,7 +76,8 @@ def summary(report: Report) -> Iterator[str]:
             yield f"  expected  {result.expected}"
             yield f"  got       {result.got}"
     yield from _others(report, Outcome.FAILS_NEWER, "Newer than the version that counts")
-    yield from _others(report, Outcome.NOT_RUN, "Could not be tried here")
+    yield from _others(report, Outcome.EXCLUDED, "Excluded by the backend")
+    yield from _others(report, Outcome.NOT_RUN, "Not run here")
     capabilities = report.capabilities()
     if capabilities:
         yield ""
@@ -94,6 +97,8 @@ def verdict(report: Report) -> str:
     if report.counted_version != report.suite_version:
         version += f", held to version {report.counted_version}"
     name = report.backend["name"]
+    if report.stopped:
+        version += f"; {report.stopped}"
     if report.verdict == "partial":
         return f"{name}: nothing failed, in a part of the suite ({version})"
     part = "" if report.complete else ", seen in a part of the suite"

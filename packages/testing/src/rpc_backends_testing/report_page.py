@@ -19,6 +19,7 @@ _TONES = {
     Outcome.FAILS_NEWER: "odd",
     Outcome.WORKS_UNDECLARED: "news",
     Outcome.NOT_DECLARED: "quiet",
+    Outcome.EXCLUDED: "odd",
     Outcome.NOT_RUN: "odd",
 }
 _CAPABILITY_TONES = {
@@ -28,7 +29,12 @@ _CAPABILITY_TONES = {
     "works, not declared": "news",
     "not declared": "quiet",
 }
-_VERDICT_TONES = {"conforms": "good", "does not conform": "bad", "partial": "odd"}
+_VERDICT_TONES = {
+    "conforms": "good",
+    "conforms with exclusions": "good",
+    "does not conform": "bad",
+    "partial": "odd",
+}
 
 
 def render(report: Report) -> str:

@@ -20,6 +20,8 @@ class Outcome(StrEnum):
     WORKS_UNDECLARED = "works, not declared"
     #: It fails, and is newer than the version of the suite that the author has chosen.
     FAILS_NEWER = "fails, newer"
+    #: It fails, and the backend excludes it, for the reason that is given.
+    EXCLUDED = "excluded"
     #: It could not be tried here; the reason says why.
     NOT_RUN = "not run"
 
@@ -33,9 +35,10 @@ class Result:
     :ivar advice: what an author should look at, if it fails.
     :ivar capability: what has to be declared for it to count, or None.
     :ivar since: the version of the suite that asked for it first.
-    :ivar reason: why it could not be tried.
+    :ivar reason: why it was not run, why the backend excludes it, or why its failure does not count.
     :ivar call: what was done when it failed, and then what was expected and what came.
-    :ivar detail: tracebacks, and what the workers printed.
+    :ivar detail: tracebacks, and the output of the workers.
+    :ivar has_stacks: whether a worker hung or died; ``detail`` then has the stacks of all workers.
     """
 
     id: str
@@ -51,6 +54,7 @@ class Result:
     expected: str = ""
     got: str = ""
     detail: str = ""
+    has_stacks: bool = False
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
@@ -58,12 +62,17 @@ class Result:
         return cls(**{**data, "outcome": Outcome(data["outcome"])})
 
 
-def settle(works: bool, *, declared: bool, since: int, suite_version: int) -> Outcome:
+def settle(
+    works: bool, *, declared: bool, since: int, suite_version: int, excluded: bool = False
+) -> Outcome:
     """Return what it means that a requirement was met or not.
 
+    :param excluded: whether the backend excludes it; a requirement that is met must not be excluded.
     :param declared: whether it needs no capability, or one that the backend declares.
     :param suite_version: the version that the author has chosen.
     """
+    if excluded:
+        return Outcome.FAILED if works else Outcome.EXCLUDED
     if not declared:
         return Outcome.WORKS_UNDECLARED if works else Outcome.NOT_DECLARED
     if works:
@@ -82,6 +91,7 @@ class Report:
     :ivar declared: the capabilities that the backend declares.
     :ivar started: the time, UTC, ISO 8601.
     :ivar complete: whether all requirements of the suite were in the run.
+    :ivar stopped: why the run ended before its last test; empty if it did not.
     """
 
     suite_version: int
@@ -93,6 +103,7 @@ class Report:
     seconds: float
     complete: bool
     results: list[Result] = field(default_factory=list)
+    stopped: str = ""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
@@ -103,10 +114,21 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """``conforms``, ``does not conform``, or ``partial``: nothing failed, and not all was run."""
+        """What the run says of the backend.
+
+        ``does not conform`` if a requirement failed; ``partial`` if none failed, and not all were in the
+        run; else ``conforms`` or ``conforms with exclusions``.
+        """
         if any(result.outcome is Outcome.FAILED for result in self.results):
             return "does not conform"
-        return "conforms" if self.complete else "partial"
+        if not self.complete:
+            return "partial"
+        return "conforms with exclusions" if self.excluded else "conforms"
+
+    @property
+    def excluded(self) -> dict[str, str]:
+        """The requirements that fail and that the backend excludes: their ids, with the reasons."""
+        return {one.id: one.reason for one in self.results if one.outcome is Outcome.EXCLUDED}
 
     def count(self, results: Iterable[Result] | None = None) -> Counter[Outcome]:
         """Count outcomes, of all results or of some."""
@@ -160,6 +182,7 @@ class Report:
             "verdict": self.verdict,
             **data,
             "capabilities": self.capabilities(),
+            "excluded": self.excluded,
             "chapters": {
                 name: {str(outcome): n for outcome, n in self.count(results).items()}
                 for name, results in self.chapters().items()

@@ -29,6 +29,13 @@ class Subject:
 
         return default_registry().backend(self.name).capabilities
 
+    @functools.cached_property
+    def excluded(self) -> Mapping[str, str]:
+        """The requirements that the backend excludes: their ids, each with the author's reason."""
+        from rpc_backends_core.spi.inspection import default_registry
+
+        return default_registry().backend(self.name).excluded_requirements
+
     def __getstate__(self) -> dict[str, Any]:
         # Not what was looked up: another process looks for itself.
         return {"name": self.name, "options": dict(self.options)}

@@ -41,8 +41,10 @@ def conformance(
 
     :param backend: the backend to test.
     :param options: options for its construct handler, in every test.
-    :param suite_version: what is newer in the suite is run, and fails nothing.
+    :param suite_version: requirements newer than this version of the suite run, and fail nothing.
+    :raises ValueError: the installed suite has no such version.
     """
+    check_version(suite_version, "suite_version")
     body: dict[str, Any] = {"__doc__": f"{backend} does what the contract asks."}
     for name in modules():
         module = importlib.import_module(name)
@@ -52,11 +54,7 @@ def conformance(
             for key, class_ in classes.items():
                 body[key] = type(key, (class_,), {"pytestmark": module.pytestmark})
             continue
-        tests = {
-            key: staticmethod(value)
-            for key, value in vars(module).items()
-            if _is_test(value) or _is_fixture(value)
-        }
+        tests = {key: staticmethod(value) for key, value in vars(module).items() if _is_test(value)}
         class_ = type(f"Test{chapter.capitalize()}", (), {"__doc__": module.__doc__, **tests})
         class_.pytestmark = module.pytestmark  # type: ignore[attr-defined]
         body[class_.__name__] = class_
@@ -66,16 +64,23 @@ def conformance(
     return type(f"Test{backend}", (), body)
 
 
+def check_version(version: int, name: str) -> None:
+    """Check that the installed suite has a version.
+
+    :param name: what sets the version, for the error.
+    :raises ValueError: it does not.
+    """
+    if 1 <= version <= SUITE_VERSION:
+        return
+    has = "version 1" if SUITE_VERSION == 1 else f"versions 1 to {SUITE_VERSION}"
+    remedy = "pip install --upgrade rpc-backends-testing" if version > 0 else "use 1 or more"
+    raise ValueError(f"{name} is {version}; the installed suite has {has}: {remedy}")
+
+
 def _is_test(value: Any) -> bool:
+    # Chapters define no fixtures: pytest warns of one that is a static method.
     return callable(value) and getattr(value, "__name__", "").startswith("test_")
 
 
 def _is_test_class(value: Any) -> bool:
     return isinstance(value, type) and value.__name__.startswith("Test")
-
-
-def _is_fixture(value: Any) -> bool:
-    # A type of its own since pytest 8.4; a function with a mark before.
-    return type(value).__name__ == "FixtureFunctionDefinition" or hasattr(
-        value, "_pytestfixturefunction"
-    )

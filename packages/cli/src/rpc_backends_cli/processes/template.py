@@ -6,6 +6,7 @@ fork of it takes milliseconds; an import of torch takes a second.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -35,6 +36,9 @@ _IF_INSTALLED = ("pytest",)
 _JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 #: The core defines this name too. It is repeated here because an import of the core may import torch.
 _OVERRIDE = "RPC_BACKENDS_OVERRIDE"
+
+#: Seconds that the process that workers are forked from has to end.
+_SECONDS_TO_END = 5.0
 
 #: A process id, and a function that waits for the end of the process and returns its exit status.
 Started = tuple[int, Callable[[], int]]
@@ -90,8 +94,18 @@ class Template:
         with theirs:
             fd = theirs.fileno()
             call = f"serve({fd}, {self._packages!r}, {preload!r}, {self._prepare!r})"
-            self._start_python(call, [fd], None, {})
+            self._process = self._start_python(call, [fd], None, {})
+        atexit.register(self._end)
         return ours
+
+    def _end(self) -> None:
+        """End the process that workers are forked from, so that nothing of it is left to warn of."""
+        self._requests.close()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def fork(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
         """Fork a worker.

@@ -19,6 +19,7 @@ import contextlib
 import math
 import os
 import pickle
+import re
 import select
 import signal
 import socket
@@ -42,6 +43,16 @@ from rpc_backends_cli.processes.template import Template, default_template
 #: What a step reports: news, and its outcome.
 Report: TypeAlias = News | Done | Failure | Ended
 
+#: Seconds that the other workers have to end a step after it has failed in one of them.
+_GRACE_PERIOD = 5.0
+#: How many lines of a worker's output an error shows at most; the last ones are its stacks.
+_LINES = 150
+#: The frames at the bottom of each worker's stack: those of this package.
+_OUR_FRAMES = re.compile(
+    r'^  File "[^"\n]*rpc_backends_cli/processes/worker\.py", line .*\n(?:  File "<string>".*\n)?',
+    re.M,
+)
+
 
 class WorkerError(AssertionError):
     """A step failed or timed out, or a worker ended; the text has tracebacks and the workers' output.
@@ -49,6 +60,8 @@ class WorkerError(AssertionError):
     :ivar deviation: the finding of the conformance check that failed first, if that is the reason.
     :ivar stuck: by worker whose step had not ended: what it was doing, as the step reported.
     :ivar failures: the steps that failed, in the order of the workers.
+    :ivar late: whether a worker exceeded the time limit.
+    :ivar died: whether a worker ended before its step did.
     """
 
     def __init__(
@@ -58,8 +71,12 @@ class WorkerError(AssertionError):
         deviation: Any = None,
         stuck: Mapping[str, str] | None = None,
         failures: Iterable[StepFailure] = (),
+        late: bool = False,
+        died: bool = False,
     ) -> None:
         super().__init__(text)
+        self.late = late
+        self.died = died
         self.deviation = deviation
         self.stuck = dict(stuck or {})
         self.failures = tuple(failures)
@@ -86,6 +103,7 @@ class Step:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self._begin = time.monotonic()
         self.ending: Done | Failure | Ended | None = None
 
     def hear(self, seconds: float) -> Report | None:
@@ -141,7 +159,7 @@ class Step:
         if isinstance(report, News):
             return report.value
         self.result()
-        raise WorkerError(f"the step of {self.worker.name} ended without reporting a value")
+        raise WorkerError(f"{self.worker.name} finished its step and reported nothing")
 
     def _receive(self, seconds: float | None) -> Report:
         """Wait for a report of the step; on a timeout, raise an error with the workers' stacks."""
@@ -150,7 +168,8 @@ class Step:
         left = workers.seconds_left()
         report = self.hear(left if seconds is None else min(left, seconds))
         if report is None:
-            workers.give_up(f"the step of {self.worker.name} did not end in time")
+            took = time.monotonic() - self._begin
+            workers.give_up(f"{self.worker.name} did not finish its step in time ({took:.0f} s)")
         return report
 
     def _outcome(self) -> Done | Failure:
@@ -158,8 +177,9 @@ class Step:
         assert self.ending is not None
         if isinstance(self.ending, Ended):
             worker = self.worker
-            text = f"{worker.name} ended during a step, exit status {self.ending.status}\n{worker.output}"
-            raise WorkerError(text, stuck={worker.name: worker.doing} if worker.doing else {})
+            text = f"{worker.name} ended, exit status {self.ending.status}\n{worker.shown_output()}"
+            stuck = {worker.name: worker.doing} if worker.doing else {}
+            raise WorkerError(text, stuck=stuck, died=True)
         return self.ending
 
 
@@ -251,6 +271,14 @@ class Worker:
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
+    def shown_output(self) -> str:
+        """Return the end of the output for an error, without this package's frames in stacks."""
+        lines = _OUR_FRAMES.sub("", self.output).splitlines(keepends=True)
+        left_out = len(lines) - _LINES
+        if left_out > 0:
+            lines[:left_out] = [f"({left_out} lines left out)\n"]
+        return "".join(lines)
+
     def close(self) -> None:
         """End the process, if it still runs, and close its files; a second call does nothing."""
         if self._log.closed:
@@ -266,7 +294,8 @@ class Workers:
 
     :param size: how many workers to start.
     :param env: variables to add to their environment.
-    :param seconds: timeout of the whole block; after it, a wait fails and shows every worker's stacks.
+    :param seconds: timeout of the block, once the workers run; after it, a wait fails and shows every
+        worker's stacks.
     :param fresh: start new interpreters, for variables that torch reads at import (a second each).
     :param template: the template to fork from; one that has imported torch by default.
     """
@@ -282,6 +311,7 @@ class Workers:
     ) -> None:
         self.size = size
         self.template = template or default_template()
+        self._seconds = seconds
         self._end = time.monotonic() + seconds
         self._env = dict(env or {})
         self._fresh = fresh
@@ -295,6 +325,7 @@ class Workers:
         except BaseException:
             self.__exit__()
             raise
+        self._end = time.monotonic() + self._seconds
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -322,11 +353,23 @@ class Workers:
     ) -> list[Any]:
         """Run a step in all running workers at once, or in those with an index in ``on``.
 
+        After the step has failed in one worker, the others have five seconds to end it.
+
         :returns: the results, in the order of the workers.
         :raises WorkerError: a step failed; the text has the traceback of each that did.
         """
         __tracebackhide__ = True
-        return _results(*self._outcomes(function, args, kwargs, on))
+        steps = self._start(function, args, kwargs, on)
+        for _ in self.listen(steps, grace=_GRACE_PERIOD):
+            pass
+        over = [step for step in steps if step.ending is not None]
+        if len(over) < len(steps) and any(
+            isinstance(step.ending, Failure | Ended) for step in over
+        ):
+            late = [step.worker for step in steps if step.ending is None]
+            self.print_stacks()
+            _results([step.worker for step in over], [step.outcome() for step in over], late)
+        return _results([step.worker for step in steps], [step.outcome() for step in steps])
 
     def errors(
         self,
@@ -340,7 +383,8 @@ class Workers:
         :raises WorkerError: a step returned.
         """
         __tracebackhide__ = True
-        return _failures(*self._outcomes(function, args, kwargs, on))
+        steps = self._start(function, args, kwargs, on)
+        return _failures([step.worker for step in steps], [step.outcome() for step in steps])
 
     def listen(
         self, steps: Iterable[Step], *, silence: float = math.inf, grace: float = math.inf
@@ -370,6 +414,16 @@ class Workers:
         """Return the seconds until the timeout."""
         return max(0.0, self._end - time.monotonic())
 
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Give the steps of a block at most ``seconds``, and no more than the time of all."""
+        end = self._end
+        self._end = min(end, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._end = end
+
     def give_up(self, why: str) -> NoReturn:
         """Raise a `WorkerError` with the output and the stacks of all workers."""
         __tracebackhide__ = True
@@ -377,10 +431,10 @@ class Workers:
             while not worker.connection.closed and isinstance(worker.hear(0), News):
                 pass  # what the step does is behind its news in the queue
         self.print_stacks()
-        shown = "\n".join(f"--- {worker.name}\n{worker.output}" for worker in self._all)
+        shown = "\n".join(f"--- {worker.name}\n{worker.shown_output()}" for worker in self._all)
         stuck = {worker.name: worker.doing for worker in self._all if worker.doing}
-        text = f"{why}. The output of the workers, with their stacks:\n{shown}"
-        raise WorkerError(text, stuck=stuck)
+        text = f"{why}; output and stacks of the workers:\n{shown}"
+        raise WorkerError(text, stuck=stuck, late=True)
 
     def print_stacks(self) -> None:
         """Make every process print the stacks of its threads, even if it is stuck in C code."""
@@ -389,14 +443,10 @@ class Workers:
                 os.kill(worker.pid, signal.SIGUSR1)
         time.sleep(0.5)  # there is no event when the stacks are printed
 
-    def _outcomes(
-        self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None
-    ) -> tuple[list[Worker], list[Done | Failure]]:
-        __tracebackhide__ = True
+    def _start(self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None) -> list[Step]:
         alive = [worker for worker in self._all if worker.status is None]
         chosen = alive if on is None else [self._all[index] for index in on]
-        steps = [worker.start(function, *args, **kwargs) for worker in chosen]
-        return chosen, [step.outcome() for step in steps]
+        return [worker.start(function, *args, **kwargs) for worker in chosen]
 
 
 def _timeout(seconds: float) -> float | None:
@@ -404,12 +454,22 @@ def _timeout(seconds: float) -> float | None:
     return None if seconds == math.inf else max(0.0, seconds)
 
 
-def _results(workers: list[Worker], outcomes: list[Done | Failure]) -> list[Any]:
+def _results(
+    workers: list[Worker], outcomes: list[Done | Failure], late: Iterable[Worker] = ()
+) -> list[Any]:
+    """Return the results of a step, or raise what went wrong.
+
+    :param late: workers in which the step has not ended.
+    """
     __tracebackhide__ = True
     failed = [
-        f"--- {worker.name}, after {outcome.seconds:.2f} s\n{outcome.trace}{worker.output}"
+        f"--- {worker.name}, after {outcome.seconds:.2f} s\n{outcome.trace}{worker.shown_output()}"
         for worker, outcome in zip(workers, outcomes, strict=True)
         if isinstance(outcome, Failure)
+    ]
+    failed += [
+        f"--- {worker.name} had not finished: {worker.doing}\n{worker.shown_output()}"
+        for worker in late
     ]
     if failed:
         found = (o.deviation for o in outcomes if isinstance(o, Failure) and o.deviation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import socket
 from collections.abc import Iterator
@@ -96,8 +97,8 @@ def start_alone(me: WorkerContext, subject: Subject, url: str) -> None:
     worker_tasks.leave(me)
 
 
-@pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
+@contextlib.contextmanager
+def meeting_place() -> Iterator[dict[str, str]]:
     """Give variables by which workers meet where the program says nothing: torch's own."""
     # Bound and not listening, this socket keeps the port for those who say SO_REUSEADDR.
     with socket.socket() as placeholder:
@@ -188,21 +189,22 @@ def test_timeout_in_force(rpc_groups: Groups) -> None:
 # --- how they find their backend -----------------------------------------------------------------
 
 
-def test_by_name(rpc_groups: Groups, environment: dict[str, str]) -> None:
+def test_by_name(rpc_groups: Groups) -> None:
     """`init_rpc(backend="NAME")` without options starts the backend, its workers meeting by `env://`."""
     subject = rpc_groups.subject
     needs_no_options(subject)
-    with rpc_groups.workers(2, env=environment) as workers:
+    with meeting_place() as environment, rpc_groups.workers(2, env=environment) as workers:
         workers.run(start_and_call, subject, None, backend=subject.name)
 
 
-def test_by_environment(rpc_groups: Groups, environment: dict[str, str]) -> None:
+def test_by_environment(rpc_groups: Groups) -> None:
     """`RPC_BACKENDS_DEFAULT=NAME` starts the backend for a program that names none."""
     subject = rpc_groups.subject
     needs_no_options(subject)
-    environment["RPC_BACKENDS_DEFAULT"] = subject.name
-    with rpc_groups.workers(2, env=environment) as workers:
-        workers.run(start_and_call, subject, None)
+    with meeting_place() as environment:
+        environment["RPC_BACKENDS_DEFAULT"] = subject.name
+        with rpc_groups.workers(2, env=environment) as workers:
+            workers.run(start_and_call, subject, None)
 
 
 def shared_with(me: WorkerContext, subject: Subject) -> str | None:

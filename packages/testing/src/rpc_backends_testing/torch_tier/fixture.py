@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from typing import Any
 
 from torch.distributed import rpc
-from torch.testing._internal.distributed.rpc.rpc_agent_test_fixture import RpcAgentTestFixture
+
+with warnings.catch_warnings():
+    # Torch's test modules use deprecated functions of torch when they are imported.
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.distributed.rpc.rpc_agent_test_fixture import RpcAgentTestFixture
 
 from rpc_backends_core.spi.inspection import settings
 from rpc_backends_testing.subject import Subject

@@ -17,7 +17,7 @@ from torch.distributed import rpc
 from rpc_backends_testing.torch_tier import processes
 
 with warnings.catch_warnings():
-    # A hundred times at import, torch's test modules do what torch deprecates.
+    # Torch's test modules use deprecated functions of torch when they are imported.
     warnings.simplefilter("ignore")
     from torch.testing._internal.dist_utils import worker_name
     from torch.testing._internal.distributed import rpc_utils

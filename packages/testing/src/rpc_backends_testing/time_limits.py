@@ -1,0 +1,67 @@
+"""Time limits of tests, which get shorter once tests of the backend have hung.
+
+A backend that hangs in one test usually hangs in the next ones too. Only the first of them costs its full
+time limit.
+"""
+
+from __future__ import annotations
+
+#: Seconds in which a static group forms.
+START = 15.0
+#: The same after a group has not formed in time.
+START_AGAIN = 5.0
+#: After this many groups have not formed in time, and none has, no other is started.
+GIVE_UP_AFTER = 3
+#: Seconds that a test of a chapter has at least, after a test of the chapter has hung, and after three
+#: in a row have.
+_AFTER_ONE = 10.0
+_AFTER_THREE = 5.0
+
+
+class TimeLimits:
+    """The time limits for tests of one backend in this process.
+
+    :param patience: factor of all limits.
+    """
+
+    def __init__(self, patience: float = 1.0) -> None:
+        self._patience = patience
+        self._formed = False
+        self._failed_starts = 0
+        #: By chapter, the number of tests that have hung since the last one that did not.
+        self._hangs: dict[str, int] = {}
+
+    def start(self) -> float:
+        """Return the seconds in which a group must form."""
+        return self._patience * (START_AGAIN if self._failed_starts else START)
+
+    def record_start(self, formed: bool) -> None:
+        """Record whether a group has formed in time."""
+        self._formed = self._formed or formed
+        self._failed_starts = 0 if formed else self._failed_starts + 1
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether none of several groups has formed in time, so that the next one is not worth a wait."""
+        return self._failed_starts >= GIVE_UP_AFTER and not self._formed
+
+    def test(self, chapter: str, seconds: float) -> float:
+        """Return the seconds that a test may take.
+
+        :param seconds: its limit as long as nothing has hung.
+        """
+        hangs = self._hangs.get(chapter, 0)
+        if self.hopeless:
+            seconds = min(seconds, START_AGAIN)
+        elif hangs >= GIVE_UP_AFTER:
+            seconds = min(seconds, max(_AFTER_THREE, seconds / 6))
+        elif chapter in self._hangs:
+            seconds = min(seconds, max(_AFTER_ONE, seconds / 3))
+        return self._patience * seconds
+
+    def record_test(self, chapter: str, hung: bool) -> None:
+        """Record whether a test of a chapter has exceeded its time limit."""
+        if hung:
+            self._hangs[chapter] = self._hangs.get(chapter, 0) + 1
+        elif chapter in self._hangs:
+            self._hangs[chapter] = 0
