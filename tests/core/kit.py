@@ -237,7 +237,7 @@ class Fresh:
 
         :raises ChildFailedError: it failed.
         """
-        output, _ = self.popen.communicate(timeout=60)
+        output, _ = self.popen.communicate(timeout=300)
         if self.popen.returncode:
             raise ChildFailedError(f"exit status {self.popen.returncode}\n{output}")
         return output.strip()

@@ -45,7 +45,7 @@ SWITCHED_OFF = """
 """
 CASES = {
     "plain": (PLAIN, {}),
-    "ours first": (CORE_FIRST, {}),
+    "core first": (CORE_FIRST, {}),
     "switched off": (SWITCHED_OFF, {"RPC_BACKENDS_AUTOLOAD": "0"}),
 }
 
@@ -64,7 +64,7 @@ def test_import_torch_installs_the_registry(interpreters: dict[str, Fresh]) -> N
 def test_importing_the_core_first_imports_torch_later(
     interpreters: dict[str, Fresh],
 ) -> None:
-    assert interpreters["ours first"].output() == ""
+    assert interpreters["core first"].output() == ""
 
 
 def test_autoload_0_keeps_torchs_enum_until_install(

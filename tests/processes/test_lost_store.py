@@ -166,7 +166,7 @@ def test_joining_a_suspended_store_times_out_and_names_it(where: Meeting, join: 
 
 
 def test_a_store_suspended_while_joining_is_an_error(where: Meeting) -> None:
-    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
+    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "3"}) as workers:
         workers.run(steps.shorten_waits)
         # Both wait for a third worker, which never starts.
         waiting = [worker.start(steps.join, where.url, world_size=3) for worker in workers]
@@ -180,7 +180,7 @@ def test_a_store_suspended_while_joining_is_an_error(where: Meeting) -> None:
 
         assert failure.kinds[0] == "StoreError"
         assert (
-            f"store at {where.url.removeprefix('tcp://')} has not answered for 3 s" in failure.text
+            f"store at {where.url.removeprefix('tcp://')} has not answered for 4 s" in failure.text
         )
         assert failure.seconds < 2 * AT_ONCE
         assert waiting[0].error().kinds[0] == "GroupTimeoutError"
