@@ -106,7 +106,7 @@ def test_the_run_stops_after_enough_failures(pigeon: Any, stop: tuple[str, ...])
     assert "stopped after 1 failure" in " ".join(ended.stdout.split())
 
 
-def test_a_hang_is_shown_with_the_stacks_of_all_workers(command: Any) -> None:
+def test_a_hang_shows_the_stacks_of_all_workers(command: Any) -> None:
     command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, HANGING)
 
     ended = command("conformance", "PIGEON", *CALLS, "--patience", "0.1", "-x")

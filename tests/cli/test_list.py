@@ -100,7 +100,7 @@ def test_without_torch_plugins_are_still_listed(command: Any) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_package_prints_with_torch_is_not_in_the_json(command: Any) -> None:
+def test_output_of_other_packages_is_not_in_the_json(command: Any) -> None:
     """Torch imports packages of the group torch.backends, which may print."""
     loud = "import os\ndef load():\n    print('loud')\n    os.write(1, b'louder')\n"
     command.install("torch-loud", {"loud": "load"}, loud, group="torch.backends")

@@ -170,7 +170,7 @@ def test_unreadable_entry_points_hide_no_other_backend(site: Site, content: byte
         ("rpc.backends.check", discovery.CHECKS_GROUP),
     ],
 )
-def test_a_misspelt_group_is_found_with_the_one_that_was_meant(group: str, meant: str) -> None:
+def test_a_misspelt_entry_point_group_gets_a_suggestion(group: str, meant: str) -> None:
     entry_point = entry("PIGEON", group=group)
     ((found, record),) = discovery.misspelt_groups([entry_point])
     assert (found, record.name) == (meant, "PIGEON")

@@ -92,7 +92,7 @@ def test_options_of_another_type_than_declared_are_refused(site: Site, children:
     assert "the declared options_type, sample_backend_pigeon.Options" in error
 
 
-def test_an_object_that_only_looks_like_an_agent_is_refused(site: Site, children: Children) -> None:
+def test_an_object_that_mimics_an_agent_is_refused(site: Site, children: Children) -> None:
     """Torch installs agents that are implemented in C++ only."""
     lookalike = "class Agent:\n            def get_worker_infos(self): return []\n        "
     error = started(site, children, init=f"{lookalike}rpc.api._init_rpc_states(Agent())")
@@ -108,7 +108,7 @@ def test_an_object_that_only_looks_like_an_agent_is_refused(site: Site, children
     ],
     ids=["construct", "init"],
 )
-def test_an_exception_of_a_handler_keeps_its_type_and_names_it(
+def test_an_exception_of_a_handler_keeps_its_type(
     site: Site, children: Children, handlers: dict[str, str], named: str
 ) -> None:
     error = started(site, children, **handlers)

@@ -75,7 +75,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", [*HOOKS, "refuse"])
-def test_an_example_of_a_hook_prints_what_the_page_shows(printed: str, name: str) -> None:
+def test_hook_examples_print_the_output_on_the_page(printed: str, name: str) -> None:
     output = EXAMPLES[name][1]
     assert output in printed
 

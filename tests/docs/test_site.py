@@ -91,7 +91,7 @@ ERRORS = re.findall(r"^\| `([^`]+)` ", OURS, re.MULTILINE)
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_an_error_on_the_page_is_one_of_the_code(text: str) -> None:
+def test_every_error_on_the_page_is_in_the_code(text: str) -> None:
     assert missing_from_the_code(text) == []
 
 
