@@ -177,7 +177,10 @@ class Step:
         assert self.ending is not None
         if isinstance(self.ending, Ended):
             worker = self.worker
-            text = f"{worker.name} ended, exit status {self.ending.status}\n{worker.shown_output()}"
+            status = self.ending.status
+            text = (
+                f"{worker.name} ended during a step, exit status {status}\n{worker.shown_output()}"
+            )
             stuck = {worker.name: worker.doing} if worker.doing else {}
             raise WorkerError(text, stuck=stuck, died=True)
         return self.ending
