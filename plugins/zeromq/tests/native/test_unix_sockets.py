@@ -356,21 +356,21 @@ def test_close_waits_for_the_handshake_of_queued_messages(make: MakeWorker, tmp_
 
     def whose(_proof: bytes, _waited: float) -> int:
         asked.set()
-        answer.wait(PATIENCE)
+        answer.wait(TIME_LIMIT)
         return 0
 
     zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
     one = make(1, wants_proofs=True, on_unknown_key=whose).listen(f"ipc://{tmp_path}/1")
     zero.transport.learn(1, one.endpoint, None, PROOFS)
     zero.send(1, b"queued")
-    assert asked.wait(PATIENCE)
-    closing = threading.Thread(target=zero.transport.close, args=(PATIENCE,))
+    assert asked.wait(TIME_LIMIT)
+    closing = threading.Thread(target=zero.transport.close, args=(TIME_LIMIT,))
     closing.start()
     closing.join(0.2)  # a close() that does not wait has ended by then
     one.transport.learn(0, zero.endpoint, None, MIRRORED)
     answer.set()
     assert one.message() == (0, [b"queued"])
-    closing.join(PATIENCE)
+    closing.join(TIME_LIMIT)
 
 
 def test_a_message_of_a_forgotten_worker_is_refused(
