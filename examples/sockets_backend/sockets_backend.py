@@ -37,7 +37,7 @@ BACKEND = Backend(
     init_backend_handler=init,
     options_type=Options,
     make_transport=lambda options, group: SocketTransport(),
-    spi_version=(1, 0),
+    spi_version=(1, 1),
     capabilities={
         Capability.STATIC_GROUPS,
         Capability.DYNAMIC_GROUPS,

@@ -105,11 +105,8 @@ def test_broken_packages_do_not_stop_the_other_checks(
     assert "SIGABRT, at rpc_backend_crash.py:2" in crash
     assert "pip uninstall rpc-backend-crash" in crash
     assert "pigeon-one" in _finding(ended, "backends", "PIGEON")["text"]
-    assert _levels(ended, "hooks") == [
-        ("faults", "ok"),
-        ("tracing", "problem"),
-        ("tracing", "ok"),
-    ]
+    tracing = [level for about, level in _levels(ended, "hooks") if about == "tracing"]
+    assert tracing == ["problem", "ok"]
     hook = _finding(ended, "hooks", "tracing")["text"]
     assert "ZeroDivisionError" in hook
     assert "pip uninstall rpc-tracing" in hook
@@ -180,7 +177,10 @@ def test_a_hook_that_fails_at_its_first_call_is_a_problem(command: Any) -> None:
     assert hook["level"] == "problem"
     for part in ("rpc_backends_init_backend", "rpc-tracing 1.0", "OSError: mine", "pip uninstall"):
         assert part in hook["text"]
-    assert _levels(ended, "hooks") == [("faults", "ok"), ("policy", "ok"), ("tracing", "problem")]
+    levels = dict(_levels(ended, "hooks"))
+    assert levels.pop("tracing") == "problem"
+    assert set(levels.values()) == {"ok"}, levels
+    assert "policy" in levels
 
 
 def test_a_backend_without_options_is_a_problem(

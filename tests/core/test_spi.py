@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rpc_backends_core._bridge.install_agent import agent_to_install
 from rpc_backends_core._hooks import HookWarning
 from rpc_backends_core._registry import Registry
 
+ROOT = Path(__file__).parents[2]
 MAJOR, MINOR = spi.SPI_VERSION
 
 #: The names that each version of the interface added. Add new names under the version of the next
@@ -33,6 +35,8 @@ ADDED = {
     """,
 }
 UPGRADE_CORE = "pip install --upgrade rpc-backends-core"
+#: The fields of `Backend` that version (1, 1) added.
+FIELDS_ADDED = {"make_transport", "excluded_requirements"}
 #: Versions that this core refuses, with parts of the error.
 REFUSED = {
     "newer by a major number": (
@@ -74,17 +78,25 @@ def test_a_name_is_added_with_a_version() -> None:
 
 
 def test_the_page_lists_the_names_of_the_newest_version() -> None:
-    page = (Path(__file__).parents[2] / "docs/reference/spi.md").read_text()
-    listed = page.partition("if you use\n")[2].partition("and (1, 0) otherwise")[0]
-    assert set(re.findall(r"`(\w+)`", listed)) == set(ADDED[1, 1].split())
+    page = (ROOT / "docs/reference/spi.md").read_text()
+    listed = page.partition("if you use\n")[2].partition(", and (1, 0) otherwise")[0]
+    names, _, fields = listed.partition("or the fields")
+    assert set(re.findall(r"`(\w+)`", names)) == set(ADDED[1, 1].split())
+    assert set(re.findall(r"`(\w+)`", fields)) - {"Backend"} == FIELDS_ADDED
+    assert {field.name for field in dataclasses.fields(spi.Backend)} >= FIELDS_ADDED
     assert f"now {spi.SPI_VERSION}." in page
 
 
-@pytest.mark.parametrize(
-    "package", sorted(Path(__file__).parents[2].glob("plugins/*/src/*/__init__.py"))
-)
+PACKAGES = [
+    *ROOT.glob("plugins/*/src/*/__init__.py"),
+    *ROOT.glob("packages/inspect/src/*/__init__.py"),
+]
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_our_packages_declare_the_version_that_they_use(package: Path) -> None:
     source = "\n".join(path.read_text() for path in package.parent.rglob("*.py"))
+    needed = (1, 1) if any(re.search(rf"\b{one}=", source) for one in FIELDS_ADDED) else (1, 0)
     imported = {
         alias.name
         for node in ast.walk(ast.parse(source.replace("from __future__ import annotations", "")))
@@ -92,7 +104,9 @@ def test_our_packages_declare_the_version_that_they_use(package: Path) -> None:
         for alias in node.names
     }
     (declared,) = re.findall(r"\bspi_version ?= ?(\(.*?\))", source)
-    assert imported - {"inspection"} <= names_until(ast.literal_eval(declared))
+    version = ast.literal_eval(declared)
+    assert version >= needed
+    assert imported - {"inspection"} <= names_until(version)
 
 
 # --- backends ---------------------------------------------------------------------------------------
