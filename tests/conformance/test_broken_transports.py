@@ -51,7 +51,11 @@ def _run(folder: Path, *, whole: bool) -> Failures:
         f"        return transports.{name}()\n"
         for name in BROKEN
     )
-    source = f"from rpc_broken_backends import transports\nfrom rpc_backends_testing import TransportContract\n{classes}"
+    imports = (
+        "from rpc_broken_backends import transports",
+        "from rpc_backends_testing import TransportContract",
+    )
+    source = "\n".join([*imports, classes])
     (folder / "test_broken.py").write_text(source)
     (folder / "conftest.py").write_text(_PLUGIN)
     chosen = [f"test_broken.py::Test{name}::{one.test}" for name, one in BROKEN.items()]

@@ -207,16 +207,20 @@ class LossTests:
 
         The peer is told at once, or when it sends the next message.
         """
-        with transports() as (zero, one):
-            one.send(0, message("request", [10]))
-            zero.expect(one, message("request", [10]))
-            zero.may_lose.add(1)
-            zero.forget(1)
-            losses = len(one.losses(0))
-            one.may_lose.add(0)
-            if one.try_send(0, message("late", [10])) is None and not losses:
-                one.expect_another_loss(0, 0, "send(0, [10 B]) after worker0.forget(1)")
-            zero.take_messages()
+        for first in (0, 1):
+            with transports() as workers:
+                zero, one = workers[first], workers[1 - first]
+                one.send(zero.id, message("request", [10]))
+                zero.expect(one, message("request", [10]))
+                zero.may_lose.add(one.id)
+                zero.forget(one.id)
+                losses = len(one.losses(zero.id))
+                one.may_lose.add(zero.id)
+                if one.try_send(zero.id, message("late", [10])) is None and not losses:
+                    one.expect_another_loss(
+                        zero.id, 0, f"send(...) after {zero.name}.forget({one.id})"
+                    )
+                zero.take_messages()
 
     def test_forgotten_peer_is_learned_again(self, transports: Workers) -> None:
         """A peer that was forgotten can be learned again, and then both can send."""
@@ -234,17 +238,19 @@ class LossTests:
 
     def test_reject_ends_connections(self, transports: Workers) -> None:
         """`reject` ends the connections to a peer, which stays known and may connect again."""
-        with transports() as (zero, one):
-            one.send(0, message("request", [10]))
-            zero.expect(one, message("request", [10]))
-            zero.may_lose.add(1)
-            zero.reject(1)
-            one.expect_lost(
-                0, "worker0.reject(1, ...), with a request of worker1 that has no answer"
-            )
-            one.expect_found(0, "worker0.reject(1, ...): the peer may connect again")
-            send_until_it_arrives(one, zero, message("again", [10]))
-            send_until_it_arrives(zero, one, message("again", [11]))
+        for first in (0, 1):
+            with transports() as workers:
+                zero, one = workers[first], workers[1 - first]
+                one.send(zero.id, message("request", [10]))
+                zero.expect(one, message("request", [10]))
+                zero.may_lose.add(one.id)
+                zero.reject(one.id)
+                one.expect_lost(
+                    zero.id, f"{zero.name}.reject(...), with a request that has no answer"
+                )
+                one.expect_found(zero.id, f"{zero.name}.reject(...): the peer may connect again")
+                send_until_it_arrives(one, zero, message("again", [10]))
+                send_until_it_arrives(zero, one, message("again", [11]))
 
 
 def _cut(zero: Worker, one: Worker, cutting: resources.Cutting, keep: Iterable[str] = ()) -> None:

@@ -14,6 +14,7 @@ from rpc_backends_testing.deviations import DeviationError, deviate
 from rpc_backends_testing.transports.content import Parts, difference, shown
 from rpc_backends_testing.transports.inbox import Event, Inbox
 from rpc_backends_testing.transports.limits import Limits
+from rpc_backends_testing.transports.resources import Remainder
 
 MakeTransport = Callable[[int], Any]
 
@@ -339,9 +340,11 @@ class Workers:
     def __call__(self, size: int = 2, *, learn: bool = True) -> Iterator[list[Worker]]:
         """Start workers that listen and know each other, and close them afterwards.
 
-        If the block ends without an error, nothing may have happened that was not asked for.
+        If the block ends without an error, nothing may have happened that was not asked for, and
+        nothing may be left open.
         """
         workers: list[Worker] = []
+        remainder = Remainder()
         escaped: list[str] = []
         before, threading.excepthook = threading.excepthook, lambda args: escaped.append(_of(args))
         try:
@@ -351,6 +354,7 @@ class Workers:
             threading.excepthook = before
         if escaped:
             raise deviate("(a thread of the transport)", "it ends without an exception", escaped[0])
+        remainder.check("close(0) of all workers")
 
     @contextlib.contextmanager
     def _started(self, workers: list[Worker], size: int, learn: bool) -> Iterator[None]:
