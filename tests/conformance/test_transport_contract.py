@@ -44,7 +44,7 @@ class TestSocketTransport(TransportContract):
         return SocketTransport()
 
 
-def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _pytest(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_mine.py").write_text(dedent(_IN_A_MODULE))
     options = [
         "-q",
@@ -58,7 +58,7 @@ def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "/dev/null",
     ]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "test_mine.py", *arguments],
+        [sys.executable, "-m", "pytest", *options, *(f"test_mine.py::{test}" for test in tests)],
         cwd=folder,
         env=clean_environ(),
         capture_output=True,
@@ -69,14 +69,15 @@ def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_run_imports_no_torch(tmp_path: Path) -> None:
-    done = _pytest(tmp_path, "-k", "one_message and Sockets or any_messages and Sockets or torch")
+    some = ("TestSockets::test_one_message", "TestSockets::test_any_messages")
+    done = _pytest(tmp_path, *some, "test_torch_is_not_imported")
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
 
 
 @pytest.mark.slow
 def test_a_class_without_make_transport_is_told_what_it_lacks(tmp_path: Path) -> None:
-    done = _pytest(tmp_path, "-k", "Unfinished and one_message")
+    done = _pytest(tmp_path, "TestUnfinished::test_one_message")
     assert "TestUnfinished has no make_transport(worker_id)" in done.stdout
 
 
@@ -141,5 +142,4 @@ def test_a_factory_that_fails_is_named() -> None:
         raise OSError("no port")
 
     with pytest.raises(DeviationError, match=r"make_transport\(0\)[^$]*OSError: no port"):
-        with Workers(make, Limits())():
-            pass
+        Workers(make, Limits())().__enter__()
