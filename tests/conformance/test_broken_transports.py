@@ -52,10 +52,11 @@ def _run(folder: Path, *, whole: bool) -> Failures:
         for name in BROKEN
     )
     imports = (
-        "from rpc_broken_backends import transports\n"
-        "from rpc_backends_testing import TransportContract\n"
+        "from rpc_broken_backends import transports",
+        "from rpc_backends_testing import TransportContract",
     )
-    (folder / "test_broken.py").write_text(imports + classes)
+    source = "\n".join([*imports, classes])
+    (folder / "test_broken.py").write_text(source)
     (folder / "conftest.py").write_text(_PLUGIN)
     chosen = [f"test_broken.py::Test{name}::{one.test}" for name, one in BROKEN.items()]
     arguments = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]

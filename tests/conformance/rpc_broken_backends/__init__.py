@@ -45,10 +45,10 @@ class Broken:
 
 def all_broken() -> dict[str, Broken]:
     """Return every broken backend by name."""
-    from rpc_broken_backends import calls, data, life, others, over_transports
+    from rpc_broken_backends import agents, calls, data, life, others, over_transports
 
     found: dict[str, Broken] = {}
-    for module in (calls, data, life, others, over_transports):
+    for module in (agents, calls, data, life, others, over_transports):
         found.update(module.BROKEN)
     return found
 

@@ -34,10 +34,14 @@ class Open:
         return ", ".join(f"{count} x {what}" for what, count in (+more).items()) or "nothing"
 
 
-def opened(me: Any = None) -> Open:
-    """Return what this process has open now; a step."""
+def opened(me: Any = None, *, collect: bool = True) -> Open:
+    """Return what this process has open now; a step.
+
+    :param collect: whether garbage is collected first.
+    """
     del me
-    gc.collect()
+    if collect:
+        gc.collect()
     kinds = _sockets()
     files = []
     for fd in Path("/proc/self/fd").iterdir():

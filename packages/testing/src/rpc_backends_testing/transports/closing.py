@@ -6,14 +6,11 @@ import time
 
 import pytest
 
-from rpc_backends_testing.deviations import deviate
 from rpc_backends_testing.transports import resources
 from rpc_backends_testing.transports.content import message
 from rpc_backends_testing.transports.losses import send_until_it_arrives
 from rpc_backends_testing.transports.workers import Worker, Workers
 
-#: Seconds that threads which have done their work may take to end.
-_ENDING = 1.0
 _MUCH = [1 << 20] * 32
 
 
@@ -100,7 +97,7 @@ class ClosingTests:
             worker = transports.make(0)
             worker.close(linger)
             del worker
-        _leaves_nothing(remainder, "close(0) of a transport that has not listened")
+        remainder.check("close(0) of a transport that has not listened")
 
     def test_close_without_peers(self, transports: Workers) -> None:
         """A transport without messages, and one without peers, can be closed."""
@@ -109,7 +106,7 @@ class ClosingTests:
             pass
         with transports(2):
             pass
-        _leaves_nothing(remainder, "close(0) of a transport that has sent nothing")
+        remainder.check("close(0) of a transport that has sent nothing")
 
     def test_nobody_listens_after_close(self, transports: Workers) -> None:
         """After `close` the address of the worker is free: nobody can connect to it."""
@@ -163,7 +160,7 @@ class ClosingTests:
             _settle(zero)
             for worker in (zero, one, two):
                 worker.take_messages()
-        _leaves_nothing(remainder, f"close(0) after {after}")
+        remainder.check(f"close(0) after {after}")
 
     def test_nothing_is_left_when_the_peer_hangs(
         self, transports: Workers, cutting: resources.Cutting
@@ -179,15 +176,9 @@ class ClosingTests:
             sending.wait(0.3)
             both_ends = len(cutting.connections() - cutting.before)
             zero.close(0)
-            end = time.monotonic() + _ENDING
-            while (left := len(cutting.connections() - cutting.before)) > both_ends // 2:
-                if time.monotonic() > end:
-                    raise zero.deviation(
-                        "close(0) while worker1 takes no messages",
-                        f"worker0's ends of {both_ends // 2} connections are closed",
-                        f"{left} of both workers' {both_ends} ends are still open",
-                    )
-                time.sleep(0.01)
+            cutting.expect_at_most(
+                both_ends // 2, zero.called("close(0) while worker1 takes no messages")
+            )
             one.inbox.unblock()
             sending.wait(transports.limits.seconds)
             _settle(one)
@@ -235,11 +226,3 @@ def _talk_again(one: Worker, other: Worker) -> None:
 def _settle(worker: Worker) -> None:
     """Wait a moment for events that a test does not ask for."""
     worker.inbox.wait_for(lambda _: False, 0.1)
-
-
-def _leaves_nothing(remainder: resources.Remainder, call: str) -> None:
-    found = remainder.now(_ENDING)
-    if found != "nothing":
-        raise deviate(
-            call, "no socket, file or thread is left when it has returned", f"{found} left"
-        )

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpc_backends_testing.deviations import deviate
 from rpc_backends_testing.resource_leaks import opened
+
+#: Seconds that threads which have done their work may take to end.
+_ENDING = 1.0
 
 
 def connections() -> set[str]:
@@ -65,6 +69,21 @@ class Cutting:
     cut: Callable[[set[str]], None]
     before: frozenset[str] = frozenset()
 
+    def expect_at_most(self, ends: int, call: str) -> None:
+        """See that ``call`` has closed connections: of both workers' ends so many may be left.
+
+        :raises DeviationError: there are more.
+        """
+        limit = time.monotonic() + _ENDING
+        while (left := len(self.connections() - self.before)) > ends:
+            if time.monotonic() > limit:
+                raise deviate(
+                    call,
+                    "this worker's ends of the connections are closed",
+                    f"{left} ends are still open, of which {ends} are the other worker's",
+                )
+            time.sleep(0.01)
+
     def wait_until_gone(self, names: set[str], seconds: float) -> None:
         """Wait until these connections are closed, at most for a time."""
         end = time.monotonic() + seconds
@@ -73,10 +92,13 @@ class Cutting:
 
 
 class Remainder:
-    """Compares what this process has open with what it had when this was made."""
+    """Compares what this process has open with what it had when this was made.
+
+    What only the garbage collector would close counts as open.
+    """
 
     def __init__(self) -> None:
-        self._before = opened()
+        self._before = opened(collect=False)
 
     def now(self, seconds: float) -> str:
         """Return in words what is open and was not; wait up to ``seconds`` until it is nothing.
@@ -84,11 +106,22 @@ class Remainder:
         A thread that has done its work takes a moment to end.
         """
         end = time.monotonic() + seconds
-        while (found := opened().beyond(self._before)) != "nothing":
+        while (found := opened(collect=False).beyond(self._before)) != "nothing":
             if time.monotonic() > end:
                 return found
             time.sleep(0.01)
         return found
+
+    def check(self, call: str) -> None:
+        """See that ``call`` has left nothing open.
+
+        :raises DeviationError: it has.
+        """
+        found = self.now(_ENDING)
+        if found != "nothing":
+            raise deviate(
+                call, "no socket, file or thread is left when it has returned", f"{found} left"
+            )
 
 
 def _sockets() -> dict[str, int]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from rpc_backends_testing.transports import resources
 from rpc_backends_testing.transports.content import message
 from rpc_backends_testing.transports.workers import Workers
 
@@ -119,19 +120,27 @@ class ThreadTests:
                     sending.text, "returns once worker1 takes messages", "it waits"
                 )
 
-    def test_metrics_and_forget_while_sending(self, transports: Workers) -> None:
-        """`metrics` and `forget` of another peer do not wait for a `send` that waits for its peer."""
+    def test_metrics_and_forget_while_sending(
+        self, transports: Workers, cutting: resources.Cutting
+    ) -> None:
+        """`metrics` and `forget` do not wait for a `send` that waits for its peer; `forget` ends it."""
         with transports(3) as (zero, one, two):
             zero.may_lose.update((1, 2))
             one.may_lose.add(0)
             zero.send(2, message("request", [4]))
             two.expect(zero, message("request", [4]))
+            of_two = cutting.connections() - cutting.before
             one.inbox.block()
             sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
             sending.wait(0.2)
             zero.metrics()
             zero.forget(2)
+            cutting.wait_until_gone(of_two, transports.limits.seconds)
+            both_ends = len(cutting.connections() - cutting.before)
             zero.forget(1)
+            cutting.expect_at_most(
+                both_ends // 2, zero.called("forget(1) while worker1 takes no messages")
+            )
             if not sending.wait(transports.limits.seconds):
                 transports.limits.note_passed()
                 raise zero.deviation(

@@ -1,0 +1,145 @@
+"""The tests of a transport: they pass on a sound one, need no torch, and say what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from rpc_backends_agents.transports.sockets import SocketTransport
+from rpc_backends_testing import TransportContract
+from rpc_backends_testing.deviations import DeviationError
+from rpc_backends_testing.transports.content import difference, message
+from rpc_backends_testing.transports.limits import SECONDS, SECONDS_WHEN_BROKEN, Limits
+from rpc_backends_testing.transports.properties import holds_for
+from rpc_backends_testing.transports.workers import Workers
+from support.environments import clean_environ
+
+_IN_A_MODULE = """
+from rpc_backends_testing import TransportContract
+from rpc_backends_agents.transports.sockets import SocketTransport
+
+class TestSockets(TransportContract):
+    def make_transport(self, worker_id):
+        return SocketTransport()
+
+def test_torch_is_not_imported():
+    import sys
+    assert "torch" not in sys.modules
+
+class TestUnfinished(TransportContract):
+    pass
+"""
+
+
+@pytest.mark.slow
+class TestSocketTransport(TransportContract):
+    """The transport of SOCKETS keeps what a transport promises."""
+
+    def make_transport(self, worker_id: int) -> SocketTransport:
+        """Return a new transport."""
+        return SocketTransport()
+
+
+def _pytest(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_mine.py").write_text(dedent(_IN_A_MODULE))
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        "--rootdir",
+        str(folder),
+        "-c",
+        "/dev/null",
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *(f"test_mine.py::{test}" for test in tests)],
+        cwd=folder,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_imports_no_torch(tmp_path: Path) -> None:
+    some = ("TestSockets::test_one_message", "TestSockets::test_any_messages")
+    done = _pytest(tmp_path, *some, "test_torch_is_not_imported")
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_class_without_make_transport_is_told_what_it_lacks(tmp_path: Path) -> None:
+    done = _pytest(tmp_path, "TestUnfinished::test_one_message")
+    assert "TestUnfinished has no make_transport(worker_id)" in done.stdout
+
+
+def test_the_kit_imports_no_torch() -> None:
+    code = "import sys, rpc_backends_testing.transports.contract; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_failing_property_gives_the_smallest_example() -> None:
+    seen: list[list[int]] = []
+
+    def check(sizes: list[int]) -> None:
+        seen.append(sizes)
+        assert all(size < 100 for size in sizes)
+
+    from hypothesis import strategies
+
+    with pytest.raises(AssertionError):
+        holds_for(check, strategies.lists(strategies.integers(0, 1000)), examples=100)
+    assert [100] in seen
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        ([b"bb", b"a"], "the same parts in another order"),
+        ([b"abb"], "divided into other parts"),
+        ([b"a", b"b"], "[1 B, 1 B]"),
+        ([b"a", b"bc"], "in part 1, 1 bytes differ, the first at 1"),
+        ([], "no parts"),
+    ],
+)
+def test_a_difference_is_told_in_words(got: list[bytes], words: str) -> None:
+    assert words in (difference([b"a", b"bb"], got) or "")
+
+
+def test_parts_of_messages_differ() -> None:
+    parts = message("seed", [40, 40]) + message("other", [40, 40])
+    assert len(set(parts)) == 4
+
+
+def test_a_call_that_does_not_return_is_reported_with_its_stack() -> None:
+    import threading
+
+    never = threading.Event()
+    with pytest.raises(DeviationError, match=r"wait \(.*threading.py:\d+\)") as error:
+        Limits(0.01).call("worker0.close(0)", never.wait)
+    assert error.value.deviation.call == "worker0.close(0)"
+    never.set()
+
+
+def test_limits_are_short_once_a_transport_is_known_to_be_broken() -> None:
+    limits = Limits()
+    assert limits.seconds == SECONDS
+    limits.note_passed()
+    limits.note_passed()
+    assert limits.seconds == SECONDS_WHEN_BROKEN
+
+
+def test_a_factory_that_fails_is_named() -> None:
+    def make(worker_id: int) -> None:
+        raise OSError("no port")
+
+    with pytest.raises(DeviationError, match=r"make_transport\(0\)[^$]*OSError: no port"):
+        Workers(make, Limits())().__enter__()

@@ -1,0 +1,88 @@
+"""What share of faulty transports the tests of a transport find; `mutation` makes the faults."""
+
+from __future__ import annotations
+
+import os
+from textwrap import dedent
+
+import pytest
+
+from mutation.mutants import Mutant, mutants
+from mutation.running import Fate, run, sound
+from mutation.survivors import SOUND, listed
+
+#: The share of mutants that must be killed.
+_WANTED = 0.95
+_EVERY = 20
+
+
+def _fates(chosen: list[Mutant]) -> list[Fate]:
+    return list(run(chosen, jobs=min(2, len(os.sched_getaffinity(0)))))
+
+
+def _survivors(fates: list[Fate]) -> list[str]:
+    """Return the mutants that have survived and are not listed."""
+    reasons = listed()
+    return [
+        f"{fate.mutant} {fate.got}"
+        for fate in fates
+        if not fate.killed_by and (fate.mutant.fault, fate.mutant.before) not in reasons
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_tests_kill_a_sample_of_mutants_and_pass_without_a_fault() -> None:
+    """The sample has each 20th mutant that is not known to survive: that takes a whole run."""
+    reasons = listed()
+    killable = [one for one in mutants(SOUND.read_text()) if (one.fault, one.before) not in reasons]
+    intact, *fates = sorted(
+        _fates([sound(SOUND.read_text()), *killable[::_EVERY]]), key=lambda fate: fate.mutant.line
+    )
+    assert not intact.killed_by, intact.got
+    assert not _survivors(fates)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+def test_the_tests_kill_mutants_but_those_listed() -> None:
+    fates = _fates(list(mutants(SOUND.read_text())))
+    killed = sum(bool(fate.killed_by) for fate in fates)
+    assert not _survivors(fates)
+    assert killed / len(fates) >= _WANTED, [
+        str(fate.mutant) for fate in fates if not fate.killed_by
+    ]
+
+
+def test_every_listed_survivor_is_a_mutant_and_has_a_reason() -> None:
+    there = {(one.fault, one.before) for one in mutants(SOUND.read_text())}
+    assert set(listed()) <= there
+    assert all(listed().values())
+
+
+def test_mutants_are_different_programs_with_one_fault() -> None:
+    source = dedent(
+        """
+        def f(a: int, b: int) -> int:
+            '''Text.'''
+            if a < b and b:
+                raise ValueError(a, b)
+            return a + 1
+        """
+    )
+    found = list(mutants(source))
+    assert len({one.source for one in found}) == len(found)
+    assert {one.fault for one in found} == {
+        "statement dropped",
+        "nothing returned",
+        "condition negated",
+        "condition always true",
+        "comparison changed",
+        "and taken for or",
+        "part of a condition dropped",
+        "operator changed",
+        "arguments swapped",
+        "one more",
+        "one less",
+    }
+    assert {one.line for one in found} == {4, 5, 6}
