@@ -101,8 +101,12 @@ def events(pytest_arguments: Sequence[str]) -> Generator[dict[str, Any]]:
 
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others' plugins have no part in it
-    template = Template(variables=variables)
-    with Workers(1, seconds=math.inf, fresh=True, template=template) as workers:
+    with contextlib.ExitStack() as stack:
+        # Hypothesis would make a folder in the current one.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rpc-backends-"))
+        variables["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
+        template = Template(variables=variables)
+        workers = stack.enter_context(Workers(1, seconds=math.inf, fresh=True, template=template))
         worker = workers[0]
         step = worker.start(run_pytest, pytest_arguments)
         try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import strategies
 from torch.distributed import rpc
 
 from rpc_backends_cli.processes import WorkerContext
@@ -27,10 +30,20 @@ from rpc_backends_testing.checks import (
 from rpc_backends_testing.comparison import Difference, difference
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import in_group, requirement
+from rpc_backends_testing.messages import (
+    Message,
+    groups_of_messages,
+    lists_of_bytes,
+    messages,
+    sharing,
+)
+from rpc_backends_testing.transports.properties import holds_for
 
 pytestmark = requirement("data")
 
 MIB = 1024 * 1024
+#: Seconds for a call that is one of many, so that one which is lost is an error and not a hang.
+LOST = 5.0
 
 QUANTIZED = ("qint8", "quint8", "qint32")
 # Left out, with torch 2.13: quint4x2 and quint2x4 (torch's own unpickler takes their size for another and
@@ -519,6 +532,85 @@ def test_large_both_ways(rpc_groups: Groups) -> None:
     """
     with rpc_groups.running(2) as workers:
         workers.run(exchange, 4, 8 * MIB)
+
+
+# --- any messages --------------------------------------------------------------------------------
+
+
+def receive(message: Message, value: Any) -> tuple[Difference | None, list[Any], Any]:
+    """Return how a message that has arrived differs, how its tensors share memory, and the message."""
+    return difference(message.build(), value), _places(message, value), value
+
+
+def _places(message: Message, value: Any) -> list[Any]:
+    """Return how the tensors of ``value`` share memory; of another value than ``message``, nothing."""
+    if difference(message.build(), value) is not None:
+        return []
+    return sharing(value, message.keeps_sharing())
+
+
+def _ask(way: str, message: Message, value: Any) -> Any:
+    """Call :func:`receive` on worker 1 in one of three ways, each with a timeout."""
+    args = (message, value)
+    if way == "rpc_sync":
+        return rpc.rpc_sync("worker1", receive, args=args, timeout=LOST)
+    if way == "rpc_async":
+        return rpc.rpc_async("worker1", receive, args=args, timeout=LOST).wait()
+    return rpc.remote("worker1", receive, args=args, timeout=LOST).to_here(timeout=LOST)
+
+
+def _expect_message(message: Message, way: str) -> None:
+    """Send a message to worker 1 and back, and check it at both ends."""
+    value = message.build()
+    text = f"{way} to a function with the argument {message}"
+    found, shared, back = expect(doing(text, lambda: _ask(way, message, value))).returns()
+    if found is not None:
+        raise deviate(f"{text}, seen by the callee", found.expected, found.got)
+    shares = "; for each tensor, its storage and its distance from the first in it"
+    expect(doing(f"{text}{shares}, at the callee", lambda: shared)).gives(message.sharing())
+    expect(doing(f"{text}, which returns it", lambda: back)).gives(value)
+    found_back = _places(message, back)
+    expect(doing(f"{text}{shares}, here", lambda: found_back)).gives(message.sharing())
+
+
+@in_group(2, seconds=60)
+def test_any_message(me: WorkerContext) -> None:
+    """A message arrives whatever tensors it has, of any sizes, views and nesting, in their order.
+
+    The failing message that is shown is the smallest that was found. Look at the order of parts, at sizes
+    at which a storage becomes a part of its own, and at views that share a storage.
+    """
+    ways = strategies.sampled_from(["rpc_sync", "rpc_async", "remote"])
+    examples = strategies.tuples(messages(), ways)
+    holds_for(lambda example: _expect_message(*example), examples, examples=60)
+
+
+def _expect_all(group: list[Message]) -> None:
+    """Send messages at the same time, from several threads, and check each at both ends."""
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(_expect_message, group, itertools.repeat("rpc_sync")))
+
+
+@in_group(2, seconds=60)
+def test_any_messages_at_once(me: WorkerContext) -> None:
+    """Messages of any sizes that are under way at the same time arrive, each as it was."""
+    holds_for(_expect_all, groups_of_messages(), examples=25)
+
+
+def _expect_joined(message: Message) -> None:
+    tensors = message.build()
+    text = f"rpc_sync('worker1', torch.cat, args=({message},))"
+    call = sync("worker1", torch.cat, args=(tensors,), timeout=LOST)
+    expect(doing(text, call.run)).gives(torch.cat(tensors))
+
+
+@in_group(2, seconds=60)
+def test_any_tensors_of_a_builtin(me: WorkerContext) -> None:
+    """A builtin gets any list of tensors in its order.
+
+    Builtins travel as SCRIPT_CALL: TorchScript pickles their arguments.
+    """
+    holds_for(_expect_joined, lists_of_bytes(), examples=40)
 
 
 # --- other values --------------------------------------------------------------------------------
