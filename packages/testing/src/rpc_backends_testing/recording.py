@@ -64,7 +64,7 @@ def reports(
 def summary(report: Report) -> Iterator[str]:
     """Yield the lines that say, by chapter, what came out."""
     titles = {chapter.name: chapter.title for chapter in CHAPTERS}
-    yield f"{'':10}{'passed':>7}{'failed':>7}{'other':>7}"
+    yield f"{'':10}{'passed':>8}{'failed':>8}{'other':>8}{'not run':>8}"
     for name, results in report.chapters().items():
         yield f"{name:10}{_numbers(report, results)}   {titles.get(name, '')}".rstrip()
     yield f"{'all':10}{_numbers(report, report.results)}"
@@ -95,7 +95,7 @@ def verdict(report: Report) -> str:
     """Return the last line of a summary."""
     version = f"suite version {report.suite_version}"
     if report.counted_version != report.suite_version:
-        version += f", held to version {report.counted_version}"
+        version += f"; only version {report.counted_version} counts"
     name = report.backend["name"]
     if report.stopped:
         version += f"; {report.stopped}"
@@ -116,8 +116,9 @@ def _others(report: Report, outcome: Outcome, title: str) -> Iterator[str]:
 
 def _numbers(report: Report, results: Iterable[Result]) -> str:
     count = report.count(results)
-    passed, failed = count.pop(Outcome.PASSED, 0), count.pop(Outcome.FAILED, 0)
-    return f"{passed:>7}{failed:>7}{count.total():>7}"
+    counted = (Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN)
+    passed, failed, not_run = (count.pop(outcome, 0) for outcome in counted)
+    return f"{passed:>8}{failed:>8}{count.total():>8}{not_run:>8}"
 
 
 def write(report: Report, file: Path) -> tuple[Path, Path]:
