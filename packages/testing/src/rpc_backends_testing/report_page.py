@@ -12,7 +12,7 @@ from rpc_backends_testing.results import Outcome, Report, Result
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-#: How each outcome looks: a class of the style sheet.
+#: The class of each outcome in the style sheet.
 _TONES = {
     Outcome.PASSED: "good",
     Outcome.FAILED: "bad",
@@ -68,7 +68,7 @@ def render(report: Report) -> str:
 
 
 def _columns(report: Report) -> list[Outcome]:
-    """Return the outcomes to count: passed and failed, and what else there was."""
+    """Return the outcomes to count: passed, failed, and others that occurred."""
     there = report.count()
     return [one for one in Outcome if there[one] or one in (Outcome.PASSED, Outcome.FAILED)]
 
@@ -115,7 +115,7 @@ def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
 
 
 def _seconds(value: float) -> str:
-    """Return a time in words: minutes from one minute on."""
+    """Return a duration in words, with minutes from one minute on."""
     if value < 60:
         return f"{value:.1f} s"
     return f"{int(value) // 60} min {int(value) % 60:02} s"
