@@ -1,7 +1,6 @@
-"""The conformance suite for RPC backends, and what tests of a backend are made with.
+"""The conformance suite for RPC backends, and tools for a backend's own tests.
 
-Nothing is imported before it is used: pytest loads this package, through its plugin, in every run of an
-environment that has it.
+Names are imported when they are used, because pytest loads this package's plugin in every run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that holds ``name`` and hand the object over (PEP 562)."""
+    """Import the module that defines ``name`` and return the object (PEP 562)."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Checks that explain themselves: the call, what was expected of it, and what came.
+"""Checks whose errors state the call, the expected and the actual result.
 
-A step of a test builds a call, says what it expects, and goes on::
+A step of a test describes a call and what it expects::
 
     expect(sync("worker1", torch.add, args=(torch.ones(2), 1))).gives(torch.full((2,), 2.0))
     expect(sync("worker1", fail)).raises(ValueError, "as asked")
@@ -40,14 +40,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Call:
-    """Something to do, and how one would write it."""
+    """A call, and its text as a program would write it."""
 
     text: str
     run: Callable[[], Any]
 
 
 def sync(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Call:
-    """Build an ``rpc_sync``; the arguments are torch's."""
+    """Describe an ``rpc_sync``; the arguments are torch's."""
     from torch.distributed import rpc
 
     return Call(
@@ -57,7 +57,7 @@ def sync(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) ->
 
 
 def asynchronous(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Call:
-    """Build an ``rpc_async`` that is waited for."""
+    """Describe an ``rpc_async`` and the wait for its result."""
     from torch.distributed import rpc
 
     return Call(
@@ -67,7 +67,7 @@ def asynchronous(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more:
 
 
 def remote(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Call:
-    """Build a ``remote`` whose value is fetched."""
+    """Describe a ``remote`` and the ``to_here`` of its value."""
     from torch.distributed import rpc
 
     return Call(
@@ -76,22 +76,22 @@ def remote(to: Any, func: Any, args: Any = (), kwargs: Any = None, **more: Any) 
     )
 
 
-#: The three ways to call, each waiting for the result: for tests of what holds for all.
+#: The three ways to call, for tests of all of them.
 WAYS: tuple[Callable[..., Call], ...] = (sync, asynchronous, remote)
 
 
 def doing(text: str, run: Callable[[], Any]) -> Call:
-    """Build anything else: ``run`` does it."""
+    """Describe any other action, which ``run`` performs."""
     return Call(text, run)
 
 
 def fact(text: str, value: Any) -> Call:
-    """Build a check of a value that is known already."""
+    """Describe a value that is already known."""
     return Call(text, lambda: value)
 
 
 class Expectation:
-    """What a call is expected to do; each method does the call."""
+    """The expected result of a call. Each method makes the call."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -107,7 +107,7 @@ class Expectation:
             raise deviate(self._call.text, found.expected, found.got)
 
     def returns(self) -> Any:
-        """Check that the call returns, and return what it does.
+        """Check that the call returns, and return its result.
 
         :raises DeviationError: it raises.
         """
@@ -118,7 +118,7 @@ class Expectation:
             raise deviate(self._call.text, "a result", _error(error)) from error
 
     def satisfies(self, expected: str, test: Callable[[Any], bool]) -> Any:
-        """Check that what the call returns passes ``test``; ``expected`` says in words what that is."""
+        """Check that the call's result passes ``test``, which ``expected`` describes in words."""
         got = self.returns()
         if not test(got):
             raise deviate(self._call.text, expected, describe(got))
@@ -144,7 +144,7 @@ class Expectation:
 
 
 def expect(call: Call) -> Expectation:
-    """Begin a check of what ``call`` does."""
+    """Return an expectation of ``call``."""
     return Expectation(call)
 
 
@@ -152,7 +152,7 @@ _step: list[WorkerContext] = []
 
 
 def run_step(me: WorkerContext, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a step in a worker; its checks say what they do, in case one never comes back."""
+    """Run a step in a worker; its checks report what they do, in case one hangs."""
     _step[:] = [me]
     try:
         return step(me, *args, **kwargs)
@@ -161,12 +161,12 @@ def run_step(me: WorkerContext, step: Callable[..., Any], *args: Any, **kwargs: 
 
 
 def checking(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a step of a function with checks, for `Workers.run`: they say what they do."""
+    """Turn a function with checks into a step for `Workers.run`; the checks report what they do."""
 
     def run(me: WorkerContext, *args: Any, **kwargs: Any) -> Any:
         return run_step(me, step, *args, **kwargs)
 
-    # Not functools.wraps: a reference to a step goes through what that leaves behind.
+    # Not functools.wraps: a reference to a step resolves through its `__wrapped__`.
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(run, name, getattr(step, name))
     return run
@@ -179,7 +179,7 @@ def _say(text: str) -> None:
 
 def _error(error: BaseException) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    # An error from another worker: its text first and last, and its traceback between.
+    # An error of another worker has a traceback between its first and its last line.
     text = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1].strip()}"
     return f"{type(error).__name__}: {text}" if lines else type(error).__name__
 

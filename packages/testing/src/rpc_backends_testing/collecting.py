@@ -1,4 +1,4 @@
-"""What happens to the suite's tests when they are collected."""
+"""Checks and order of the suite's tests, after pytest has collected them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rpc_backends_testing.outcomes import id_of, subject_of
 
 
 def check(items: list[pytest.Item]) -> None:
-    """See that every requirement has a backend that can be used, and that takes the options given.
+    """Check that each requirement has a backend that can be loaded and accepts the options.
 
-    :raises pytest.UsageError: none is named, or there is none of that name, or it cannot be loaded.
+    :raises pytest.UsageError: no backend is named, or it does not exist, cannot be loaded, rejects the
+    options, or excludes an unknown requirement.
     """
     from rpc_backends_core.spi import RpcBackendsError
     from rpc_backends_core.spi.inspection import construct_rpc_backend_options, records
@@ -67,7 +68,7 @@ def _check_exclusions(items: list[pytest.Item]) -> None:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Put the suite's tests, where they stand in one row, into the order of their chapters."""
+    """Sort each uninterrupted sequence of the suite's tests by chapter."""
     order = {chapter.name: place for place, chapter in enumerate(CHAPTERS)}
 
     def place(item: pytest.Item) -> int:

@@ -1,4 +1,4 @@
-"""``rpc-backends conformance NAME``: the conformance suite, run by pytest in a process of its own."""
+"""``rpc-backends conformance NAME``: runs the conformance suite by pytest in a separate process."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 #: Seconds that the run has to stop its workers and write its report after Ctrl-C.
 _GRACE_PERIOD = 20.0
-#: After so many seconds without a result the display says which tests are running.
+#: After these seconds without a result, the display names the running tests.
 _SILENCE = 15.0
 _USAGE = 2
 _SUITE = "rpc_backends_testing"
-_TORCH = "torch"  # the chapter that is a tier
+_TORCH = "torch"  # the chapter with torch's own suites
 _FOLDER = Path(testing.__file__).parent
 
 
 class UsageFailure(Failure):
-    """What was asked for cannot be done."""
+    """The arguments of the command cannot be used."""
 
     exit_code = _USAGE
 
@@ -57,9 +57,9 @@ def arguments(
     jobs: int | None = None,
     maxfail: int | None = None,
 ) -> list[str]:
-    """Return pytest's arguments for a run of the suite that nothing around it changes.
+    """Return pytest's arguments for a run of the suite that depends on nothing in the current folder.
 
-    :param folder: an empty one; the report is written there as ``report.json``.
+    :param folder: an empty folder; pytest writes ``report.json`` there.
     """
     (folder / "pytest.ini").write_text("[pytest]\n")
     torch_tier = torch_tier or _TORCH in chapters
@@ -69,7 +69,7 @@ def arguments(
     elif torch_tier:
         chosen.append(f"{_SUITE}.torch_tier")
     result = ["-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider"]
-    # No conftest.py, not even from the current folder; and tests are named by their place in the suite.
+    # Without any conftest.py, and with names of tests relative to the suite.
     result += ["--noconftest", "--rootdir", str(_FOLDER)]
     result += ["--basetemp", str(folder / "tmp")]
     result += ["-p", f"{_SUITE}.plugin"]
@@ -94,15 +94,19 @@ def arguments(
 def events(pytest_arguments: Sequence[str]) -> Generator[dict[str, Any]]:
     """Run pytest in a worker and yield what it reports.
 
-    The last is ``ended`` with pytest's ``status`` and what it ``printed``. When this generator is
-    left, in whatever way, the worker and its own workers have ended.
+    The last event is ``ended``, with pytest's ``status`` and what it ``printed``. When this generator is
+    closed, the worker and its own workers have ended.
     """
     from rpc_backends_testing.progress import run_pytest
 
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others' plugins have no part in it
-    template = Template(variables=variables)
-    with Workers(1, seconds=math.inf, fresh=True, template=template) as workers:
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # run no plugins of other packages
+    with contextlib.ExitStack() as stack:
+        # Without this, Hypothesis creates a folder in the current one.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rpc-backends-"))
+        variables["HYPOTHESIS_STORAGE_DIRECTORY"] = folder
+        template = Template(variables=variables)
+        workers = stack.enter_context(Workers(1, seconds=math.inf, fresh=True, template=template))
         worker = workers[0]
         step = worker.start(run_pytest, pytest_arguments)
         try:
@@ -117,7 +121,7 @@ def events(pytest_arguments: Sequence[str]) -> Generator[dict[str, Any]]:
             trace = ending.trace if isinstance(ending, StepFailed) else ""
             yield {"event": "ended", "status": status, "printed": worker.output + trace}
         finally:
-            if step.ending is None:  # as Ctrl-C would, so that it ends its workers
+            if step.ending is None:  # like Ctrl-C, so that pytest ends its workers
                 worker.interrupt()
                 with contextlib.suppress(WorkerError):
                     step.is_over(_GRACE_PERIOD)
@@ -126,9 +130,9 @@ def events(pytest_arguments: Sequence[str]) -> Generator[dict[str, Any]]:
 def _run(
     name: str, pytest_arguments: Sequence[str], folder: Path, display: RunDisplay
 ) -> tuple[dict[str, Any], int]:
-    """Run the suite and return its report as JSON, and 0 or the exit status of an interrupted run.
+    """Run the suite; return its report as JSON, and 0 or the exit status of an interrupted run.
 
-    :raises UsageFailure: there was nothing to run, or not with these arguments.
+    :raises UsageFailure: no requirement was chosen, or pytest rejects the arguments.
     """
     broken: list[str] = []
     ended: dict[str, Any] = {}
@@ -195,7 +199,7 @@ def _check_suite_version(version: int | None) -> None:
 
 
 def _check_file(file: Path | None) -> None:
-    """Find out before a run of minutes that its report could not be written."""
+    """Check before the run that its report can be written."""
     if file is None:
         return
     try:
@@ -266,7 +270,7 @@ Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no suc
     "--suite-version",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Requirements newer than version N are tried, and fail nothing.",
+    help="Only requirements up to version N count; newer ones run and fail nothing.",
 )
 @click.option(
     "--patience",
@@ -309,9 +313,8 @@ def command(
 ) -> None:
     """Test a backend against the contract for RPC backends.
 
-    Runs the conformance suite, each test in real processes, and says which chapters of the contract the
-    backend NAME keeps and what of its capabilities holds. Nothing of the current folder (pytest's
-    configuration, conftest.py) has a part in it.
+    Runs the conformance suite in real processes, and reports which requirements and capabilities the
+    backend NAME meets. The run ignores pytest's configuration and conftest.py in the current folder.
     """
     _check_jobs(jobs)
     _check_options(options)

@@ -1,4 +1,4 @@
-"""Telling two values apart, bit by bit, and saying in words how they differ."""
+"""Compares two values bit by bit, and describes how they differ."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 
 class Difference(NamedTuple):
-    """The first thing in which a value is not what it should be."""
+    """The first difference between two values, in words."""
 
     expected: str
     got: str
 
 
 def describe(value: Any) -> str:
-    """Return a short text for a value: of a tensor what it is, of anything else its repr, cut."""
+    """Return a short text for a value: the properties of a tensor, or a shortened repr."""
     if isinstance(value, torch.Tensor):
         return _describe_tensor(value)
     if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor) for each in value):
@@ -32,7 +32,7 @@ def describe(value: Any) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Cuts what is long, and says of a tensor in a container what it is."""
+    """Shortens values, and describes tensors by their properties."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         return (
@@ -45,10 +45,10 @@ def difference(  # noqa: PLR0911 - one return for each kind of value
 ) -> Difference | None:
     """Return how ``got`` differs from ``want``, None if it does not.
 
-    Types must be equal, tensors also in dtype, shape, layout, device, ``requires_grad`` and every bit
-    (NaN payloads and the sign of zero too). Strides are not compared.
+    Types must be equal. Tensors must also have equal dtype, shape, layout, device, ``requires_grad`` and
+    bits, including NaN payloads and the sign of zero. Strides are not compared.
 
-    :param where: the place in a container, for the text.
+    :param where: the place of the value in its container, for the text.
     """
     if type(want) is not type(got):
         return Difference(
@@ -73,12 +73,12 @@ def difference(  # noqa: PLR0911 - one return for each kind of value
 
 
 def _first(pairs: Iterable[tuple[str, Any, Any]]) -> Difference | None:
-    """Return the first difference among parts: their places, what is wanted and what came."""
+    """Return the first difference among parts: triples of place, expected and actual value."""
     return next((d for where, want, got in pairs if (d := difference(want, got, where))), None)
 
 
 def _bits(number: complex) -> bytes:
-    """Return the bits of a number: NaN is then equal to itself, and -0.0 is not 0.0."""
+    """Return the bits of a number, so that NaN equals itself and -0.0 differs from 0.0."""
     return struct.pack("dd", number.real, number.imag)
 
 
@@ -147,7 +147,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if plain.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
-    # Some dtypes can be moved and cannot be computed with, not even viewed as bytes (quantised ones).
+    # Torch can copy quantized and some other dtypes, but cannot view them as bytes.
     size = plain.element_size()
     raw = torch.empty(0, dtype=torch.uint8)
     return raw.set_(  # type: ignore[no-any-return, call-overload]

@@ -10,9 +10,9 @@ from typing import Any
 class Deviation:
     """How a backend differs from the contract.
 
-    :ivar call: what was done, as one would write it.
-    :ivar expected: what the contract asks for.
-    :ivar got: what came instead.
+    :ivar call: the call, as a program would write it.
+    :ivar expected: what the contract requires.
+    :ivar got: the actual result.
     """
 
     call: str
@@ -21,7 +21,7 @@ class Deviation:
 
 
 class DeviationError(AssertionError):
-    """A check failed; :attr:`deviation` says how."""
+    """A failed check; :attr:`deviation` has the details."""
 
     def __init__(self, deviation: Deviation) -> None:
         super().__init__(
@@ -34,5 +34,5 @@ class DeviationError(AssertionError):
 
 
 def deviate(call: str, expected: str, got: str) -> DeviationError:
-    """Return the error to raise where a check of its own has failed."""
+    """Return the error of a failed check that is not an `Expectation`."""
     return DeviationError(Deviation(call, expected, got))

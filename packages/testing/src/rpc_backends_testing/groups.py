@@ -1,4 +1,4 @@
-"""Groups of workers under the backend under test, each in processes of its own."""
+"""Groups of workers that run the backend under test, in separate processes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from rpc_backends_testing.checks import deviate, run_step
 from rpc_backends_testing.subject import Subject
 from rpc_backends_testing.time_limits import GIVE_UP_AFTER, TimeLimits
 
-#: Seconds that a test may take; a call that never comes back costs as much.
+#: The time limit of a test in seconds; a call that never returns takes as long.
 SECONDS = 30.0
 
 
 @functools.cache
 def template(modules: tuple[str, ...]) -> Template:
-    """Return how workers start: with the suite's tests imported and the backends found."""
+    """Return a template for workers that has the suite imported and the backends discovered."""
     return Template(preload=modules, prepare=[find_backends])
 
 
 def find_backends() -> None:
-    """Look for what is installed, so that not every worker has to."""
+    """Discover the installed backends, so that not every worker has to."""
     default_registry().names()
 
 
 class Groups:
-    """Makes the groups of one test.
+    """Starts the groups of one test.
 
     :param subject: the backend under test.
-    :param folder: for the files at which workers meet; of this test alone.
+    :param folder: a folder of this test alone, for the files of init methods.
     :param chapter: the chapter of the test.
     :param limits: how long the test may take; the default is its own time limit.
     :param modules: what the template of the workers imports.
@@ -58,19 +58,19 @@ class Groups:
         self._count = itertools.count()
 
     def place(self) -> str:
-        """Return the init method of a new meeting place: a file."""
+        """Return a new init method: a file."""
         return f"file://{self._folder}/meeting{next(self._count)}"
 
     def workers(self, size: int, seconds: float = SECONDS, **settings: Any) -> Workers:
-        """Return workers in which RPC is not started; for a ``with`` block."""
+        """Return workers without RPC, for a ``with`` block."""
         settings.setdefault("template", template(self._modules))
         return Workers(size, seconds=self._limits.test(self._chapter, seconds), **settings)
 
     @contextlib.contextmanager
     def running(self, size: int, seconds: float = SECONDS, **options: Any) -> Iterator[Workers]:
-        """Start a static group; all shut down gracefully when the block ends well.
+        """Start a static group; all workers shut down gracefully unless the block raises.
 
-        :param options: for the backend, besides those of the subject.
+        :param options: options of the backend, in addition to the subject's.
         :raises DeviationError: no group has formed in time so far, and several have been tried.
         """
         if self._limits.hopeless:
@@ -103,7 +103,7 @@ class Groups:
 
 
 class _Step:
-    """A step on its way to a worker: by reference, because pickle would find the test made of it."""
+    """A step as a reference: pickle would find the test that replaces the step in its module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         from rpc_backends_cli.processes import Reference
@@ -112,5 +112,5 @@ class _Step:
 
 
 def checked(me: Any, step: _Step, **arguments: Any) -> Any:
-    """Run a step in a worker, its checks saying what they do."""
+    """Run a step in a worker; its checks report what they do."""
     return run_step(me, step.reference.resolve(), **arguments)

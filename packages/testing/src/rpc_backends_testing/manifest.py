@@ -1,7 +1,7 @@
-"""Every requirement of the suite with the version that asked for it first, as published.
+"""The published list of requirements, each with the first version of the suite that has it.
 
-The list is a file, so that a change of it shows in a review: a requirement that is added or made
-stricter says ``since`` and raises :data:`~.suite.SUITE_VERSION`.
+The list is a file, so that a review shows its changes. A requirement that is added or made stricter has
+``since`` and increases :data:`~.suite.SUITE_VERSION`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ FILE = Path(__file__).parent / "chapters" / "requirements.json"
 
 
 def requirements() -> dict[str, int]:
-    """Return the version of the suite that first asked for it, by the id of each requirement."""
+    """Return the first version of the suite with each requirement, by id."""
     listed: dict[str, int] = json.loads(FILE.read_text())
     return listed
 
 
 def main(arguments: list[str]) -> int:
-    """Add what a complete run has found to the list.
+    """Add the requirements of a complete run to the list.
 
     For maintainers of the suite: run it with ``--rpc-report REPORT``, and then
     ``python -m rpc_backends_testing.manifest REPORT``.

@@ -1,4 +1,4 @@
-"""What a test of the suite says of itself: its chapter, what it takes, since when it is asked."""
+"""Marks of the suite's tests: chapter, capability, and version of the suite."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def requirement(
 ) -> pytest.MarkDecorator:
     """Mark tests as requirements of the contract.
 
-    A test's docstring is what it requires, in one sentence, and then what an author who fails it should
-    look at. Of two of these marks (on a module and on a test, say) the nearer one's values count.
+    The first sentence of a test's docstring is the requirement; the rest tells an author where to look if
+    it fails. A mark of a test overrides that of its module.
 
-    :param chapter: the chapter it belongs to.
-    :param capability: what a backend must declare for it to count; if it does not, the test is tried all
-        the same, and the report says whether it works.
-    :param since: the version of the suite that asked for it first.
+    :param chapter: the chapter of the requirement.
+    :param capability: the capability that a backend must declare for the requirement to count. Without it
+    the test runs too, and the report says whether it works.
+    :param since: the first version of the suite with the requirement.
     """
     mark: pytest.MarkDecorator = getattr(pytest.mark, REQUIREMENT)(
         chapter=chapter, capability=capability, since=since
@@ -37,11 +37,11 @@ def requirement(
 def in_group(
     size: int, *, seconds: float = SECONDS, **options: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a step a test: it runs in worker 0 of a static group, and then the group shuts down.
+    """Turn a step into a test that runs it in worker 0 of a static group, and then shuts the group down.
 
-    :param size: the number of workers; they are named ``worker0`` ...
+    :param size: the number of workers, which are named ``worker0``, ``worker1`` and so on.
     :param seconds: how long the test may take.
-    :param options: for the backend, ``rpc_timeout`` say.
+    :param options: options of the backend, such as ``rpc_timeout``.
     """
 
     def decorate(step: Callable[..., None]) -> Callable[..., None]:
@@ -49,7 +49,7 @@ def in_group(
         def test(rpc_groups: Groups, **arguments: Any) -> None:
             rpc_groups.run_in_first(size, step, seconds, options, arguments)
 
-        # pytest reads from the signature what a test needs: the group, and the step's parameters.
+        # pytest reads the fixtures from the signature: the group, and the step's parameters.
         parameters = list(inspect.signature(step).parameters.values())[1:]
         groups = inspect.Parameter("rpc_groups", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         test.__signature__ = inspect.Signature([groups, *parameters])  # type: ignore[attr-defined]

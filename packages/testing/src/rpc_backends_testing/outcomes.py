@@ -1,4 +1,4 @@
-"""From pytest's report of a test to the result of a requirement."""
+"""Converts pytest's report of a test to the result of a requirement."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rpc_backends_testing.subject import Subject
 from rpc_backends_testing.suite import BACKEND, SUITE_VERSION
 from rpc_backends_testing.time_limits import TimeLimits
 
-#: The key under which a result travels in pytest's report, between processes too.
+#: The key of a result in pytest's report, also between processes.
 PROPERTY = "rpc_requirement"
 
 _LIMITS = pytest.StashKey[dict[str, TimeLimits]]()
 
-#: Where the contract is written down; a chapter is a heading of its name.
+#: The page with the contract, which has a heading for each chapter.
 CONTRACT = "docs/how-to/write-a-backend.md"
 
 
 def subject_of(item: pytest.Item) -> tuple[Subject, int] | None:
-    """Return the backend that a test is of and the version of the suite that counts, if any is said.
+    """Return the backend under test and the version of the suite that counts, or None.
 
-    The nearest mark says it (:func:`~.suite.conformance` sets one), else the command line, else pytest's
-    configuration file.
+    They come from the nearest mark (:func:`~.suite.conformance` sets it), else from the command line,
+    else from pytest's configuration file.
     """
     mark = item.get_closest_marker(BACKEND)
     if mark is not None:
@@ -52,7 +52,7 @@ def limits_of(config: pytest.Config, backend: str) -> TimeLimits:
 
 
 def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Write onto ``report`` what it says of a requirement, and turn its outcome where that is other."""
+    """Add the result of the requirement to ``report``, and adapt the outcome of ``report`` to it."""
     mark = item.get_closest_marker(REQUIREMENT)
     found = subject_of(item)
     if mark is None or found is None or not _is_last_word(report):
@@ -95,13 +95,13 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
         result.got = "it passes; remove it from Backend.excluded_requirements"
         report.outcome, report.longrepr = "failed", text_of(result)
     whose = {"backend": subject.name, "suite_version": version}
-    # Plain types only: xdist sends it to another process.
+    # Plain types only, because pytest-xdist sends the report to another process.
     plain = {**asdict(result), "outcome": str(result.outcome)}
     report.user_properties.append((PROPERTY, {**plain, **whose}))
 
 
 def explain(result: Result, error: BaseException, trace: str) -> None:
-    """Say in ``result`` what was done, what was expected and what came."""
+    """Set the call, the expected and the actual result in ``result``."""
     result.detail = trace
     deviation = None
     if isinstance(error, DeviationError | WorkerError):
@@ -130,7 +130,7 @@ def explain(result: Result, error: BaseException, trace: str) -> None:
 
 
 def text_of(result: Result) -> str:
-    """Return what pytest shows of a requirement that is not met."""
+    """Return the text that pytest shows for a failed requirement."""
     lines = [
         f"chapter   {result.chapter} ({CONTRACT}#{result.chapter})",
         f"required  {result.title}",
@@ -144,14 +144,14 @@ def text_of(result: Result) -> str:
 
 
 def _is_last_word(report: pytest.TestReport) -> bool:
-    """Tell whether a phase decides: the call does, and set-up or tear-down if it does not pass."""
+    """Return whether a phase decides: the call does, and a set-up or tear-down that does not pass."""
     return report.when == "call" or not report.passed
 
 
 def _turn(
     report: pytest.TestReport, item: pytest.Item, result: Result, version: int, excluded: str
 ) -> None:
-    """Give pytest's report the outcome that the requirement has."""
+    """Give pytest's report the outcome of the requirement."""
     if result.outcome is Outcome.FAILED:
         report.longrepr = text_of(result)
         return
@@ -159,8 +159,9 @@ def _turn(
         reason = excluded
     elif result.outcome is Outcome.FAILS_NEWER:
         reason = (
-            f"new in version {result.since} of the suite, and this backend is held to version "
-            f"{version}; it would fail: {result.call}: expected {result.expected}, got {result.got}"
+            f"new in version {result.since} of the suite, and only version "
+            f"{version} counts; it would fail: {result.call}: expected {result.expected}, "
+            f"got {result.got}"
         )
     else:
         reason = f"{result.capability} is not declared: {result.got}"
@@ -174,7 +175,7 @@ def _turn(
 def id_of(item: pytest.Item, chapter: str) -> str:
     """Return the id of a requirement: its chapter, and its test's name."""
     name = item.name.removeprefix("test_")
-    # Torch's suites have tests of one name in several classes.
+    # Several classes of torch's suites have tests of the same name.
     class_ = getattr(item, "cls", None)
     if isinstance(class_, type) and issubclass(class_, unittest.TestCase):
         return f"{chapter}.{class_.__name__}.{name}"

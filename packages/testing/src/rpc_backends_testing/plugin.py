@@ -1,7 +1,7 @@
 """The pytest plugin of the conformance suite (entry point ``pytest11``).
 
-It is loaded in every run of pytest in an environment that has this package, so it imports nothing until
-a run has to do with backends.
+pytest loads it in every run where this package is installed. It imports nothing else before a run tests a
+backend.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from rpc_backends_testing.groups import Groups
     from rpc_backends_testing.subject import Subject
 
-#: The name of the mark, here too so that nothing has to be imported for it.
+#: The name of the mark, as in `marks`, which is not imported here.
 _REQUIREMENT = "rpc_requirement"
 _SUITE = Path(__file__).parent
 _TIERS = ("contract", "torch")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options; each is also shown by ``pytest --help``."""
+    """Add the options of the suite."""
     group = parser.getgroup("rpc-backends", "conformance of RPC backends (rpc-backends-core)")
     group.addoption("--rpc-backend", metavar="NAME", help="the RPC backend to test")
     group.addoption(
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="an option for its construct handler in every test; VALUE is JSON, or else text",
+        help="an option of the backend in every test; VALUE is JSON, or else text",
     )
     group.addoption(
         "--rpc-report",
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rpc-suite-version",
         metavar="N",
         type=int,
-        help="requirements newer than version N of the suite are run, and fail nothing",
+        help="only requirements up to version N of the suite count; newer ones run and fail nothing",
     )
     group.addoption(
         "--rpc-patience",
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="multiply the tests' time limits, for a slow machine (default: %(default)g)",
     )
     _add_tier(group, "--rpc-tier")
-    parser.addini("rpc_backend", "the RPC backend that conformance tests are of")
+    parser.addini("rpc_backend", "the RPC backend that the conformance suite tests")
     parser.addini("rpc_suite_version", "as --rpc-suite-version")
 
 
@@ -74,20 +74,20 @@ def _add_tier(group: Any, name: str) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> None:
-    """Add ``--tier``, which is too plain a name to take in runs that have nothing to do with us."""
+    """Add ``--tier`` to runs with ``--rpc-backend`` only: other projects use that name too."""
     if {"--rpc-backend", "--tier"} <= {arg.partition("=")[0] for arg in args}:
         _add_tier(parser.getgroup("rpc-backends"), "--tier")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks, and check what was given."""
+    """Register the marks and check the options."""
     config.addinivalue_line(
         "markers", f"{_REQUIREMENT}: a requirement of the contract for RPC backends"
     )
     config.addinivalue_line("markers", "rpc_backend(subject, suite_version): the backend to test")
     config.option.rpc_option = dict(map(_key_and_value, config.option.rpc_option))
     if hasattr(config, "workerinput"):
-        return  # the process that started this one has looked at the rest, and keeps the results
+        return  # the controlling process has checked the rest, and keeps the results
     config.pluginmanager.register(_Recorder(config))
     _check_suite_version(config)
     if config.option.rpc_patience <= 0:
@@ -122,14 +122,14 @@ def _key_and_value(text: str) -> tuple[str, Any]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave torch's own suites out where they were not asked for."""
+    """Ignore torch's own suites unless the option asks for them."""
     asked_for = config.getoption("rpc_tier") == "torch"
     return True if collection_path == _SUITE / "torch_tier" and not asked_for else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the chapters into their order, and see that every requirement has a backend to be asked of."""
+    """Sort the chapters, and check that each requirement has a backend."""
     mine = [item for item in items if item.get_closest_marker(_REQUIREMENT)]
     if not mine:
         return
@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Make SIGTERM interrupt a run of the suite as Ctrl-C does, so that its results are kept."""
+    """Let SIGTERM interrupt a run of the suite as Ctrl-C does, so that its results are kept."""
     ours = any(item.get_closest_marker(_REQUIREMENT) for item in session.items)
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return (yield)
@@ -156,7 +156,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Give a requirement's report the outcome that its capability and version make of it."""
+    """Adapt a requirement's report to its capability, version and exclusion."""
     report = yield
     if item.get_closest_marker(_REQUIREMENT):
         from rpc_backends_testing.outcomes import judge
@@ -166,7 +166,7 @@ def pytest_runtest_makereport(
 
 
 class _Recorder:
-    """Keeps the results of requirements, and tells of them at the end."""
+    """Keeps the results of requirements, and reports them at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -197,12 +197,12 @@ class _Recorder:
             self._stopped = f"stopped after {limit} failure{'s' if limit > 1 else ''}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a result; with xdist they come from other processes, in the report."""
+        """Keep the result in a report, which another process may have sent."""
         properties: list[tuple[str, Any]] = report.user_properties
         self._results += [value for key, value in properties if key == _REQUIREMENT]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the summary by chapter, and write the report where one is asked for."""
+        """Print the summary, and write the report if the option asks for it."""
         if not self._results:
             return
         from rpc_backends_testing.recording import file_of, reports, summary, write
@@ -220,7 +220,7 @@ class _Recorder:
 
 @pytest.fixture
 def rpc_subject(request: pytest.FixtureRequest) -> Subject:
-    """Give the backend under test."""
+    """Return the backend under test."""
     from rpc_backends_testing.outcomes import subject_of
 
     found = subject_of(request.node)
@@ -231,13 +231,13 @@ def rpc_subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.fixture
 def rpc_patience(request: pytest.FixtureRequest) -> float:
-    """Give what time limits are multiplied by."""
+    """Return the factor of all time limits."""
     return float(request.config.getoption("rpc_patience"))
 
 
 @pytest.fixture
 def rpc_groups(request: pytest.FixtureRequest, rpc_subject: Subject, tmp_path: Path) -> Groups:
-    """Give what makes groups of workers under the backend under test."""
+    """Return the object that starts groups of workers with the backend under test."""
     from rpc_backends_testing.groups import Groups
     from rpc_backends_testing.outcomes import limits_of
     from rpc_backends_testing.suite import modules

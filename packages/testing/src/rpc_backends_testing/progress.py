@@ -1,6 +1,6 @@
-"""Running pytest in a worker of ``rpc-backends conformance``, which is told how the run goes.
+"""Runs pytest in a worker of ``rpc-backends conformance``, and reports events of the run.
 
-Each report is a mapping with an ``event``:
+Each event is a mapping:
 
 - ``collected``: ``chapters``, the number of tests in each;
 - ``test``: ``chapter`` and ``test``, which begins;
@@ -37,7 +37,7 @@ def chapter_of(nodeid: str) -> str:
 
 
 class _Reporter:
-    """A pytest plugin; where pytest starts other processes, it is in the one that starts them."""
+    """A pytest plugin. With pytest-xdist it is in the controlling process."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
         self._report = report
@@ -58,7 +58,7 @@ class _Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        # Each process collects all there is.
+        # Each process collects all tests.
         self._collected(ids)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -1,4 +1,4 @@
-"""From the results of a run to its report: the summary that is printed, and the files."""
+"""Makes the report of a run: the printed summary, and the files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def reports(
 ) -> Iterator[Report]:
     """Yield a report for each backend that was tested.
 
-    :param results: what `outcomes` has written onto pytest's reports.
-    :param started: when, in seconds since the epoch.
+    :param results: the results that `outcomes` has added to pytest's reports.
+    :param started: the start of the run, in seconds since the epoch.
     :param stopped: why the run ended before its last test; empty if it did not.
     """
-    # With xdist this process has run no test, and torch's own backends are known once torch is imported.
+    # With pytest-xdist, this process has run no test. Torch's own backends are known after this import.
     import torch.distributed.rpc  # noqa: F401
 
     by_backend: dict[str, dict[str, Result]] = {}
@@ -42,7 +42,7 @@ def reports(
         result = Result.from_json(rest)
         mine = by_backend.setdefault(data["backend"], {})
         before = mine.get(result.id)
-        # A test that passes, and whose tear-down fails, is reported twice.
+        # A test is reported twice if it passes and its tear-down fails.
         if before is None or before.outcome is not Outcome.FAILED:
             mine[result.id] = result
         about[data["backend"]] = data
@@ -62,9 +62,9 @@ def reports(
 
 
 def summary(report: Report) -> Iterator[str]:
-    """Yield the lines that say, by chapter, what came out."""
+    """Yield the lines of the summary."""
     titles = {chapter.name: chapter.title for chapter in CHAPTERS}
-    yield f"{'':10}{'passed':>7}{'failed':>7}{'other':>7}"
+    yield f"{'':10}{'passed':>8}{'failed':>8}{'other':>8}{'not run':>8}"
     for name, results in report.chapters().items():
         yield f"{name:10}{_numbers(report, results)}   {titles.get(name, '')}".rstrip()
     yield f"{'all':10}{_numbers(report, report.results)}"
@@ -87,7 +87,7 @@ def summary(report: Report) -> Iterator[str]:
     yield verdict(report)
 
 
-#: What a summary says of a capability where there is more to say than its state.
+#: The words of a summary for a capability, if they differ from its state.
 WORDS = {"works, not declared": "works, and is not declared: declare it"}
 
 
@@ -95,7 +95,7 @@ def verdict(report: Report) -> str:
     """Return the last line of a summary."""
     version = f"suite version {report.suite_version}"
     if report.counted_version != report.suite_version:
-        version += f", held to version {report.counted_version}"
+        version += f"; only version {report.counted_version} counts"
     name = report.backend["name"]
     if report.stopped:
         version += f"; {report.stopped}"
@@ -116,14 +116,15 @@ def _others(report: Report, outcome: Outcome, title: str) -> Iterator[str]:
 
 def _numbers(report: Report, results: Iterable[Result]) -> str:
     count = report.count(results)
-    passed, failed = count.pop(Outcome.PASSED, 0), count.pop(Outcome.FAILED, 0)
-    return f"{passed:>7}{failed:>7}{count.total():>7}"
+    counted = (Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN)
+    passed, failed, not_run = (count.pop(outcome, 0) for outcome in counted)
+    return f"{passed:>8}{failed:>8}{count.total():>8}{not_run:>8}"
 
 
 def write(report: Report, file: Path) -> tuple[Path, Path]:
-    """Write the report as JSON and as a page of HTML beside it, and return where they are.
+    """Write the report as JSON and as HTML, and return the paths.
 
-    :param file: where, without a suffix or with that of one of the two.
+    :param file: the path, with or without one of the two suffixes.
     """
     from rpc_backends_testing.report_page import render
 
@@ -136,7 +137,7 @@ def write(report: Report, file: Path) -> tuple[Path, Path]:
 
 
 def file_of(report: Report, file: Path, among: int) -> Path:
-    """Return where a report goes that is one of several: its backend's name is added to ``file``."""
+    """Return the path of one of several reports: ``file`` with the backend's name."""
     if among == 1:
         return file
     return file.with_name(f"{file.stem}-{report.backend['name']}{file.suffix}")

@@ -1,4 +1,4 @@
-"""The report as a page: one HTML file that needs nothing else, for an author to publish."""
+"""The report as a page: one HTML file that needs no other, for an author to publish."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rpc_backends_testing.results import Outcome, Report, Result
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-#: How each outcome looks: a class of the style sheet.
+#: The class of each outcome in the style sheet.
 _TONES = {
     Outcome.PASSED: "good",
     Outcome.FAILED: "bad",
@@ -55,7 +55,9 @@ def render(report: Report) -> str:
             (name, results, _row(report, results)) for name, results in report.chapters().items()
         ],
         total=_row(report, report.results),
-        tried=len(report.results) - report.count()[Outcome.NOT_RUN],
+        excluded=_of(report, Outcome.EXCLUDED),
+        tested=len(report.results) - report.count()[Outcome.NOT_RUN],
+        outcomes=_outcomes(report),
         not_run=report.count()[Outcome.NOT_RUN],
         columns=_columns(report),
         capabilities=[_capability(report, *one) for one in report.capabilities().items()],
@@ -66,9 +68,16 @@ def render(report: Report) -> str:
 
 
 def _columns(report: Report) -> list[Outcome]:
-    """Return the outcomes to count: passed and failed, and what else there was."""
+    """Return the outcomes to count: passed, failed, and others that occurred."""
     there = report.count()
     return [one for one in Outcome if there[one] or one in (Outcome.PASSED, Outcome.FAILED)]
+
+
+def _outcomes(report: Report) -> str:
+    """Return how many of the tested requirements have each outcome, in words."""
+    columns = [one for one in _columns(report) if one is not Outcome.NOT_RUN]
+    texts = (f"{report.count()[one]} {one}" for one in columns)
+    return " · ".join(text.replace(" ", "\N{NO-BREAK SPACE}") for text in texts)
 
 
 def _of(report: Report, outcome: Outcome) -> list[Result]:
@@ -91,12 +100,11 @@ def _row(report: Report, results: list[Result]) -> dict[str, Any]:
 def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
     """Return a row of the table of capabilities."""
     results = [result for result in report.results if result.capability == name]
-    tried = [one for one in results if one.outcome is not Outcome.NOT_RUN]
-    met = [one for one in tried if one.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)]
-    if tried:
-        asked = f"{len(met)} of {len(tried)}"
-    else:
-        asked = "could not be tried" if results else "none in this run"
+    tested = [one for one in results if one.outcome is not Outcome.NOT_RUN]
+    met = [one for one in tested if one.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)]
+    asked = f"{len(met)} of {len(tested)}"
+    if not tested:
+        asked = "not run" if results else "none in this run"
     return {
         "name": name,
         "state": state,
@@ -107,7 +115,7 @@ def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
 
 
 def _seconds(value: float) -> str:
-    """Return a time in words: minutes from one minute on."""
+    """Return a duration in words, with minutes from one minute on."""
     if value < 60:
         return f"{value:.1f} s"
     return f"{int(value) // 60} min {int(value) % 60:02} s"

@@ -1,4 +1,4 @@
-"""What a process has open, and what processes have left behind on the machine."""
+"""Finds what a process has open, and what processes have left on the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Where POSIX shared memory and semaphores are files.
+#: The folder of POSIX shared memory and semaphores.
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -20,22 +20,22 @@ SHARED_MEMORY = Path("/dev/shm")
 class Open:
     """What a process has open.
 
-    :ivar threads: how many.
-    :ivar files: what descriptors stand for, sockets by their protocol and their inode left out, sorted.
+    :ivar threads: the number of its threads.
+    :ivar files: the targets of its descriptors, sorted; of sockets the protocol.
     """
 
     threads: int
     files: tuple[str, ...]
 
     def beyond(self, before: Open) -> str:
-        """Return in words what is open here and was not ``before``: "nothing", or what and how many."""
+        """Return in words what is open and was not ``before``, or "nothing"."""
         more = Counter(self.files) - Counter(before.files)
         more["thread"] = self.threads - before.threads
         return ", ".join(f"{count} x {what}" for what, count in (+more).items()) or "nothing"
 
 
 def opened(me: Any = None, *, collect: bool = True) -> Open:
-    """Return what this process has open now; a step.
+    """Return what this process has open. This is a step.
 
     :param collect: whether garbage is collected first.
     """
@@ -45,7 +45,7 @@ def opened(me: Any = None, *, collect: bool = True) -> Open:
     kinds = _sockets()
     files = []
     for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing
             target = str(fd.readlink())
             files.append(kinds.get(target, re.sub(r"#?\d+", "N", target)))
     return Open(len(list(Path("/proc/self/task").iterdir())), tuple(sorted(files)))
@@ -62,7 +62,7 @@ def _sockets() -> dict[str, str]:
 def shared_memory() -> frozenset[str]:
     """Return the names of this user's objects in shared memory."""
     found = set()
-    with contextlib.suppress(FileNotFoundError):  # a system without it
+    with contextlib.suppress(FileNotFoundError):  # a system without shared memory
         for path in SHARED_MEMORY.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_uid == os.geteuid():
@@ -71,9 +71,9 @@ def shared_memory() -> frozenset[str]:
 
 
 def abandoned(names: frozenset[str]) -> list[str]:
-    """Return those of ``names`` in shared memory that are still there and that no process has open.
+    """Return those of ``names`` in shared memory that still exist and that no process has open.
 
-    Others use shared memory at the same time; what they use, they have open.
+    Other programs use shared memory at the same time, and have open what they use.
     """
     there = names & shared_memory()
     if not there:
@@ -85,7 +85,7 @@ def abandoned(names: frozenset[str]) -> list[str]:
 def _used() -> Iterator[str]:
     """Yield the paths of all files that this user's processes have open or mapped."""
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
             for line in (process / "maps").read_text().splitlines():
                 _, _, path = line.partition(str(SHARED_MEMORY))
                 if path:

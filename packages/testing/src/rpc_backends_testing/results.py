@@ -1,4 +1,4 @@
-"""What a run of the suite found, as values: results, chapters, capabilities and the verdict."""
+"""The data of a run: results, chapters, capabilities and the verdict."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """What became of one requirement."""
+    """The outcome of one requirement."""
 
     PASSED = "passed"
     FAILED = "failed"
-    #: It needs a capability that the backend does not declare, and does not work.
+    #: It fails, and needs a capability that the backend does not declare.
     NOT_DECLARED = "not declared"
-    #: It needs a capability that the backend does not declare, and works.
+    #: It passes, and needs a capability that the backend does not declare.
     WORKS_UNDECLARED = "works, not declared"
-    #: It fails, and is newer than the version of the suite that the author has chosen.
+    #: It fails, and is newer than the version of the suite that counts.
     FAILS_NEWER = "fails, newer"
-    #: It fails, and the backend excludes it, for the reason that is given.
+    #: It fails, and the backend excludes it.
     EXCLUDED = "excluded"
-    #: It could not be tried here; the reason says why.
+    #: It could not run here; the reason says why.
     NOT_RUN = "not run"
 
 
 @dataclass
 class Result:
-    """One requirement and what became of it.
+    """One requirement and its outcome.
 
     :ivar id: ``CHAPTER.NAME``, stable from version to version.
-    :ivar title: what is required, in a sentence.
-    :ivar advice: what an author should look at, if it fails.
-    :ivar capability: what has to be declared for it to count, or None.
-    :ivar since: the version of the suite that asked for it first.
+    :ivar title: the requirement, in a sentence.
+    :ivar advice: where an author should look if it fails.
+    :ivar capability: the capability that a backend must declare for it to count, or None.
+    :ivar since: the first version of the suite with it.
     :ivar reason: why it was not run, why the backend excludes it, or why its failure does not count.
-    :ivar call: what was done when it failed, and then what was expected and what came.
+    :ivar call: the call that failed; ``expected`` and ``got`` are the expected and the actual result.
     :ivar detail: tracebacks, and the output of the workers.
     :ivar has_stacks: whether a worker hung or died; ``detail`` then has the stacks of all workers.
     """
@@ -58,18 +58,18 @@ class Result:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
-        """Return the result that :func:`dataclasses.asdict` made ``data`` of."""
+        """Return the result that :func:`dataclasses.asdict` has converted to ``data``."""
         return cls(**{**data, "outcome": Outcome(data["outcome"])})
 
 
 def settle(
     works: bool, *, declared: bool, since: int, suite_version: int, excluded: bool = False
 ) -> Outcome:
-    """Return what it means that a requirement was met or not.
+    """Return the outcome of a requirement that was met or not.
 
     :param excluded: whether the backend excludes it; a requirement that is met must not be excluded.
-    :param declared: whether it needs no capability, or one that the backend declares.
-    :param suite_version: the version that the author has chosen.
+    :param declared: whether the backend declares the capability that it needs, if any.
+    :param suite_version: the version of the suite that counts.
     """
     if excluded:
         return Outcome.FAILED if works else Outcome.EXCLUDED
@@ -86,10 +86,10 @@ class Report:
 
     :ivar suite_version: the version of the suite that ran.
     :ivar counted_version: the version whose requirements count.
-    :ivar backend: what is known of the backend: name, distribution, version, options, ...
-    :ivar machine: where it ran: versions, platform, processors.
+    :ivar backend: the backend's name, distribution, version, description and options.
+    :ivar machine: versions, platform, processors and accelerators.
     :ivar declared: the capabilities that the backend declares.
-    :ivar started: the time, UTC, ISO 8601.
+    :ivar started: when the run started: UTC, ISO 8601.
     :ivar complete: whether all requirements of the suite were in the run.
     :ivar stopped: why the run ended before its last test; empty if it did not.
     """
@@ -107,14 +107,14 @@ class Report:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
-        """Return the report that :meth:`to_json` made ``data`` of."""
+        """Return the report that :meth:`to_json` has converted to ``data``."""
         names = {one.name for one in fields(cls)}
         facts = {name: value for name, value in data.items() if name in names}
         return cls(**{**facts, "results": [Result.from_json(one) for one in data["results"]]})
 
     @property
     def verdict(self) -> str:
-        """What the run says of the backend.
+        """The verdict on the backend.
 
         ``does not conform`` if a requirement failed; ``partial`` if none failed, and not all were in the
         run; else ``conforms`` or ``conforms with exclusions``.
@@ -131,11 +131,11 @@ class Report:
         return {one.id: one.reason for one in self.results if one.outcome is Outcome.EXCLUDED}
 
     def count(self, results: Iterable[Result] | None = None) -> Counter[Outcome]:
-        """Count outcomes, of all results or of some."""
+        """Count the outcomes of all results, or of some."""
         return Counter(one.outcome for one in (self.results if results is None else results))
 
     def chapters(self) -> dict[str, list[Result]]:
-        """Return the results by chapter, in the order in which chapters run."""
+        """Return the results by chapter, in the order of the chapters."""
         from rpc_backends_testing.chapters import CHAPTERS
 
         order = [chapter.name for chapter in CHAPTERS]
@@ -156,7 +156,7 @@ class Report:
         return found
 
     def capabilities(self) -> dict[str, str]:
-        """Return what the run says of each capability, declared or seen.
+        """Return the state of each capability that is declared or was tested.
 
         ``kept``, ``broken`` or ``declared, not tested``; ``works, not declared`` or ``not declared``.
         """
@@ -175,7 +175,7 @@ class Report:
         return "kept" if Outcome.PASSED in outcomes else "declared, not tested"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON, with what follows from the results."""
+        """Return the report as JSON, including what is computed from the results."""
         data = asdict(self)
         results = data.pop("results")
         return {

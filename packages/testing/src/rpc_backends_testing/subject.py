@@ -1,4 +1,4 @@
-"""The backend under test: its name, the options to use, and what it declares."""
+"""The backend under test: its name, its options, and what it declares."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Subject:
-    """A backend under test. It travels to the workers by pickle.
+    """A backend under test. Workers get it by pickle.
 
-    :ivar name: as in ``BackendType``.
-    :ivar options: options for its construct handler, in every test.
+    :ivar name: its name in ``BackendType``.
+    :ivar options: options that every test passes to its construct handler.
     """
 
     name: str
@@ -21,7 +21,7 @@ class Subject:
 
     @functools.cached_property
     def capabilities(self) -> frozenset[str]:
-        """What the backend declares that it can do.
+        """The capabilities that the backend declares.
 
         :raises RpcBackendsError: there is no such backend, or it cannot be loaded.
         """
@@ -37,5 +37,5 @@ class Subject:
         return default_registry().backend(self.name).excluded_requirements
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not what was looked up: another process looks for itself.
+        # Without the cached properties: another process computes its own.
         return {"name": self.name, "options": dict(self.options)}

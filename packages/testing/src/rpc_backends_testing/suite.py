@@ -1,4 +1,4 @@
-"""The suite as a whole: its version, its modules, and how an author's own tests take it in."""
+"""The whole suite: its version, its modules, and the class for an author's own tests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rpc_backends_core.spi import CONTRACT_VERSION
 from rpc_backends_testing import chapters
 from rpc_backends_testing.subject import Subject
 
-#: Goes up by one whenever a requirement is added or made stricter; that requirement says ``since``.
+#: It increases by one when a requirement is added or made stricter; that requirement has ``since``.
 SUITE_VERSION = CONTRACT_VERSION
 
-#: The mark that says which backend the tests below are of, and which version of the suite counts.
+#: The mark that holds the backend under test and the version of the suite that counts.
 BACKEND = "rpc_backend"
 
 
 def modules() -> tuple[str, ...]:
-    """Return the names of the modules with the suite's tests, in the order of the chapters."""
+    """Return the names of the suite's test modules, in the order of the chapters."""
     there = {info.name for info in pkgutil.iter_modules(chapters.__path__)}
     names = [f"test_{chapter.name}" for chapter in chapters.CHAPTERS]
     return tuple(f"{chapters.__name__}.{name}" for name in names if name in there)
@@ -33,14 +33,14 @@ def conformance(
     options: Mapping[str, Any] | None = None,
     suite_version: int = SUITE_VERSION,
 ) -> type:
-    """Return the suite as a class of tests, for a test module of an author to hold.
+    """Return the suite as a class of tests, for an author's test module.
 
     ::
 
         TestMine = conformance("MINE", suite_version=1)
 
     :param backend: the backend to test.
-    :param options: options for its construct handler, in every test.
+    :param options: options that every test passes to its construct handler.
     :param suite_version: requirements newer than this version of the suite run, and fail nothing.
     :raises ValueError: the installed suite has no such version.
     """

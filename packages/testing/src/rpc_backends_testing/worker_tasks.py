@@ -1,4 +1,4 @@
-"""Steps that the suite's tests take in their workers: starting RPC, stopping it, asking who is there."""
+"""Steps that tests run in workers: start RPC, shut it down, list the members."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def join(
     world_size: int | None = 0,
     **options: Any,
 ) -> None:
-    """Start RPC in a group of all workers, or what the arguments say; ``world_size=None`` is dynamic."""
+    """Start RPC in a group of all workers unless the arguments differ; ``world_size=None`` is dynamic."""
     from torch.distributed import rpc
 
     name = me.name if name is None else name

@@ -1,7 +1,7 @@
-"""Distributed autograd: gradients through workers are those that one process computes, bit by bit.
+"""Distributed autograd: workers compute the same gradients as one process, bit by bit.
 
-All numbers are small and whole (or halves and quarters), so that every sum is exact and no order of
-adding gradients up can change a bit.
+All numbers are small multiples of a quarter. Every sum is then exact, and the order of additions changes
+no bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rpc_backends_testing.suite import modules
 
 pytestmark = requirement("autograd")
 
-#: Seconds in which all workers must have forgotten a context that has ended.
+#: Seconds within which all workers forget a context that has ended.
 SOON = 6.0
 
 every_way = pytest.mark.parametrize(
@@ -48,7 +48,7 @@ every_way = pytest.mark.parametrize(
 
 
 def start(*values: float) -> torch.Tensor:
-    """Return a tensor to differentiate by."""
+    """Return a tensor that requires a gradient."""
     return torch.tensor(values, dtype=torch.float32, requires_grad=True)
 
 
@@ -61,7 +61,7 @@ def square_and_scale(x: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def through(x: torch.Tensor, names: list[str]) -> torch.Tensor:
-    """Double ``x`` here, and go on with its square on the workers ``names``, one after the other."""
+    """Double ``x`` here, then continue with its square on each of the workers ``names`` in turn."""
     y = x + x
     if names:
         y = rpc.rpc_sync(names[0], through, args=(y * y, names[1:]))
@@ -69,7 +69,7 @@ def through(x: torch.Tensor, names: list[str]) -> torch.Tensor:
 
 
 def through_here(x: torch.Tensor, more: int) -> torch.Tensor:
-    """Compute what `through` does, in one process."""
+    """Compute the result of `through` in one process."""
     y = x + x
     return through_here(y * y, more - 1) if more else y
 
@@ -100,7 +100,7 @@ class Linear(torch.nn.Module):
         return [parameter.detach().clone() for parameter in self.parameters()]
 
     def gradients(self, context: int) -> list[torch.Tensor]:
-        """Return the gradients of the parameters in a context of this worker."""
+        """Return this worker's gradients of the parameters in a context."""
         found = dist_autograd.get_gradients(context)
         return [found[parameter] for parameter in self.parameters()]
 
@@ -111,7 +111,7 @@ class Linear(torch.nn.Module):
 def forward(rref: Any, x: torch.Tensor) -> torch.Tensor:
     """Call a module of this worker.
 
-    Not by ``rref.rpc_async()``: its proxy may make the call in a thread that has no context.
+    It does not use ``rref.rpc_async()``, whose proxy may call in a thread without a context.
     """
     y: torch.Tensor = rref.local_value()(x)
     return y
@@ -121,7 +121,7 @@ INPUT = ((1.0, 2.0, -1.0), (0.5, -3.0, 2.0))
 
 
 def linear_here(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """Return the loss of a `Linear` here, and the gradients of its parameters; ``x`` gets its own."""
+    """Return the loss of a local `Linear` and its parameters' gradients; set the gradient of ``x``."""
     module = Linear()
     loss = module(x).sum()
     loss.backward()
@@ -129,12 +129,12 @@ def linear_here(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None
 
 
 def contexts() -> int:
-    """Return how many contexts this worker has."""
+    """Return the number of this worker's contexts."""
     return int(dist_autograd._get_debug_info()["num_autograd_contexts"])
 
 
 def contexts_when(wanted: int) -> int:
-    """Wait until this worker has ``wanted`` contexts; return how many at the end of :data:`SOON`."""
+    """Wait at most :data:`SOON` until this worker has ``wanted`` contexts, and return their number."""
     end = time.monotonic() + SOON
     while (found := contexts()) != wanted and time.monotonic() < end:
         time.sleep(0.005)
@@ -142,13 +142,13 @@ def contexts_when(wanted: int) -> int:
 
 
 def gradient(context: int, of: torch.Tensor) -> Call:
-    """Build the look-up of a gradient in a context."""
+    """Build a call that looks up a gradient in a context."""
     text = f"get_gradients(context)[{describe(of)}]"
     return doing(text, lambda: dist_autograd.get_gradients(context)[of])
 
 
 def backward(context: int, loss: torch.Tensor, **more: Any) -> None:
-    """Run the backward pass, which must end well."""
+    """Run the backward pass and expect no error."""
     expect(
         doing("backward(context, [loss])", lambda: dist_autograd.backward(context, [loss], **more))
     ).gives(None)
@@ -160,10 +160,10 @@ def backward(context: int, loss: torch.Tensor, **more: Any) -> None:
 @every_way
 @in_group(2)
 def test_two_workers(me: WorkerContext, way: Any) -> None:
-    """Gradients of the arguments of a call come back from the callee.
+    """The callee's gradients of the arguments reach the caller.
 
-    A call whose tensors require gradients is wrapped (FORWARD_AUTOGRAD_REQ); backward sends
-    BACKWARD_AUTOGRAD_REQ to the callee, which must not need a Python function there.
+    Torch wraps a call whose tensors require gradients in FORWARD_AUTOGRAD_REQ. The backward pass sends
+    BACKWARD_AUTOGRAD_REQ to the callee, which runs no Python function.
     """
     x, y = start(1, 2, 3), start(4, -5, 0.5)
     (x * y).sum().backward()
@@ -180,7 +180,7 @@ def test_two_workers(me: WorkerContext, way: Any) -> None:
 @every_way
 @in_group(2)
 def test_builtin(me: WorkerContext, way: Any) -> None:
-    """Gradients go through a builtin of torch that was called on another worker."""
+    """Gradients pass through a builtin of torch on another worker."""
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
         result = expect(way("worker1", torch.mul, args=(x, 3))).returns()
@@ -190,7 +190,7 @@ def test_builtin(me: WorkerContext, way: Any) -> None:
 
 @in_group(1)
 def test_to_self(me: WorkerContext) -> None:
-    """Gradients go through a call of a worker to itself."""
+    """Gradients pass through a call of a worker to itself."""
     x, y = start(1, 2), start(3, 4)
     with dist_autograd.context() as context:
         result = expect(sync("worker0", product, args=(x, y))).returns()
@@ -201,9 +201,9 @@ def test_to_self(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_three_workers(me: WorkerContext) -> None:
-    """Gradients go through a call that made a call to a third worker.
+    """Gradients pass through a nested call to a third worker.
 
-    Every worker on the way passes the backward pass on to those that it called.
+    Each worker continues the backward pass on the workers that it has called.
     """
     x = start(1, -2, 0.5)
     through_here(x, 2).sum().backward()
@@ -218,9 +218,9 @@ def test_three_workers(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_used_on_two_workers(me: WorkerContext) -> None:
-    """A tensor that went to two workers gets the sum of the gradients from both.
+    """A tensor used on two workers gets the sum of both gradients.
 
-    The backward pass is over when all workers have answered, not the first.
+    The backward pass ends when all workers have answered, and not with the first.
     """
     x = start(1, 2, 3)
     (square_and_scale(x, 2.0) + square_and_scale(x, 0.5)).sum().backward()
@@ -235,7 +235,7 @@ def test_used_on_two_workers(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_used_twice_in_a_call(me: WorkerContext) -> None:
-    """A tensor given twice in one call, and once more here, gets the sum of all its gradients."""
+    """A tensor used twice in a call, and once here, gets the sum of all gradients."""
     x = start(1, 2, 3)
     (x * x + x).sum().backward()
     wanted = x.grad
@@ -248,7 +248,7 @@ def test_used_twice_in_a_call(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_only_what_requires_it(me: WorkerContext) -> None:
-    """A tensor that does not require a gradient has none, and travels beside one that does."""
+    """Of two tensors in a call, only the one that requires a gradient gets one."""
     x, y = start(1, 2), torch.tensor([3.0, 4.0])
     with dist_autograd.context() as context:
         result = expect(sync("worker1", product, args=(x, y))).returns()
@@ -260,7 +260,7 @@ def test_only_what_requires_it(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_several_roots(me: WorkerContext) -> None:
-    """The backward pass starts from several losses at once."""
+    """The backward pass can start from several losses."""
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
         first = expect(sync("worker1", torch.mul, args=(x, 3))).returns().sum()
@@ -277,7 +277,7 @@ def _backward_all(context: int, roots: list[torch.Tensor]) -> None:
 
 @in_group(2)
 def test_retain_graph(me: WorkerContext) -> None:
-    """With `retain_graph=True` a second backward pass adds the same gradients once more."""
+    """With `retain_graph=True` a second backward pass adds the same gradients again."""
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
         loss = expect(sync("worker1", square_and_scale, args=(x, 2.0))).returns().sum()
@@ -289,7 +289,7 @@ def test_retain_graph(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_through_rref(me: WorkerContext) -> None:
-    """Gradients go through the value of an RRef, here by `to_here` and on its owner."""
+    """Gradients pass through an RRef's value, both on its owner and after `to_here`."""
     x, y = start(1, 2, 3), start(4, 5, 6)
     (x * 3 * y).sum().backward()
     wanted = x.grad, y.grad
@@ -304,7 +304,7 @@ def test_through_rref(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_rref_of_third_worker(me: WorkerContext) -> None:
-    """Gradients go through an RRef that a third worker fetches from its owner."""
+    """Gradients pass through an RRef that a third worker fetches from the owner."""
     x, y = start(1, 2, 3), start(4, 5, 6)
     with dist_autograd.context() as context:
         rref = rpc.remote("worker1", torch.mul, args=(x, 3))
@@ -318,7 +318,7 @@ def test_rref_of_third_worker(me: WorkerContext) -> None:
 def test_rref_backward(me: WorkerContext) -> None:
     """`rref.backward(context)` starts the backward pass on the worker that owns the loss.
 
-    It sends RREF_BACKWARD_REQ to the owner.
+    The caller sends RREF_BACKWARD_REQ to the owner.
     """
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
@@ -333,7 +333,7 @@ def product_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @in_group(2)
 def test_remote_module(me: WorkerContext) -> None:
-    """A module on another worker gets the gradients of its parameters there, and the input's here."""
+    """A remote module's parameters get gradients there, and its input gets one here."""
     x = torch.tensor(INPUT, requires_grad=True)
     loss_here, wanted = linear_here(x)
     wanted_input = x.grad
@@ -354,7 +354,7 @@ def test_remote_module(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_parameters_on_each_worker(me: WorkerContext) -> None:
-    """Parameters on every worker get their gradients, each on its own worker."""
+    """Parameters on several workers get their gradients, each on its own worker."""
     x = torch.tensor(INPUT)
     scale = start(1, -2)
     modules = Linear(), Linear()
@@ -384,7 +384,7 @@ def _gradients(rref: Any, context: int) -> Any:
 
 @in_group(2)
 def test_not_in_grad(me: WorkerContext) -> None:
-    """Gradients stay in the context and do not go into `.grad`, on any worker."""
+    """Gradients stay in the context, and no worker's `.grad` changes."""
     x = torch.tensor(INPUT, requires_grad=True)
     rref = rpc.remote("worker1", Linear)
     with dist_autograd.context() as context:
@@ -399,7 +399,7 @@ def test_not_in_grad(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_contexts_one_after_the_other(me: WorkerContext) -> None:
-    """A context knows nothing of the one before it."""
+    """A context has no gradients of an earlier context."""
     x = start(1, 2, 3)
     for factor in (2.0, 3.0):
         with dist_autograd.context() as context:
@@ -410,9 +410,9 @@ def test_contexts_one_after_the_other(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_two_contexts_at_once(me: WorkerContext) -> None:
-    """Two contexts that two threads have at the same time stay apart.
+    """The contexts of two threads do not mix.
 
-    The context's id travels with each message; a callee must not take it from anything else.
+    Each message carries the id of its context. The callee must take it from there.
     """
     x = start(1, 2, 3)
     together = threading.Barrier(2, timeout=20)
@@ -444,9 +444,9 @@ def test_two_contexts_at_once(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_contexts_are_gone(me: WorkerContext) -> None:
-    """When a context ends, all workers that took part forget it.
+    """All workers that took part forget a context when it ends.
 
-    The worker that made it tells those it called (CLEANUP_AUTOGRAD_CONTEXT_REQ), and they tell theirs.
+    Its worker tells the workers it has called (CLEANUP_AUTOGRAD_CONTEXT_REQ), and they tell theirs.
     """
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
@@ -462,11 +462,11 @@ def test_contexts_are_gone(me: WorkerContext) -> None:
 
 
 class PlainSGD(torch.optim.SGD):
-    """SGD that `DistributedOptimizer` does not replace by its TorchScript version."""
+    """SGD, which `DistributedOptimizer` does not replace with its TorchScript version."""
 
 
 class PlainAdam(torch.optim.Adam):
-    """Adam that `DistributedOptimizer` does not replace by its TorchScript version."""
+    """Adam, which `DistributedOptimizer` does not replace with its TorchScript version."""
 
 
 OPTIMIZERS = {
@@ -479,7 +479,7 @@ every_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS)
 
 
 def train_here(kind: str) -> list[torch.Tensor]:
-    """Return the parameters of two modules and a scale after the steps, computed in this process."""
+    """Train two modules and a scale in this process, and return their parameters."""
     _, optimizer_class, options = OPTIMIZERS[kind]
     x, scale = torch.tensor(INPUT), start(1, -2)
     modules = Linear(), Linear()
@@ -493,7 +493,7 @@ def train_here(kind: str) -> list[torch.Tensor]:
 
 
 def train_there(optimizer_class: Any, options: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the same, with the modules on workers 1 and 2, the scale here, and the optimizer on all."""
+    """Train the same with the modules on workers 1 and 2, and return the parameters."""
     from torch.distributed.optim import DistributedOptimizer
 
     x, scale = torch.tensor(INPUT), start(1, -2)
@@ -524,7 +524,7 @@ def _compare(wanted: list[torch.Tensor], got: list[torch.Tensor], rtol: float) -
 
 
 def train(me: WorkerContext, kind: str, scripted: bool) -> None:
-    """Train here and there, and see that the parameters are the same."""
+    """Train in one process and on three workers, and compare the parameters."""
     plain, usual, options = OPTIMIZERS[kind]
     optimizer_class = usual if scripted else plain
     wanted = train_here(kind)
@@ -536,7 +536,7 @@ def train(me: WorkerContext, kind: str, scripted: bool) -> None:
 
 def in_trained_group(groups: Groups, kind: str, scripted: bool) -> None:
     """Train in a group of three."""
-    # What optimizers import takes seconds, so it is imported once, and not by every other test's workers.
+    # The imports of optimizers take seconds, so only these tests' workers have them.
     ready = template((*modules(), "torch.distributed.optim", "torch._dynamo"))
     with groups.workers(3, 60, template=ready) as workers:
         workers.run(worker_tasks.join, groups.subject, groups.place())
@@ -546,10 +546,10 @@ def in_trained_group(groups: Groups, kind: str, scripted: bool) -> None:
 
 @every_optimizer
 def test_optimizer(rpc_groups: Groups, kind: str) -> None:
-    """`DistributedOptimizer` changes parameters on three workers as the optimizer does in one process.
+    """`DistributedOptimizer` on three workers trains as the optimizer does in one process.
 
-    To the bit: the same code computes on the same numbers. The optimizer of each worker is made and
-    called by RPC, with the context's id.
+    The parameters have the same bits. Each worker's optimizer is created and called by RPC, with the id
+    of the context.
     """
     in_trained_group(rpc_groups, kind, scripted=False)
 
@@ -557,8 +557,8 @@ def test_optimizer(rpc_groups: Groups, kind: str) -> None:
 @requirement("autograd", capability=Capability.TORCHSCRIPT)
 @every_optimizer
 def test_script_optimizer(rpc_groups: Groups, kind: str) -> None:
-    """`DistributedOptimizer` with an optimizer that torch runs as TorchScript does the same.
+    """`DistributedOptimizer` trains also with an optimizer that torch runs as TorchScript.
 
-    To 1e-6: torch's functional version of Adam computes in another order.
+    The parameters agree to 1e-6, because torch's functional Adam computes in another order.
     """
     in_trained_group(rpc_groups, kind, scripted=True)

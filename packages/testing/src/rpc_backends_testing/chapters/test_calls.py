@@ -35,9 +35,9 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 Way = Callable[..., Call]
 torchscript = requirement("calls", capability=Capability.TORCHSCRIPT)
 
-#: Seconds for a call that is one of many, so that one which is lost is an error and not a hang.
+#: The timeout in seconds of calls that are made in great numbers: a lost one is an error and not a hang.
 LOST = 12.0
-#: Seconds that one thread waits for another; waiting that long is a failure.
+#: Seconds that one thread waits for another before the test fails.
 WAIT = 10.0
 
 
@@ -65,7 +65,7 @@ def name_here() -> str:
 
 
 def name_through(names: list[str]) -> list[str]:
-    """Return the names of the workers that the call goes through, one after the other."""
+    """Return the names of the workers that the call passes through, in order."""
     here = name_here()
     return [here, *rpc.rpc_sync(names[0], name_through, args=(names[1:],))] if names else [here]
 
@@ -117,7 +117,7 @@ _arrived = (threading.Event(), threading.Event())
 
 
 def meet(who: int) -> bool:
-    """Wait for a call with the other number, of 0 and 1; tell whether it came."""
+    """Wait for the call with the other number (0 or 1) and return whether it came."""
     _arrived[who].set()
     return _arrived[1 - who].wait(WAIT)
 
@@ -152,7 +152,7 @@ def test_python_function(me: WorkerContext, way: Way) -> None:
 
 @in_group(2)
 def test_keyword_arguments(me: WorkerContext) -> None:
-    """Arguments by position and by name reach a Python function as they were given."""
+    """A Python function gets its positional and keyword arguments as they were passed."""
     for way in WAYS:
         call = way("worker1", keywords, args=(1, 2, 3), kwargs={"named": 4, "other": 5})
         expect(call).gives([1, (2, 3), 4, {"other": 5}])
@@ -161,7 +161,7 @@ def test_keyword_arguments(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_methods(me: WorkerContext) -> None:
-    """Methods of objects and of classes, static methods and callable objects can be called."""
+    """Methods, class methods, static methods and callable objects can be called."""
     for way in WAYS:
         expect(way("worker1", Calculator(1).add, args=(2,))).gives(3)
         expect(way("worker1", Calculator.add_to_class, args=(2,))).gives(12)
@@ -177,7 +177,7 @@ def test_methods(me: WorkerContext) -> None:
 def test_self(me: WorkerContext, way: Way) -> None:
     """A worker can call itself.
 
-    Torch hands such calls to the agent like all others.
+    Torch passes these calls to the agent like all others.
     """
     expect(way("worker0", name_here)).gives("worker0")
     expect(way("worker0", torch.add, args=(torch.ones(2), 1))).gives(torch.full((2,), 2.0))
@@ -186,7 +186,7 @@ def test_self(me: WorkerContext, way: Way) -> None:
 
 @in_group(3)
 def test_callee(me: WorkerContext) -> None:
-    """The callee can be given by its name, its rank and its WorkerInfo."""
+    """A program can name the callee by name, rank or WorkerInfo."""
     for way in WAYS:
         for callee in ("worker2", 2, rpc.get_worker_info("worker2")):
             expect(way(callee, name_here)).gives("worker2")
@@ -194,7 +194,7 @@ def test_callee(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_large_text(me: WorkerContext) -> None:
-    """A text of a MiB is an argument and a result."""
+    """A string of 1 MiB can be an argument and a result."""
     for way in WAYS:
         text = "0123456789abcdef" * (1 << 16)
         expect(way("worker1", echo, args=(text,))).satisfies("the same text", text.__eq__)
@@ -204,7 +204,7 @@ def test_large_text(me: WorkerContext) -> None:
 
 
 def _script(function: Callable[..., Any]) -> Any:
-    """Compile a function when this module is imported: a worker's template has it then."""
+    """Compile a function when this module is imported, so that forked workers have it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(function)
@@ -236,7 +236,8 @@ def script_refuse(number: int) -> int:
 def test_torchscript_function(me: WorkerContext, way: Way) -> None:
     """A TorchScript function runs on the callee and its result comes back.
 
-    They travel as SCRIPT_CALL and SCRIPT_REMOTE_CALL, by qualified name; the callee has them compiled.
+    These functions travel as SCRIPT_CALL and SCRIPT_REMOTE_CALL, by qualified name. The callee compiles
+    them itself.
     """
     ones = torch.ones(2)
     expect(way("worker1", script_add, args=(ones, 4))).gives(ones + 4)
@@ -262,7 +263,7 @@ def test_torchscript_error(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(3)
 def test_nested_through_a_third(me: WorkerContext, way: Way) -> None:
-    """A function that was called can call a third worker."""
+    """A function that runs for a caller can call a third worker."""
     expect(way("worker1", name_through, args=(["worker2"],))).gives(["worker1", "worker2"])
     names = ["worker2", "worker0"]
     expect(way("worker1", name_through, args=(names,))).gives(["worker1", *names])
@@ -271,10 +272,10 @@ def test_nested_through_a_third(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(2)
 def test_nested_back_and_forth(me: WorkerContext, way: Way) -> None:
-    """A function that was called can call its caller, which calls back, and so on.
+    """A function that runs for a caller can call the caller, which calls back, and so on.
 
-    A worker that is executing a request must go on serving others: requests need threads of their own,
-    and a thread that waits for an answer must not be one that answers need.
+    A worker that executes a request must go on serving other requests. Each request needs a thread, and a
+    thread that waits for a response must not be the one that reads responses.
     """
     there_and_back = ["worker0", "worker1", "worker0"]
     expect(way("worker1", name_through, args=(there_and_back,))).gives(["worker1", *there_and_back])
@@ -284,7 +285,7 @@ def test_nested_back_and_forth(me: WorkerContext, way: Way) -> None:
 def test_nested_deep(me: WorkerContext) -> None:
     """Calls can be nested 16 deep between two workers.
 
-    Eight requests then wait in each; torch's backends have 16 threads for them by default.
+    Eight requests then wait in each worker. Torch's backends have 16 threads for requests by default.
     """
     path = ["worker0", "worker1"] * 8
     expect(sync("worker1", name_through, args=(path[:-1],))).gives(["worker1", *path[:-1]])
@@ -292,7 +293,7 @@ def test_nested_deep(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_nested_in_itself(me: WorkerContext) -> None:
-    """A function that was called can call the worker that it runs in."""
+    """A function that runs for a caller can call its own worker."""
     path = ["worker1", "worker1", "worker1"]
     expect(sync("worker1", name_through, args=(path,))).gives(["worker1", *path])
 
@@ -308,7 +309,7 @@ def _add_in_turn(thread: int, count: int, to: str) -> list[int]:
 
 @in_group(2)
 def test_many_threads(me: WorkerContext) -> None:
-    """Several threads of a process can call at once, and each gets its own answers."""
+    """Several threads of a process can call at once, and each gets its own results."""
 
     def call() -> list[list[int]]:
         with ThreadPoolExecutor(8) as pool:
@@ -329,9 +330,9 @@ def _in_flight(count: int, to: list[str], func: Callable[..., Any], right: Any) 
 @pytest.mark.parametrize("callees", [1, 2])
 @in_group(3)
 def test_thousands_in_flight(me: WorkerContext, callees: int) -> None:
-    """Two thousand calls can be in flight from one process, and each gets its own answer.
+    """Two thousand calls can be in flight from one process, and each gets its own result.
 
-    Answers come in any order; what finds the future of one is the id of its message.
+    Responses come in any order. The id of the message says which future a response completes.
     """
     to = [f"worker{1 + n}" for n in range(callees)]
     text = f"2000 times rpc_async({' or '.join(map(repr, to))}, add), all in flight"
@@ -358,7 +359,7 @@ def test_thousands_of_tensors_in_flight(me: WorkerContext) -> None:
 @every_way
 @in_group(2)
 def test_run_once(me: WorkerContext, way: Way) -> None:
-    """Every function that is called is run exactly once."""
+    """Each call runs its function exactly once."""
     for number in range(300):
         expect(way("worker1", run, args=(number,), timeout=LOST)).gives(number)
     times = expect(sync("worker1", runs)).returns()
@@ -376,7 +377,7 @@ def test_two_at_once(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_executes_while_it_waits(me: WorkerContext) -> None:
-    """A worker that waits for an answer in its main thread executes the calls of others."""
+    """A worker whose main thread waits for a result executes requests of others."""
     text = "a call of which the callee calls back while the caller waits"
     call = sync("worker1", name_through, args=(["worker0"],))
     expect(doing(text, call.run)).gives(["worker1", "worker0"])
@@ -389,11 +390,11 @@ def test_executes_while_it_waits(me: WorkerContext) -> None:
 
 
 class CalculatorError(Exception):
-    """An exception class of this module's own."""
+    """An exception class that torch does not know."""
 
 
 class NeedsTwoError(Exception):
-    """An exception that cannot be made from its text alone."""
+    """An exception that cannot be constructed from its text alone."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -433,10 +434,10 @@ def _works(way: Way, to: str = "worker1") -> None:
 @every_way
 @in_group(2)
 def test_value_error(me: WorkerContext, way: Way) -> None:
-    """A ValueError on the callee is a ValueError at the caller with its text, and later calls work.
+    """A ValueError on the callee is raised at the caller with its text, and later calls work.
 
-    Torch packs it into an answer: a Python function's as a result (PYTHON_RET), which the caller's side
-    raises. The agent has nothing to do but to carry it.
+    Torch sends the exception of a Python function as a result (PYTHON_RET) and raises it at the caller.
+    The agent only transports it.
     """
     expect(way("worker1", fail, args=("ValueError", "the cause"))).raises(ValueError, "the cause")
     _works(way)
@@ -445,10 +446,10 @@ def test_value_error(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(2)
 def test_exception(me: WorkerContext, way: Way) -> None:
-    """An exception of any class comes back with the name of its class and its text.
+    """An exception of any class comes back with its class name and its text.
 
-    From a call that is waited for torch raises it as RuntimeError with the class's name in its text, and
-    as the class itself from `to_here`.
+    For `rpc_sync` and `rpc_async`, torch raises a RuntimeError with the class name in its text; `to_here`
+    raises the class itself.
     """
     for kind in KINDS:
         call = way("worker1", fail, args=(kind, "the cause"))
@@ -462,7 +463,7 @@ def test_exception(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(2)
 def test_exception_says_where(me: WorkerContext, way: Way) -> None:
-    """The text of an exception names the worker that it was raised in, and has its traceback."""
+    """The text of an exception names the worker that raised it, and has the traceback."""
     got = expect(way("worker1", fail, args=("ValueError", "x"))).raises(ValueError, "worker1")
     expect(fact("the text of an exception", str(got))).satisfies(
         "a traceback with the function's name", lambda text: "Traceback" in text and "fail" in text
@@ -471,9 +472,9 @@ def test_exception_says_where(me: WorkerContext, way: Way) -> None:
 
 @in_group(2)
 def test_multi_line_exception(me: WorkerContext) -> None:
-    """An exception's text of several lines comes back whole."""
+    """An exception text of several lines comes back complete."""
     for way in WAYS:
-        # ASCII: torch's own unpacking of a RemoteException turns other characters into several.
+        # ASCII only: torch's own unpacking of a RemoteException garbles other characters.
         text = "first line\nsecond line: 100 %s {0}\n\n  'quoted' \"twice\""
         got = expect(way("worker1", fail, args=("ValueError", text))).raises(ValueError)
         words = [word for word in text.split() if word not in str(got)]
@@ -483,9 +484,9 @@ def test_multi_line_exception(me: WorkerContext) -> None:
 @every_way
 @in_group(2)
 def test_builtin_error(me: WorkerContext, way: Way) -> None:
-    """An error in a builtin comes back as RuntimeError with its text, and later calls work.
+    """An error in a builtin is raised as RuntimeError with its text, and later calls work.
 
-    The answer is a message of type EXCEPTION, which must become the error of the call's future.
+    The response is a message of type EXCEPTION; the call's future must get it as its error.
     """
     args = (torch.ones(2), torch.ones(3))
     expect(way("worker1", torch.add, args=args)).raises(RuntimeError, "size of tensor")
@@ -494,7 +495,7 @@ def test_builtin_error(me: WorkerContext, way: Way) -> None:
 
 @in_group(2)
 def test_exception_that_cannot_be_made_again(me: WorkerContext) -> None:
-    """An exception whose class cannot be made from a text comes back as some error with its text."""
+    """An exception whose class needs more than a text comes back as an error with its text."""
     for way in WAYS:
         expect(way("worker1", fail_with_two)).raises(Exception, "this one and that one")
         _works(way)
@@ -503,7 +504,7 @@ def test_exception_that_cannot_be_made_again(me: WorkerContext) -> None:
 @every_way
 @in_group(3)
 def test_nested_exception(me: WorkerContext, way: Way) -> None:
-    """An exception comes back through the workers in between, with its text and its class's name."""
+    """An exception comes back through nested calls with its class name and its text."""
     call = way("worker1", fail_through, args=(["worker2", "worker0"],))
     expect(call).raises(Exception, "(?s)CalculatorError.*from far away")
     _works(way, "worker2")
@@ -512,16 +513,16 @@ def test_nested_exception(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(2)
 def test_result_that_cannot_be_pickled(me: WorkerContext, way: Way) -> None:
-    """A result that cannot be pickled is an error and not a hang, and later calls work."""
+    """A result that cannot be pickled is an error at the caller, and later calls work."""
     expect(way("worker1", not_to_be_pickled)).raises(Exception, "pickle")
     _works(way)
 
 
-# Not for `remote`: torch's own `to_here` then waits until its timeout, with any backend.
+# Not for `remote`: with every backend, torch's `to_here` then waits until its timeout.
 @pytest.mark.parametrize("way", [sync, asynchronous], ids=lambda way: way.__name__)
 @in_group(2)
 def test_function_that_the_callee_lacks(me: WorkerContext, way: Way) -> None:
-    """A function that the callee cannot find is an error that names it, and later calls work."""
+    """If the callee lacks the function, the error names the function, and later calls work."""
     module = types.ModuleType("only_at_the_caller")
     exec("def found_here_only():\n    return 1\n", vars(module))
     sys.modules[module.__name__] = module
@@ -534,14 +535,14 @@ def test_function_that_the_callee_lacks(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(2)
 def test_unknown_worker(me: WorkerContext, way: Way) -> None:
-    """A call to a worker that there is not is an error that names it, and later calls work."""
+    """A call to an unknown worker is an error that names the worker, and later calls work."""
     expect(way("nobody", add, args=(1, 2))).raises(Exception, "nobody")
     _works(way)
 
 
 @in_group(2)
 def test_many_errors(me: WorkerContext) -> None:
-    """Errors of calls in flight reach the calls that they are of, and no other."""
+    """With many calls in flight, each error reaches its own call and no other."""
     waiting = [(n, rpc.rpc_async("worker1", *_good_or_bad(n), timeout=LOST)) for n in range(90)]
     for n, future in waiting:
         call = doing(f"call {n} of 90 in flight, of which every third fails", future.wait)
@@ -560,7 +561,7 @@ def _good_or_bad(n: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 @in_group(2)
 def test_then(me: WorkerContext) -> None:
-    """Callbacks that are chained to a call's future run one after the other."""
+    """Callbacks chained to a call's future run in order."""
     future = rpc.rpc_async("worker1", add, args=(1, 2))
     chained = future.then(lambda f: f.wait() + 10).then(lambda f: [f.wait()])
     expect(doing("rpc_async(...).then(...).then(...).wait()", chained.wait)).gives([13])
@@ -569,9 +570,9 @@ def test_then(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_done_callback(me: WorkerContext) -> None:
-    """Every callback that is added to a call's future runs once, with the future.
+    """Each callback added to a call's future runs once and gets the future.
 
-    The future that `RpcAgent::send` returns is the one to complete: not a copy of it.
+    The agent must complete the future that `RpcAgent::send` has returned, and not a copy.
     """
     values: list[int] = []
     all_ran = threading.Event()
@@ -591,7 +592,7 @@ def test_done_callback(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_callbacks_of_a_done_future(me: WorkerContext) -> None:
-    """Callbacks that are added to a future that is done run as well."""
+    """A callback added to a completed future runs too."""
     future = rpc.rpc_async("worker1", add, args=(1, 2))
     expect(doing("rpc_async(...).wait()", future.wait)).gives(3)
     expect(doing("done()", future.done)).gives(True)
@@ -611,7 +612,7 @@ def _type_of_error(future: torch.futures.Future[Any]) -> str:
 
 @in_group(2)
 def test_callbacks_on_error(me: WorkerContext) -> None:
-    """Callbacks run also when the call has failed, and see the error."""
+    """Callbacks of a failed call run and see the error."""
     future = rpc.rpc_async("worker1", fail, args=("ValueError", "gone"))
     seen = future.then(_type_of_error)
     passed_on = future.then(lambda f: f.wait()).then(lambda f: f.wait())
@@ -626,7 +627,7 @@ def test_callbacks_on_error(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_callback_that_calls(me: WorkerContext) -> None:
-    """A callback can make calls of its own."""
+    """A callback can make calls."""
     first = rpc.rpc_async("worker1", add, args=(1, 2))
     second = first.then(lambda f: rpc.rpc_async("worker1", add, args=(f.wait(), 4)))
     expect(doing("rpc_async in a callback", lambda: second.wait().wait())).gives(7)
@@ -636,7 +637,7 @@ def test_callback_that_calls(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_many_callbacks(me: WorkerContext) -> None:
-    """Callbacks of a thousand calls in flight run all, once each."""
+    """All callbacks of a thousand calls in flight run, once each."""
     futures = [rpc.rpc_async("worker1", add, args=(n, 0), timeout=LOST) for n in range(1000)]
     chained = [future.then(lambda f: 2 * f.wait()) for future in futures]
     text = "1000 times rpc_async(...).then(...), all in flight"
@@ -655,7 +656,7 @@ _signal: torch.futures.Future[str] = torch.futures.Future()
 
 @executed_async
 def add_async(to: str, left: int, right: int) -> Any:
-    """Add on worker ``to``, and ten here."""
+    """Add on worker ``to``, then add ten here."""
     return rpc.rpc_async(to, add, args=(left, right)).then(lambda f: f.wait() + 10)
 
 
@@ -722,7 +723,7 @@ class AsyncCalculator:
 @every_way
 @in_group(3)
 def test_async_execution(me: WorkerContext, way: Way) -> None:
-    """An async execution function answers when the future that it returns is done, with its value."""
+    """The result of an async execution function is the value of the future that it returns."""
     expect(way("worker1", add_async, args=("worker2", 1, 2))).gives(13)
     expect(way("worker1", add_async, args=("worker1", 1, 2))).gives(13)
     expect(way("worker1", completed_by_a_thread, args=(5,))).gives(5)
@@ -740,7 +741,7 @@ def test_async_execution_methods(me: WorkerContext) -> None:
 @every_way
 @in_group(3)
 def test_async_execution_chained(me: WorkerContext, way: Way) -> None:
-    """Async execution functions can call each other on several workers, and the caller too."""
+    """Async execution functions can call each other across workers, also back to the caller."""
     path = ["worker2", "worker0", "worker1"]
     expect(way("worker1", add_async_through, args=(path, 1, 2))).gives(23)
 
@@ -748,7 +749,7 @@ def test_async_execution_chained(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(3)
 def test_async_execution_error(me: WorkerContext, way: Way) -> None:
-    """An error in an async execution function, or in the future that it returns, comes back."""
+    """An error in an async execution function, or in its future, reaches the caller."""
     expect(way("worker1", fail_at_once)).raises(Exception, "before there is a future")
     expect(way("worker1", fail_later, args=("worker2",))).raises(Exception, "in the future")
     _works(way)
@@ -757,16 +758,16 @@ def test_async_execution_error(me: WorkerContext, way: Way) -> None:
 @every_way
 @in_group(2)
 def test_async_execution_without_a_future(me: WorkerContext, way: Way) -> None:
-    """An async execution function that returns no future is an error that says so."""
+    """If an async execution function returns no future, the call fails and says so."""
     expect(way("worker1", no_future)).raises(Exception, "[Ff]uture")
     _works(way)
 
 
 @in_group(2)
 def test_async_execution_holds_no_thread(me: WorkerContext) -> None:
-    """More async execution functions can wait than a worker has threads, and it executes others.
+    """More async execution functions can wait than the worker has threads.
 
-    A function whose future is not done must not hold a thread: its answer is sent by a callback.
+    A function whose future is not complete must not occupy a thread: a callback sends its result.
     """
     waiting = [rpc.rpc_async("worker1", wait_for_signal, timeout=LOST) for _ in range(64)]
     expect(asynchronous("worker1", give_signal, args=("now",), timeout=LOST)).gives(None)

@@ -1,7 +1,7 @@
 """Devices: tensors on accelerators go where the device maps say.
 
-What declaring commits to: the construct handler takes ``device_maps`` (by callee, this worker's devices
-to the callee's) and ``devices`` (those of this worker that RPC uses), like torch's TensorPipe options.
+A backend that declares them takes the options ``device_maps`` (by callee, this worker's devices to the
+callee's) and ``devices`` (this worker's devices that RPC uses), like torch's TensorPipe options.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def join_with(me: WorkerContext, subject: Subject, url: str, given: dict[str, An
 
 
 def expect_options(me: WorkerContext, subject: Subject, given: dict[str, Any]) -> None:
-    """See that the backend has the options, before others wait for a worker that could not start."""
+    """Check that the backend has the options, so that no worker waits for one that could not start."""
     member = rpc.BackendType[subject.name]
     construct: Any = rpc.backend_registry.construct_rpc_backend_options
     expect(
@@ -49,7 +49,7 @@ def expect_options(me: WorkerContext, subject: Subject, given: dict[str, Any]) -
 def expect_refusal(
     me: WorkerContext, subject: Subject, url: str, given: dict[str, Any], text: str
 ) -> None:
-    """See that the start fails here, with ``text``, as worker 0 has the options ``given``."""
+    """Check that the start fails with ``text`` if worker 0 has the options ``given``."""
     expect(
         doing(f"init_rpc where worker0 has {given}", lambda: join_with(me, subject, url, given))
     ).raises(Exception, text)
@@ -62,14 +62,14 @@ def refused(groups: Groups, given: dict[str, Any], text: str) -> None:
 
 
 def accelerators(me: WorkerContext) -> tuple[str, int]:
-    """Return the type of this machine's accelerators, and how many there are."""
+    """Return the type and number of this machine's accelerators."""
     kind = torch.accelerator.current_accelerator()
     return ("", 0) if kind is None else (kind.type, torch.accelerator.device_count())
 
 
 def need_accelerators(workers: Workers, count: int) -> str:
-    """Return the type of the accelerators; skips where there are fewer than ``count``."""
-    # Asked in a worker: nothing may touch the accelerator in the process that workers are forked from.
+    """Return the type of the accelerators, or skip the test if there are fewer than ``count``."""
+    # A worker looks, because the process that workers are forked from must not use accelerators.
     kind, found = workers[0].call(accelerators)
     if found < count:
         pytest.skip(f"it takes {count} accelerator(s), and this machine has {found}")
@@ -82,7 +82,7 @@ def device_and_double(x: torch.Tensor) -> tuple[str, torch.Tensor]:
 
 
 def there_and_back(me: WorkerContext, to: str, mine: str, theirs: str) -> None:
-    """Send a tensor to another device, and get its double back on the device it was on."""
+    """Send a tensor to another device, and get its double back on the tensor's own device."""
     x = torch.arange(1000, dtype=torch.float32, device=mine)
     device, double = expect(sync(to, device_and_double, args=(x,))).returns()
     expect(fact("the tensor's device on the callee", device)).gives(theirs)
@@ -105,21 +105,21 @@ def send_unfinished(me: WorkerContext, mine: str) -> None:
 
 
 def test_unknown_worker(rpc_groups: Groups) -> None:
-    """A device map to a worker that there is not is refused on all workers, with its name.
+    """All workers refuse a device map to an unknown worker, by name.
 
-    The workers must tell each other of their maps before any of them is through with `init_rpc`.
+    The workers must exchange their maps before any `init_rpc` returns.
     """
     refused(rpc_groups, {"device_maps": {"nobody": {"cpu": "cpu"}}}, "nobody")
 
 
 def test_no_such_source(rpc_groups: Groups) -> None:
-    """A device map from a device that the worker has not is refused on all workers, with its name."""
+    """All workers refuse a device map from a device that the worker lacks, by name."""
     maps = {"worker1": {f"cuda:{NO_INDEX}": "cpu"}}
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
 
 def test_no_such_target(rpc_groups: Groups) -> None:
-    """A device map to a device that the callee has not is refused on all workers."""
+    """All workers refuse a device map to a device that the callee lacks."""
     maps = {"worker1": {"cpu": f"cuda:{NO_INDEX}"}}
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
@@ -134,7 +134,7 @@ def use_map(me: WorkerContext) -> None:
 
 
 def test_cpu_to_cpu(rpc_groups: Groups) -> None:
-    """A map of the CPU to the CPU can be given, is known to the agent, and changes nothing."""
+    """A device map from CPU to CPU is accepted, known to the agent, and changes nothing."""
     with rpc_groups.workers(2) as workers:
         given = {"device_maps": {"worker1": {"cpu": "cpu"}}}
         workers[0].call(expect_options, rpc_groups.subject, {"device_maps": None})
@@ -145,7 +145,7 @@ def test_cpu_to_cpu(rpc_groups: Groups) -> None:
 
 @requirement("devices", capability=Capability.DEVICES)
 def test_no_such_device(rpc_groups: Groups) -> None:
-    """`devices` with one that the worker has not is refused on all workers, with its name."""
+    """All workers refuse `devices` with a device that the worker lacks, by name."""
     refused(rpc_groups, {"devices": [f"cuda:{NO_INDEX}"]}, "worker0")
 
 
@@ -169,19 +169,19 @@ def _to_worker1(me: WorkerContext, mine: str, theirs: str) -> None:
 
 
 def test_there_and_back(rpc_groups: Groups) -> None:
-    """A tensor on an accelerator goes to the mapped device, and the result comes back by the reverse."""
+    """A tensor goes to the mapped device, and the result comes back to the tensor's own device."""
     run_with_map(rpc_groups, 1, 0, _to_worker1)
 
 
 def test_another_device(rpc_groups: Groups) -> None:
-    """A device map may lead to a device of another index."""
+    """A device map may name a device with another index."""
     run_with_map(rpc_groups, 2, 1, _to_worker1)
 
 
 def test_streams_are_synchronised(rpc_groups: Groups) -> None:
-    """A tensor that is still being computed arrives computed, and so does the result.
+    """A tensor or result that is still being computed arrives complete.
 
-    The agent must make its copies wait for the caller's stream, and the receiver's for the copies.
+    The agent's copies must wait for the caller's stream, and the receiver's stream for the copies.
     """
     run_with_map(rpc_groups, 1, 0, send_unfinished)
 
@@ -193,7 +193,7 @@ def send_unmapped(me: WorkerContext, mine: str) -> None:
 
 
 def test_not_mapped(rpc_groups: Groups) -> None:
-    """Without a device map a tensor on an accelerator is refused with an error, and calls go on."""
+    """Without a device map, a tensor on an accelerator is an error, and later calls work."""
     with rpc_groups.workers(2, 60) as workers:
         kind = need_accelerators(workers, 1)
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())

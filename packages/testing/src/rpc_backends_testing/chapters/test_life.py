@@ -1,4 +1,4 @@
-"""Life: workers start, stop, come back and die, and nothing is left of them."""
+"""Life: workers start, stop, come back and die, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ dynamic = requirement("life", capability=Capability.DYNAMIC_GROUPS)
 rejoin = requirement("life", capability=Capability.REJOIN)
 recovery = requirement("life", capability=Capability.JOIN_RECOVERY)
 
-#: Seconds that a test may take: a hang costs as much, and some of these hang in many a backend.
+#: Time limit of a test in seconds. It is short because some of these tests hang with many backends.
 SHORT = 15.0
-#: The same for a test in which several calls have to time out.
+#: Time limit of a test in which several calls time out.
 LONG = 20.0
-#: Seconds in which "soon" is over, also on a busy machine.
+#: Seconds that "soon" means at most, also on a busy machine.
 SOON = 10.0
-#: Seconds after which a call to a worker that is gone has timed out.
+#: Timeout in seconds of a call to a dead worker.
 TIMEOUT = 3.0
 
 
@@ -50,7 +50,7 @@ def die() -> None:
 
 
 def wait_for(pipe: str) -> None:
-    """Wait until somebody writes into ``pipe``, and leave a note that this is over."""
+    """Wait until another process writes into ``pipe``, then create a file that says so."""
     with Path(pipe).open("rb") as end:
         end.read(1)
     Path(pipe + ".over").touch()
@@ -66,7 +66,7 @@ def call(to: str, **more: Any) -> Any:
 
 @checking
 def know(me: WorkerContext, ranks: dict[str, int]) -> None:
-    """Check that the group is ``ranks``, for the agent and for calls."""
+    """Check that the agent knows the group ``ranks``, and that calls reach all its members."""
     found = doing(
         "get_worker_infos(), as {name: id}, sorted", lambda: in_order(worker_tasks.members(me))
     )
@@ -106,7 +106,7 @@ def fail_to_join(
     within: float = SOON,
     **arguments: Any,
 ) -> None:
-    """Check that ``init_rpc`` raises, soon, and leaves RPC as it was."""
+    """Check that ``init_rpc`` raises soon and changes nothing."""
     given = {"name": me.name, "rank": me.index, "world_size": me.size, **arguments}
     written = f"init_rpc({', '.join(f'{key}={value!r}' for key, value in given.items())})"
     began = time.monotonic()
@@ -122,8 +122,8 @@ def fail_to_join(
 def leave(me: WorkerContext, graceful: bool = True, news: bool = False, **note: str) -> None:
     """Shut down.
 
-    :param news: tell the test that the shutdown begins.
-    :param note: ``there`` is a file that must be there when it is over, ``means`` what that means.
+    :param news: report to the test that the shutdown begins.
+    :param note: ``there`` is a file that must exist when the shutdown ends, ``means`` what it stands for.
     """
     if news:
         me.tell("begins")
@@ -146,7 +146,7 @@ def leave_last(me: WorkerContext, note: str, names: list[str]) -> None:
 
 @checking
 def leave_alone(me: WorkerContext) -> None:
-    """Shut down without the others, which must not wait for them."""
+    """Shut down without waiting for the others."""
     began = time.monotonic()
     worker_tasks.leave(me, graceful=False)
     _check_time("shutdown(graceful=False)", time.monotonic() - began, SOON)
@@ -198,7 +198,7 @@ def use_own_temp_folder(me: WorkerContext, folder: str) -> None:
 
 
 def warm_up(me: WorkerContext, subject: Subject) -> Open:
-    """Load the backend, use torch a little, and return what is open before RPC is started."""
+    """Load the backend, use torch a little, and return what is open before RPC starts."""
     member = rpc.BackendType[subject.name]
     rpc.backend_registry.construct_rpc_backend_options(member, **subject.options)
     torch.ones(2).add(1)
@@ -206,7 +206,7 @@ def warm_up(me: WorkerContext, subject: Subject) -> Open:
 
 
 def in_order(values: dict[str, int]) -> dict[str, int]:
-    """Return ``values`` by their keys' order: a comparison looks at it, and nobody asks for one."""
+    """Return ``values`` sorted by key, because comparisons look at the order."""
     return dict(sorted(values.items()))
 
 
@@ -225,9 +225,9 @@ def _check_time(what: str, took: float, within: float) -> None:
 @requirement("life", capability=Capability.STATIC_GROUPS)
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_static_group(rpc_groups: Groups, size: int) -> None:
-    """All workers of a static group know all names and ranks, and each can call every other.
+    """All workers of a static group know all names and ranks, and can call each other.
 
-    `get_worker_infos()` of the agent gives them, in any order; `WorkerInfo.id` is the rank.
+    The agent's `get_worker_infos()` returns them in any order; `WorkerInfo.id` is the rank.
     """
     with rpc_groups.running(size) as workers:
         workers.run(know, {f"worker{index}": index for index in range(size)})
@@ -235,9 +235,9 @@ def test_static_group(rpc_groups: Groups, size: int) -> None:
 
 @in_group(2)
 def test_worker_info(me: WorkerContext) -> None:
-    """A worker is found by its name and by its rank, and finds itself.
+    """`get_worker_info` finds a worker by name, by rank, and without an argument itself.
 
-    `get_worker_info()`, `get_worker_info(name)` and `get_worker_info(rank)` of the agent.
+    The agent implements `get_worker_info()`, `get_worker_info(name)` and `get_worker_info(rank)`.
     """
     for text, who, expected in (
         ("get_worker_info()", (), ("worker0", 0)),
@@ -254,9 +254,9 @@ def test_worker_info(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_unknown_worker(me: WorkerContext) -> None:
-    """To ask for a worker that is not there, or to call it, is an error.
+    """It is an error to look up or to call an unknown worker.
 
-    Programs look for a RuntimeError; torch's own suites look for "could not find destination".
+    Programs expect a RuntimeError; torch's own suites search for "could not find destination".
     """
     expect(doing("get_worker_info('nobody')", lambda: rpc.get_worker_info("nobody"))).raises(
         RuntimeError
@@ -267,7 +267,7 @@ def test_unknown_worker(me: WorkerContext) -> None:
 
 
 def test_all_gather(rpc_groups: Groups) -> None:
-    """`rpc.api._all_gather` gives each worker what all of them gave, again and again.
+    """`rpc.api._all_gather` gives each worker the values of all workers, repeatedly.
 
     Programs and torch's own shutdown use it. It calls Python functions on the first worker by name, and
     then on all others.
@@ -277,7 +277,7 @@ def test_all_gather(rpc_groups: Groups) -> None:
 
 
 def test_wait_all_workers(rpc_groups: Groups, tmp_path: Path) -> None:
-    """`rpc.api._wait_all_workers` returns when the last worker has come to it, and not before."""
+    """`rpc.api._wait_all_workers` returns when the last worker has called it, and not before."""
     note = str(tmp_path / "came")
     with rpc_groups.running(3) as workers:
         waiting = [workers[index].start(wait_for_all, note) for index in (0, 1)]
@@ -289,10 +289,10 @@ def test_wait_all_workers(rpc_groups: Groups, tmp_path: Path) -> None:
 
 
 def test_duplicate_names(rpc_groups: Groups) -> None:
-    """Two workers of one name are an error on every worker of the group, soon.
+    """If two workers have one name, every worker of the group soon gets an error.
 
-    The core refuses this before a plugin's handler is called; an agent that finds its group in another
-    way has to look for itself.
+    The core checks names before it calls a plugin's handler. An agent that forms its group in another way
+    must check itself.
     """
     with rpc_groups.workers(3, SHORT) as workers:
         url = rpc_groups.place()
@@ -306,7 +306,7 @@ def test_duplicate_names(rpc_groups: Groups) -> None:
 
 
 def test_second_start(rpc_groups: Groups) -> None:
-    """Starting RPC while it is running is refused, and does the running group no harm."""
+    """A second `init_rpc` is refused and does not disturb the running group."""
     with rpc_groups.running(2) as workers:
         workers[0].call(
             fail_to_join, rpc_groups.subject, rpc_groups.place(), "already", world_size=1
@@ -315,7 +315,7 @@ def test_second_start(rpc_groups: Groups) -> None:
 
 
 def test_start_again(rpc_groups: Groups) -> None:
-    """After a shutdown the same processes can be a group again, twice, with the same ranks."""
+    """After a shutdown the same processes can form a group again, with the same ranks."""
     with rpc_groups.workers(2) as workers:
         for _ in range(3):
             workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
@@ -327,9 +327,9 @@ def test_start_again(rpc_groups: Groups) -> None:
 
 
 def test_shutdown_serves_until_the_last_comes(rpc_groups: Groups, tmp_path: Path) -> None:
-    """A graceful shutdown waits for the last worker, and the worker serves calls until then.
+    """A worker in a graceful shutdown serves calls until the last worker shuts down.
 
-    `join(shutdown=True)` of the agent is a barrier of the group, and must not stop it from answering.
+    The agent's `join(shutdown=True)` is a barrier of the group. Requests must be served during it.
     """
     note = str(tmp_path / "last")
     means = {"there": note, "means": "the last worker has come"}
@@ -344,9 +344,9 @@ def test_shutdown_serves_until_the_last_comes(rpc_groups: Groups, tmp_path: Path
 
 
 def test_shutdown_waits_for_calls(rpc_groups: Groups, tmp_path: Path) -> None:
-    """A graceful shutdown waits for calls that are under way, on the caller and on the callee.
+    """A graceful shutdown waits for running calls, on the caller and on the callee.
 
-    `join(shutdown=True)` of the agent returns when no call is under way in the whole group.
+    The agent's `join(shutdown=True)` returns when no call is running in the whole group.
     """
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
@@ -357,7 +357,7 @@ def test_shutdown_waits_for_calls(rpc_groups: Groups, tmp_path: Path) -> None:
         leaving = [worker.start(leave, news=True, **means) for worker in workers]
         for step in leaving:
             step.news()
-        # Open for both, so that this does not wait for the other end.
+        # Opened for reading and writing, so that this does not wait for the other end.
         end = os.open(pipe, os.O_RDWR)
         os.write(end, b"!")
         for step in leaving:
@@ -366,9 +366,9 @@ def test_shutdown_waits_for_calls(rpc_groups: Groups, tmp_path: Path) -> None:
 
 
 def test_ungraceful_shutdown(rpc_groups: Groups) -> None:
-    """A shutdown that is not graceful waits for nobody, and later calls to that worker are errors.
+    """An ungraceful shutdown does not wait, and later calls to that worker are errors.
 
-    Those who call it get an error at once or at the call's timeout, and go on calling one another.
+    Its callers get an error at once or at the call's timeout, and can still call each other.
     """
     with rpc_groups.workers(3, LONG) as workers:
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
@@ -381,9 +381,9 @@ def test_ungraceful_shutdown(rpc_groups: Groups) -> None:
 
 @pytest.mark.parametrize("graceful", [True, False], ids=["graceful", "not graceful"])
 def test_process_ends(rpc_groups: Groups, graceful: bool) -> None:
-    """A process that has shut down ends by itself, soon and with status 0.
+    """A process that has shut down RPC can end, soon and with status 0.
 
-    No thread that Python waits for may be left, and nothing that crashes when the interpreter goes.
+    No non-daemon thread may be left, and nothing that crashes when the interpreter ends.
     """
     with rpc_groups.workers(2, SHORT) as workers:
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
@@ -396,17 +396,17 @@ def test_process_ends(rpc_groups: Groups, graceful: bool) -> None:
 
 
 def test_killed_peer(rpc_groups: Groups) -> None:
-    """A worker that is killed is an error for those that call it, by the call's timeout at the latest.
+    """Calls to a killed worker fail at their timeout at the latest.
 
-    So it is for the call that waits when it dies, and for later ones. The other workers go on calling one
-    another, and can shut down without it.
+    This holds for a call that is running when the worker dies, and for later calls. The other workers can
+    still call each other, and shut down.
     """
     with rpc_groups.workers(3, LONG) as workers:
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers.run(call_each, ["worker0", "worker1"])
         workers[1].call(call_one_that_dies, "worker2", timeout=TIMEOUT, within=TIMEOUT + SOON)
         workers[2].kill()
-        # worker1 has talked to it before, worker0 has perhaps not.
+        # worker1 is connected to it, worker0 may not be.
         workers.run(fail_to_call, ["worker2", "worker2"], on=[0, 1])
         workers.run(call_each, ["worker0", "worker1"], on=[0, 1])
         workers.run(leave_alone, on=[0, 1])
@@ -414,7 +414,7 @@ def test_killed_peer(rpc_groups: Groups) -> None:
 
 @requirement("life", capability=Capability.PEER_LOSS_DETECTION)
 def test_killed_peer_is_noticed(rpc_groups: Groups) -> None:
-    """A call that waits for a worker that is killed fails soon, and not only at its timeout."""
+    """A call to a worker that is killed fails soon, and not only at its timeout."""
     with rpc_groups.workers(2, LONG) as workers:
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
         workers[0].call(call_one_that_dies, "worker1", timeout=60, within=SOON)
@@ -422,10 +422,10 @@ def test_killed_peer_is_noticed(rpc_groups: Groups) -> None:
 
 @recovery
 def test_missing_worker(rpc_groups: Groups) -> None:
-    """A worker that never comes is an error for the others at the timeout, and they can start again.
+    """If a worker never comes, the others get an error at the timeout, and can start again.
 
-    The core waits for the members of a group before it calls a plugin's handler, for as long as
-    RPC_BACKENDS_JOIN_TIMEOUT says. What a handler itself waits for ends at rpc_timeout.
+    Before it calls a plugin's handler, the core waits for the members of the group for
+    RPC_BACKENDS_JOIN_TIMEOUT seconds. A handler's own waits end at rpc_timeout.
     """
     with rpc_groups.workers(3, SHORT, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
         limit = {"rpc_timeout": 2, "within": 2 + SOON}
@@ -442,9 +442,9 @@ def test_missing_worker(rpc_groups: Groups) -> None:
 
 @rejoin
 def test_rejoin_with_other_ranks(rpc_groups: Groups) -> None:
-    """After a shutdown processes can be a group with other ranks, other names and another size.
+    """After a shutdown processes can form a group with other ranks, names and size.
 
-    Torch fixes a worker's id at its first group; `rpc_backends_core._group.Member.worker_id` says which.
+    Torch fixes a worker's id at its first group; `Member.worker_id` of the group has it.
     """
     with rpc_groups.workers(3, SHORT) as workers:
         for order in ((0, 1, 2), (2, 0, 1), (1, 0), (0, 2, 1)):
@@ -470,7 +470,7 @@ def test_rejoin_with_other_ranks(rpc_groups: Groups) -> None:
 
 @rejoin
 def test_rejoin_at_the_same_place(rpc_groups: Groups) -> None:
-    """One meeting place serves one group after the other, also for processes that were in none before."""
+    """Several groups in turn can use one init method, also with new processes."""
     url = rpc_groups.place()
     with rpc_groups.workers(3, SHORT) as workers:
         for pair in ((0, 1), (1, 2), (0, 2)):
@@ -491,10 +491,10 @@ def test_rejoin_at_the_same_place(rpc_groups: Groups) -> None:
 
 
 def test_nothing_grows(rpc_groups: Groups) -> None:
-    """A process has no more open after its third group than after its second: no thread, socket or file.
+    """A third group leaves no more threads, sockets and files open than the second.
 
-    What `shutdown()` of the agent leaves to the garbage collector, or to threads that have yet to notice,
-    is left.
+    The agent's `shutdown()` must close what it has opened, and leave nothing to the garbage collector or
+    to threads.
     """
     with rpc_groups.workers(2) as workers:
         _, second, third = (_one_group(rpc_groups, workers) for _ in range(3))
@@ -503,10 +503,10 @@ def test_nothing_grows(rpc_groups: Groups) -> None:
 
 @requirement("life", capability=Capability.CLEAN_SHUTDOWN)
 def test_nothing_is_open(rpc_groups: Groups) -> None:
-    """After a shutdown a process has nothing open that it had not before it started RPC.
+    """After a shutdown a process has no more open than before it started RPC.
 
-    Torch's RRefContext keeps the first agent of a process for good, so an agent must be able to let go of
-    its threads and files before it is deleted.
+    Torch's RRefContext never deletes the first agent of a process, so `shutdown()` must end its threads
+    and close its files.
     """
     with rpc_groups.workers(2) as workers:
         before = workers.run(warm_up, rpc_groups.subject)
@@ -515,7 +515,7 @@ def test_nothing_is_open(rpc_groups: Groups) -> None:
 
 
 def test_nothing_stays_on_the_machine(rpc_groups: Groups, tmp_path: Path) -> None:
-    """When processes have ended, nothing of them is in shared memory or in the temporary folder."""
+    """Ended processes leave nothing in shared memory or in the temporary folder."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     before = resource_leaks.shared_memory()
@@ -534,7 +534,7 @@ def _expect_none(where: str, names: list[str]) -> None:
 
 
 def _one_group(groups: Groups, workers: Workers) -> list[Open]:
-    """Have one group, and return what its workers have open when all have left."""
+    """Run one group, and return what its workers have open afterwards."""
     workers.run(worker_tasks.join, groups.subject, groups.place())
     workers.run(call_each, [worker.name for worker in workers])
     workers.run(leave)
@@ -567,9 +567,10 @@ def _join_dynamic(groups: Groups, worker: Worker, url: str, **arguments: Any) ->
 
 @dynamic
 def test_dynamic_group(rpc_groups: Groups) -> None:
-    """Workers join a dynamic group one by one, and all know all names and can call each other.
+    """Workers join a dynamic group one by one; all know all names and can call each other.
 
-    `world_size` is None. The members must know a new one, and can call it, when its `init_rpc` returns.
+    `world_size` is None. When the `init_rpc` of a new worker returns, the members know it and can call
+    it.
     """
     with rpc_groups.workers(3, SHORT) as workers:
         url = rpc_groups.place()
@@ -580,10 +581,10 @@ def test_dynamic_group(rpc_groups: Groups) -> None:
 
 @dynamic
 def test_dynamic_group_leaving(rpc_groups: Groups) -> None:
-    """Workers leave a dynamic group one by one while the others work, and are members no more.
+    """Workers leave a dynamic group one by one while the others work.
 
-    A graceful shutdown waits for no other worker's, and the members do not know the worker when it
-    returns.
+    A graceful shutdown waits for no other worker's shutdown. When it returns, the members no longer know
+    the worker.
     """
     with rpc_groups.workers(4, SHORT) as workers:
         url = rpc_groups.place()
@@ -601,14 +602,14 @@ def test_dynamic_group_leaving(rpc_groups: Groups) -> None:
 
 @dynamic
 def test_dynamic_group_duplicate_name(rpc_groups: Groups) -> None:
-    """A worker whose name is another member's is refused with an error, and the group goes on."""
+    """A dynamic group refuses a worker whose name is taken, and goes on."""
     with rpc_groups.workers(3, SHORT) as workers:
         _refuse_duplicate(rpc_groups, workers, rpc_groups.place())
 
 
 @recovery
 def test_dynamic_group_join_after_a_refused_one(rpc_groups: Groups) -> None:
-    """After a worker was refused, others can join the dynamic group, and so can that worker."""
+    """After a refused join, others can join the dynamic group, and so can that worker."""
     _need_dynamic_groups(rpc_groups)
     with rpc_groups.workers(4, SHORT) as workers:
         url = rpc_groups.place()
@@ -619,7 +620,7 @@ def test_dynamic_group_join_after_a_refused_one(rpc_groups: Groups) -> None:
 
 
 def _refuse_duplicate(groups: Groups, workers: Workers, url: str) -> None:
-    """Have two workers join, and a third one refused; the two go on."""
+    """Let two workers join and a third one be refused; the two go on."""
     for index in (0, 1):
         _join_dynamic(groups, workers[index], url)
     workers[2].call(fail_to_join, groups.subject, url, name="worker1", world_size=None)
@@ -628,7 +629,7 @@ def _refuse_duplicate(groups: Groups, workers: Workers, url: str) -> None:
 
 @dynamic
 def test_dynamic_group_killed_member(rpc_groups: Groups) -> None:
-    """When a member of a dynamic group is killed, the others go on, and their calls to it are errors."""
+    """When a member of a dynamic group is killed, calls to it fail, and the others go on."""
     with rpc_groups.workers(3, SHORT) as workers:
         url = rpc_groups.place()
         for worker in workers:
@@ -642,7 +643,7 @@ def test_dynamic_group_killed_member(rpc_groups: Groups) -> None:
 @rejoin
 @pytest.mark.parametrize("process", ["same process", "new process"])
 def test_dynamic_group_rejoin(rpc_groups: Groups, process: str) -> None:
-    """A worker that has left a dynamic group can come back under its name and rank."""
+    """A worker that has left a dynamic group can come back with its name and rank."""
     _need_dynamic_groups(rpc_groups)
     with rpc_groups.workers(2, SHORT) as workers:
         url = rpc_groups.place()
@@ -662,7 +663,7 @@ def test_dynamic_group_rejoin(rpc_groups: Groups, process: str) -> None:
 
 @rejoin
 def test_dynamic_group_in_the_place_of_a_killed_one(rpc_groups: Groups) -> None:
-    """A new process can join a dynamic group under the name and the rank of one that was killed."""
+    """A new process can take the name and rank of a killed member of a dynamic group."""
     _need_dynamic_groups(rpc_groups)
     with rpc_groups.workers(2, SHORT) as workers:
         url = rpc_groups.place()

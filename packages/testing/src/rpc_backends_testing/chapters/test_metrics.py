@@ -1,4 +1,4 @@
-"""Metrics and debug information: what an agent says of itself while it works."""
+"""Metrics and debug information of a working agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpc_backends_testing.marks import in_group, requirement
 
 pytestmark = requirement("metrics")
 
-#: How long Python waited for its lock when requests were run, on average: torch's name for it.
+#: Torch's name for the average time that Python waited for the GIL to run a request.
 GIL = "agent.gil_average_wait_time_us"
 
 #: Set when `hold` may return.
@@ -38,7 +38,7 @@ def agents_debug_info() -> Any:
 
 
 def owned_rrefs() -> int:
-    """Return what torch's debug information counts; it is the agent's, that of RRefs and of autograd."""
+    """Return the number of owned RRefs in torch's debug information."""
     info = rpc._get_debug_info()
     return int(info["num_owner_rrefs"])
 
@@ -68,9 +68,9 @@ def is_numeric(found: Any) -> bool:
 
 @in_group(2)
 def test_metrics(me: WorkerContext) -> None:
-    """`agent.get_metrics()` is a dict of text to numbers as text.
+    """`agent.get_metrics()` returns a dict of strings to numbers as strings.
 
-    The agent's `getMetrics` gives a map of strings; it is called at any time and must not block.
+    Torch may call the agent's `getMetrics` at any time, so it must not block.
     """
     expect(sync("worker1", add, args=(1, 2))).gives(3)
     found = expect(doing("agent.get_metrics()", metrics)).satisfies("a dict of str to str", is_text)
@@ -81,16 +81,16 @@ def test_metrics(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_metrics_on_callee(me: WorkerContext) -> None:
-    """A worker that executes a request can look at its own metrics."""
+    """A function that runs for a caller can read its worker's metrics."""
     expect(sync("worker1", metrics)).satisfies("a dict of str to str", is_text)
 
 
 @in_group(2)
 def test_gil_wait(me: WorkerContext) -> None:
-    """With GIL profiling on, the metrics say how long Python functions waited for the GIL.
+    """With GIL profiling, the metrics have the average wait for the GIL.
 
-    Torch measures it where a Python function is run and tells the agent (`addGilWaitTime`), which gives
-    the average of all, in microseconds, as `agent.gil_average_wait_time_us`.
+    Torch measures each wait and passes it to the agent (`addGilWaitTime`). The agent returns the average
+    in microseconds as `agent.gil_average_wait_time_us`.
     """
     rpc.enable_gil_profiling(True)
     expect(sync("worker0", add, args=(1, 2))).gives(3)
@@ -105,7 +105,7 @@ def test_gil_wait(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_debug_info(me: WorkerContext) -> None:
-    """`agent.get_debug_info()` is a dict of text to text and has what the metrics have."""
+    """`agent.get_debug_info()` returns a dict of strings to strings that includes the metrics."""
     found = expect(doing("agent.get_debug_info()", agents_debug_info)).satisfies(
         "a dict of str to str", is_text
     )
@@ -117,7 +117,7 @@ def test_debug_info(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_debug_info_counts_rrefs(me: WorkerContext) -> None:
-    """The debug information of a worker counts the RRefs that it owns."""
+    """A worker's debug information has the number of RRefs that it owns."""
     rrefs = [rpc.remote("worker1", add, args=(number, 0)) for number in range(3)]
     expect(doing("to_here() of 3 RRefs", lambda: [one.to_here() for one in rrefs])).gives([0, 1, 2])
     expect(sync("worker1", owned_rrefs)).gives(3)
@@ -137,7 +137,7 @@ def call_and_wait(me: WorkerContext) -> None:
 
 
 def look_and_let_go(me: WorkerContext) -> None:
-    """Look at this worker's information while it executes `hold`, and end that."""
+    """Look at this worker's information while it executes `hold`, and let `hold` return."""
     try:
         expect(doing("the request arrives at worker1", lambda: HOLDING.wait(10))).gives(True)
         expect(doing("agent.get_metrics() while a request is executed", metrics)).satisfies(
@@ -151,7 +151,7 @@ def look_and_let_go(me: WorkerContext) -> None:
 
 
 def test_while_calls_are_in_flight(rpc_groups: Groups) -> None:
-    """Metrics and debug information can be had on both sides while a call is in flight."""
+    """Caller and callee can read metrics and debug information during a call."""
     with rpc_groups.running(2) as workers:
         calling = workers[0].start(call_and_wait)
         calling.news()

@@ -1,4 +1,4 @@
-"""Options: they have torch's defaults, identify their backend, and are refused where they are wrong."""
+"""Options: they have torch's defaults, identify their backend, and are refused if they are wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OtherOptions(rpc.RpcBackendOptions):
 
 
 def construct(subject: Subject, **options: Any) -> Any:
-    """Construct options in torch's public way, with those that the whole run is given."""
+    """Construct options by torch's public function, with the options of this run."""
     member = rpc.BackendType[subject.name]
     return rpc.backend_registry.construct_rpc_backend_options(
         member, **{**subject.options, **options}
@@ -46,7 +46,7 @@ def options_type(subject: Subject) -> type:
 
 
 def count_starts(subject: Subject) -> list[str]:
-    """Return a list that gets the names of the workers that this backend, and no other, starts here."""
+    """Return a list that gets the name of each worker that this backend starts here."""
     from rpc_backends_core.spi.inspection import default_registry
 
     started: list[str] = []
@@ -67,7 +67,7 @@ def name_here() -> str:
 
 
 def start_and_call(me: WorkerContext, subject: Subject, url: str | None, **arguments: Any) -> None:
-    """Start RPC with ``arguments``, see that ``subject`` started it and that it works, and stop it."""
+    """Start RPC with ``arguments``, check that ``subject`` started it and that it works, and stop it."""
     if url is not None:
         arguments["rpc_backend_options"] = construct(subject, init_method=url)
     started = count_starts(subject)
@@ -89,7 +89,7 @@ def _show(value: Any) -> str:
 
 
 def start_alone(me: WorkerContext, subject: Subject, url: str) -> None:
-    """Start RPC rightly in a group of one, call, and stop."""
+    """Start RPC correctly in a group of one, call, and stop."""
     expect(
         doing("init_rpc after one that was refused", lambda: worker_tasks.join(me, subject, url))
     ).gives(None)
@@ -99,8 +99,8 @@ def start_alone(me: WorkerContext, subject: Subject, url: str) -> None:
 
 @contextlib.contextmanager
 def meeting_place() -> Iterator[dict[str, str]]:
-    """Give variables by which workers meet where the program says nothing: torch's own."""
-    # Bound and not listening, this socket keeps the port for those who say SO_REUSEADDR.
+    """Yield torch's variables for the rendezvous of a program without an init method."""
+    # This socket is bound and does not listen: it reserves the port for sockets with SO_REUSEADDR.
     with socket.socket() as placeholder:
         placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         placeholder.bind(("127.0.0.1", 0))
@@ -129,9 +129,10 @@ def see_defaults(me: WorkerContext, subject: Subject) -> None:
 
 
 def test_defaults(rpc_groups: Groups) -> None:
-    """Options constructed with nothing are `RpcBackendOptions` with torch's defaults: 60 s and `env://`.
+    """Options constructed without arguments have torch's defaults: 60 s and `env://`.
 
-    All options of the construct handler need defaults; torch passes it only the two that all have.
+    All parameters of the construct handler need defaults. Torch passes only `rpc_timeout` and
+    `init_method`.
     """
     with rpc_groups.workers(1) as workers:
         workers.run(see_defaults, rpc_groups.subject)
@@ -150,7 +151,7 @@ def see_given(me: WorkerContext, subject: Subject) -> None:
 
 
 def test_given_values(rpc_groups: Groups) -> None:
-    """Options carry the `rpc_timeout` and the `init_method` that they were given."""
+    """Options keep the `rpc_timeout` and `init_method` that they are constructed with."""
     with rpc_groups.workers(1) as workers:
         workers.run(see_given, rpc_groups.subject)
 
@@ -164,7 +165,7 @@ def see_independent(me: WorkerContext, subject: Subject) -> None:
 
 
 def test_independent(rpc_groups: Groups) -> None:
-    """Constructing options twice gives two, and a change of one does not show in the other."""
+    """Options constructed twice are independent objects."""
     with rpc_groups.workers(1) as workers:
         workers.run(see_independent, rpc_groups.subject)
 
@@ -180,7 +181,7 @@ def see_timeout_in_force(me: WorkerContext, subject: Subject, url: str) -> None:
 def test_timeout_in_force(rpc_groups: Groups) -> None:
     """The `rpc_timeout` of the options is the agent's default for calls.
 
-    The agent's constructor takes it; `get_rpc_timeout` asks the agent.
+    Pass it to the agent's constructor. `get_rpc_timeout` asks the agent.
     """
     with rpc_groups.workers(1) as workers:
         workers.run(see_timeout_in_force, rpc_groups.subject, rpc_groups.place())
@@ -190,7 +191,7 @@ def test_timeout_in_force(rpc_groups: Groups) -> None:
 
 
 def test_by_name(rpc_groups: Groups) -> None:
-    """`init_rpc(backend="NAME")` without options starts the backend, its workers meeting by `env://`."""
+    """`init_rpc(backend="NAME")` without options starts the backend by `env://`."""
     subject = rpc_groups.subject
     needs_no_options(subject)
     with meeting_place() as environment, rpc_groups.workers(2, env=environment) as workers:
@@ -198,7 +199,7 @@ def test_by_name(rpc_groups: Groups) -> None:
 
 
 def test_by_environment(rpc_groups: Groups) -> None:
-    """`RPC_BACKENDS_DEFAULT=NAME` starts the backend for a program that names none."""
+    """`RPC_BACKENDS_DEFAULT=NAME` starts the backend in a program that names none."""
     subject = rpc_groups.subject
     needs_no_options(subject)
     with meeting_place() as environment:
@@ -208,7 +209,7 @@ def test_by_environment(rpc_groups: Groups) -> None:
 
 
 def shared_with(me: WorkerContext, subject: Subject) -> str | None:
-    """Return the backend that has options of the very same type and was there first, if any."""
+    """Return another backend whose options have the same type, or None."""
     from rpc_backends_core import records
     from rpc_backends_core.spi.inspection import default_registry, options_type_of
 
@@ -228,9 +229,9 @@ def shared_with(me: WorkerContext, subject: Subject) -> str | None:
 
 
 def test_by_type(rpc_groups: Groups) -> None:
-    """`init_rpc` with options and no backend starts the backend that has options of that type.
+    """`init_rpc` with options and no backend starts the backend of that options type.
 
-    The plugin's `Backend` says its `options_type`, and its construct handler returns that very type.
+    The plugin's `Backend` declares `options_type`, and its construct handler returns exactly that type.
     """
     subject = rpc_groups.subject
     with rpc_groups.workers(2) as workers:
@@ -244,7 +245,7 @@ def test_by_type(rpc_groups: Groups) -> None:
 
 
 def refuse_other_type(me: WorkerContext, subject: Subject, url: str) -> str | None:
-    """See that options of another type are refused; return the expected type's name, None for any."""
+    """Check that options of another type are refused; return the expected type's name or None."""
     expected = options_type(subject)
     if expected is rpc.RpcBackendOptions:
         return None
@@ -260,14 +261,14 @@ def refuse_other_type(me: WorkerContext, subject: Subject, url: str) -> str | No
 
 
 def test_other_type(rpc_groups: Groups) -> None:
-    """Options of another type are refused with a TypeError that names the type that was expected."""
+    """Options of another type are refused with a TypeError that names the expected type."""
     with rpc_groups.workers(1) as workers:
         if workers[0].call(refuse_other_type, rpc_groups.subject, rpc_groups.place()) is None:
             pytest.skip("its options are torch's base class, so options of any type fit")
 
 
 def test_start_after_a_refusal(rpc_groups: Groups) -> None:
-    """A process whose start was refused for its options can start rightly afterwards."""
+    """After a start that was refused for its options, the process can start correctly."""
     subject = rpc_groups.subject
     with rpc_groups.workers(1) as workers:
         if workers[0].call(refuse_other_type, subject, rpc_groups.place()) is None:
@@ -296,9 +297,9 @@ def refuse_unknown(me: WorkerContext, subject: Subject) -> None:
 
 @requirement("options", capability=Capability.STRICT_OPTIONS)
 def test_unknown_keyword(rpc_groups: Groups) -> None:
-    """A keyword that the backend does not have is refused with a TypeError that names it.
+    """An unknown keyword is refused with a TypeError that names it.
 
-    A construct handler with `**kwargs` must look at what is in them.
+    A construct handler with `**kwargs` must check them.
     """
     with rpc_groups.workers(1) as workers:
         workers.run(refuse_unknown, rpc_groups.subject)
@@ -314,7 +315,7 @@ def refuse_negative(me: WorkerContext, subject: Subject, url: str) -> None:
 
 
 def test_negative_timeout(rpc_groups: Groups) -> None:
-    """A negative `rpc_timeout` is refused, when the options are made or by `init_rpc`."""
+    """A negative `rpc_timeout` is refused, at the latest by `init_rpc`."""
     with rpc_groups.workers(1) as workers:
         workers.run(refuse_negative, rpc_groups.subject, rpc_groups.place())
         workers.run(see_not_running)
@@ -334,7 +335,7 @@ def refuse_wrong_values(
 
 
 def test_wrong_value(rpc_groups: Groups) -> None:
-    """An `rpc_timeout` that is no number is refused with a TypeError, at the latest by `init_rpc`."""
+    """An `rpc_timeout` that is not a number is refused with a TypeError, at the latest by `init_rpc`."""
     with rpc_groups.workers(1) as workers:
         workers.run(
             refuse_wrong_values, rpc_groups.subject, rpc_groups.place(), {"rpc_timeout": "soon"}

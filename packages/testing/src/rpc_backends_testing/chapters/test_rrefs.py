@@ -1,4 +1,4 @@
-"""RRefs: remote references are made, passed on and used, and what they refer to is freed in the end."""
+"""RRefs: remote references are created, passed on and used, and their values are freed at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rpc_backends_testing.marks import in_group, requirement
 
 pytestmark = requirement("rrefs")
 
-#: Seconds in which an owner must have heard that nobody refers to a value any more.
+#: Seconds within which an owner learns that nobody refers to a value any more.
 SOON = 6.0
 
 
@@ -29,7 +29,7 @@ SOON = 6.0
 
 
 class Thing:
-    """A value that shows when it is freed."""
+    """A value that reports when it is freed."""
 
     def __init__(self, number: int = 7) -> None:
         self.number = number
@@ -39,7 +39,7 @@ class Thing:
 
 
 class Scale(torch.nn.Module):
-    """A module whose result is the same to the last bit wherever it is computed."""
+    """A module whose result has the same bits on every worker."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -49,9 +49,9 @@ class Scale(torch.nn.Module):
         return x * self.weight
 
 
-#: What this worker was given to keep, by name.
+#: The objects that this worker keeps, by name.
 KEPT: dict[str, Any] = {}
-#: The things made here, for as long as they live.
+#: The living things that were made here.
 MADE: list[weakref.ref[Thing]] = []
 
 
@@ -82,7 +82,7 @@ def fetch_all(nested: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def fetch_at_the_end(rref: Any, names: list[str]) -> tuple[str, Any]:
-    """Hand ``rref`` from worker to worker; the last one fetches its value."""
+    """Pass ``rref`` from worker to worker; the last one fetches its value."""
     if names:
         end: tuple[str, Any] = rpc.rpc_sync(names[0], fetch_at_the_end, args=(rref, names[1:]))
         return end
@@ -119,23 +119,23 @@ def drop(key: str) -> None:
 
 
 def counts() -> dict[str, int]:
-    """Return what this worker counts of RRefs."""
+    """Return this worker's counts of RRefs."""
     found = rpc._rref_context_get_debug_info()
     return {key: int(found[key]) for key in sorted(found)}
 
 
 def counts_when(wanted: dict[str, int]) -> Any:
-    """Wait for the counts ``wanted``; return them as they are then, or at the end of :data:`SOON`."""
+    """Wait at most :data:`SOON` for the counts ``wanted``, and return the last ones."""
     return _when(lambda: {key: counts().get(key, -1) for key in wanted}, wanted)
 
 
 def alive_when(wanted: int) -> Any:
-    """Wait until ``wanted`` of the things made here live; return how many do then."""
+    """Wait until ``wanted`` of the things made here live, and return how many do."""
     return _when(lambda: sum(one() is not None for one in MADE), wanted)
 
 
 def made_when(wanted: int) -> Any:
-    """Wait until ``wanted`` things have been made here; return how many have been."""
+    """Wait until ``wanted`` things have been made here, and return how many have."""
     return _when(lambda: len(MADE), wanted)
 
 
@@ -151,17 +151,17 @@ NOTHING = {"num_owner_rrefs": 0, "num_forks": 0, "num_pending_users": 0}
 
 
 def expect_nothing_on(name: str) -> None:
-    """Expect a worker to be rid of all RRefs that it owned and used."""
+    """Expect that a worker has no RRefs left."""
     expect(sync(name, counts_when, args=(NOTHING,))).gives(NOTHING)
 
 
 def import_remote_module() -> None:
-    """Import `RemoteModule` here: the code that it generates must be there on the callee too."""
+    """Import `RemoteModule` here, because the callee needs the code that it generates."""
     import torch.distributed.nn  # noqa: F401
 
 
 def compile_script() -> None:
-    """Compile the TorchScript functions here: a callee finds them by name."""
+    """Compile the TorchScript functions here, because a callee finds them by name."""
     script_double()
     script_fetch()
 
@@ -189,9 +189,9 @@ def _fetch(rref: rpc.RRef[torch.Tensor]) -> torch.Tensor:
 
 @in_group(2)
 def test_remote_builtin(me: WorkerContext) -> None:
-    """`remote` with a builtin of torch gives an RRef whose value `to_here` fetches.
+    """`remote` with a builtin of torch returns an RRef, and `to_here` fetches its value.
 
-    The call is a SCRIPT_REMOTE_CALL and the value is fetched by SCRIPT_RREF_FETCH_CALL.
+    The call is a SCRIPT_REMOTE_CALL; SCRIPT_RREF_FETCH_CALL fetches the value.
     """
     ones = torch.ones(2, 3)
     expect(remote("worker1", torch.add, args=(ones, 2))).gives(ones + 2)
@@ -199,9 +199,9 @@ def test_remote_builtin(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_remote_python(me: WorkerContext) -> None:
-    """`remote` with a Python function gives an RRef whose value `to_here` fetches, any number of times.
+    """`remote` with a Python function returns an RRef, and `to_here` fetches its value, repeatedly.
 
-    The call is a PYTHON_REMOTE_CALL and the value is fetched by PYTHON_RREF_FETCH_CALL.
+    The call is a PYTHON_REMOTE_CALL; PYTHON_RREF_FETCH_CALL fetches the value.
     """
     rref = rpc.remote("worker1", add, args=(3,), kwargs={"right": 4})
     expect(doing("remote('worker1', add).to_here()", rref.to_here)).gives(7)
@@ -211,7 +211,7 @@ def test_remote_python(me: WorkerContext) -> None:
 @requirement("rrefs", capability=Capability.TORCHSCRIPT)
 @in_group(2)
 def test_remote_torchscript(me: WorkerContext) -> None:
-    """`remote` with a TorchScript function gives an RRef whose value `to_here` fetches."""
+    """`remote` with a TorchScript function returns an RRef, and `to_here` fetches its value."""
     expect(sync("worker1", compile_script)).gives(None)
     x = torch.arange(4.0)
     expect(remote("worker1", script_double(), args=(x,))).gives(x + x)
@@ -220,7 +220,7 @@ def test_remote_torchscript(me: WorkerContext) -> None:
 @requirement("rrefs", capability=Capability.TORCHSCRIPT)
 @in_group(3)
 def test_torchscript_fetches(me: WorkerContext) -> None:
-    """A TorchScript function that is given an RRef fetches its value from a third worker."""
+    """A TorchScript function with an RRef argument fetches the value from a third worker."""
     compile_script()
     expect(sync("worker1", compile_script)).gives(None)
     rref = rpc.remote("worker2", torch.add, args=(torch.ones(2), 1))
@@ -229,9 +229,9 @@ def test_torchscript_fetches(me: WorkerContext) -> None:
 
 @in_group(1)
 def test_remote_to_self(me: WorkerContext) -> None:
-    """`remote` to the worker itself gives an RRef that it owns.
+    """`remote` to the worker itself returns an RRef that it owns.
 
-    No message needs to be sent: torch makes the value in the caller's process.
+    Torch computes the value in the caller's process and sends no message.
     """
     rref = rpc.remote("worker0", add, args=(1, 2))
     expect(doing("remote('worker0', add, args=(1, 2)).to_here()", rref.to_here)).gives(3)
@@ -241,7 +241,7 @@ def test_remote_to_self(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_local_rref(me: WorkerContext) -> None:
-    """`RRef(value)` refers to a value of the worker itself, and others can fetch it."""
+    """`RRef(value)` refers to a local value, which others can fetch."""
     thing = Thing(7)
     rref = rpc.RRef(thing)
     expect(fact("RRef(thing).local_value() is thing", rref.local_value() is thing)).gives(True)
@@ -251,7 +251,7 @@ def test_local_rref(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_owner(me: WorkerContext) -> None:
-    """An RRef knows who owns it: `owner()`, `owner_name()`, `is_owner()`."""
+    """An RRef knows its owner: `owner()`, `owner_name()`, `is_owner()`."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     rref.to_here()
     expect(fact("owner_name()", rref.owner_name())).gives("worker1")
@@ -265,9 +265,9 @@ def test_owner(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_confirmed_by_owner(me: WorkerContext) -> None:
-    """The owner confirms an RRef made by `remote`, and the user gets to know.
+    """The owner confirms an RRef that `remote` has created, and the user learns of it.
 
-    The response to a REMOTE_CALL confirms it: it must reach the caller, and its future be completed.
+    The response to a REMOTE_CALL is the confirmation. It must reach the caller and complete the future.
     """
     rref = rpc.remote("worker1", add, args=(1, 2))
     rref.to_here()
@@ -280,7 +280,7 @@ def test_confirmed_by_owner(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_many(me: WorkerContext) -> None:
-    """Many RRefs made at once each refer to a value of their own."""
+    """Many RRefs created at once refer to different values."""
     rrefs = [rpc.remote("worker1", add, args=(n, 100)) for n in range(15)]
     expect(doing("to_here() of 15 RRefs", lambda: [rref.to_here() for rref in rrefs])).gives(
         list(range(100, 115))
@@ -292,9 +292,9 @@ def test_many(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_back_to_owner(me: WorkerContext) -> None:
-    """An RRef that comes back to its owner gives it the value itself.
+    """When an RRef comes back to its owner, the owner gets the value itself.
 
-    Whoever unpickles an RRef of its own must find it by its id.
+    A worker that unpickles its own RRef finds the value by the RRef's id.
     """
     rref = rpc.remote("worker1", add, args=(20, 3))
     expect(sync("worker1", look_at, args=(rref,))).gives((True, "worker1", 23))
@@ -302,9 +302,9 @@ def test_back_to_owner(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_to_third_worker(me: WorkerContext) -> None:
-    """A worker that gets an RRef as an argument fetches the value from the owner.
+    """A worker fetches the value of an RRef argument from a third worker.
 
-    The receiver tells the owner of its fork (RREF_FORK_REQUEST) before its function is through.
+    The receiver reports its fork to the owner (RREF_FORK_REQUEST) before its function ends.
     """
     rref = rpc.remote("worker1", add, args=(1, 2))
     expect(sync("worker2", fetch, args=(rref,))).gives(3)
@@ -312,14 +312,14 @@ def test_to_third_worker(me: WorkerContext) -> None:
 
 @in_group(4)
 def test_chain_of_four(me: WorkerContext) -> None:
-    """An RRef handed from worker to worker is good at the end of the chain."""
+    """An RRef that passes through several workers works on the last one."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     expect(sync("worker2", fetch_at_the_end, args=(rref, ["worker3"]))).gives(("worker3", 3))
 
 
 @in_group(3)
 def test_to_two_at_once(me: WorkerContext) -> None:
-    """An RRef handed to two workers at once is good on both."""
+    """An RRef that is passed to two workers at once works on both."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     futures = [rpc.rpc_async(name, fetch, args=(rref,)) for name in ("worker1", "worker2")]
     expect(
@@ -329,7 +329,7 @@ def test_to_two_at_once(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_in_containers(me: WorkerContext) -> None:
-    """RRefs of different owners travel inside containers."""
+    """Containers can hold RRefs of different owners."""
     theirs = rpc.remote("worker1", add, args=(1, 2))
     nested = {"theirs": [theirs, theirs], "mine": [rpc.RRef("here")]}
     expect(sync("worker2", fetch_all, args=(nested,))).gives({"theirs": [3, 3], "mine": ["here"]})
@@ -337,16 +337,16 @@ def test_in_containers(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_argument_of_remote(me: WorkerContext) -> None:
-    """An RRef can be an argument of a `remote` to another worker."""
+    """An RRef can be an argument of `remote`."""
     rref = rpc.remote("worker1", add, args=(1, 2))
     expect(remote("worker2", add_fetched, args=(rref, 10))).gives(13)
 
 
 @in_group(2)
 def test_as_result(me: WorkerContext) -> None:
-    """A function can return an RRef to a value of its own worker.
+    """A function can return an RRef that its worker owns.
 
-    The result of a call forks the RRef to the caller, like an argument does to the callee.
+    A result forks the RRef to the caller, as an argument forks it to the callee.
     """
     rref = expect(sync("worker1", make_rref_here, args=(5,))).returns()
     expect(fact("owner_name() of the RRef returned", rref.owner_name())).gives("worker1")
@@ -355,7 +355,7 @@ def test_as_result(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_as_result_of_third_worker(me: WorkerContext) -> None:
-    """A function can return an RRef to a value of another worker."""
+    """A function can return an RRef that another worker owns."""
     rref = expect(sync("worker1", make_rref_on, args=("worker2", 1, 2))).returns()
     expect(fact("owner_name() of the RRef returned", rref.owner_name())).gives("worker2")
     expect(doing("to_here() of the RRef returned", rref.to_here)).gives(3)
@@ -381,7 +381,7 @@ def test_proxy_rpc_sync(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_proxy_rpc_async(me: WorkerContext) -> None:
-    """`rref.rpc_async().method(...)` gives a future of what the method returns on the owner."""
+    """`rref.rpc_async().method(...)` returns a future of the method's result on the owner."""
     rref = rpc.remote("worker1", make_thing, args=(40,))
     expect(doing("rref.rpc_async().plus(2).wait()", lambda: rref.rpc_async().plus(2).wait())).gives(
         42
@@ -390,7 +390,7 @@ def test_proxy_rpc_async(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_proxy_remote(me: WorkerContext) -> None:
-    """`rref.remote().method(...)` gives an RRef to what the method returns on the owner."""
+    """`rref.remote().method(...)` returns an RRef to the method's result on the owner."""
     rref = rpc.remote("worker1", make_thing, args=(40,))
     result = expect(doing("rref.remote().plus(2)", lambda: rref.remote().plus(2))).returns()
     expect(fact("its owner_name()", result.owner_name())).gives("worker1")
@@ -399,7 +399,7 @@ def test_proxy_remote(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_proxy_of_builtin_value(me: WorkerContext) -> None:
-    """A method of a tensor that an RRef refers to changes the tensor on its owner."""
+    """A method that is called through an RRef changes the tensor on its owner."""
     rref = rpc.remote("worker1", torch.full, args=((3,), 1.0))
     expect(doing("rref.rpc_sync().add_(1)", lambda: rref.rpc_sync().add_(1))).gives(
         torch.full((3,), 2.0)
@@ -409,7 +409,7 @@ def test_proxy_of_builtin_value(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_module(me: WorkerContext) -> None:
-    """An `nn.Module` made on another worker is called there through its RRef."""
+    """An `nn.Module` on another worker can be called through its RRef."""
     rref = rpc.remote("worker1", Scale, args=(3.0,))
     x = torch.tensor([1.0, -2.0, 0.5])
     with torch.no_grad():
@@ -422,9 +422,9 @@ def test_module(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_remote_module(me: WorkerContext) -> None:
-    """`torch.distributed.nn.RemoteModule` works: its module is made and called on the other worker.
+    """`torch.distributed.nn.RemoteModule` creates and calls its module on another worker.
 
-    It asks the agent for its device map (`_get_device_map`), which may be empty.
+    `RemoteModule` asks the agent for its device map (`_get_device_map`), which may be empty.
     """
     from torch.distributed.nn import RemoteModule
 
@@ -444,7 +444,7 @@ def test_remote_module(me: WorkerContext) -> None:
 
 
 def hold(number: int = 7) -> Any:
-    """Make a thing on worker 1 and see that it is counted there."""
+    """Make a thing on worker 1 and check that worker 1 counts it."""
     rref = rpc.remote("worker1", make_thing, args=(number,))
     expect(sync("worker1", fetch_number, args=(rref,))).gives(number)
     one = {"num_owner_rrefs": 1, "num_forks": 1}
@@ -454,9 +454,9 @@ def hold(number: int = 7) -> Any:
 
 @in_group(2)
 def test_deleted(me: WorkerContext) -> None:
-    """When its last user drops an RRef, the owner forgets it.
+    """The owner forgets an RRef when the last user drops it.
 
-    A user that drops its RRef says so to the owner (RREF_USER_DELETE), and the owner drops that fork.
+    A user that drops its RRef tells the owner (RREF_USER_DELETE), and the owner drops that fork.
     """
     rref = hold()
     del rref
@@ -467,7 +467,7 @@ def test_deleted(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_value_freed(me: WorkerContext) -> None:
-    """When its last user drops an RRef, the owner frees the value."""
+    """The owner frees the value when the last user drops the RRef."""
     rref = hold()
     expect(sync("worker1", alive_when, args=(1,))).gives(1)
     del rref
@@ -477,9 +477,9 @@ def test_value_freed(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_dropped_at_once(me: WorkerContext) -> None:
-    """An RRef that is dropped before its value is made is deleted all the same.
+    """An RRef that is dropped before its value exists is deleted too.
 
-    The deletion waits for the owner's confirmation; it must not overtake the call that makes the value.
+    The deletion waits for the owner's confirmation: it must not overtake the call that makes the value.
     """
     for number in range(5):
         rpc.remote("worker1", make_thing, args=(number,))
@@ -491,9 +491,9 @@ def test_dropped_at_once(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_passed_on_keeps_alive(me: WorkerContext) -> None:
-    """A value lives for as long as anybody has an RRef to it, also when who made it has dropped it.
+    """A value lives as long as any worker has an RRef to it, also after its creator has dropped it.
 
-    The owner counts forks: the third worker's is confirmed before the first one's is dropped.
+    The owner counts forks. It confirms the third worker's fork before it drops the first one's.
     """
     rref = hold()
     expect(sync("worker2", keep, args=("passed on", rref))).gives(None)
@@ -509,7 +509,7 @@ def test_passed_on_keeps_alive(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_own_rref_comes_home(me: WorkerContext) -> None:
-    """A worker's own RRef that another has used and dropped has no users left."""
+    """A worker's own RRef has no users left after another worker has dropped it."""
     rref = rpc.RRef(Thing(7))
     expect(sync("worker1", keep, args=("of worker0", rref))).gives(None)
     expect(doing("num_forks on worker0", lambda: counts_when({"num_forks": 1}))).gives(
@@ -526,7 +526,7 @@ def test_own_rref_comes_home(me: WorkerContext) -> None:
 
 
 def traffic(me: WorkerContext) -> None:
-    """Make RRefs on all others, pass them on, and drop them."""
+    """Make RRefs on all other workers, pass them on, and drop them."""
     others = [f"worker{(me.index + step) % me.size}" for step in range(1, me.size)]
     rrefs = [rpc.remote(name, make_thing, args=(n,)) for name in others for n in range(2)]
     for place, rref in enumerate(rrefs):
@@ -538,30 +538,30 @@ def traffic(me: WorkerContext) -> None:
 
 
 def settle(me: WorkerContext) -> None:
-    """See that nothing is left of the RRefs of this worker."""
+    """Check that this worker has no RRefs left."""
     gc.collect()
     expect(doing(f"counts of RRefs on {me.name}", lambda: counts_when(NOTHING))).gives(NOTHING)
     expect(doing(f"values alive on {me.name}", lambda: alive_when(0))).gives(0)
 
 
 def test_no_leak_before_shutdown(rpc_groups: Groups) -> None:
-    """After a lot of making, passing on and dropping by all workers, none counts an RRef any more."""
+    """No worker counts an RRef after all have made, passed on and dropped many."""
     with rpc_groups.running(3) as workers:
         workers.run(traffic)
         workers.run(settle)
 
 
 def hold_on(me: WorkerContext) -> None:
-    """Have an RRef to a thing of the next worker, and keep it."""
+    """Keep an RRef to a thing of the next worker."""
     rref = rpc.remote(f"worker{(me.index + 1) % me.size}", make_thing)
     expect(doing("to_here().number", lambda: rref.to_here().number)).gives(7)
     KEPT["till the end"] = rref
 
 
 def test_shutdown_lets_go(rpc_groups: Groups) -> None:
-    """A graceful shutdown while workers hold RRefs ends, and frees the values they refer to.
+    """A graceful shutdown of workers that hold RRefs ends, and frees the values.
 
-    Torch deletes all users' RRefs before the agents' `join`; their messages must still go through then.
+    Torch deletes all users' RRefs before it calls the agents' `join`. These messages must still arrive.
     """
     with rpc_groups.workers(2) as workers:
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
@@ -574,5 +574,5 @@ def test_shutdown_lets_go(rpc_groups: Groups) -> None:
 
 
 def lives(me: WorkerContext, wanted: int) -> int:
-    """Return how many of the things made here live, ``wanted`` at best."""
+    """Return how many of the things made here live; wait for ``wanted``."""
     return int(alive_when(wanted))

@@ -1,4 +1,4 @@
-"""Security: nobody on the way reads what is sent."""
+"""Security: nobody on the network can read messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = requirement("security", capability=Capability.ENCRYPTION)
 SIZE = 1 << 20
 #: `ETH_P_ALL`: packets of every protocol.
 _ALL_PROTOCOLS = 3
-#: Bytes that the kernel may keep for us: all of the payload at once, and more.
+#: The size of the kernel's buffer in bytes: more than the whole payload.
 _BUFFER = 64 << 20
 #: `SO_RCVBUFFORCE`, which Python's socket module lacks.
 _FORCE_BUFFER = 33
@@ -40,13 +40,13 @@ def a_name_that_anybody_can_recognise(payload: bytes) -> int:
 
 
 def send_payload(me: WorkerContext, marker: bytes) -> None:
-    """Send the marker, many times over, in an argument of a function whose name stands out."""
+    """Send the marker, many times, as an argument of a function with a conspicuous name."""
     payload = marker * (SIZE // len(marker))
     expect(sync("worker1", a_name_that_anybody_can_recognise, args=(payload,))).gives(len(payload))
 
 
 def return_payload(me: WorkerContext, marker: bytes) -> None:
-    """Have worker 1 send the marker, many times over, as a result."""
+    """Let worker 1 send the marker, many times, as a result."""
     wanted = SIZE // len(marker)
     got = rpc.rpc_sync("worker1", repeat, args=(marker[::-1], wanted))
     if got != marker * wanted:
@@ -54,7 +54,7 @@ def return_payload(me: WorkerContext, marker: bytes) -> None:
 
 
 def repeat(reverse: bytes, times: int) -> bytes:
-    """Return the marker many times; it comes in reverse, so that only the result has it as it is."""
+    """Return the marker many times; it comes in reverse, so that only the result has it."""
     return reverse[::-1] * times
 
 
@@ -77,14 +77,14 @@ def ports_here(me: WorkerContext) -> set[int]:
 
 
 class Listener:
-    """Keeps all packets that go over this machine's loopback interface, until it is closed."""
+    """Records all packets on this machine's loopback interface until it is closed."""
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
         self._socket = socket.socket(
             socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)
         )
-        with contextlib.suppress(PermissionError):  # it takes another capability than listening
+        with contextlib.suppress(PermissionError):  # this needs another capability than listening
             self._socket.setsockopt(socket.SOL_SOCKET, _FORCE_BUFFER, _BUFFER)
         self._socket.bind(("lo", 0))
         self._socket.setblocking(False)
@@ -93,18 +93,18 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Take what has come so far, and no more."""
+        """Read the packets so far, and stop."""
         self._closing.close()
         self._thread.join()
         self._socket.close()
         self._closed.close()
 
     def has(self, text: bytes) -> bool:
-        """Tell whether ``text`` was seen in a packet."""
+        """Return whether a packet has ``text`` in it."""
         return any(text in packet for packet in self.packets)
 
     def size_between(self, ports: set[int]) -> int:
-        """Return the bytes in packets from one of ``ports`` to another."""
+        """Return how many bytes packets carried from one of ``ports`` to another."""
         return sum(len(packet) for packet in self.packets if set(_ports(packet)) <= ports)
 
     def _listen(self) -> None:
@@ -115,13 +115,13 @@ class Listener:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     packet, where = self._socket.recvfrom(1 << 17)
-                    # Each packet is seen going out and coming in: once is enough.
+                    # Each packet is seen twice, going out and coming in.
                     if where[2] != socket.PACKET_OUTGOING:
                         self.packets.append(packet)
 
 
 def _ports(packet: bytes) -> tuple[int, int]:
-    """Return the ports of an Ethernet packet with TCP or UDP in it, (-1, -1) of any other."""
+    """Return the ports of an Ethernet packet with TCP or UDP; (-1, -1) for any other."""
     kind = packet[12:14]
     if kind == b"\x08\x00":  # IPv4: the header's length is in its first byte, in words
         start, protocol = 14 + 4 * (packet[14] & 15), packet[23]
@@ -136,7 +136,7 @@ def _ports(packet: bytes) -> tuple[int, int]:
 
 
 def listen() -> Listener:
-    """Begin to listen to the loopback interface; skips where this process cannot."""
+    """Listen to the loopback interface, or skip the test if this process may not."""
     if not hasattr(socket, "AF_PACKET"):
         pytest.skip("packets can only be captured on Linux")
     try:
@@ -148,7 +148,7 @@ def listen() -> Listener:
 
 
 def overhear(groups: Groups, step: Callable[..., None], marker: bytes) -> Listener:
-    """Listen while ``step`` is taken in worker 0 of two; skips where nothing can be heard of it."""
+    """Listen while worker 0 of two runs ``step``; skip the test if none of it is on the network."""
     with groups.running(2) as workers:
         listener = listen()
         try:
@@ -191,7 +191,7 @@ def test_results(rpc_groups: Groups) -> None:
 
 
 def test_function_names(rpc_groups: Groups) -> None:
-    """What functions are called cannot be read on the network."""
+    """The names of called functions cannot be read on the network."""
     name = a_name_that_anybody_can_recognise.__name__
     if overhear(rpc_groups, send_payload, secrets.token_bytes(32)).has(name.encode()):
         raise deviate(

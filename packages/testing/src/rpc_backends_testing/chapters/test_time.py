@@ -1,4 +1,4 @@
-"""Time: timeouts fire when they should, and leave nothing behind."""
+"""Time: timeouts fire in time, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = requirement("time")
 
 #: The timeout of most calls here, in seconds.
 SOON = 0.4
-#: A default timeout from the options; starting a group is under it too.
+#: A default timeout from the options, in seconds. It also limits the start of the group.
 DEFAULT = 3.0
-#: Seconds that a timeout may be early, for clocks that tick.
+#: Seconds by which a timeout may be early, for coarse clocks.
 EARLY = 0.05
-#: Seconds that it may be late, times the patience.
+#: Seconds by which it may be late; multiplied by the patience.
 LATE = 2.0
-#: What the text of every timeout says.
+#: Text in the error of every timeout.
 TEXT = "RPC ran for more than set timeout"
 
 both_ways = pytest.mark.parametrize("way", [sync, asynchronous], ids=lambda way: way.__name__)
@@ -46,10 +46,10 @@ Way = Callable[..., Call]
 
 
 class Gate:
-    """What calls wait at on the callee until the caller opens it.
+    """A gate at which calls wait on the callee until the caller opens it.
 
-    It is made of named pipes, so that it opens for a callee that executes nothing else meanwhile. It
-    opens by itself after a while: a timeout that does not fire is then a result, and no hang.
+    It consists of named pipes, so that it also opens for a callee that executes nothing else. It opens by
+    itself after a while, so that a call whose timeout does not fire returns instead of hanging.
     """
 
     def __init__(self, folder: str, seconds: float) -> None:
@@ -64,25 +64,25 @@ class Gate:
         self._by_itself.start()
 
     def open(self) -> None:
-        """Let all calls through, also those that come later."""
+        """Let all calls pass, later ones too."""
         with self._lock:
             if not self._pipes:
                 self._pipes.append(os.open(Path(self.folder, "gate"), os.O_RDWR))
 
     def wait_until_passed(self, calls: int) -> None:
-        """Wait until so many have come through."""
+        """Wait until ``calls`` calls have passed."""
         while calls > 0:
             calls -= len(os.read(self._passed, calls))
 
     def close(self) -> None:
-        """Open it for good: the pipes stay, for who is on the way through, as long as this process."""
+        """Open the gate for good. The pipes stay open until this process ends, for passing calls."""
         self.open()
         self._by_itself.cancel()
 
 
 @contextmanager
 def closed_gate(patience: float, after: float = SOON) -> Iterator[Gate]:
-    """Make a gate that opens when a timeout of ``after`` seconds is later than allowed."""
+    """Make a gate that opens after a timeout of ``after`` seconds should have fired."""
     with tempfile.TemporaryDirectory() as folder:
         gate = Gate(folder, after + LATE * patience + 1)
         try:
@@ -92,9 +92,11 @@ def closed_gate(patience: float, after: float = SOON) -> Iterator[Gate]:
 
 
 def go_through(folder: str) -> str:
-    """Wait at a gate; it is open when it is gone, as for a call that is begun after its time is over."""
+    """Wait at a gate. A gate that no longer exists is open: a call may begin after its timeout."""
     with suppress(FileNotFoundError):
-        os.close(os.open(Path(folder, "gate"), os.O_RDONLY))  # waits for who opens it to write
+        os.close(
+            os.open(Path(folder, "gate"), os.O_RDONLY)
+        )  # blocks until the gate opens for writing
         passed = os.open(Path(folder, "passed"), os.O_WRONLY)
         os.write(passed, b".")
         os.close(passed)
@@ -109,7 +111,7 @@ def add(left: int, right: int) -> int:
 
 
 def expect_timeout(call: Call, seconds: float, patience: float, begun: float | None = None) -> None:
-    """Check that a call ends by a timeout of ``seconds``, neither early nor late."""
+    """Check that a call times out after ``seconds``, neither early nor late."""
     begun = time.monotonic() if begun is None else begun
     expect(call).raises(RuntimeError, TEXT)
     took = time.monotonic() - begun
@@ -122,7 +124,7 @@ def expect_timeout(call: Call, seconds: float, patience: float, begun: float | N
 
 
 def expect_works(to: str = "worker1") -> None:
-    """Check that calls work; with a timeout that is not about to fire."""
+    """Check that calls work, with a long timeout."""
     expect(sync(to, add, args=(1, 2), timeout=20)).gives(3)
 
 
@@ -132,10 +134,10 @@ def expect_works(to: str = "worker1") -> None:
 @both_ways
 @in_group(2)
 def test_timeout_of_a_call(me: WorkerContext, way: Way, rpc_patience: float) -> None:
-    """A call with a timeout fails when that is over, with the text that torch's timeouts have.
+    """A call fails at its timeout, with the text of torch's timeouts.
 
-    The agent gets the timeout with the message. The text is to be "RPC ran for more than set timeout (N
-    ms) and will now be marked with an error": torch's own tests and programs look for it.
+    The agent gets the timeout with the message. The text is "RPC ran for more than set timeout (N ms) and
+    will now be marked with an error": torch's own tests and programs search for it.
     """
     with closed_gate(rpc_patience) as gate:
         call = way("worker1", go_through, args=(gate.folder,), timeout=SOON)
@@ -144,7 +146,7 @@ def test_timeout_of_a_call(me: WorkerContext, way: Way, rpc_patience: float) -> 
 
 @in_group(1)
 def test_timeout_of_a_call_to_self(me: WorkerContext, rpc_patience: float) -> None:
-    """The timeout of a call to oneself fires too."""
+    """The timeout of a worker's call to itself fires too."""
     with closed_gate(rpc_patience) as gate:
         call = sync("worker0", go_through, args=(gate.folder,), timeout=SOON)
         expect_timeout(call, SOON, rpc_patience)
@@ -152,9 +154,9 @@ def test_timeout_of_a_call_to_self(me: WorkerContext, rpc_patience: float) -> No
 
 @in_group(2)
 def test_timeout_of_to_here(me: WorkerContext, rpc_patience: float) -> None:
-    """The timeout of `to_here` fires, and the value can be fetched when it is there.
+    """The timeout of `to_here` fires, and a later `to_here` fetches the value.
 
-    Fetching a value is a message of its own (PYTHON_RREF_FETCH_CALL), with a timeout of its own.
+    `to_here` sends a separate message (PYTHON_RREF_FETCH_CALL) with its own timeout.
     """
     with closed_gate(rpc_patience) as gate:
         rref = rpc.remote("worker1", go_through, args=(gate.folder,), timeout=0)
@@ -168,9 +170,9 @@ def test_timeout_of_to_here(me: WorkerContext, rpc_patience: float) -> None:
 
 @in_group(2)
 def test_timeout_of_remote(me: WorkerContext, rpc_patience: float) -> None:
-    """The timeout of `remote` fires, and `to_here` of its RRef is then an error.
+    """The timeout of `remote` fires, and `to_here` of its RRef is an error then.
 
-    It is the timeout of the message that makes the RRef, which is answered when its value is there.
+    The timeout is that of the message that creates the RRef. Its response comes when the value exists.
     """
     with closed_gate(rpc_patience) as gate:
         begun = time.monotonic()
@@ -185,7 +187,7 @@ def test_timeout_of_remote(me: WorkerContext, rpc_patience: float) -> None:
 
 
 def _until_handled() -> None:
-    """Wait until torch has taken note of a timeout: it does so after the future is done."""
+    """Wait until torch has handled a timeout, which it does after the future is complete."""
     end = time.monotonic() + 10
     while time.monotonic() < end and _pending_in_torch():
         time.sleep(0.01)  # nothing says when
@@ -200,7 +202,7 @@ def _pending_in_torch() -> int:
 
 @in_group(2, rpc_timeout=DEFAULT)
 def test_default_timeout_of_the_options(me: WorkerContext, rpc_patience: float) -> None:
-    """Calls without a timeout have that of the options, and a longer one of their own wins."""
+    """Calls without a timeout have the default of the options; a call's own timeout overrides it."""
     expect(doing("rpc.get_rpc_timeout()", rpc.get_rpc_timeout)).gives(DEFAULT)
     with closed_gate(rpc_patience, DEFAULT) as gate:
         begun = time.monotonic()
@@ -220,7 +222,7 @@ def test_default_timeout_of_the_options(me: WorkerContext, rpc_patience: float) 
 
 @in_group(2)
 def test_default_timeout_set_later(me: WorkerContext, rpc_patience: float) -> None:
-    """`rpc._set_rpc_timeout` changes the timeout of the calls that come after it."""
+    """`rpc._set_rpc_timeout` changes the timeout of later calls."""
     before = rpc.get_rpc_timeout()
     with closed_gate(rpc_patience) as gate:
         first = rpc.rpc_async("worker1", go_through, args=(gate.folder,))
@@ -238,13 +240,13 @@ def test_default_timeout_set_later(me: WorkerContext, rpc_patience: float) -> No
 @pytest.mark.parametrize("timeout", [0, 60], ids=["never", "longer"])
 @in_group(2)
 def test_timeout_beyond_the_default(me: WorkerContext, timeout: float, rpc_patience: float) -> None:
-    """A call with a timeout of 0, which is never, or one beyond the default outlasts the default."""
+    """A call with a timeout of 0 (none), or a longer one, outlasts the default timeout."""
     before = rpc.get_rpc_timeout()
     with closed_gate(rpc_patience) as gate:
         rpc._set_rpc_timeout(SOON)
         args = (gate.folder,)
         lasting = rpc.rpc_async("worker1", go_through, args=args, timeout=timeout)
-        # That the default is over is known by a call that has it.
+        # A call with the default timeout shows when the default is over.
         expect_timeout(asynchronous("worker1", go_through, args=args), SOON, rpc_patience)
         text = f"rpc_async('worker1', go_through, timeout={timeout})"
         expect(doing(f"{text}.done(), after {SOON} s", lasting.done)).gives(False)
@@ -255,9 +257,9 @@ def test_timeout_beyond_the_default(me: WorkerContext, timeout: float, rpc_patie
 
 @in_group(2)
 def test_late_answer(me: WorkerContext, rpc_patience: float) -> None:
-    """The answer of a call that has timed out is dropped, and the callee goes on.
+    """A late response is dropped, and the callee goes on.
 
-    It may come when its id is no longer known: that is no error, and must not end a connection.
+    The caller may no longer know the id of a response. That is no error, and must not end a connection.
     """
     with closed_gate(rpc_patience) as gate:
         futures = [
@@ -280,7 +282,7 @@ def test_late_answer(me: WorkerContext, rpc_patience: float) -> None:
 
 @in_group(2)
 def test_fifty_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> None:
-    """Fifty calls that run out of time together all fail by it, each in time, and calls work after."""
+    """Fifty calls time out together, each in time, and later calls work."""
     with closed_gate(rpc_patience) as gate:
         begun = time.monotonic()
         args = (gate.folder,)
@@ -295,9 +297,9 @@ def test_fifty_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> None:
 
 @in_group(2)
 def test_different_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> None:
-    """Calls in flight time out each at its own time, whichever was made first.
+    """Each call in flight times out at its own time, in any order.
 
-    A later call with a shorter timeout must wake who waits for the next one to fire.
+    A later call with a shorter timeout must wake the thread that waits for the next timeout.
     """
     with closed_gate(rpc_patience, 2 * SOON) as gate:
         begun = time.monotonic()
@@ -316,15 +318,15 @@ def test_different_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> N
 
 
 def _done_by(timeouts: tuple[float, ...], now: float) -> Callable[[list[bool]], bool]:
-    """Make a check that those whose time is over are done; others may be, if this machine was slow."""
+    """Make a check that overdue calls are complete. Others may be too, on a slow machine."""
     return lambda done: all(done[n] for n, timeout in enumerate(timeouts) if timeout <= now)
 
 
 @in_group(2)
 def test_nothing_is_left_behind(me: WorkerContext, rpc_patience: float) -> None:
-    """After calls have timed out no request is pending, by torch's count and by the agent's own.
+    """After timeouts no request is pending, neither for torch nor for the agent.
 
-    What waits for an answer must go with the timeout, and not with the answer, which may never come.
+    The timeout must remove the pending request: its response may never come.
     """
     with closed_gate(rpc_patience) as gate:
         args = (gate.folder,)
@@ -345,12 +347,12 @@ def test_nothing_is_left_behind(me: WorkerContext, rpc_patience: float) -> None:
     expect_works()
 
 
-#: What agents call the number of requests that wait for an answer, in their debug information.
+#: The name of the number of pending requests in the debug information of agents.
 COUNTS = ("agent.client_active_calls", "agent.num_pending_requests")
 
 
 def _pending() -> dict[str, int]:
-    """Return the numbers of what is pending here that are not 0."""
+    """Return this worker's numbers of pending requests that are not 0."""
     found = rpc.api._get_current_rpc_agent().get_debug_info()
     counts = {name: int(found[name]) for name in COUNTS if name in found}
     counts["num_pending_futures"] = _pending_in_torch()

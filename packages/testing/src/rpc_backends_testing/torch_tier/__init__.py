@@ -1,4 +1,4 @@
-"""The second tier: the RPC suites that torch ships in its wheel and that suit any backend.
+"""Torch's own RPC suites that suit any backend; they are in torch's wheel.
 
-They run only where they are asked for (``--tier torch``): there are hundreds, of four processes each.
+They run only with ``--tier torch``: hundreds of tests with four processes each.
 """

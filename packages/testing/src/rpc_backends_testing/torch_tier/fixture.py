@@ -1,4 +1,4 @@
-"""What torch's suites ask about the backend that they test, answered for any backend."""
+"""The fixture by which torch's suites get the backend, its options and its errors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ with warnings.catch_warnings():
 from rpc_backends_core.spi.inspection import settings
 from rpc_backends_testing.subject import Subject
 
-#: How the processes of a test, which are started with nothing but a class's name, know the backend.
+#: The variable that tells the processes of a test the backend: they get only the name of a class.
 VARIABLE = "_RPC_BACKENDS_TORCH_TIER"
 
 
 def announce(subject: Subject) -> None:
-    """Say which backend is under test, to this process and those it starts."""
+    """Set the backend under test for this process and its children."""
     os.environ.pop(settings.OVERRIDE, None)
     os.environ[VARIABLE] = json.dumps([subject.name, dict(subject.options)])
 
 
 class Fixture(RpcAgentTestFixture):
-    """The backend that :func:`announce` has named."""
+    """The backend that :func:`announce` has set."""
 
     @property
     def rpc_backend(self) -> Any:
@@ -37,17 +37,17 @@ class Fixture(RpcAgentTestFixture):
 
     @property
     def rpc_backend_options(self) -> Any:
-        """New options, with the meeting place of the test."""
+        """New options with the test's init method."""
         return rpc.backend_registry.construct_rpc_backend_options(
             self.rpc_backend, init_method=self.init_method, **self._subject.options
         )
 
     def get_shutdown_error_regex(self) -> str:
-        """Return what an error's text has when a peer is gone: something."""
+        """Return a pattern for errors of a lost peer: any text."""
         return ".+"
 
     def get_timeout_error_regex(self) -> str:
-        """Return what an error's text has when a call took too long; the contract asks for it."""
+        """Return a pattern for errors of a timeout; the contract requires this text."""
         return "RPC ran for more than"
 
     @property

@@ -1,8 +1,7 @@
-"""Making test classes of torch's suites for a backend, as torch's own test files do.
+"""Makes test classes of torch's suites for a backend, as torch's own test files do.
 
-A suite of torch is a mixin, which needs a fixture (which backend, which options, which errors to look
-for) and a base that starts the processes. Here they are started from a fork server, and what they leave
-is removed.
+A suite of torch is a mixin. It needs a fixture (backend, options, error texts) and a base that starts the
+processes. Here a fork server starts them, and the files that they leave are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ with warnings.catch_warnings():
 #: The suites that suit any backend.
 GENERIC: tuple[type[Any], ...] = tuple(rpc_utils.GENERIC_TESTS)
 
-#: Tests that do not run as torch wrote them, and why.
+#: Tests that are changed, with the reason.
 ADAPTED = {"test_wrong_types": "init_rpc takes a name here"}
 
 
@@ -34,7 +33,7 @@ def generate(
 ) -> dict[str, type[Any]]:
     """Return a test class for each of torch's suites, by name.
 
-    :param prefix: what the names begin with.
+    :param prefix: the prefix of the names.
     :param fixture: a subclass of torch's ``RpcAgentTestFixture``.
     :param module_name: the module that will hold the classes, for processes to import them from.
     """
@@ -50,7 +49,7 @@ def generate(
 
 
 def bridge_is_installed() -> bool:
-    """Tell whether `torch.distributed.rpc` is this project's, which takes names in `init_rpc`."""
+    """Return whether this project's `init_rpc`, which accepts names, is installed in torch."""
     return getattr(rpc.BackendType, "__module__", "").startswith("rpc_backends_core")
 
 
@@ -59,8 +58,8 @@ def _tear_down(class_: type[Any]) -> Any:
 
     def tear_down(self: Any) -> None:
         inherited(self)
-        # Torch makes this file for the processes to meet at, some tests a second one with a suffix
-        # to its name, and neither is removed.
+        # Torch creates this file for the rendezvous, and some tests a second one with a suffix. It
+        # removes neither.
         meeting_point = Path(self.file_name)
         for file in meeting_point.parent.glob(f"{meeting_point.name}*"):
             file.unlink(missing_ok=True)

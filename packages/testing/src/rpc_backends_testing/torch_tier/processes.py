@@ -1,7 +1,7 @@
-"""Starting the processes of torch's tests quickly: forked from a server that has torch imported.
+"""Starts the processes of torch's tests quickly, from a fork server that has imported torch.
 
-Each of torch's tests starts four processes and torch starts them by spawn, which imports torch
-four times a test: over an hour for all of them on two cores.
+Torch spawns four processes for each test, and each imports torch: over an hour for all tests on two
+cores.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 
 from rpc_backends_testing.torch_tier.races import run_without_races
 
-# Only what is installed can be preloaded: Python 3.11's fork server does not take over `sys.path`.
-# Nothing that registers a backend is: see `Suites.fixture`.
+# Only installed modules can be preloaded, because Python 3.11's fork server does not inherit `sys.path`.
+# None of them registers a backend.
 _PRELOAD = ["torch.testing._internal.distributed.rpc_utils"]
 
 
 @functools.cache
 def context() -> BaseContext:
-    """Return the way to start processes here: the fork server, or spawn where there is CUDA.
+    """Return how to start processes here: by the fork server, or by spawn if there is CUDA.
 
     The fork server asks for CUDA devices when it imports torch's test modules, and CUDA cannot be
     used in a process forked after that.

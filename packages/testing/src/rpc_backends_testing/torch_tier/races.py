@@ -1,13 +1,13 @@
-"""Two races of torch's data-parallel tests, kept from failing them; no RPC backend has a part in either.
+"""Avoids two races in torch's data-parallel tests, which do not involve the RPC backend.
 
-**Letting go of a data-parallel module can hang.** Its destructor joins the thread of its Gloo group with
-the GIL held, and that thread may just then be waiting for the GIL, to let go of a tensor (torch 2.13;
-https://github.com/pytorch/pytorch/issues/56297). So a process keeps those that it makes. Forked processes
-end without destructors.
+**Deleting a data-parallel module can hang.** Its destructor holds the GIL and joins the thread of its
+Gloo group, which may be waiting for the GIL to delete a tensor (torch 2.13;
+https://github.com/pytorch/pytorch/issues/56297). So a process keeps the modules that it creates. Forked
+processes end without destructors.
 
-**A test's master calls a trainer before that has its process group.** ``init_process_group`` returns
-when the other ranks are connected, which need not have returned from it, and the call makes a group of
-its own there: in two threads at once, so that ranks take different groups for one. So all wait for all.
+**A test's master calls a trainer before the trainer has its process group.** ``init_process_group``
+returns when the other ranks are connected, before it has returned on them. The call then creates another
+group there, in two threads at once, and the ranks mix up the groups. So all ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _kept: list[object] = []
 
 
 def run_without_races(target: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Run what a process of a test is for."""
+    """Run the target of a test's process."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

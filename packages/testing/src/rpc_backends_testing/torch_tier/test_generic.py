@@ -12,4 +12,4 @@ for _name, _class in generate("Torch", Fixture, GENERIC, __name__).items():
     _class.pytestmark = [requirement("torch", capability=_needs)]
     globals()[_name] = _class
 
-del _name, _class, _needs  # pytest would take the last class for one more
+del _name, _class, _needs  # pytest would collect the last class again

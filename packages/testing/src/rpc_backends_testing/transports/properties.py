@@ -5,12 +5,14 @@ Every run tries the same examples. A failing one is made smaller for a few secon
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import hypothesis
-from hypothesis import HealthCheck, strategies
+from hypothesis import HealthCheck, Phase, strategies
 
 T = TypeVar("T")
 
@@ -26,30 +28,39 @@ def holds_for(
     :param examples: how many are tried.
     :raises Exception: what ``check`` raises for the smallest failing example that was found.
     """
-    failed: dict[str, BaseException] = {}
-    ends: list[float] = []
+    failed: dict[str, Exception] = {}
+    ends = math.inf
 
     @hypothesis.settings(
         max_examples=examples,
         deadline=None,
         derandomize=True,
         database=None,
+        phases=[Phase.generate, Phase.shrink],
         report_multiple_bugs=False,
         print_blob=False,
         suppress_health_check=list(HealthCheck),
     )
     @hypothesis.given(examples_of)
     def run(example: T) -> None:
+        nonlocal ends
         key = repr(example)
         if key in failed:
             raise failed[key]
-        if ends and time.monotonic() > ends[0]:
-            return
+        if time.monotonic() > ends:
+            raise _EnoughError
         try:
             check(example)
         except Exception as error:
             failed[key] = error
-            ends.append(time.monotonic() + SHRINKING)
+            ends = min(ends, time.monotonic() + SHRINKING)
             raise
 
-    run()
+    with contextlib.suppress(_EnoughError):
+        run()
+        return
+    raise failed[min(failed, key=len)]
+
+
+class _EnoughError(BaseException):
+    """Ends Hypothesis, which catches every `Exception`."""
