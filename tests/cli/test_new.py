@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -9,9 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from rpc_backends_cli import scaffold
 from rpc_backends_cli.scaffold.names import BadNameError, package_name, suggestion
+from rpc_backends_cli.scaffold.source import source_of
+
+ROOT = Path(__file__).parents[2]
+X = scaffold.Names.of("X")
+TENSORPIPE = scaffold.Variant(scaffold.Kind.TENSORPIPE, dynamic_groups=False)
+VARIANTS = [
+    TENSORPIPE,
+    *(
+        scaffold.Variant(kind, dynamic)
+        for kind in (scaffold.Kind.PYTHON, scaffold.Kind.CPP)
+        for dynamic in (True, False)
+    ),
+]
+FACTS = scaffold.Facts()
+INSTALL = ".github/install-rpc-backends.sh"
 
 
 def made(command: Any) -> list[str]:
@@ -28,27 +49,38 @@ def test_a_package_is_written_and_the_next_commands_are_shown(command: Any) -> N
     assert files == {
         "pyproject.toml",
         "README.md",
+        "LICENSE",
         "src/rpc_backend_my_backend/__init__.py",
         "src/rpc_backend_my_backend/handlers.py",
         "src/rpc_backend_my_backend/options.py",
         "src/rpc_backend_my_backend/py.typed",
         "tests/test_conformance.py",
         "tests/test_options.py",
+        "tests/test_smoke.py",
+        ".github/install-rpc-backends.sh",
+        ".github/workflows/newest-torch.yml",
+        ".github/workflows/release.yml",
         ".github/workflows/test.yml",
         ".gitignore",
     }
     assert all(f"  {file}" in ended.stdout.splitlines() for file in files)
-    commands = ["  cd rpc-backend-my-backend", '  pip install -e ".[test]"', "  pytest"]
+    commands = [
+        "  cd rpc-backend-my-backend",
+        "  bash .github/install-rpc-backends.sh",
+        '  pip install -e ".[test]"',
+        "  pytest",
+    ]
     begin = ended.stdout.splitlines().index("Next")
-    assert ended.stdout.splitlines()[begin + 1 : begin + 4] == commands
+    assert ended.stdout.splitlines()[begin + 1 : begin + 5] == commands
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["name"] == "rpc-backend-my-backend"
     assert project["authors"] == [{"name": "Ada", "email": "ada@example.org"}]
     assert project["entry-points"]["rpc.backends"] == {
         "MY_BACKEND": "rpc_backend_my_backend:BACKEND"
     }
-    assert project["optional-dependencies"]["test"] == ["rpc-backends-testing"]
-    assert "license" not in project
+    assert "rpc-backends-testing" in project["optional-dependencies"]["test"][0]
+    assert project["license"] == "BSD-3-Clause"
+    assert "Copyright (c) Ada\n" in (folder / "LICENSE").read_text()
 
 
 def test_folder_and_package_can_be_chosen(command: Any, tmp_path: Path) -> None:
@@ -157,13 +189,92 @@ def test_an_author_is_written_as_toml(tmp_path: Path) -> None:
         ('Ada "the" \\ First', {"name": 'Ada "the" \\ First'}),
         ("<ada@example.org>", {"email": "ada@example.org"}),
     ):
-        text = scaffold.files(scaffold.Names.of("X"), author)["pyproject.toml"]
+        text = scaffold.files(X, TENSORPIPE, scaffold.Facts(author=author))["pyproject.toml"]
         assert tomllib.loads(text)["project"]["authors"] == [expected]
+
+
+@pytest.mark.parametrize("kind", [scaffold.Kind.PYTHON, scaffold.Kind.CPP])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_dynamic_groups_are_declared_if_wanted(kind: scaffold.Kind, dynamic: bool) -> None:
+    texts = scaffold.files(X, scaffold.Variant(kind, dynamic))
+
+    handlers = texts["src/rpc_backend_x/handlers.py"]
+    assert ("Capability.DYNAMIC_GROUPS" in handlers) == dynamic
+    assert ("has no dynamic groups" in handlers) != dynamic
+    assert ("def test_a_dynamic_group_is_refused" in texts["tests/test_smoke.py"]) != dynamic
+
+
+def test_dynamic_groups_on_tensorpipe_are_refused(command: Any) -> None:
+    ended = command("new", "MY_BACKEND", "--dynamic-groups")
+
+    assert ended.status == 1
+    assert "has no dynamic groups. Use --transport python" in ended.stderr
+    assert made(command) == []
+
+
+def test_a_transport_in_cpp_is_installed_without_isolation(command: Any) -> None:
+    ended = command("new", "MY_BACKEND", "--transport", "c++")
+
+    assert ended.status == 0, ended.stderr
+    assert '  pip install --no-build-isolation -e ".[test]"' in ended.stdout.splitlines()
+    assert (command.packages.parent / "rpc-backend-my-backend" / "csrc" / "transport.cpp").exists()
+
+
+def test_the_repository_is_named_in_the_metadata() -> None:
+    url = "https://example.org/ada/pigeon"
+    text = scaffold.files(X, TENSORPIPE, scaffold.Facts(url=f"{url}/"))["pyproject.toml"]
+
+    assert tomllib.loads(text)["project"]["urls"] == {"Repository": url, "Issues": f"{url}/issues"}
+
+
+@pytest.mark.parametrize(
+    ("record", "source"),
+    [
+        ({"url": (ROOT / "packages/cli").as_uri(), "dir_info": {"editable": True}}, str(ROOT)),
+        ({"url": "https://example.org/r.git", "vcs_info": {}}, "https://example.org/r.git"),
+        ({"url": "file:///tmp/rpc_backends-0.1.0.whl", "archive_info": {}}, ""),
+        ({"url": "file:///nowhere/packages/cli", "dir_info": {}}, ""),
+    ],
+    ids=["clone", "git", "wheel", "other folder"],
+)
+def test_the_source_is_where_the_command_came_from(record: dict[str, Any], source: str) -> None:
+    assert source_of(json.dumps(record)) == source
+
+
+@pytest.mark.parametrize("source", ["", "/no/such folder", "/it's"])
+def test_a_missing_source_is_an_error_that_names_the_variable(tmp_path: Path, source: str) -> None:
+    text = scaffold.files(X, TENSORPIPE, scaffold.Facts(source=source))[INSTALL]
+    (tmp_path / "install.sh").write_text(text)
+
+    done = subprocess.run(
+        ["bash", "install.sh"],
+        cwd=tmp_path,
+        env={**os.environ, "RPC_BACKENDS_SOURCE": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert f"the source of rpc-backends is '{source}', which is no folder" in done.stderr
+    assert "Set the variable RPC_BACKENDS_SOURCE" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def all_variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write packages of each variant, with names of several lengths."""
+    folder = tmp_path_factory.mktemp("variants")
+    for name in ("X", "MY_BACKEND", "A_QUITE_LONG_NAME_OF_A_BACKEND"):
+        for place, variant in enumerate(VARIANTS):
+            facts = scaffold.Facts(author="Ada", url="https://example.org/a") if place else FACTS
+            texts = scaffold.files(scaffold.Names.of(name), variant, facts)
+            scaffold.write(folder / f"{name}-{place}", texts)
+    return folder
 
 
 def tool(folder: Path, *command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *command, "."],
+        [sys.executable, "-m", *command],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -172,19 +283,62 @@ def tool(folder: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["X", "MY_BACKEND", "A_QUITE_LONG_NAME_OF_A_BACKEND"])
-def test_what_is_written_is_formatted_and_without_lint(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "new"
-    scaffold.write(folder, scaffold.files(scaffold.Names.of(name)))
+def test_what_is_written_is_formatted_and_without_lint(all_variants: Path) -> None:
+    """By the rules in its own pyproject.toml, which ruff finds, and by more."""
+    rules = "--extend-select=D", "--ignore=D1,D203,D213"
+    tool(all_variants, "ruff", "check", "--no-cache", *rules, ".")
+    tool(all_variants, "ruff", "format", "--no-cache", "--check", ".")
 
-    rules = "--select=E,F,W,I,B,UP,SIM,RET,PTH,C4,RUF,D", "--ignore=D1,D203,D213"
-    tool(folder, "ruff", "check", "--no-cache", *rules)
-    tool(folder, "ruff", "format", "--no-cache", "--check")
+
+def test_no_placeholder_is_left(all_variants: Path) -> None:
+    texts = {path: path.read_text() for path in all_variants.rglob("*") if path.is_file()}
+    assert [path for path, text in texts.items() if "%%" in text] == []
+
+
+WORKFLOWS = ("test.yml", "newest-torch.yml", "release.yml")
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_is_one_for_github(all_variants: Path, name: str, variant: int) -> None:
+    path = all_variants / f"X-{variant}" / ".github" / "workflows" / name
+    # YAML reads the key `on` as true.
+    workflow = {str(key): value for key, value in yaml.safe_load(path.read_text()).items()}
+
+    assert set(workflow) <= {"name", "True", "permissions", "env", "jobs"}
+    assert set(workflow["True"]) <= {"push", "pull_request", "schedule", "workflow_dispatch"}
+    for job in workflow["jobs"].values():
+        assert set(job) <= {
+            *("runs-on", "timeout-minutes", "strategy", "steps", "needs"),
+            *("environment", "permissions"),
+        }
+        assert job["timeout-minutes"] > 0
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), step
+            assert set(step) <= {"name", "run", "uses", "with", "env", "if"}, step
+            assert re.fullmatch(r"[\w-]+/[\w/-]+@(v\d+|release/v1)", step.get("uses", "a/b@v1"))
+
+
+def test_ci_tests_the_oldest_and_the_newest_torch_that_is_allowed(all_variants: Path) -> None:
+    folder = all_variants / "X-0"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    (torch,) = [Requirement(one) for one in project["dependencies"] if one.startswith("torch")]
+    (ours,) = [
+        Requirement(one)
+        for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        if one.startswith("torch")
+    ]
+    workflow = yaml.safe_load((folder / ".github/workflows/test.yml").read_text())
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+
+    assert torch.specifier == ours.specifier
+    assert all(ours.specifier.contains(version) for version in matrix["torch"])
+    assert f">={min(matrix['torch'], key=Version)}" in str(ours.specifier)
+    newest = Version(max(matrix["torch"], key=Version))
+    assert f"<{newest.major}.{newest.minor + 1}" in str(ours.specifier)
 
 
 @pytest.mark.thorough
-def test_what_is_written_is_typed(tmp_path: Path) -> None:
-    folder = tmp_path / "new"
-    scaffold.write(folder, scaffold.files(scaffold.Names.of("MY_BACKEND")))
-
-    tool(folder, "mypy", "--strict", f"--cache-dir={tmp_path}/cache")
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_what_is_written_is_typed(all_variants: Path, variant: int, tmp_path: Path) -> None:
+    tool(all_variants / f"MY_BACKEND-{variant}", "mypy", f"--cache-dir={tmp_path}")

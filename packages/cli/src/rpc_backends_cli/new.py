@@ -13,7 +13,7 @@ from rpc_backends_cli.output import Failure, console, debug_option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rpc_backends_cli.scaffold import Names
+    from rpc_backends_cli.scaffold import Names, Variant
 
 
 @click.command(
@@ -21,10 +21,26 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   rpc-backends new MY_BACKEND
+  rpc-backends new MY_BACKEND --transport python
+  rpc-backends new MY_BACKEND --transport c++ --no-dynamic-groups
   rpc-backends new MY_BACKEND --path ~/work/mine --author "Ada <ada@example.org>"
 """,
 )
 @click.argument("name")
+@click.option(
+    "--transport",
+    type=click.Choice(["tensorpipe", "python", "c++"]),
+    default="tensorpipe",
+    show_default=True,
+    help="What carries the messages: torch's TensorPipe agent, or a transport over TCP that is part of "
+    "the package, in Python or in C++.",
+)
+@click.option(
+    "--dynamic-groups/--no-dynamic-groups",
+    default=None,
+    help="Whether workers can join and leave while the group runs (default: yes for python and c++; "
+    "not available for tensorpipe).",
+)
 @click.option(
     "--path",
     "folder",
@@ -38,13 +54,29 @@ Examples:
     help="The name to import (default: rpc_backend_ and NAME in lower case).",
 )
 @click.option("--author", metavar="TEXT", help='"Name" or "Name <address>".')
+@click.option("--url", metavar="URL", help="The page of the package's repository.")
+@click.option(
+    "--source",
+    metavar="SOURCE",
+    help="A clone of rpc-backends, or the URL of its repository, from which the package's CI installs it "
+    "(default: where this command was installed from).",
+)
 @debug_option
-def command(name: str, folder: Path | None, package: str | None, author: str | None) -> None:
+def command(
+    name: str,
+    transport: str,
+    dynamic_groups: bool | None,
+    folder: Path | None,
+    package: str | None,
+    author: str | None,
+    url: str | None,
+    source: str | None,
+) -> None:
     """Create a package with a working backend called NAME.
 
-    The package has typed options, tests that run the conformance suite, and a CI workflow. It uses
-    torch's TensorPipe agent until you replace it with your own. NAME is in capital letters, for
-    example MY_BACKEND. Existing files are never overwritten.
+    The package has typed options, tests that run the conformance suite, and workflows for CI and
+    releases. Its tests pass before you change anything. NAME is in capital letters, for example
+    MY_BACKEND. Existing files are never overwritten.
     """
     from rpc_backends_cli import scaffold
     from rpc_backends_cli.scaffold.names import package_name
@@ -52,16 +84,30 @@ def command(name: str, folder: Path | None, package: str | None, author: str | N
     names = scaffold.Names.of(
         scaffold.member_name(name), None if package is None else package_name(package)
     )
+    variant = _variant(transport, dynamic_groups)
     folder = Path(names.distribution) if folder is None else folder.expanduser()
     _check_folder(folder)
     _check_taken(names)
     _check_package(names)
-    texts = scaffold.files(names, author)
+    facts = scaffold.Facts(
+        author=author, url=url, source=scaffold.installed_from() if source is None else source
+    )
+    texts = scaffold.files(names, variant, facts)
     try:
         scaffold.write(folder, texts)
     except OSError as error:
         raise Failure(f"{folder} cannot be written: {error}") from error
-    _render(names, folder, list(texts), console())
+    _render(names, variant, folder, list(texts), console())
+
+
+def _variant(transport: str, dynamic_groups: bool | None) -> Variant:
+    from rpc_backends_cli.scaffold import Kind, Variant
+
+    kind = Kind(transport)
+    try:
+        return Variant(kind, kind.has_transport if dynamic_groups is None else dynamic_groups)
+    except ValueError as error:
+        raise Failure(str(error)) from error
 
 
 def _check_folder(folder: Path) -> None:
@@ -102,7 +148,7 @@ def _check_taken(names: Names) -> None:
         )
 
 
-def _render(names: Names, folder: Path, paths: list[str], to: Console) -> None:
+def _render(names: Names, variant: Variant, folder: Path, paths: list[str], to: Console) -> None:
     from rich.text import Text
 
     to.print(Text.assemble(("Written: ", "bold"), f"{folder}/"), soft_wrap=True)
@@ -110,11 +156,11 @@ def _render(names: Names, folder: Path, paths: list[str], to: Console) -> None:
         to.print(Text(f"  {path}", "cyan"))
     to.print()
     to.print(Text("Next", "bold"))
-    for line in (f"cd {folder}", 'pip install -e ".[test]"', "pytest"):
+    for line in (f"cd {folder}", *variant.next_commands()):
         to.print(Text(f"  {line}", "green"), soft_wrap=True)
     to.print()
-    for line in (
-        f"This gives you BackendType.{names.member}, on torch's agent until you put your own into",
-        f"src/{names.package}/handlers.py. The licence is yours to choose.",
-    ):
-        to.print(line, soft_wrap=True)
+    to.print(
+        f"The backend is BackendType.{names.member}. To make it yours, change "
+        f"{variant.place_to_change(names.package)}.",
+        soft_wrap=True,
+    )

@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from rpc_backends_cli.scaffold.names import BadNameError, Names, member_name
-from rpc_backends_cli.scaffold.writing import files, write
+from rpc_backends_cli.scaffold.source import installed_from
+from rpc_backends_cli.scaffold.variants import Kind, Variant
+from rpc_backends_cli.scaffold.writing import Facts, files, write
 
-__all__ = ["BadNameError", "Names", "files", "member_name", "write"]
+__all__ = [
+    "BadNameError",
+    "Facts",
+    "Kind",
+    "Names",
+    "Variant",
+    "files",
+    "installed_from",
+    "member_name",
+    "write",
+]

@@ -4,52 +4,72 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from rpc_backends_cli.scaffold.names import Names
+from rpc_backends_cli.scaffold.variants import Kind, Variant
 from rpc_backends_core import __version__
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_PLAIN = Variant(Kind.TENSORPIPE, dynamic_groups=False)
 
 
 class _Template(Template):
-    """Uses a placeholder mark that neither Python nor GitHub workflows use."""
+    """Uses a placeholder mark that neither Python, shells, C++ nor GitHub workflows use."""
 
     delimiter = "%%"
 
 
-def files(names: Names, author: str | None = None) -> dict[str, str]:
-    """Return the text of each file, by its path in the package's folder.
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a new package says about its origin.
 
-    :param author: ``Name`` or ``Name <address>``.
+    :ivar author: ``Name`` or ``Name <address>``.
+    :ivar url: the page of the package's repository.
+    :ivar source: a clone of this project, or its URL, from which the package's tests install it.
     """
-    from rpc_backends_core.spi import CONTRACT_VERSION
+
+    author: str | None = None
+    url: str | None = None
+    source: str = ""
+
+
+def files(
+    names: Names,
+    variant: Variant = _PLAIN,
+    facts: Facts = Facts(),
+) -> dict[str, str]:
+    """Return the text of each file, by its path in the package's folder."""
+    from rpc_backends_core.spi import CONTRACT_VERSION, SPI_VERSION
 
     values = {
         "NAME": names.member,
         "Class": names.class_prefix,
         "package": names.package,
         "distribution": names.distribution,
-        "authors": f"authors = [{_author(author)}]\n" if author else "",
+        "authors": f"authors = [{_author(facts.author)}]\n" if facts.author else "",
+        "holder": _holder(facts.author, names),
+        "urls": _urls(facts.url),
+        "source": shlex.quote(facts.source),
         "core": __version__,
         "suite_version": str(CONTRACT_VERSION),
+        "spi_version": str(SPI_VERSION),
+        "build": variant.build_table(names.package),
+        "agent_module": variant.agent_module(names.package),
     }
-    source = f"src/{names.package}"
-    templates = {
-        "pyproject.toml": "pyproject.toml",
-        "README.md": "README.md",
-        f"{source}/__init__.py": "__init__.py",
-        f"{source}/handlers.py": "handlers.py",
-        f"{source}/options.py": "options.py",
-        f"{source}/py.typed": None,
-        "tests/test_conformance.py": "test_conformance.py",
-        "tests/test_options.py": "test_options.py",
-        ".github/workflows/test.yml": "test.yml",
-        ".gitignore": "gitignore",
+    of_variant = variant.values(__version__)
+    # Some of these have placeholders of their own.
+    values |= {key: _fill(text, {**of_variant, **values}) for key, text in of_variant.items()}
+    return {
+        path: _fill((_TEMPLATES / f"{name}.txt").read_text(encoding="utf-8"), values)
+        if name
+        else ""
+        for path, name in variant.templates(names.package).items()
     }
-    return {path: _fill(name, values) if name else "" for path, name in templates.items()}
 
 
 def write(folder: Path, texts: dict[str, str]) -> None:
@@ -68,15 +88,40 @@ def write(folder: Path, texts: dict[str, str]) -> None:
         raise
 
 
-def _fill(name: str, values: dict[str, str]) -> str:
-    text = (_TEMPLATES / f"{name}.txt").read_text(encoding="utf-8")
+def _fill(text: str, values: dict[str, str]) -> str:
     return _Template(text).substitute(values)
 
 
 def _author(text: str) -> str:
     """Return an author as a table for pyproject.toml; JSON strings are valid in TOML."""
+    name, address = _name_and_address(text)
+    fields = [("name", name), ("email", address)]
+    found = ", ".join(f"{key} = {json.dumps(value)}" for key, value in fields if value)
+    return f"{{ {found} }}"
+
+
+def _name_and_address(text: str) -> tuple[str, str]:
     found = re.fullmatch(r"\s*([^<>]*?)\s*<\s*([^<>]+?)\s*>\s*", text)
-    if found is None:
-        return f"{{ name = {json.dumps(text.strip())} }}"
-    name, address = map(json.dumps, found.groups())
-    return f"{{ name = {name}, email = {address} }}" if found[1] else f"{{ email = {address} }}"
+    return (found[1], found[2]) if found else (text.strip(), "")
+
+
+def _holder(author: str | None, names: Names) -> str:
+    """Return who has the copyright."""
+    name, address = _name_and_address(author or "")
+    return name or address or f"the {names.distribution} authors"
+
+
+def _urls(url: str | None) -> str:
+    if url is None:
+        return (
+            "# When the repository is public, say where it is:\n"
+            "# [project.urls]\n"
+            '# Repository = "https://github.com/OWNER/REPOSITORY"\n'
+            '# Issues = "https://github.com/OWNER/REPOSITORY/issues"\n'
+        )
+    repository = url.rstrip("/")
+    return (
+        "[project.urls]\n"
+        f"Repository = {json.dumps(repository)}\n"
+        f"Issues = {json.dumps(f'{repository}/issues')}\n"
+    )
