@@ -1,20 +1,29 @@
-"""A package that `rpc-backends new` has written: built, installed, used, and its tests run untouched."""
+"""Packages that `rpc-backends new` has written: built, installed, used, and their tests run untouched."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from support.environments import Environment, build_wheels
+from support import native
+from support.environments import Environment, build_wheels, clean_environ
 
 pytestmark = pytest.mark.slow
 
-NAME = "CARRIER_PIGEON"
+ROOT = Path(__file__).parents[2]
+AGENTS = ROOT / "packages" / "agents"
+#: By the package's transport, what is given to the command.
+TRANSPORTS = ("tensorpipe", "python", "c++")
 
 CALL = """
     import os
@@ -22,85 +31,177 @@ CALL = """
     import torch
 
     rank = int(os.environ["RANK"])
-    rpc.init_rpc(f"worker{rank}", backend="CARRIER_PIGEON", rank=rank, world_size=2)
+    rpc.init_rpc(f"worker{rank}", backend="NAME", rank=rank, world_size=2)
     print(rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), rank)).tolist())
-    print(type(rpc.api._get_current_rpc_agent()).__module__)
     rpc.shutdown()
 """
 
 
-@pytest.fixture(scope="module")
-def package(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a package with the command."""
-    folder = tmp_path_factory.mktemp("new") / "pigeon"
-    installed.command("rpc-backends", "new", NAME, "--path", str(folder))
-    return folder
+@dataclass(frozen=True)
+class Package:
+    """A new package.
+
+    :ivar name: the backend.
+    :ivar environment: one in which it is installed, with all that it needs.
+    """
+
+    name: str
+    folder: Path
+    environment: Environment
 
 
 @pytest.fixture(scope="module")
-def environment(
-    installed: Environment,
-    package: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+def with_agents(
+    installed: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
-    """Make an environment with the new package beside all others."""
-    built = build_wheels([package], tmp_path_factory.mktemp("dist"))
-    made = Environment.like(installed, tmp_path_factory.mktemp("environment"))
-    made.install(*built.values())
+    """Make an environment with what a new package is built, tested and checked with."""
+    made = Environment.like(installed, tmp_path_factory.mktemp("agents"))
+    made.install(wheels["rpc-backends-agents"])
+    made.link("setuptools", "ninja", "hatchling", "editables", "build", "mypy", "ruff")
+    for tool in ("pip", "pytest", "mypy"):
+        _add_program(made, tool, f'exec "{made.python}" -m {tool} "$@"')
+    _add_program(made, "ruff", f'exec "{Path(sys.executable).with_name("ruff")}" "$@"')
     yield made
     shutil.rmtree(made.root, ignore_errors=True)
 
 
-def test_it_is_a_member_once_it_is_installed(environment: Environment) -> None:
-    done = environment.run(
+def _add_program(environment: Environment, name: str, line: str) -> None:
+    program = environment.root / "bin" / name
+    program.unlink(missing_ok=True)
+    program.write_text(f"#!/bin/sh\n{line}\n")
+    program.chmod(0o755)
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def package(
+    request: pytest.FixtureRequest,
+    with_agents: Environment,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Package]:
+    """Write a package with the command, build it and install it."""
+    name = f"PIGEON_{TRANSPORTS.index(request.param)}"
+    folder = tmp_path_factory.mktemp("new") / "pigeon"
+    new = ("rpc-backends", "new", name, "--path", str(folder), "--source", str(ROOT))
+    with_agents.command(*new, "--transport", request.param)
+    made = Environment.like(with_agents, tmp_path_factory.mktemp("environment"))
+    made.install(*build_wheels([folder], tmp_path_factory.mktemp("dist")).values())
+    yield Package(name, folder, made)
+    shutil.rmtree(made.root, ignore_errors=True)
+
+
+def test_two_workers_call_each_other(package: Package) -> None:
+    results = package.environment.run_workers(CALL.replace("NAME", package.name))
+
+    assert [result.stdout.splitlines() for result in results] == [["[1.0, 1.0]"], ["[2.0, 2.0]"]]
+    package.environment.pip_check()
+
+
+def test_the_backend_is_a_member(package: Package) -> None:
+    done = package.environment.run(
         """
         from torch.distributed import rpc
 
-        print(repr(rpc.BackendType.CARRIER_PIGEON), "CARRIER_PIGEON" in dir(rpc.BackendType))
         print([member.name for member in rpc.BackendType])
         """
     )
 
-    assert "CARRIER_PIGEON" in done.stdout.splitlines()[0]
-    assert f"'{NAME}'" in done.stdout.splitlines()[1]
-    environment.pip_check()
+    assert f"'{package.name}'" in done.stdout
 
 
-def test_two_workers_call_each_other(environment: Environment) -> None:
-    results = environment.run_workers(CALL)
-
-    answers = [result.stdout.splitlines() for result in results]
-    agent = "rpc_backend_carrier_pigeon.handlers"
-    assert answers == [["[1.0, 1.0]", agent], ["[2.0, 2.0]", agent]]
-
-
-def run_its_tests(
-    environment: Environment, package: Path, report: Path, *arguments: str
-) -> dict[str, Any]:
-    """Run the tests that came with the package, which must pass; return the report."""
-    environment.command(
-        *("python", "-m", "pytest", str(package), "-p", "no:cacheprovider"),
-        *("--rpc-report", str(report), *arguments),
+def run_its_tests(package: Package, *arguments: str) -> None:
+    """Run the tests that came with the package; all must pass."""
+    package.environment.command(
+        *("python", "-m", "pytest", str(package.folder / "tests"), "-p", "no:cacheprovider"),
+        *arguments,
         timeout=900,
     )
-    found: dict[str, Any] = json.loads(report.with_suffix(".json").read_text())
-    assert found["backend"]["name"] == NAME
-    return found
 
 
-def test_its_tests_run_untouched(environment: Environment, package: Path, tmp_path: Path) -> None:
-    """Its own tests of its options, and the suite's."""
-    found = run_its_tests(
-        environment, package, tmp_path / "some", "-k", "TestOptions or test_options"
-    )
-    assert {result["chapter"] for result in found["results"]} == {"options"}
+def test_its_quick_tests_pass_untouched(package: Package) -> None:
+    """Its smoke test, those of its options, and those of its transport alone."""
+    run_its_tests(package, "-k", f"not Test{package.name}")
 
 
 @pytest.mark.thorough
-def test_its_tests_pass_untouched(environment: Environment, package: Path, tmp_path: Path) -> None:
-    found = run_its_tests(environment, package, tmp_path / "all")
+def test_it_conforms_untouched(package: Package, tmp_path: Path) -> None:
+    report = tmp_path / "all"
+    run_its_tests(package, "--rpc-report", str(report), "-k", f"Test{package.name}")
 
+    found: dict[str, Any] = json.loads(report.with_suffix(".json").read_text())
+    assert found["backend"]["name"] == package.name
     assert found["verdict"] == "conforms"
     assert "broken" not in found["capabilities"].values()
     # What works is declared: an author starts from what is true.
     assert "works, not declared" not in found["capabilities"].values(), found["capabilities"]
+
+
+def run_command(package: Package, command: str, **variables: str) -> None:
+    """Run a command line in the package's folder, in its environment and without a network."""
+    folder = package.environment.root / "bin"
+    with native.prebuilt(AGENTS) as prebuilt:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=package.folder,
+            env={
+                **clean_environ(),
+                "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin",
+                "PIP_NO_INDEX": "1",
+                "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: without isolation
+                **(prebuilt if "install-rpc-backends" in command else {}),
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+    assert done.returncode == 0, f"$ {command}\n{done.stdout[-5000:]}{done.stderr[-5000:]}"
+
+
+def readme_commands(folder: Path) -> list[str]:
+    """Return the commands of a package's README, in order."""
+    text = (folder / "README.md").read_text()
+    blocks = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.thorough
+def test_the_commands_of_its_readme_work(package: Package) -> None:
+    commands = readme_commands(package.folder)
+
+    assert commands[0] == "bash .github/install-rpc-backends.sh"
+    for command in commands:
+        run_command(package, command)
+    assert "conforms" in (package.folder / "conformance.svg").read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "job"), [("test", "lint"), ("test", "test"), ("release", "build")]
+)
+def test_the_steps_of_its_workflows_run(package: Package, name: str, job: str) -> None:
+    """All but those that install from an index; of the suite, only the chapter of calls."""
+    text = (package.folder / ".github" / "workflows" / f"{name}.yml").read_text()
+    steps = [step["run"] for step in yaml.safe_load(text)["jobs"][job]["steps"] if "run" in step]
+    variables = {"RPC_BACKENDS_SOURCE": str(ROOT), "GITHUB_REF_NAME": "v0.1.0"}
+
+    ran = 0
+    for step in steps:
+        if step.startswith(("pip install torch", "pip install build")):
+            continue
+        chosen = (
+            f"{step} -k 'not Test{package.name} or TestCalls'" if step[:6] == "pytest" else step
+        )
+        run_command(package, chosen, **variables)
+        ran += 1
+    assert ran >= 2
+
+
+def test_the_program_of_its_readme_runs(package: Package) -> None:
+    text = (package.folder / "README.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    store = f"file://{package.environment.root}/store"
+
+    done = package.environment.run(program.replace("tcp://127.0.0.1:29500", store))
+
+    assert done.stdout == "tensor([2., 2.])\n"

@@ -191,7 +191,9 @@ _NEEDS_COMPILER = (
     " The second one compiles C++\n"
     "against the installed headers, so it needs a compiler, and `--no-build-isolation`."
 )
-_ADDRESS_ROW = "| `address` | 127.0.0.1 | the address of this machine at which other workers reach this one |\n"
+_ADDRESS_ROW = (
+    "| `address` | 127.0.0.1 | this machine's address, at which other workers reach it |\n"
+)
 _FILES = {
     Kind.TENSORPIPE: "",
     Kind.PYTHON: "| `src/%%{package}/transport.py` | the transport: how messages are sent |\n",
