@@ -19,6 +19,7 @@ import rpc_backends_testing as testing
 from rpc_backends_cli import Failure, console, debug_option, json_option
 from rpc_backends_cli.processes import Done, News, Template, WorkerError, Workers, exit_on_signals
 from rpc_backends_cli.processes import Failure as StepFailed
+from rpc_backends_testing import badge as badges
 from rpc_backends_testing.chapters import CHAPTERS
 from rpc_backends_testing.console import Progress, render
 
@@ -176,6 +177,13 @@ def _check_file(file: Path | None) -> None:
         raise UsageFailure(f"the report cannot be written: {file.parent} may not be written to.")
 
 
+def _check_badge(file: Path | None) -> None:
+    if file is not None and file.suffix not in badges.SUFFIXES:
+        suffixes = " or ".join(badges.SUFFIXES)
+        raise UsageFailure(f"--badge is {str(file)!r}; the name must end with {suffixes}.")
+    _check_file(file)
+
+
 @click.command(
     "conformance",
     epilog="""\b
@@ -218,6 +226,12 @@ Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no suc
     help="Write FILE.json and FILE.html, a page to publish.",
 )
 @click.option(
+    "--badge",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a badge for a README: FILE.svg is a picture, FILE.json is for shields.io.",
+)
+@click.option(
     "--suite-version",
     metavar="N",
     type=click.IntRange(min=1),
@@ -246,6 +260,7 @@ def command(
     chapters: tuple[str, ...],
     tier: str,
     file: Path | None,
+    badge: Path | None,
     suite_version: int | None,
     patience: float | None,
     expression: str | None,
@@ -262,6 +277,7 @@ def command(
     _check_options(options)
     _check_chapters(chapters)
     _check_file(file)
+    _check_badge(badge)
     with tempfile.TemporaryDirectory(prefix="rpc-backends-") as place, exit_on_signals():
         folder = Path(place)
         pytest_arguments = arguments(
@@ -277,7 +293,7 @@ def command(
         )
         data = _run(name, pytest_arguments, folder, Progress(name, quiet=as_json))
         report = _report(data)
-        written = _publish(report, file)
+        written = _publish(report, file, badge)
     if as_json:
         click.echo(json.dumps(data, indent=2))
     else:
@@ -291,9 +307,12 @@ def _report(data: dict[str, Any]) -> Report:
     return Report.from_json(data)
 
 
-def _publish(report: Report, file: Path | None) -> tuple[Path, ...]:
-    if file is None:
-        return ()
-    from rpc_backends_testing.recording import write
+def _publish(report: Report, file: Path | None, badge: Path | None) -> tuple[Path, ...]:
+    written: list[Path] = []
+    if file is not None:
+        from rpc_backends_testing.recording import write
 
-    return write(report, file)
+        written += write(report, file)
+    if badge is not None:
+        written.append(badges.write(report, badge))
+    return tuple(written)
