@@ -45,7 +45,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # The name holds what was installed, so that another TORCH is another file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs test test-all test-quick test-lowest lint typecheck format wheels soak bench clean
+.PHONY: help setup demo docs reports test test-all test-quick test-lowest lint typecheck format wheels soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -58,6 +58,13 @@ demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults 
 docs: setup  ## the documentation site, in build/docs/html; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/docs/doctrees docs build/docs/html
 	@echo "==> build/docs/html/index.html"
+
+reports: setup  ## run the conformance suite on our backends, and make docs/backends.md of the reports (30 min)
+	for name in TENSORPIPE FAULTY_TENSORPIPE ZEROMQ; do \
+	    $(BIN)/rpc-backends conformance $$name --report docs/reports/$$name --badge docs/reports/$$name.svg \
+	        && rm docs/reports/$$name.html || exit 1; \
+	done
+	$(BIN)/python docs/_ext/backend_index.py
 
 test: LESS := and not thorough
 test: lint typecheck  ## lint, types, torch's suites and our tests (20 min on two cores)

@@ -1,0 +1,120 @@
+"""Makes docs/backends.md of the conformance reports in docs/reports, if run as a program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rpc_backends_core.spi import Capability
+from rpc_backends_testing.results import Report
+
+DOCS = Path(__file__).parents[1]
+PAGE = DOCS / "backends.md"
+REPORTS = DOCS / "reports"
+
+_HEAD = """\
+# Backends that were tested
+
+Each backend on this page has a published report of the [conformance suite](how-to/conformance.md).
+The page is made of the reports in `docs/reports`. [Add a backend](#add-a-backend) says how yours
+gets here.
+
+| backend | package | verdict | torch | Python | tested on |
+|---|---|---|---|---|---|
+"""
+_CAPABILITIES = """
+## Capabilities
+
+*kept*: declared, and the tests pass. *not tested*: declared, and the machine could not test it, for
+example because it has no accelerator. *declared*: the suite has no test of it. *works*: not declared,
+and the tests pass. [Capabilities](reference/capabilities.md) says what each capability promises.
+
+"""
+_REPORTS = """
+## Reports
+
+A report names each requirement, its outcome, and the machine.
+
+"""
+_ADD = """
+## Add a backend
+
+In a clone of this project, install your package and run the suite on your backend. `--report` writes
+the report as JSON and as a page, and `--badge` writes a badge for your README:
+
+```console
+$ rpc-backends conformance MY_BACKEND --report docs/reports/MY_BACKEND --badge docs/reports/MY_BACKEND.svg
+$ python docs/_ext/backend_index.py
+```
+
+The second command writes this page. Open a pull request with the page, `MY_BACKEND.json` and
+`MY_BACKEND.svg`. In the README of your package, show the badge with a link to this page:
+
+```markdown
+[![rpc-backends conformance](conformance.svg)](URL-OF-THIS-PAGE)
+```
+
+`--badge FILE.json` writes the badge for [shields.io](https://shields.io/badges/endpoint-badge), which
+draws it from the URL of that file.
+"""
+_WORDS = {
+    "kept": "kept",
+    "broken": "broken",
+    "declared, not tested": "not tested",
+    "works, not declared": "works",
+    "not declared": "",
+}
+
+
+def reports() -> list[Report]:
+    """Return the published reports, by name of backend."""
+    found = [Report.from_json(json.loads(file.read_text())) for file in REPORTS.glob("*.json")]
+    return sorted(found, key=lambda report: str(report.backend["name"]))
+
+
+def page(found: Sequence[Report]) -> str:
+    """Return the page of these reports."""
+    rows = "".join(_row(report) for report in found)
+    names = [report.backend["name"] for report in found]
+    links = "".join(f"- {{download}}`{name} <reports/{name}.json>`\n" for name in names)
+    return _HEAD + rows + _CAPABILITIES + _capabilities(found) + _REPORTS + links + _ADD
+
+
+def _row(report: Report) -> str:
+    backend, machine = report.backend, report.machine
+    name = backend["name"]
+    cells = (
+        f"`{name}`",
+        f"{backend['distribution']} {backend['version']}",
+        f"![{report.verdict}](reports/{name}.svg)",
+        machine["torch"],
+        machine["python"],
+        report.started[:10],
+    )
+    return _line(cells)
+
+
+def _capabilities(found: Sequence[Report]) -> str:
+    states = [report.capabilities() for report in found]
+    lines = [_line(["capability", *(f"`{report.backend['name']}`" for report in found)])]
+    lines.append("|" + "---|" * (len(found) + 1) + "\n")
+    for name in Capability:
+        cells = [_state(name, report, state) for report, state in zip(found, states, strict=True)]
+        lines.append(_line([f"`{name}`", *cells]))
+    return "".join(lines)
+
+
+def _state(name: str, report: Report, states: dict[str, str]) -> str:
+    if name in states:
+        return _WORDS[states[name]]
+    # The suite has no test of it.
+    return "declared" if name in report.declared else ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(reports()), encoding="utf-8")
