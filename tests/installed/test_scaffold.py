@@ -118,9 +118,14 @@ def run_its_tests(package: Package, *arguments: str) -> None:
     )
 
 
-def test_its_quick_tests_pass_untouched(package: Package) -> None:
-    """Its smoke test, those of its options, and those of its transport alone."""
-    run_its_tests(package, "-k", f"not Test{package.name}")
+def test_its_smoke_and_option_tests_pass_untouched(package: Package) -> None:
+    run_its_tests(package, "-k", "test_smoke or test_options.py")
+
+
+@pytest.mark.thorough
+def test_the_tests_of_its_transport_pass_untouched(package: Package) -> None:
+    if (package.folder / "tests" / "test_transport.py").exists():
+        run_its_tests(package, "-k", "test_transport.py")
 
 
 @pytest.mark.thorough
