@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rpc_backends_core.spi import Capability
-from rpc_backends_testing.results import Report
+from rpc_backends_testing.results import Outcome, Report, Result
 
 DOCS = Path(__file__).parents[1]
 PAGE = DOCS / "backends.md"
@@ -48,8 +49,9 @@ $ rpc-backends conformance MY_BACKEND --report docs/reports/MY_BACKEND --badge d
 $ python docs/_ext/backend_index.py
 ```
 
-The second command writes this page. Open a pull request with the page, `MY_BACKEND.json` and
-`MY_BACKEND.svg`. In the README of your package, show the badge with a link to this page:
+The second command removes tracebacks from the report and writes this page. Open a pull request with
+the page, `MY_BACKEND.json` and `MY_BACKEND.svg`. In the README of your package, show the badge with a
+link to this page:
 
 ```markdown
 [![rpc-backends conformance](conformance.svg)](URL-OF-THIS-PAGE)
@@ -71,6 +73,25 @@ def reports() -> list[Report]:
     """Return the published reports, by name of backend."""
     found = [Report.from_json(json.loads(file.read_text())) for file in REPORTS.glob("*.json")]
     return sorted(found, key=lambda report: str(report.backend["name"]))
+
+
+def published(report: Report) -> Report:
+    """Return a report without what only its author needs: tracebacks, which name files of a machine."""
+    return replace(report, results=[_published(result) for result in report.results])
+
+
+def _published(result: Result) -> Result:
+    short = replace(result, advice="", detail="", seconds=round(result.seconds, 1))
+    if result.outcome is Outcome.FAILED:
+        return short
+    return replace(short, call="", expected="", got="")
+
+
+def shorten() -> None:
+    """Replace each report in the folder by what is published of it."""
+    for file in REPORTS.glob("*.json"):
+        report = published(Report.from_json(json.loads(file.read_text())))
+        file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
 def page(found: Sequence[Report]) -> str:
@@ -117,4 +138,5 @@ def _line(cells: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
+    shorten()
     PAGE.write_text(page(reports()), encoding="utf-8")

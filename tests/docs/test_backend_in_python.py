@@ -1,4 +1,4 @@
-"""The guide shows the files that the tests run."""
+"""The guide shows the very files that the tests run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def test_the_guide_shows_the_transport_and_the_backend() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), SHOWN, ids=[name for name, _ in SHOWN])
-def test_code_in_the_guide_is_the_file(name: str, text: str) -> None:
+def test_what_the_guide_shows_is_the_file(name: str, text: str) -> None:
     assert text == (ROOT / name).read_text()
 
 
-def test_the_transport_has_at_most_eighty_lines() -> None:
+def test_the_transport_is_under_ninety_lines_of_code() -> None:
     lines = (ROOT / SHOWN[0][0]).read_text().splitlines()
-    assert sum(bool(line.strip()) for line in lines) <= 80
+    assert sum(bool(line.strip()) for line in lines) < 90

@@ -40,5 +40,10 @@ def test_each_badge_is_the_one_of_its_report() -> None:
         assert file.read_text() == badge.svg(report), file.name
 
 
+def test_a_published_report_has_no_traceback() -> None:
+    for report in INDEX["reports"]():
+        assert report == INDEX["published"](report)
+
+
 def test_the_page_is_in_the_index_of_the_site() -> None:
     assert "\nbackends\n" in (DOCS / "index.md").read_text()

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "packages" / "agents"
+COMPILES_AGENTS = ("install-rpc-backends", "./packages/agents")
 #: By the package's transport, what is given to the command.
 TRANSPORTS = ("tensorpipe", "python", "c++")
 
@@ -117,9 +118,14 @@ def run_its_tests(package: Package, *arguments: str) -> None:
     )
 
 
-def test_its_quick_tests_pass_untouched(package: Package) -> None:
-    """Its smoke test, those of its options, and those of its transport alone."""
-    run_its_tests(package, "-k", f"not Test{package.name}")
+def test_its_smoke_and_option_tests_pass_untouched(package: Package) -> None:
+    run_its_tests(package, "-k", "test_smoke or test_options.py")
+
+
+@pytest.mark.thorough
+def test_the_tests_of_its_transport_pass_untouched(package: Package) -> None:
+    if (package.folder / "tests" / "test_transport.py").exists():
+        run_its_tests(package, "-k", "test_transport.py")
 
 
 @pytest.mark.thorough
@@ -136,18 +142,23 @@ def test_it_conforms_untouched(package: Package, tmp_path: Path) -> None:
 
 
 def run_command(package: Package, command: str, **variables: str) -> None:
-    """Run a command line in the package's folder, in its environment and without a network."""
-    folder = package.environment.root / "bin"
+    """Run a command line in the package's folder and its environment."""
+    run_in(package.environment, package.folder, command, **variables)
+
+
+def run_in(environment: Environment, folder: Path, command: str, **variables: str) -> None:
+    """Run a command line without a network. Our own C++ is not compiled again."""
+    programs = environment.root / "bin"
     with native.prebuilt(AGENTS) as prebuilt:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
-            cwd=package.folder,
+            cwd=folder,
             env={
                 **clean_environ(),
-                "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin",
+                "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
                 "PIP_NO_INDEX": "1",
                 "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: without isolation
-                **(prebuilt if "install-rpc-backends" in command else {}),
+                **(prebuilt if any(name in command for name in COMPILES_AGENTS) else {}),
                 **variables,
             },
             capture_output=True,
@@ -158,16 +169,16 @@ def run_command(package: Package, command: str, **variables: str) -> None:
     assert done.returncode == 0, f"$ {command}\n{done.stdout[-5000:]}{done.stderr[-5000:]}"
 
 
-def readme_commands(folder: Path) -> list[str]:
-    """Return the commands of a package's README, in order."""
-    text = (folder / "README.md").read_text()
-    blocks = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+def commands_of(page: Path) -> list[str]:
+    """Return the commands of a page, in order."""
+    blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
 
 @pytest.mark.thorough
 def test_the_commands_of_its_readme_work(package: Package) -> None:
-    commands = readme_commands(package.folder)
+    commands = commands_of(package.folder / "README.md")
 
     assert commands[0] == "bash .github/install-rpc-backends.sh"
     for command in commands:
@@ -205,3 +216,26 @@ def test_the_program_of_its_readme_runs(package: Package) -> None:
     done = package.environment.run(program.replace("tcp://127.0.0.1:29500", store))
 
     assert done.stdout == "tensor([2., 2.])\n"
+
+
+GUIDES = ("write-a-backend.md", "write-a-backend-in-python.md", "write-a-backend-in-cpp.md")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_commands_of_a_guide_for_authors_work(
+    name: str, with_agents: Environment, tmp_path: Path
+) -> None:
+    """From the first to the end of the scaffold; of the suite, one chapter."""
+    environment = Environment.like(with_agents, tmp_path / "environment")
+    (tmp_path / "home").mkdir()
+    commands = commands_of(ROOT / "docs" / "how-to" / name)
+    parts = ("~/", "./p", "./e", "MY_BACKEND", "SOCKETS")
+    commands = [one for one in commands if any(part in one for part in parts)]
+
+    for command in commands:
+        if command.startswith("pytest --pyargs"):  # the same suite again
+            continue
+        chapter = " --chapter metrics" if " conformance " in command else ""
+        run_in(environment, ROOT, command + chapter, HOME=str(tmp_path / "home"))
+    assert any("rpc-backends new MY_BACKEND" in command for command in commands)
