@@ -43,6 +43,7 @@ PUBLIC = {
 }
 #: Modules that only an installed command or test runner loads, and what else these may import.
 TOOLS = {
+    "rpc_backends_testing.transports.workers": {"rpc_backends_agents"},  # for a transport in C++
     "rpc_backend_zeromq.check": {"rpc_backends_cli"},
     "rpc_backend_zeromq.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},

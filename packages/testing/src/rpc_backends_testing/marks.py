@@ -25,7 +25,7 @@ def requirement(
 
     :param chapter: the chapter of the requirement.
     :param capability: the capability that a backend must declare for the requirement to count. Without it
-    the test runs too, and the report says whether it works.
+        the test runs too, and the report says whether it works.
     :param since: the first version of the suite with the requirement.
     """
     mark: pytest.MarkDecorator = getattr(pytest.mark, REQUIREMENT)(
