@@ -23,7 +23,8 @@ BELOW = {
         "rpc_backend_tensorpipe",
         "rpc_backend_faulty_tensorpipe",
     },
-    "rpc_backends_testing": {"rpc_backends_core", "rpc_backends_cli"},
+    # The agents are there where a transport in C++ is tested: it was built with their header.
+    "rpc_backends_testing": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_agents"},
     "rpc_backends_bench": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_testing"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
@@ -43,7 +44,6 @@ PUBLIC = {
 }
 #: Modules that only an installed command or test runner loads, and what else these may import.
 TOOLS = {
-    "rpc_backends_testing.transports.workers": {"rpc_backends_agents"},  # for a transport in C++
     "rpc_backend_zeromq.check": {"rpc_backends_cli"},
     "rpc_backend_zeromq.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
