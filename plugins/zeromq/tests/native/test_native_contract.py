@@ -1,4 +1,4 @@
-"""The transport in C++ keeps what every transport promises, without Python around it and without torch."""
+"""The transport in C++ keeps what every transport promises, without Python and without torch."""
 
 from __future__ import annotations
 
