@@ -119,7 +119,7 @@ def test_a_hang_shows_the_stacks_of_all_workers(command: Any) -> None:
         assert "processes/worker.py" not in stack  # nobody needs the frames of the harness
 
 
-def test_no_group_is_started_after_several_did_not_form(command: Any) -> None:
+def test_no_group_starts_after_several_failed(command: Any) -> None:
     command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, HANGING)
     several = ("--chapter", "calls", "-k", "test_self or test_builtin")
 
@@ -140,7 +140,7 @@ def test_json_prints_only_the_report(pigeon: Any) -> None:
     assert {one["id"].partition("[")[0] for one in ended.json["results"]} == {"calls.self"}
 
 
-def test_options_version_and_report_reach_the_run(command: Any, tmp_path: Path) -> None:
+def test_the_run_gets_options_version_and_report(command: Any, tmp_path: Path) -> None:
     ended = command(
         *("conformance", "FAULTY_TENSORPIPE", *CALLS, "--suite-version", "1", "--patience", "2"),
         *("--option", "num_worker_threads=3", "--report", str(tmp_path / "out" / "mine")),

@@ -1,4 +1,4 @@
-"""Broken backends as an installed package, and running the suite on one as an author does."""
+"""Installs the broken backends, and runs the suite on them as an author does."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from support.environments import clean_environ
 from support.packages import write_package
 
 _PACKAGE = Path(__file__).parent / "rpc_broken_backends"
-#: What it leaves on the machine, the suites of others would find.
+#: The backend that leaves files on the machine, which other suites would find.
 _LITTERS = "LEAVES_A_FILE_IN_SHARED_MEMORY"
-#: Seconds of page faults for each backend, and none is broken in what only such a size would show.
+#: It takes seconds for each backend, and no broken backend needs such a size.
 _NOT_OF_BROKEN = ("-k", "not test_256_mib")
 Run = Callable[..., dict[str, Any]]
 
 
 def pytest_configure() -> None:
-    """Make the broken backends importable, for their list."""
+    """Make the list of broken backends importable."""
     if str(_PACKAGE.parent) not in sys.path:
         sys.path.append(str(_PACKAGE.parent))
 
 
 @pytest.fixture(scope="session")
 def broken_backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the package of the broken backends, as pip installs it: a wheel is compiled each time."""
+    """Install the package of the broken backends into a folder."""
     from rpc_broken_backends import all_broken
 
     modules = {f"{_PACKAGE.name}/{path.name}": path.read_text() for path in _PACKAGE.glob("*.py")}
@@ -47,7 +47,7 @@ def broken_backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
-    """Run the conformance suite in a process of its own and return the report."""
+    """Return a function that runs the conformance suite in a separate process and returns the report."""
 
     def run(backend: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         report = tmp_path / f"{backend}.json"
@@ -64,7 +64,7 @@ def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
 def reports_of_broken(
     broken_backends: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, dict[str, Any]]:
-    """Run two chapters on every broken backend that a test of this session asks for (`_run_broken`)."""
+    """Run two chapters on each broken backend that a test of this session needs."""
     from rpc_broken_backends import all_broken
 
     chapters = {name: broken.chosen for name, broken in all_broken().items()}
@@ -75,7 +75,7 @@ def reports_of_broken(
 def whole_reports_of_broken(
     broken_backends: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, dict[str, Any]]:
-    """Run the whole suite on every broken backend that a test of this session asks for."""
+    """Run the whole suite on each broken backend that a test of this session needs."""
     return _run_broken(request, {}, tmp_path_factory.mktemp("suite"), broken_backends)
 
 
@@ -85,11 +85,11 @@ def _run_broken(
     folder: Path,
     packages: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Run the suite on the broken backends that tests with this fixture ask for, all but one in one run.
+    """Run the suite on the broken backends of the tests with this fixture, all but one in one run.
 
-    One run, because what hangs in one of them then costs the others nothing.
+    In one run, a hang of one backend does not delay the others.
 
-    :param chapters: the chapters to run, by backend; all of them where there are none.
+    :param chapters: the chapters to run, by backend; empty for all.
     """
     items = (item for item in request.session.items if isinstance(item, pytest.Function))
     names = sorted(
@@ -125,7 +125,7 @@ def _reports(
 def _pytest(
     arguments: list[str], folder: Path, packages: Path, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    # Most of the time a test waits, a broken backend's all the more.
+    # Six processes, because tests wait most of the time.
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "6"]
     return subprocess.run(
         [*command, *arguments],

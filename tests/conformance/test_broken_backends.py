@@ -1,4 +1,4 @@
-"""The suite is itself tested: each broken backend fails the chapter that it breaks, and no other."""
+"""Each broken backend fails the chapter that it breaks, and no other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from rpc_broken_backends import Broken, all_broken
 
-# All of them are run at the first one's turn.
+# The first test runs all broken backends.
 pytestmark = [pytest.mark.slow, pytest.mark.whole_suite, pytest.mark.timeout(3600)]
 
 BROKEN = all_broken()
 
 
 @pytest.mark.parametrize("broken_name", BROKEN)
-def test_a_broken_backend_fails_the_chapter_that_it_breaks_and_passes_another(
+def test_a_broken_backend_fails_its_chapter(
     broken_name: str, reports_of_broken: dict[str, dict[str, Any]]
 ) -> None:
     report = reports_of_broken[broken_name]

@@ -1,4 +1,4 @@
-"""Checks fail where they should, and their errors say the call, what was expected and what came."""
+"""Checks fail when they should, and their errors state the call, the expected and the actual result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_expected_error_passes_and_is_returned() -> None:
     ],
     ids=["no error", "other type", "other text"],
 )
-def test_anything_but_the_expected_error_fails(call: Call, got: str) -> None:
+def test_another_error_fails(call: Call, got: str) -> None:
     with pytest.raises(DeviationError) as caught:
         expect(call).raises(ValueError, "no way")
     assert _deviation(caught) == ("do it", "ValueError with 'no way' in its text", got)
@@ -65,7 +65,7 @@ def test_a_value_that_does_not_satisfy_fails() -> None:
     assert _deviation(caught) == ("three", "an even number", "3")
 
 
-def test_a_call_is_written_as_in_a_program() -> None:
+def test_a_call_is_shown_as_code() -> None:
     call = sync("worker1", torch.add, args=(torch.ones(2), 1), timeout=0.5)
     assert (
         call.text

@@ -1,4 +1,4 @@
-"""Values that differ are told apart, and the difference is said in words."""
+"""The comparison finds differences and describes them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_equal_values_have_no_difference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_a_difference_is_found_and_said_on_both_sides(name: str) -> None:
+def test_a_difference_is_described_for_both_values(name: str) -> None:
     want, got, expected_words, got_words = DIFFERENT[name]
     found = difference(want, got)
     assert found is not None
@@ -92,7 +92,7 @@ def test_a_difference_is_found_and_said_on_both_sides(name: str) -> None:
     assert got_words in found.got
 
 
-def test_the_number_of_elements_that_differ_is_said() -> None:
+def test_the_number_of_different_elements_is_shown() -> None:
     found = difference(torch.zeros(10), torch.cat([torch.zeros(8), torch.ones(2)]))
     assert found is not None
     assert "2 of 10 elements differ" in found.got
@@ -108,7 +108,7 @@ def test_the_number_of_elements_that_differ_is_said() -> None:
         ([ONES, ONES, ONES, ONES], "and 1 more"),
     ],
 )
-def test_a_tensor_is_described_by_what_it_is(value: Any, text: str) -> None:
+def test_a_tensor_is_described_by_its_properties(value: Any, text: str) -> None:
     assert text in describe(value)
 
 

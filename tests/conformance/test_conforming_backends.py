@@ -1,4 +1,4 @@
-"""The suite passes for the backends that there are, and for a small one by a newcomer."""
+"""The suite passes for the project's backends and torch's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.whole_suite]
 
 Run = Callable[..., dict[str, Any]]
 
-#: torch's own, because ours may not be used.
+#: Use torch's own TENSORPIPE, because the project's is denied.
 TORCHS_OWN = {"RPC_BACKENDS_DENY": "TENSORPIPE"}
 
 
@@ -27,7 +27,7 @@ def _assert_conforms(report: dict[str, Any]) -> None:
     assert not broken
 
 
-def test_tensorpipe_conforms_and_the_list_of_requirements_is_what_ran(run_suite: Run) -> None:
+def test_tensorpipe_conforms_to_all_listed_requirements(run_suite: Run) -> None:
     report = run_suite("TENSORPIPE")
     _assert_conforms(report)
     assert report["backend"]["distribution"] == "rpc-backend-tensorpipe"
@@ -53,7 +53,7 @@ def test_faulty_tensorpipe_without_faults_conforms(run_suite: Run) -> None:
     assert report["capabilities"]["dynamic-groups"] == "not declared"
 
 
-def test_torchs_own_suites_run_for_any_backend(run_suite: Run) -> None:
+def test_torchs_suites_run_for_any_backend(run_suite: Run) -> None:
     some = "torch_tier and (test_builtin_remote or test_rref_forward_chain)"
     report = run_suite("FAULTY_TENSORPIPE", "--tier", "torch", "-k", some)
     assert {result["outcome"] for result in report["results"]} == {"passed"}

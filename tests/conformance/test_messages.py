@@ -53,7 +53,7 @@ def test_separate_memory_is_not_taken_for_shared() -> None:
     assert sharing(separate, [True, True]) == [(0, 0), (1, 0)]
 
 
-def test_small_views_of_large_storages_may_be_copied() -> None:
+def test_small_views_may_be_copied() -> None:
     """Torch's own agent copies them."""
     views = [View(0, 0, (8192,), (1,)), View(0, 0, (4096,), (1,)), View(0, 0, (4097,), (1,))]
     message = Message((Storage(8192, "uint8", 0),), views)

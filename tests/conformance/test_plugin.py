@@ -1,4 +1,4 @@
-"""The pytest plugin: its options, what a run tells, and leaving other people's runs alone."""
+"""The pytest plugin: its options, what a run reports, and runs that test no backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.packages import write_package
 
 pytestmark = pytest.mark.slow
 
-# Requirements that need no workers: what they find is known, and a run takes a second or two.
+# Requirements that need no workers, with known outcomes.
 REQUIREMENTS = """
     import pytest
     from rpc_backends_testing import expect, requirement
@@ -86,7 +86,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """Give a function that runs pytest in a folder of its own, on the files that it is given."""
+    """Return a function that runs pytest on the given files in a separate folder."""
 
     def start(*arguments: str, env: Mapping[str, str] | None = None, **files: str) -> Run:
         for name, source in files.items():
@@ -112,18 +112,18 @@ def lines_with(text: str, output: str) -> list[str]:
 # --- which backend -------------------------------------------------------------------------------
 
 
-def test_without_a_backend_the_error_names_those_that_there_are(run: Any) -> None:
+def test_without_a_backend_the_error_lists_backends(run: Any) -> None:
     done = run(test_mine=REQUIREMENTS)
 
     assert done.status == pytest.ExitCode.USAGE_ERROR
     (error,) = lines_with("ERROR:", done.output)
     assert "no backend is named. Use --rpc-backend NAME" in error
-    there = re.findall(r"\w+", error.partition("there are:")[2])
+    there = re.findall(r"\w+", error.partition("installed backends:")[2])
     assert {"TENSORPIPE", "FAULTY_TENSORPIPE"} <= set(there)
     assert "passed" not in done.output
 
 
-def test_an_unknown_backend_is_an_error_with_the_nearest_name(run: Any) -> None:
+def test_an_unknown_backend_error_has_near_names(run: Any) -> None:
     done = run("--rpc-backend", "TENSORPIPPE", test_mine=REQUIREMENTS)
 
     assert done.status == pytest.ExitCode.USAGE_ERROR
@@ -132,18 +132,18 @@ def test_an_unknown_backend_is_an_error_with_the_nearest_name(run: Any) -> None:
     assert "Traceback" not in done.output
 
 
-def test_it_is_the_named_one_whatever_backend_programs_get(run: Any) -> None:
+def test_the_override_does_not_change_the_backend(run: Any) -> None:
     chapter = "rpc_backends_testing.chapters.test_options"
     env = {"RPC_BACKENDS_OVERRIDE": "FAULTY_TENSORPIPE"}
 
-    # It sees by the backend's handler which one was started.
+    # The test checks which backend's handler was called.
     done = run("--rpc-backend", "TENSORPIPE", "--pyargs", chapter, "-k", "test_by_name", env=env)
 
     assert done.status == 0, done.output
     assert "1 passed" in done.output
 
 
-def test_options_that_the_backend_refuses_are_an_error_before_anything_runs(run: Any) -> None:
+def test_refused_options_are_an_error_before_the_run(run: Any) -> None:
     done = run(BACKEND, "--rpc-option", "messages_to_fial=[]", test_mine=REQUIREMENTS)
 
     assert done.status == pytest.ExitCode.USAGE_ERROR
@@ -152,7 +152,7 @@ def test_options_that_the_backend_refuses_are_an_error_before_anything_runs(run:
     assert "messages_to_fail" in error
 
 
-def test_a_version_the_suite_lacks_is_an_error(run: Any) -> None:
+def test_an_unknown_suite_version_is_refused(run: Any) -> None:
     done = run(BACKEND, "--rpc-suite-version", "99", test_mine=REQUIREMENTS)
 
     assert done.status == pytest.ExitCode.USAGE_ERROR
@@ -161,12 +161,12 @@ def test_a_version_the_suite_lacks_is_an_error(run: Any) -> None:
     assert "pip install --upgrade rpc-backends-testing" in error
 
 
-def test_a_class_refuses_a_version_the_suite_lacks() -> None:
+def test_the_class_refuses_an_unknown_suite_version() -> None:
     with pytest.raises(ValueError, match="suite_version is 99; the installed suite has version"):
         conformance("TENSORPIPE", suite_version=99)
 
 
-def test_an_option_that_is_no_pair_is_an_error(run: Any) -> None:
+def test_an_option_without_a_value_is_refused(run: Any) -> None:
     done = run(BACKEND, "--rpc-option", "num_worker_threads", test_mine=REQUIREMENTS)
 
     assert done.status == pytest.ExitCode.USAGE_ERROR
@@ -176,7 +176,7 @@ def test_an_option_that_is_no_pair_is_an_error(run: Any) -> None:
 # --- what a run tells ----------------------------------------------------------------------------
 
 
-def test_every_outcome_is_told_and_only_what_counts_fails(run: Any) -> None:
+def test_every_outcome_is_reported(run: Any) -> None:
     done = run(
         *(BACKEND, "--rpc-report=report", "--rpc-suite-version=1", "-rs"), test_mine=REQUIREMENTS
     )
@@ -202,7 +202,7 @@ def test_every_outcome_is_told_and_only_what_counts_fails(run: Any) -> None:
     assert "FAULTY_TENSORPIPE does not conform" in done.output
 
 
-def test_a_failure_says_the_chapter_the_call_and_the_difference(run: Any) -> None:
+def test_a_failure_names_chapter_call_and_difference(run: Any) -> None:
     done = run(BACKEND, "-k", "bad and not new", test_mine=REQUIREMENTS)
 
     shown = done.output.partition("= FAILURES =")[2]
@@ -217,7 +217,7 @@ def test_a_failure_says_the_chapter_the_call_and_the_difference(run: Any) -> Non
         assert line in shown.splitlines(), shown
 
 
-def test_a_requirement_that_counts_from_a_version_fails_in_it(run: Any) -> None:
+def test_a_requirement_counts_from_its_version_on(run: Any) -> None:
     done = run(
         *(BACKEND, "--rpc-report=report", "--rpc-suite-version=2", "-k", "new_and_bad"),
         conftest="import rpc_backends_testing.suite; rpc_backends_testing.suite.SUITE_VERSION = 2",
@@ -228,7 +228,7 @@ def test_a_requirement_that_counts_from_a_version_fails_in_it(run: Any) -> None:
     assert done.status == pytest.ExitCode.TESTS_FAILED
 
 
-def test_requirements_run_in_the_order_of_their_chapters(run: Any) -> None:
+def test_requirements_run_in_chapter_order(run: Any) -> None:
     done = run(BACKEND, "-v", test_mine=REQUIREMENTS)
 
     names = re.findall(r"^test_mine.py::test_(\w+) \w", done.output, re.MULTILINE)
@@ -241,7 +241,7 @@ def test_requirements_run_in_the_order_of_their_chapters(run: Any) -> None:
     ]
 
 
-def test_the_report_is_written_as_json_and_as_a_page(run: Any) -> None:
+def test_the_report_is_json_and_html(run: Any) -> None:
     done = run(
         *(BACKEND, "--rpc-report", "made/for.1/mine.html", "--rpc-option", "num_worker_threads=3"),
         test_mine=REQUIREMENTS,
@@ -272,7 +272,7 @@ CENSUS = """
 @pytest.mark.parametrize(
     ("chosen", "verdict"), [("good", "partial"), ("good or declared", "conforms")]
 )
-def test_a_part_of_the_suite_is_no_conformance(run: Any, chosen: str, verdict: str) -> None:
+def test_a_partial_run_does_not_conform(run: Any, chosen: str, verdict: str) -> None:
     done = run(
         *(BACKEND, "--rpc-report=report", "-k", f"({chosen}) and not undeclared"),
         conftest=CENSUS,
@@ -323,7 +323,7 @@ def install_pigeon(folder: Path, excluded: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": str(folder / "wheel")}
 
 
-def test_an_excluded_requirement_is_reported_with_its_reason(run: Any, tmp_path: Path) -> None:
+def test_an_exclusion_is_reported_with_its_reason(run: Any, tmp_path: Path) -> None:
     env = install_pigeon(tmp_path, {"data.bad": "pigeons cannot count"})
 
     done = run(
@@ -385,7 +385,7 @@ OWN_CLASS = """
 """
 
 
-def test_an_author_takes_the_suite_in_as_a_class(run: Any) -> None:
+def test_the_suite_runs_as_a_class(run: Any) -> None:
     source = OWN_CLASS.format("FAULTY_TENSORPIPE")
     done = run("--rpc-report=report", "-k", "TestCalls and test_self", test_conformance=source)
 
@@ -397,7 +397,7 @@ def test_an_author_takes_the_suite_in_as_a_class(run: Any) -> None:
     assert done.report()["counted_version"] == 1
 
 
-def test_each_backend_of_a_run_has_a_report_of_its_own(run: Any) -> None:
+def test_each_backend_has_its_own_report(run: Any) -> None:
     done = run(
         *("--rpc-report=report", "-k", "TestCalls and test_self and not asynchronous"),
         test_one=OWN_CLASS.format("FAULTY_TENSORPIPE"),
@@ -436,7 +436,7 @@ def test_the_class_runs_where_warnings_are_errors(run: Any, tmp_path: Path) -> N
 # --- other people's runs -------------------------------------------------------------------------
 
 
-def test_a_project_keeps_an_option_of_the_name_tier(run: Any) -> None:
+def test_a_project_keeps_its_option_tier(run: Any) -> None:
     done = run(
         "--tier=gold",
         conftest="""
@@ -465,7 +465,7 @@ def test_the_tier_is_chosen_by_either_name(run: Any, option: str) -> None:
     assert done.status == pytest.ExitCode.OK, done.output
 
 
-def test_a_run_that_has_nothing_to_do_with_backends_imports_no_torch(run: Any) -> None:
+def test_runs_without_backends_import_no_torch(run: Any) -> None:
     done = run(
         test_mine="""
             import sys
@@ -481,7 +481,7 @@ def test_a_run_that_has_nothing_to_do_with_backends_imports_no_torch(run: Any) -
     assert "conformance" not in done.output
 
 
-def test_marks_are_known_where_marks_are_strict(run: Any) -> None:
+def test_marks_are_registered(run: Any) -> None:
     done = run(BACKEND, "--strict-markers", "-k", "good", test_mine=REQUIREMENTS)
 
     assert done.status == pytest.ExitCode.OK, done.output

@@ -1,4 +1,4 @@
-"""What a run found, as values; its summary; and its page, which needs nothing from elsewhere."""
+"""The report of a run: its data, its summary and its page."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def report(*results: Result, **more: Any) -> Report:
         (False, False, 3, Outcome.NOT_DECLARED),
     ],
 )
-def test_what_counts(works: bool, declared: bool, since: int, outcome: Outcome) -> None:
+def test_the_outcome_of_a_requirement(
+    works: bool, declared: bool, since: int, outcome: Outcome
+) -> None:
     assert settle(works, declared=declared, since=since, suite_version=2) is outcome
 
 
@@ -117,13 +119,13 @@ def test_the_verdict(results: list[Result], complete: bool, expected: str) -> No
         (False, [Outcome.NOT_RUN], "not declared"),
     ],
 )
-def test_what_is_said_of_a_capability(declared: bool, outcomes: list[Outcome], state: str) -> None:
+def test_the_state_of_a_capability(declared: bool, outcomes: list[Outcome], state: str) -> None:
     results = [result(f"life.{n}", outcome, "c") for n, outcome in enumerate(outcomes)]
 
     assert report(*results, declared=["c"] if declared else []).capabilities() == {"c": state}
 
 
-def test_chapters_are_in_their_order_and_unknown_ones_last() -> None:
+def test_unknown_chapters_come_last() -> None:
     made = report(*map(result, ("zzz.a", "life.a", "calls.a", "data.a", "calls.b")))
 
     assert list(made.chapters()) == ["calls", "data", "life", "zzz"]
@@ -144,7 +146,7 @@ def test_a_report_comes_back_from_its_json() -> None:
 # --- the summary ---------------------------------------------------------------------------------
 
 
-def test_the_summary_says_by_chapter_what_came_out() -> None:
+def test_the_summary_counts_outcomes_by_chapter() -> None:
     lines = list(
         summary(
             report(
@@ -175,7 +177,7 @@ def test_the_summary_says_by_chapter_what_came_out() -> None:
     assert lines[-1] == "PIGEON does not conform (suite version 3; only version 2 counts)"
 
 
-def test_the_last_line_says_what_was_left_out() -> None:
+def test_the_last_line_names_a_partial_run() -> None:
     assert verdict(report(complete=False)) == (
         "PIGEON: nothing failed, in a part of the suite (suite version 3)"
     )
@@ -188,7 +190,7 @@ def test_the_last_line_says_what_was_left_out() -> None:
 
 
 class Page(HTMLParser):
-    """A page's text by the tag that it is in, its attributes, and whether its tags are closed."""
+    """Parses a page: its texts by tag, and its attributes. All tags must be closed."""
 
     VOID = ("meta", "br", "link", "img", "input")
 
@@ -229,7 +231,7 @@ EVERYTHING = report(
 )
 
 
-def test_the_page_holds_everything() -> None:
+def test_the_page_has_everything() -> None:
     page = Page(render(EVERYTHING))
     everything = " ".join(text for _, text in page.words)
 
@@ -254,7 +256,7 @@ def test_the_page_holds_everything() -> None:
         assert text in everything, text
 
 
-def test_the_page_begins_with_what_failed_its_detail_folded() -> None:
+def test_the_page_begins_with_the_failures() -> None:
     text = render(EVERYTHING)
     page = Page(text)
 
@@ -269,7 +271,7 @@ def test_the_page_begins_with_what_failed_its_detail_folded() -> None:
     assert ("details", "open", "") not in card.attributes
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_nothing() -> None:
     text = render(EVERYTHING)
 
     assert not [one for one in Page(text).attributes if one[1] in ("src", "href", "srcset")]
@@ -277,7 +279,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_a_page_of_a_backend_that_conforms_has_no_failures_and_no_empty_columns() -> None:
+def test_a_conforming_page_has_no_empty_parts() -> None:
     page = Page(render(report(result("calls.a"))))
 
     assert page.texts("title") == ["PIGEON conforms"]

@@ -16,7 +16,7 @@ def test_limits_are_kept_while_nothing_hangs() -> None:
     assert limits.start() == START
 
 
-def test_a_hang_shortens_the_limits_of_its_chapter() -> None:
+def test_a_hang_shortens_limits_of_its_chapter() -> None:
     limits = TimeLimits()
     limits.record_test("calls", hung=True)
 
@@ -24,7 +24,7 @@ def test_a_hang_shortens_the_limits_of_its_chapter() -> None:
     assert limits.test("data", 30) == 30
 
 
-def test_three_hangs_in_a_row_shorten_them_further() -> None:
+def test_three_hangs_shorten_limits_further() -> None:
     limits = TimeLimits()
     for _ in range(3):
         limits.record_test("calls", hung=True)
@@ -44,7 +44,7 @@ def test_a_late_group_shortens_the_next_start() -> None:
 
 
 @pytest.mark.parametrize("formed_before", [False, True])
-def test_starts_are_hopeless_if_no_group_ever_formed(formed_before: bool) -> None:
+def test_starts_are_hopeless_without_any_group(formed_before: bool) -> None:
     limits = TimeLimits()
     if formed_before:
         limits.record_start(formed=True)

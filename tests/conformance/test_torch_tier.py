@@ -1,4 +1,4 @@
-"""How the processes of torch's own suites run."""
+"""The processes of torch's own suites avoid two races."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_and_drop(me: WorkerContext, folder: Path) -> bool:
     return dropped[0]() is None
 
 
-def test_a_data_parallel_module_of_a_test_is_kept_since_dropping_it_can_hang(
+def test_data_parallel_modules_are_kept_alive(
     tmp_path: Path,
 ) -> None:
     with Workers(1) as workers:
@@ -43,7 +43,7 @@ def start_group(me: WorkerContext, folder: Path) -> bool:
     def make_group_slowly(*args: Any, **kwargs: Any) -> None:
         make_group(*args, **kwargs)
         if me.index == 1:
-            time.sleep(0.5)  # in which the other one would go on
+            time.sleep(0.5)  # time in which the other process could go on
             ready.touch()
 
     def target() -> None:
@@ -56,6 +56,6 @@ def start_group(me: WorkerContext, folder: Path) -> bool:
     return seen[0]
 
 
-def test_no_process_of_a_test_goes_on_before_all_have_their_process_group(tmp_path: Path) -> None:
+def test_init_process_group_waits_for_all_ranks(tmp_path: Path) -> None:
     with Workers(2) as workers:
         assert workers.run(start_group, tmp_path) == [True, True]

@@ -10,12 +10,17 @@ from xml.sax.saxutils import escape
 if TYPE_CHECKING:
     from rpc_backends_testing.results import Report
 
-#: What a badge can be written as, by the suffix of its file.
+#: The suffixes of the formats of a badge.
 SUFFIXES = (".svg", ".json")
 
 _LABEL = "rpc-backends"
-_COLOURS = {"conforms": "#2e7d32", "partial": "#8a6100", "does not conform": "#b71c1c"}
-#: Pixels of a letter at 11 pixels, on average, and around a text.
+_COLOURS = {
+    "conforms": "#2e7d32",
+    "conforms with exclusions": "#55761a",
+    "partial": "#8a6100",
+    "does not conform": "#b71c1c",
+}
+#: In pixels: the average width of a letter at 11 pixels, the margin around a text, and the height.
 _LETTER, _MARGIN, _HEIGHT = 6.3, 7, 20
 
 
@@ -66,7 +71,7 @@ def _width(text: str) -> int:
 
 
 def _text(text: str, start: int, width: int) -> str:
-    # The length is given, so that the text fits whichever font there is.
+    # With a length, the text fits in any font.
     return (
         f'<text x="{start + width / 2:g}" y="14" textLength="{width - 2 * _MARGIN}">'
         f"{escape(text)}</text>\n"

@@ -27,8 +27,8 @@ def check(items: list[pytest.Item]) -> None:
                 one.name for one in records() if one.state in ("found", "loaded", "registered")
             ]
             raise pytest.UsageError(
-                f"{item.name} is of the conformance suite, and no backend is named. Use --rpc-backend "
-                f"NAME; there are: {', '.join(dict.fromkeys(usable))}."
+                f"{item.name} belongs to the conformance suite, and no backend is named. Use "
+                f"--rpc-backend NAME; installed backends: {', '.join(dict.fromkeys(usable))}."
             )
         try:
             _ = found[0].capabilities

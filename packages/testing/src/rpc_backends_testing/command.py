@@ -164,9 +164,9 @@ def _run(
         first = errors[0].removeprefix("ERROR: ").removeprefix(f"--rpc-backend {name}: ")
         raise UsageFailure("\n".join([first, *errors[1:]]))
     if status in (0, 5):
-        raise UsageFailure("no requirement was chosen: -k and --chapter leave none.")
+        raise UsageFailure("no requirement was chosen: none matches -k and --chapter.")
     text = "\n".join(printed[-40:])
-    raise Failure(f"the run ended with status {status} and without a report; it printed:\n{text}")
+    raise Failure(f"the run ended with status {status} and wrote no report; it printed:\n{text}")
 
 
 def _check_jobs(jobs: int | None) -> None:
@@ -185,7 +185,9 @@ def _check_options(options: Sequence[str]) -> None:
 def _check_chapters(chapters: Sequence[str]) -> None:
     for chapter in chapters:
         if chapter != _TORCH and not (_FOLDER / "chapters" / f"test_{chapter}.py").exists():
-            raise UsageFailure(f"the chapter {chapter} has no requirements in this version.")
+            raise UsageFailure(
+                f"the chapter {chapter} has no requirements in this version of the suite."
+            )
 
 
 def _check_suite_version(version: int | None) -> None:
@@ -207,7 +209,7 @@ def _check_file(file: Path | None) -> None:
     except OSError as error:
         raise UsageFailure(f"the report cannot be written: {error}") from error
     if not os.access(file.parent, os.W_OK):
-        raise UsageFailure(f"the report cannot be written: {file.parent} may not be written to.")
+        raise UsageFailure(f"the report cannot be written: {file.parent} is not writable.")
 
 
 def _check_badge(file: Path | None) -> None:

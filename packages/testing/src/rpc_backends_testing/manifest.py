@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     listed = requirements()
     gone = sorted(listed.keys() - found.keys())
     if gone:
-        print(f"not in the report, and left in the list: {', '.join(gone)}", file=sys.stderr)
+        print(f"listed, but not in the report: {', '.join(gone)}", file=sys.stderr)
     FILE.write_text(json.dumps({**found, **listed}, indent=1, sort_keys=True) + "\n")
     print(f"{len(found.keys() - listed.keys())} added, {len(listed)} were there")
     return 1 if gone else 0

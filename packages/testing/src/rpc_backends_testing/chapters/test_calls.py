@@ -364,7 +364,11 @@ def test_run_once(me: WorkerContext, way: Way) -> None:
         expect(way("worker1", run, args=(number,), timeout=LOST)).gives(number)
     times = expect(sync("worker1", runs)).returns()
     wrong = {number: times.get(number, 0) for number in range(300) if times.get(number) != 1}
-    expect(fact("the functions not run 1 times, of 300, and how many times each", wrong)).gives({})
+    expect(
+        fact(
+            "of 300 calls, the functions that did not run once, each with its number of runs", wrong
+        )
+    ).gives({})
 
 
 @in_group(2)
@@ -478,7 +482,7 @@ def test_multi_line_exception(me: WorkerContext) -> None:
         text = "first line\nsecond line: 100 %s {0}\n\n  'quoted' \"twice\""
         got = expect(way("worker1", fail, args=("ValueError", text))).raises(ValueError)
         words = [word for word in text.split() if word not in str(got)]
-        expect(fact("words of the exception's text that did not come back", words)).gives([])
+        expect(fact("words of the exception's text that are missing", words)).gives([])
 
 
 @every_way
@@ -617,7 +621,7 @@ def test_callbacks_on_error(me: WorkerContext) -> None:
     seen = future.then(_type_of_error)
     passed_on = future.then(lambda f: f.wait()).then(lambda f: f.wait())
     expect(doing("the error that a callback of then(...) sees", seen.wait)).gives("ValueError")
-    expect(doing("wait() of a callback that lets the error pass", passed_on.wait)).raises(
+    expect(doing("wait() of a callback that passes the error on", passed_on.wait)).raises(
         Exception, "gone"
     )
     failed = rpc.rpc_async("worker1", torch.add, args=(torch.ones(2), torch.ones(3)))

@@ -72,7 +72,7 @@ def need_accelerators(workers: Workers, count: int) -> str:
     # A worker looks, because the process that workers are forked from must not use accelerators.
     kind, found = workers[0].call(accelerators)
     if found < count:
-        pytest.skip(f"it takes {count} accelerator(s), and this machine has {found}")
+        pytest.skip(f"it needs {count} accelerator(s), and this machine has {found}")
     return str(kind)
 
 

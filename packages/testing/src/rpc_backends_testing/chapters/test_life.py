@@ -677,4 +677,4 @@ def test_dynamic_group_in_the_place_of_a_killed_one(rpc_groups: Groups) -> None:
 
 def _need_dynamic_groups(groups: Groups) -> None:
     if Capability.DYNAMIC_GROUPS not in groups.subject.capabilities:
-        pytest.skip("it needs dynamic-groups too")
+        pytest.skip("it also needs the capability dynamic-groups")

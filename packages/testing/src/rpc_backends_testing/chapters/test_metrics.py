@@ -75,7 +75,7 @@ def test_metrics(me: WorkerContext) -> None:
     expect(sync("worker1", add, args=(1, 2))).gives(3)
     found = expect(doing("agent.get_metrics()", metrics)).satisfies("a dict of str to str", is_text)
     expect(fact("the values of agent.get_metrics()", found)).satisfies(
-        "texts of numbers", is_numeric
+        "numbers as strings", is_numeric
     )
 
 
@@ -98,7 +98,7 @@ def test_gil_wait(me: WorkerContext) -> None:
         f"a dict with {GIL!r}", lambda found: GIL in found
     )
     expect(fact(f"get_metrics()[{GIL!r}]", found[GIL])).satisfies(
-        "the text of a number, not negative",
+        "a number as a string, not negative",
         lambda text: is_numeric({GIL: text}) and float(text) >= 0,
     )
 
@@ -143,9 +143,9 @@ def look_and_let_go(me: WorkerContext) -> None:
         expect(doing("agent.get_metrics() while a request is executed", metrics)).satisfies(
             "a dict of str to str", is_text
         )
-        expect(doing("agent.get_debug_info() while one is", agents_debug_info)).satisfies(
-            "a dict of str to str", is_text
-        )
+        expect(
+            doing("agent.get_debug_info() while a request is executed", agents_debug_info)
+        ).satisfies("a dict of str to str", is_text)
     finally:
         LET_GO.set()
 

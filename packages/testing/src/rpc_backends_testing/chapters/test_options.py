@@ -78,7 +78,7 @@ def start_and_call(me: WorkerContext, subject: Subject, url: str | None, **argum
         doing(text, lambda: rpc.init_rpc(me.name, rank=me.index, world_size=me.size, **arguments))
     ).gives(None)
     if started != [me.name]:
-        raise deviate(text, f"{subject.name} is started", "another backend is")
+        raise deviate(text, f"{subject.name} is started", "another backend is started")
     other = f"worker{(me.index + 1) % me.size}"
     expect(sync(other, name_here)).gives(other)
     worker_tasks.leave(me)
@@ -91,7 +91,7 @@ def _show(value: Any) -> str:
 def start_alone(me: WorkerContext, subject: Subject, url: str) -> None:
     """Start RPC correctly in a group of one, call, and stop."""
     expect(
-        doing("init_rpc after one that was refused", lambda: worker_tasks.join(me, subject, url))
+        doing("init_rpc after a refused one", lambda: worker_tasks.join(me, subject, url))
     ).gives(None)
     expect(sync(me.name, name_here)).gives(me.name)
     worker_tasks.leave(me)
@@ -110,7 +110,7 @@ def meeting_place() -> Iterator[dict[str, str]]:
 
 def needs_no_options(subject: Subject) -> None:
     if subject.options:
-        pytest.skip("this run gives options to the backend, and this requirement is of none")
+        pytest.skip("it tests a start without options, and this run passes options to the backend")
 
 
 # --- what they are -------------------------------------------------------------------------------
@@ -160,8 +160,10 @@ def see_independent(me: WorkerContext, subject: Subject) -> None:
     first, second = (construct(subject, rpc_timeout=11) for _ in range(2))
     expect(fact("constructing twice gives the same object", first is second)).gives(False)
     first.rpc_timeout = 22
-    expect(fact("rpc_timeout of the other after a change of one", second.rpc_timeout)).gives(11.0)
-    expect(fact("rpc_timeout of the one changed", first.rpc_timeout)).gives(22.0)
+    expect(fact("rpc_timeout of the other options after one is changed", second.rpc_timeout)).gives(
+        11.0
+    )
+    expect(fact("rpc_timeout of the changed options", first.rpc_timeout)).gives(22.0)
 
 
 def test_independent(rpc_groups: Groups) -> None:
@@ -237,7 +239,7 @@ def test_by_type(rpc_groups: Groups) -> None:
     with rpc_groups.workers(2) as workers:
         other = workers[0].call(shared_with, subject)
         if other is not None:
-            pytest.skip(f"its options are of a type that is also that of {other}")
+            pytest.skip(f"the type of its options is also that of {other}")
         workers.run(start_and_call, subject, rpc_groups.place())
 
 
@@ -264,7 +266,7 @@ def test_other_type(rpc_groups: Groups) -> None:
     """Options of another type are refused with a TypeError that names the expected type."""
     with rpc_groups.workers(1) as workers:
         if workers[0].call(refuse_other_type, rpc_groups.subject, rpc_groups.place()) is None:
-            pytest.skip("its options are torch's base class, so options of any type fit")
+            pytest.skip("its options have torch's base class, so it accepts options of any type")
 
 
 def test_start_after_a_refusal(rpc_groups: Groups) -> None:
@@ -272,14 +274,14 @@ def test_start_after_a_refusal(rpc_groups: Groups) -> None:
     subject = rpc_groups.subject
     with rpc_groups.workers(1) as workers:
         if workers[0].call(refuse_other_type, subject, rpc_groups.place()) is None:
-            pytest.skip("its options are torch's base class, so options of any type fit")
+            pytest.skip("its options have torch's base class, so it accepts options of any type")
         workers.run(see_not_running)
         workers.run(start_alone, subject, rpc_groups.place())
 
 
 def see_not_running(me: WorkerContext) -> None:
     running = torch._C._distributed_rpc._is_current_rpc_agent_set()
-    expect(fact("whether an agent is current after the refusal", running)).gives(False)
+    expect(fact("an agent is current after the refusal", running)).gives(False)
 
 
 def refuse_unknown(me: WorkerContext, subject: Subject) -> None:

@@ -142,7 +142,7 @@ def listen() -> Listener:
     try:
         return Listener()
     except PermissionError:
-        pytest.skip("packets cannot be captured here: that takes root, or CAP_NET_RAW")
+        pytest.skip("packets cannot be captured here: this needs root or CAP_NET_RAW")
     except OSError as error:
         pytest.skip(f"packets cannot be captured here: {error}")
 
@@ -160,7 +160,7 @@ def overhear(groups: Groups, step: Callable[..., None], marker: bytes) -> Listen
     if size < SIZE:
         pytest.skip(
             f"not observed on the network: of {SIZE} bytes sent, {size} went over the loopback "
-            "interface; the backend uses shared memory, say"
+            "interface; the backend may use shared memory"
         )
     return listener
 
@@ -175,7 +175,7 @@ def test_arguments(rpc_groups: Groups) -> None:
         raise deviate(
             "rpc_sync('worker1', ..., args=(<1 MiB>,))",
             "no part of the argument in the packets on the network",
-            "the argument, in plain",
+            "the argument in plain text",
         )
 
 
@@ -186,7 +186,7 @@ def test_results(rpc_groups: Groups) -> None:
         raise deviate(
             "rpc_sync('worker1', ...) that returns 1 MiB",
             "no part of the result in the packets on the network",
-            "the result, in plain",
+            "the result in plain text",
         )
 
 
@@ -197,5 +197,5 @@ def test_function_names(rpc_groups: Groups) -> None:
         raise deviate(
             f"rpc_sync('worker1', {name})",
             "no name of a function in the packets on the network",
-            f"{name!r}, in plain",
+            f"{name!r} in plain text",
         )

@@ -163,9 +163,9 @@ def test_timeout_of_to_here(me: WorkerContext, rpc_patience: float) -> None:
         text = f"to_here(timeout={SOON}) of a value that is not there yet"
         expect_timeout(doing(text, lambda: rref.to_here(timeout=SOON)), SOON, rpc_patience)
         gate.open()
-        expect(doing("to_here(timeout=20) when it is", lambda: rref.to_here(timeout=20))).gives(
-            "through"
-        )
+        expect(
+            doing("to_here(timeout=20) when the value exists", lambda: rref.to_here(timeout=20))
+        ).gives("through")
 
 
 @in_group(2)
@@ -212,12 +212,12 @@ def test_default_timeout_of_the_options(me: WorkerContext, rpc_patience: float) 
         call = rpc.rpc_async("worker1", go_through, args=args)
         text = f"rpc_async('worker1', go_through).wait(), with rpc_timeout={DEFAULT} in the options"
         expect_timeout(doing(text, call.wait), DEFAULT, rpc_patience, begun)
-        expect(doing("done() of one with timeout=60", longer.done)).gives(False)
+        expect(doing("done() of a call with timeout=60", longer.done)).gives(False)
         gate.open()
         expect(doing("rpc_async('worker1', go_through, timeout=60).wait()", longer.wait)).gives(
             "through"
         )
-        expect(doing("to_here() of a value that is there", rref.to_here)).gives(3)
+        expect(doing("to_here() of a value that exists", rref.to_here)).gives(3)
 
 
 @in_group(2)
@@ -275,9 +275,7 @@ def test_late_answer(me: WorkerContext, rpc_patience: float) -> None:
             call = sync("worker1", add, args=(number, 1), timeout=20)
             expect(call).gives(number + 1)
         for future in futures:
-            expect(doing("wait() of the first call, once more", future.wait)).raises(
-                RuntimeError, TEXT
-            )
+            expect(doing("wait() of the first call, again", future.wait)).raises(RuntimeError, TEXT)
 
 
 @in_group(2)
@@ -339,9 +337,7 @@ def test_nothing_is_left_behind(me: WorkerContext, rpc_patience: float) -> None:
         end = time.monotonic() + LATE * rpc_patience
         while (left := _pending()) and time.monotonic() < end:
             time.sleep(0.01)  # nothing says when
-        expect(fact("requests that are pending while the callee still executes them", left)).gives(
-            {}
-        )
+        expect(fact("pending requests while the callee still executes them", left)).gives({})
         gate.open()
         gate.wait_until_passed(6)
     expect_works()
