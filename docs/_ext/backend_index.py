@@ -29,7 +29,8 @@ _CAPABILITIES = """
 ## Capabilities
 
 *kept*: declared, and all tests of it that ran passed. *not tested*: declared, and no test of it ran, for
-example because the machine has no accelerator. *works*: not declared, and the tests passed. [Capabilities](reference/capabilities.md) says what each capability promises.
+example because the machine has no accelerator. *works*: not declared, and the tests
+passed. [Capabilities](reference/capabilities.md) says what each capability promises.
 
 """
 _REPORTS = """
