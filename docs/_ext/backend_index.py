@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rpc_backends_core.spi import Capability
+from rpc_backends_testing import badge
 from rpc_backends_testing.results import Outcome, Report, Result
 
 DOCS = Path(__file__).parents[1]
@@ -21,21 +22,21 @@ Each backend on this page has a published report of the [conformance suite](how-
 The page is made of the reports in `docs/reports`. [Add a backend](#add-a-backend) says how yours
 gets here.
 
-| backend | package | verdict | torch | Python | tested on |
-|---|---|---|---|---|---|
+| backend | package | verdict | torch | Python | accelerators | tested on |
+|---|---|---|---|---|---|---|
 """
 _CAPABILITIES = """
 ## Capabilities
 
-*kept*: declared, and the tests pass. *not tested*: declared, and the machine could not test it, for
-example because it has no accelerator. *declared*: the suite has no test of it. *works*: not declared,
-and the tests pass. [Capabilities](reference/capabilities.md) says what each capability promises.
+*kept*: declared, and all tests of it that ran passed. *not tested*: declared, and no test of it ran, for
+example because the machine has no accelerator. *works*: not declared, and the tests
+passed. [Capabilities](reference/capabilities.md) says what each capability promises.
 
 """
 _REPORTS = """
 ## Reports
 
-A report names each requirement, its outcome, and the machine.
+A report names each requirement, its outcome, and the machine. Beside it is the backend's badge.
 
 """
 _ADD = """
@@ -98,7 +99,10 @@ def page(found: Sequence[Report]) -> str:
     """Return the page of these reports."""
     rows = "".join(_row(report) for report in found)
     names = [report.backend["name"] for report in found]
-    links = "".join(f"- {{download}}`{name} <reports/{name}.json>`\n" for name in names)
+    links = "".join(
+        f"- {{download}}`{name} <reports/{name}.json>` ![{name}](reports/{name}.svg)\n"
+        for name in names
+    )
     return _HEAD + rows + _CAPABILITIES + _capabilities(found) + _REPORTS + links + _ADD
 
 
@@ -108,9 +112,10 @@ def _row(report: Report) -> str:
     cells = (
         f"`{name}`",
         f"{backend['distribution']} {backend['version']}",
-        f"![{report.verdict}](reports/{name}.svg)",
+        badge.message(report),
         machine["torch"],
         machine["python"],
+        str(machine["accelerators"]),
         report.started[:10],
     )
     return _line(cells)
@@ -121,16 +126,13 @@ def _capabilities(found: Sequence[Report]) -> str:
     lines = [_line(["capability", *(f"`{report.backend['name']}`" for report in found)])]
     lines.append("|" + "---|" * (len(found) + 1) + "\n")
     for name in Capability:
-        cells = [_state(name, report, state) for report, state in zip(found, states, strict=True)]
+        cells = [_state(name, state) for state in states]
         lines.append(_line([f"`{name}`", *cells]))
     return "".join(lines)
 
 
-def _state(name: str, report: Report, states: dict[str, str]) -> str:
-    if name in states:
-        return _WORDS[states[name]]
-    # The suite has no test of it.
-    return "declared" if name in report.declared else ""
+def _state(name: str, states: dict[str, str]) -> str:
+    return _WORDS[states[name]] if name in states else ""
 
 
 def _line(cells: Sequence[str]) -> str:
