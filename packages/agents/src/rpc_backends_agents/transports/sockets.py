@@ -84,7 +84,8 @@ class SocketTransport(Transport):
                 sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
                 self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
         except Exception as error:  # the connection ended, or a message was too large for memory
-            self._links.pop((peer, peer_calls), None)
+            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # it may be a new one
+                self._links.pop((peer, peer_calls), None)
             connection.close()
             if not peer_calls:
                 self._inbox.lost(peer, str(error) or type(error).__name__)
