@@ -89,6 +89,14 @@ class MergesParts(SocketTransport):
         super().send(peer, [memoryview(b"".join(parts))], reply)
 
 
+@breaks("test_message_before_learn", "send(1")
+class AdmitsOnlyWhomItKnows(SocketTransport):
+    def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
+        if peer not in self._addresses:
+            raise OSError("this worker was not learned")
+        super()._link(connection, peer, peer_calls)
+
+
 @breaks("test_empty_parts", "send(1")
 class DropsEmptyParts(SocketTransport):
     def send(self, peer: int, parts: Parts, reply: bool) -> None:

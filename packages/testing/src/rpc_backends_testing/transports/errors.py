@@ -119,10 +119,7 @@ class ErrorTests:
             zero.metrics()
 
     def test_metrics(self, transports: Workers) -> None:
-        """`metrics` returns a dict of texts to texts at any time, and does not wait."""
-        worker = transports.make(0)
-        _metrics(worker)
-        worker.close(0)
+        """`metrics` returns a dict of texts to texts at any time after `listen`, and does not wait."""
         with transports() as (zero, one):
             _metrics(zero)
             _still_works(zero, one)

@@ -36,6 +36,21 @@ class MessageTests:
             zero.send(1, parts)
             one.expect(zero, parts)
 
+    def test_message_before_learn(self, transports: Workers) -> None:
+        """A message of a peer whose address was not learned yet arrives, at the latest when it is.
+
+        The workers of a group do not learn each other at the same moment.
+        """
+        with transports(2, learn=False) as (zero, one):
+            zero.learn(one)
+            parts = message("early", [5, 300])
+            zero.send(1, parts)
+            one.inbox.wait_for(lambda events: bool(events), 0.2)  # a transport may deliver it at once
+            one.learn(zero)
+            one.expect(zero, parts)
+            one.send(0, parts, reply=True)
+            zero.expect(one, parts, reply=True)
+
     def test_both_directions(self, transports: Workers) -> None:
         """Each of two workers may send first, and both at once."""
         for first in range(6):
