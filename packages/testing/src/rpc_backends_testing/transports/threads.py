@@ -130,6 +130,8 @@ class ThreadTests:
             zero.send(2, message("request", [4]))
             two.expect(zero, message("request", [4]))
             of_two = cutting.connections() - cutting.before
+            zero.send(1, message("request", [4]))
+            one.expect(zero, message("request", [4]))
             one.inbox.block()
             sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
             sending.wait(0.2)
