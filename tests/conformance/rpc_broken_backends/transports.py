@@ -391,7 +391,7 @@ class RejectsForGood(SocketTransport):
         self._addresses.pop(peer, None)
 
 
-@breaks("test_reject_ends_connections", "reject(1")
+@breaks("test_reject_ends_connections", "worker0.reject(")
 class RejectsNobody(SocketTransport):
     def reject(self, peer: int, reason: str) -> None:
         pass

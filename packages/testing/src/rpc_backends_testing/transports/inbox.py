@@ -47,6 +47,7 @@ class Inbox:
         self.wrong: list[str] = []
         self._changed = threading.Condition()
         self._blocked = False
+        self._held = 0
 
     # --- what the transport calls --------------------------------------------------------------------
 
@@ -86,6 +87,11 @@ class Inbox:
         with self._changed:
             self._blocked = True
 
+    def wait_until_holding(self, seconds: float) -> bool:
+        """Wait until a transport waits in :meth:`deliver`; return whether it does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._held > 0, seconds)
+
     def unblock(self) -> None:
         """Take messages again."""
         with self._changed:
@@ -113,8 +119,11 @@ class Inbox:
 
     def _keep(self, event: Event) -> None:
         with self._changed:
-            if event.kind == "deliver":
+            if event.kind == "deliver" and self._blocked:
+                self._held += 1
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._blocked)
+                self._held -= 1
             self.events.append(event)
             self._changed.notify_all()
 

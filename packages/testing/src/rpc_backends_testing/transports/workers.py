@@ -94,6 +94,12 @@ class Worker:
             return f"{type(error).__name__}: {error}"
         return None
 
+    def stop_receiving(self, sender: Worker) -> None:
+        """Take no more messages: those of ``sender`` after the next one stay where they are."""
+        self.inbox.block()
+        sender.send(self.id, [b"held"])
+        self.inbox.wait_until_holding(self.limits.seconds)
+
     def start_sending(self, peer: int, messages: Sequence[Sequence[bytes]]) -> Sending:
         """Start to send messages on a thread of their own."""
 
