@@ -14,7 +14,7 @@ def check(items: list[pytest.Item]) -> None:
     """Check that each requirement has a backend that can be loaded and accepts the options.
 
     :raises pytest.UsageError: no backend is named, or it does not exist, cannot be loaded, rejects the
-    options, or excludes an unknown requirement.
+        options, or excludes an unknown requirement.
     """
     from rpc_backends_core.spi import RpcBackendsError
     from rpc_backends_core.spi.inspection import construct_rpc_backend_options, records
