@@ -15,7 +15,12 @@ FAULTY_TENSORPIPE = "rpc-backend-faulty-tensorpipe"
 # What `pip install rpc-backends` installs beside the core.
 COMMAND = (TENSORPIPE, FAULTY_TENSORPIPE, "rpc-backends")
 # Distributions that need C++.
-NEED_AGENTS = ("rpc-backends-agents", "rpc-backend-zeromq", "rpc-backends-faults")
+NEED_AGENTS = (
+    "rpc-backends-agents",
+    "rpc-backend-zeromq",
+    "rpc-backends-faults",
+    "rpc-backends-inspect",
+)
 
 GROUP = "rpc.backends"
 HOOKS_GROUP = "rpc.backends.hooks"

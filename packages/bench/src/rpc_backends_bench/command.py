@@ -19,7 +19,14 @@ from rpc_backends_bench.compare import Comparison, compare
 from rpc_backends_bench.plan import Plan
 from rpc_backends_bench.results import FormatError, Results
 from rpc_backends_bench.subjects import Subject, SubjectError
-from rpc_backends_cli import Failure, console, debug_option, json_option, print_json
+from rpc_backends_cli import (
+    Failure,
+    console,
+    debug_option,
+    json_option,
+    print_json,
+    stdout_for_json,
+)
 
 _USAGE, _INTERRUPTED = 2, 130
 #: Variables that must be set before this process imports torch, because it hosts the groups' stores.
@@ -142,7 +149,8 @@ def command(
     _check_out(out)
     _check_awake(awake)
     old = _read(old_file)
-    subjects = _subjects(names, reference, file, _peers(peers))
+    with stdout_for_json(as_json):  # loads packages, which may print
+        subjects = _subjects(names, reference, file, _peers(peers))
     results, interrupted = measure_plan(plan, subjects, awake=awake, quiet=as_json)
     comparison = None if old is None else compare(old, results)
     written = _write(results, comparison, out)

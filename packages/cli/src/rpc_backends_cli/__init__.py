@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rpc_backends_cli.output import grid as grid
     from rpc_backends_cli.output import json_option as json_option
     from rpc_backends_cli.output import print_json as print_json
+    from rpc_backends_cli.output import stdout_for_json as stdout_for_json
     from rpc_backends_cli.report import Finding as Finding
     from rpc_backends_cli.report import Section as Section
 
@@ -30,6 +31,7 @@ _MODULES = {
     "grid": "output",
     "json_option": "output",
     "print_json": "output",
+    "stdout_for_json": "output",
 }
 
 __all__ = list(_MODULES)

@@ -73,7 +73,8 @@ def stdout_for_json(as_json: bool = True) -> Iterator[None]:
     stdout = os.dup(1)
     os.dup2(2, 1)  # extensions in C write to the descriptor
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(stdout, 1)
