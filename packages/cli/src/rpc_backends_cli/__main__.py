@@ -1,4 +1,4 @@
-"""``python -m rpc_backends_cli`` is ``rpc-backends``."""
+"""Runs the command: ``python -m rpc_backends_cli`` does the same as ``rpc-backends``."""
 
 from __future__ import annotations
 
