@@ -43,12 +43,12 @@ decode)
     length=10000
     ;;
 assemble)
-    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/blocks.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
+    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
     flags=()
     length=6000
     ;;
 stream)
-    sources=(stream.cpp $zeromq/message_reader.cpp $zeromq/blocks.cpp)
+    sources=(stream.cpp $zeromq/message_reader.cpp)
     flags=()
     length=6000
     ;;
