@@ -117,6 +117,7 @@ PYBIND11_MODULE(_native, module) {
       .def("__rpc_transport__", [](const std::shared_ptr<PythonTransport>& self) { return capsule_of(self); });
   module.def("capture_log", &capture_log, py::arg("also_print"));
   module.def("setting_names", &setting_names);
+  module.def("resources", &resources, py::arg("config"));
   module.def("version", [] { return std::string(ucp_get_version_string()); });
   PythonTransport::close_all_at_exit();
 }

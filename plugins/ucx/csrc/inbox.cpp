@@ -105,7 +105,7 @@ bool Inbox::take(Event& event) {
 }
 
 Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
-  for (;;) {
+  for (bool is_last = false;;) {
     if (closed_) {
       return Outcome::kClosed;
     }
@@ -114,25 +114,26 @@ Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
     }
     const bool busy = wanted_ || now() - last_traffic_.load(std::memory_order_relaxed) < poll_time_;
     if (busy && !polling_.exchange(true)) {
-      const bool found = poll();
+      const bool found = poll(deadline);
       polling_ = false;
       if (wanted_ && found) {
         wake_if_helpful();  // this thread will be busy
       }
-      if (wanted_ || found) {
+      if (found || (wanted_ && Clock::now() < deadline)) {
         continue;
       }
     }
-    if (Clock::now() >= deadline) {
+    if (is_last) {
       return Outcome::kTimeout;
     }
+    is_last = Clock::now() >= deadline;  // look once more
     sleep_until(deadline);
   }
 }
 
 // Polls until there is an event, or there was no traffic for the poll time. Returns whether there is an event. Afterwards
 // the event descriptor is armed, or another thread was asked to poll.
-bool Inbox::poll() {
+bool Inbox::poll(Clock::time_point deadline) {
   wanted_ = false;
   if (watched_) {
     epoll_.rearm(source_.event_fd(), 0, kTraffic);  // this thread sees the traffic itself
@@ -157,6 +158,10 @@ bool Inbox::poll() {
     if (source_.arm()) {
       epoll_.rearm(source_.event_fd(), EPOLLIN | EPOLLONESHOT, kTraffic);
       watched_ = true;
+      return false;
+    }
+    if (Clock::now() >= deadline) {
+      wanted_ = true;
       return false;
     }
     if (!source_.progress() && !has_events()) {

@@ -57,7 +57,7 @@ class Inbox {
 
   bool take(Event& event);
   bool has_events() const { return size_ > 0; }
-  bool poll();
+  bool poll(Clock::time_point deadline);
   void leave_polling();
   void sleep_until(Clock::time_point deadline);
   void handle(uint64_t id);

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -20,6 +21,10 @@ namespace {
 // Between two attempts to reach a lost peer; it doubles each time.
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{5000};
+// How long the memory of a message that was not sent is kept: its receiver may still be copying it.
+constexpr std::chrono::seconds kReadTime{5};
+// Calls of UCX's progress that see everything that was in the queue before them.
+constexpr int kDrain = 64;
 // Unknown processes cause these, so they are bounded.
 constexpr size_t kMostStrangers = 1000;
 // Bytes of the header of an active message that are worth copying into it.
@@ -94,11 +99,9 @@ Links::Links(const Services& services, Worker& worker)
   worker_.handle(Kind::kPart, &on_message<Kind::kPart>, this);
 }
 
-// The worker is destroyed already, so UCX uses none of this any more.
+// The worker is destroyed already, so UCX uses none of this any more. Messages that have not left are not released:
+// their receivers may still copy them.
 Links::~Links() {
-  for (Outgoing* const outgoing : leaving_) {
-    delete outgoing;
-  }
   for (Fetch* const fetch : fetching_) {
     delete fetch;
   }
@@ -273,12 +276,18 @@ void Links::greeted(const Greeting& greeting) {
   }
   strangers_[proof] = greeting;
   const bool is_queued = services_.callback_thread.look_up(proof, [this, proof, refuse](std::optional<int> /*peer*/) {
-    services_.with_lock([this, proof, refuse] {
-      // learn() has taken the greeting if the worker is known by now.
-      if (strangers_.erase(proof) != 0) {
-        refuse();
-      }
-    });
+    // Without the transport's lock, because the callback thread has one of its own here.
+    {
+      std::lock_guard<std::mutex> lock(answers_mutex_);
+      answers_.push_back([this, proof, refuse] {
+        // learn() has taken the greeting if the worker is known by now.
+        if (strangers_.erase(proof) != 0) {
+          refuse();
+        }
+      });
+      has_answers_ = true;
+    }
+    services_.inbox.nudge();
   });
   if (!is_queued) {
     strangers_.erase(proof);
@@ -454,7 +463,6 @@ void Links::reject(int peer, const std::string& reason) {
 
 void Links::close(Clock::time_point deadline) {
   closing_ = true;
-  services_.timers.clear();
   const auto wait = [this, deadline](const auto& is_over) {
     while (!is_over() && Clock::now() < deadline) {
       if (!progress()) {
@@ -570,9 +578,16 @@ void Links::post(Link& link, std::unique_ptr<Outgoing> owned) {
 }
 
 void Links::completed(Outgoing& outgoing) {
-  if (--outgoing.pending == 0 && leaving_.erase(&outgoing) != 0) {
-    sent_.emplace_back(&outgoing);
+  if (--outgoing.pending != 0 || leaving_.erase(&outgoing) == 0) {
+    return;
   }
+  if (!outgoing.has_failed) {
+    sent_.emplace_back(&outgoing);
+    return;
+  }
+  services_.timers.at(Clock::now() + kReadTime, [this, kept = std::make_shared<std::unique_ptr<Outgoing>>(&outgoing)] {
+    sent_.push_back(std::move(*kept));
+  });
 }
 
 void Links::send_head(Link& link, Kind kind, std::string bytes) {
@@ -588,9 +603,9 @@ void Links::send_head(Link& link, Kind kind, std::string bytes) {
 }
 
 void Links::on_sent(void* request, ucs_status_t status, void* argument) {
-  // A failed send is followed by the error of its endpoint.
-  (void)status;
   Outgoing& outgoing = *static_cast<Outgoing*>(argument);
+  // A failed send is followed by the error of its endpoint, or its endpoint was closed.
+  outgoing.has_failed = outgoing.has_failed || status != UCS_OK;
   ucp_request_free(request);
   outgoing.links->completed(outgoing);
 }
@@ -603,13 +618,28 @@ void Links::take_sent(std::vector<std::unique_ptr<Outgoing>>& sent) {
 
 bool Links::progress() {
   bool busy = ucp_worker_progress(worker_.get()) != 0;
+  if (has_answers_.exchange(false)) {
+    std::lock_guard<std::mutex> lock(answers_mutex_);
+    std::move(answers_.begin(), answers_.end(), std::back_inserter(later_));
+    answers_.clear();
+  }
+  busy = do_later() || busy;
+  while (!fetched_.empty()) {
+    deliver_fetched();
+    busy = true;
+  }
+  return busy;
+}
+
+bool Links::do_later() {
+  bool any = false;
   while (!later_.empty()) {
     const std::function<void()> task = std::move(later_.front());
     later_.pop_front();
     task();
-    busy = true;
+    any = true;
   }
-  return busy;
+  return any;
 }
 
 ucs_status_t Links::on_greeting(void* self, const void* header, size_t header_size, void* /*data*/, size_t /*size*/,
@@ -669,21 +699,26 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
       deliver(*link, target);
       return UCS_OK;
     }
-    auto fetch = std::make_unique<Fetch>(Fetch{this, token, std::move(target)});
+    auto owned = std::make_unique<Fetch>(Fetch{this, token, std::move(target)});
+    Fetch* const fetch = owned.get();
+    fetching_.insert(fetch);
+    owned.release();
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.cb.recv_am = &on_fetched;
-    param.user_data = fetch.get();
+    param.user_data = fetch;
     param.memory_type = UCS_MEMORY_TYPE_HOST;
-    const ucs_status_ptr_t request = ucp_am_recv_data_nbx(worker_.get(), data,
-                                                          const_cast<void*>(fetch->target.memory.data), size, &param);
     is_taken = true;
-    if (request == nullptr) {
-      deliver(*link, fetch->target);
-    } else if (UCS_PTR_IS_ERR(request)) {
-      throw Malformed("a message cannot be fetched: " + ucx::text_of(UCS_PTR_STATUS(request)));
-    } else {
-      fetching_.insert(fetch.release());
+    // UCX may call on_fetched() in here, which deletes `fetch`, and still return a request.
+    const ucs_status_ptr_t request = ucp_am_recv_data_nbx(
+        worker_.get(), data, const_cast<void*>(fetch->target.memory.data), size, &param);
+    if (request == nullptr || UCS_PTR_IS_ERR(request)) {
+      fetching_.erase(fetch);
+      owned.reset(fetch);
+      if (request != nullptr) {
+        throw Malformed("a message cannot be fetched: " + ucx::text_of(UCS_PTR_STATUS(request)));
+      }
+      fetched_.push_back(std::move(*fetch));
     }
     return UCS_INPROGRESS;
   } catch (const Malformed& error) {
@@ -705,26 +740,38 @@ void Links::on_fetched(void* request, ucs_status_t status, size_t /*size*/, void
   const std::unique_ptr<Fetch> fetch(static_cast<Fetch*>(argument));
   Links& links = *fetch->links;
   links.fetching_.erase(fetch.get());
-  Link* const link = links.owner_of(fetch->token);
-  if (link == nullptr) {
+  if (status == UCS_OK) {
+    links.fetched_.push_back(std::move(*fetch));
     return;
   }
-  std::string wrong = "a message cannot be fetched: " + ucx::text_of(status);
-  if (status == UCS_OK) {
-    try {
-      links.deliver(*link, fetch->target);
-      return;
-    } catch (const Malformed& error) {
-      wrong = error.what();
-    } catch (const std::bad_alloc&) {
-      wrong = "not enough memory for a message";
-    }
-  }
-  links.run_later([&links, peer = link->peer, token = fetch->token, wrong] {
-    if (links.owner_of(token) != nullptr) {
-      links.reject(peer, wrong);
+  links.run_later([&links, token = fetch->token, wrong = "a message cannot be fetched: " + ucx::text_of(status)] {
+    if (const Link* const link = links.owner_of(token)) {
+      links.reject(link->peer, wrong);
     }
   });
+}
+
+// Delivers what was fetched from the memory of peers. A peer says goodbye before it gives up this memory. So what was
+// fetched is only delivered if no goodbye has arrived before the end of the copy.
+void Links::deliver_fetched() {
+  std::vector<Fetch> fetched;
+  fetched.swap(fetched_);
+  for (int i = 0; i < kDrain && ucp_worker_progress(worker_.get()) != 0; ++i) {
+  }
+  do_later();
+  for (const Fetch& fetch : fetched) {
+    Link* const link = owner_of(fetch.token);
+    if (link == nullptr) {
+      continue;
+    }
+    try {
+      deliver(*link, fetch.target);
+    } catch (const Malformed& error) {
+      reject(link->peer, error.what());
+    } catch (const std::bad_alloc&) {
+      reject(link->peer, "not enough memory for a message");
+    }
+  }
 }
 
 void Links::deliver(Link& link, const Incoming::Target& target) {

@@ -6,11 +6,13 @@
 // Everything here needs the transport's lock, because UCX's worker does.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -38,8 +40,6 @@ class Links {
     CallbackThread& callback_thread;
     Releaser& releaser;
     Timers& timers;
-    // Runs a function with the transport's lock, unless the transport is closed.
-    std::function<void(const std::function<void()>&)> with_lock;
   };
 
   Links(const Services& services, Worker& worker);
@@ -88,6 +88,8 @@ class Links {
 
   ucs_status_t take(wire::Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched);
   void deliver(Link& link, const Incoming::Target& target);
+  void deliver_fetched();
+  bool do_later();
   void run_later(std::function<void()> task) { later_.push_back(std::move(task)); }
 
   Link* find(int peer);
@@ -130,11 +132,16 @@ class Links {
   uint64_t next_process_ = Inbox::kFirstId + 1;
   uint64_t next_attempt_ = 1;
 
-  std::unordered_set<Outgoing*> leaving_;  // owned
+  std::unordered_set<Outgoing*> leaving_;  // owned, except at the end
   std::unordered_set<Fetch*> fetching_;    // owned
+  std::vector<Fetch> fetched_;             // complete, to be delivered
   std::vector<std::unique_ptr<Outgoing>> sent_;
   std::deque<std::function<void()>> later_;  // what must not be done inside of a callback of UCX
   int closing_endpoints_ = 0;
+
+  std::mutex answers_mutex_;  // may be taken with the transport's lock, and not the other way round
+  std::vector<std::function<void()>> answers_;
+  std::atomic<bool> has_answers_{false};
 };
 
 }  // namespace rpc_backends::ucx

@@ -33,6 +33,7 @@ class Outgoing {
   Links* links = nullptr;
   // How many active messages UCX has not completed; used with the lock of the transport.
   size_t pending = 0;
+  bool has_failed = false;
   Parts parts;  // the small ones without data
 
  private:

@@ -41,8 +41,6 @@ class Timers {
     set();
   }
 
-  void clear() { tasks_.clear(); }
-
  private:
   void set() {
     itimerspec time{};

@@ -6,7 +6,9 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
+#include <new>
+#include <sstream>
+#include <utility>
 
 namespace rpc_backends::ucx {
 
@@ -28,19 +30,29 @@ ucs_log_func_rc_t on_log(const char* /*file*/, unsigned /*line*/, const char* /*
   return prints ? UCS_LOG_FUNC_RC_CONTINUE : UCS_LOG_FUNC_RC_STOP;
 }
 
-// UCX's list of settings, with "NAME=VALUE" on each line.
-std::string all_settings() {
+// Returns what a function prints to a file.
+template <typename Print>
+std::string printed(Print print) {
   char* text = nullptr;
   size_t size = 0;
   std::FILE* const file = open_memstream(&text, &size);
   if (file == nullptr) {
     throw std::bad_alloc();
   }
-  ucs_config_parser_print_all_opts(file, "", UCS_CONFIG_PRINT_CONFIG, &ucs_config_global_list, nullptr);
+  print(file);
   std::fclose(file);
   std::string copied(text, size);
   std::free(text);
   return copied;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(line);
+  }
+  return lines;
 }
 
 }  // namespace
@@ -71,19 +83,34 @@ void capture_log(bool also_print) {
 }
 
 std::set<std::string> setting_names() {
+  const std::string prefix = "UCX_";
+  const std::vector<std::pair<std::string, std::string>> smallest{{"TLS", "self"}};
+  const Context loads_modules(smallest);
+  const std::string all = printed([&](std::FILE* file) {
+    const auto flags = static_cast<ucs_config_print_flags_t>(UCS_CONFIG_PRINT_CONFIG | UCS_CONFIG_PRINT_HIDDEN);
+    ucs_config_parser_print_all_opts(file, prefix.c_str(), flags, &ucs_config_global_list, nullptr);
+  });
   std::set<std::string> names;
-  const std::string all = all_settings();
-  std::string_view rest = all;
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  for (const std::string& line : lines_of(all)) {
     const size_t sign = line.find('=');
-    if (!line.empty() && line[0] != '#' && sign != std::string_view::npos) {
-      names.emplace(line.substr(0, sign));
+    if (sign != std::string::npos && line.compare(0, prefix.size(), prefix) == 0) {
+      names.insert(line.substr(prefix.size(), sign - prefix.size()));
     }
   }
   return names;
+}
+
+std::vector<std::string> resources(const std::vector<std::pair<std::string, std::string>>& config) {
+  const Context context(config);
+  const std::string all = printed([&](std::FILE* file) { ucp_context_print_info(context.get(), file); });
+  std::vector<std::string> found;
+  for (const std::string& line : lines_of(all)) {
+    // "#      resource 0  :  md 0  dev 0  flags -- self/memory"
+    if (line.find(" resource ") != std::string::npos) {
+      found.push_back(line.substr(line.rfind(' ') + 1));
+    }
+  }
+  return found;
 }
 
 Context::Context(const std::vector<std::pair<std::string, std::string>>& settings) {

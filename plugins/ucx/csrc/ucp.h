@@ -59,6 +59,9 @@ class Worker {
   ucp_worker_h worker_ = nullptr;
 };
 
+// The transports and devices that UCX has here with these settings, for example "tcp/eth0".
+std::vector<std::string> resources(const std::vector<std::pair<std::string, std::string>>& config);
+
 // The transports and devices of an endpoint, for example "posix/memory cma/memory".
 std::string transports_of(ucp_ep_h endpoint);
 

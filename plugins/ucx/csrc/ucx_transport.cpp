@@ -43,9 +43,7 @@ struct UcxTransport::Impl : Inbox::Source {
         worker(std::make_unique<Worker>(context)),
         fd(worker->event_fd()),
         inbox(*this, settings.poll_time, counters),
-        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers,
-                              [this](const std::function<void()>& task) { locked(task); }},
-              *worker) {
+        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers}, *worker) {
     inbox.watch(timers.fd(), Inbox::kFirstId);
   }
 
