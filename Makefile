@@ -31,8 +31,8 @@ PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(NATIVE:%=%/setup.py) \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
-# The tools that build our distributions. They are installed with torch, so that a build needs no other environment.
-BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5'
+# The tools, and UCX's headers, that build our distributions. They are installed with torch, so that a build needs no other environment.
+BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
 # pytest exits with 5 if no test matches. That is no failure if PYTEST_ARGS selects tests of another suite.

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from rpc_backend_ucx import UCXRpcBackendOptions
+from rpc_backend_ucx import environment as ucx_variables
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq import environment as zeromq_variables
 from rpc_backends_bench.results import Results
@@ -49,7 +51,12 @@ def rows(page: Path) -> list[list[str]]:
 @cache
 def variables_in_the_code() -> set[str]:
     """Return the variables that modules declare, and every string of the code that is a variable."""
-    declared = {*settings.VARIABLES, *zeromq_variables.VARIABLES, *faults_variables.VARIABLES}
+    declared = {
+        *settings.VARIABLES,
+        *zeromq_variables.VARIABLES,
+        *ucx_variables.VARIABLES,
+        *faults_variables.VARIABLES,
+    }
     for source in SOURCES:
         for file in source.rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
@@ -73,14 +80,20 @@ def test_no_page_names_an_unknown_variable() -> None:
         assert named <= known, page
 
 
-def test_the_tables_list_every_option_of_zeromq() -> None:
+@pytest.mark.parametrize(
+    ("backend", "options"), [("ZEROMQ", ZeroMQRpcBackendOptions), ("UCX", UCXRpcBackendOptions)]
+)
+def test_the_tables_list_every_option(backend: str, options: type) -> None:
     page = (
-        (REFERENCE / "environment.md").read_text().partition("## ZEROMQ")[2].partition("\n## ")[0]
+        (REFERENCE / "environment.md")
+        .read_text()
+        .partition(f"## {backend}\n")[2]
+        .partition("\n## ")[0]
     )
-    variables = re.findall(r"^\| `RPC_BACKENDS_ZEROMQ_(\w+)`", page, re.MULTILINE)
+    variables = re.findall(rf"^\| `RPC_BACKENDS_{backend}_(\w+)`", page, re.MULTILINE)
     others = re.findall(r"^\| `(?!RPC_)(\w+)`", page, re.MULTILINE)
-    options = inspect.signature(ZeroMQRpcBackendOptions).parameters
-    assert sorted([*map(str.lower, variables), *others]) == sorted(options)
+    names = inspect.signature(options).parameters
+    assert sorted([*map(str.lower, variables), *others]) == sorted(names)
 
 
 # --- errors ------------------------------------------------------------------------------------------
@@ -119,7 +132,7 @@ def declared(title: str) -> dict[str, list[bool]]:
 
 
 def test_the_page_shows_the_capabilities_of_each_backend() -> None:
-    names = ("ZEROMQ", "TENSORPIPE", "FAULTY_TENSORPIPE")
+    names = ("ZEROMQ", "UCX", "TENSORPIPE", "FAULTY_TENSORPIPE")
     ours = [default_registry().backend(name).capabilities for name in names]
     assert declared("What each backend declares") == {
         one: [one in all_ for all_ in ours] for one in Capability

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzz the parsers of input from outside: ./run.sh TARGET|all [INPUTS] [PROCESSES]; defaults: all, ten million, one.
-# decode, assemble and stream need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
+# decode, assemble, stream and incoming need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
 # installed for the `python` on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -9,12 +9,13 @@ inputs=${2:-10000000}
 processes=${3:-1}
 work=${FUZZ_FOLDER:-build}
 zeromq=../../plugins/zeromq/csrc
+ucx=../../plugins/ucx/csrc
 common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr
     -I ../../packages/agents/src/rpc_backends_agents/include)
 case $target in
 all)
     status=0
-    for each in decode assemble stream records group publications members; do
+    for each in decode assemble stream incoming records group publications members; do
         echo "==> $each"
         ./run.sh "$each" "$inputs" "$processes" || status=$?
     done
@@ -43,23 +44,28 @@ decode)
     length=10000
     ;;
 assemble)
-    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/blocks.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
+    sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
     flags=()
     length=6000
     ;;
 stream)
-    sources=(stream.cpp $zeromq/message_reader.cpp $zeromq/blocks.cpp)
+    sources=(stream.cpp $zeromq/message_reader.cpp)
+    flags=()
+    length=6000
+    ;;
+incoming)
+    sources=(incoming.cpp $ucx/incoming.cpp $ucx/outgoing.cpp)
     flags=()
     length=6000
     ;;
 *)
-    echo "error: unknown target '$target'. Choose decode, assemble, stream, records, group, publications, members or all." >&2
+    echo "error: unknown target '$target'. Choose decode, assemble, stream, incoming, records, group, publications, members or all." >&2
     exit 2
     ;;
 esac
 mkdir -p "$work/$target-corpus"
 program=$work/$target
-if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find ../../packages/agents/csrc $zeromq -newer "$program" -name '*.[ch]*')" ]; then
+if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find ../../packages/agents/csrc $zeromq $ucx -newer "$program" -name '*.[ch]*')" ]; then
     echo "==> building (a minute)"
     clang++ "${common[@]}" "${sources[@]}" "${flags[@]}" -o "$program"
 fi

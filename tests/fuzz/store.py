@@ -24,11 +24,12 @@ import torch.distributed as dist
 
 from rpc_backend_tensorpipe import membership
 from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backend_zeromq import identity, publication, secret
-from rpc_backend_zeromq.errors import PublicationError
-from rpc_backend_zeromq.host import Host
+from rpc_backend_zeromq import identity, publication
 from rpc_backend_zeromq.publication import Publication, UnixSocket
 from rpc_backend_zeromq.unix_sockets import Node
+from rpc_backends_agents.common import canonical, secret
+from rpc_backends_agents.common.errors import PublicationError
+from rpc_backends_agents.common.host import Host
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_core._group import composition, contents
 from rpc_backends_core._group.group import read_answer
@@ -263,7 +264,7 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
         begin = text.find("{")
         payload = text[begin:] if begin >= 0 else text
         try:
-            proof = identity._proof(payload, key)
+            proof = sealed._proof(identity._FORM, payload, key)
         except UnicodeEncodeError:
             return
         # With a secret, only its holders can write this; without one, any process can.
@@ -273,7 +274,7 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
         ):
             found = believed(form, known)
             if found is not None:
-                assert publication.dump(found) == payload
+                assert canonical.dump(found) == payload
                 assert json.loads(payload) == json.loads(json.dumps(asdict(found)))
                 assert all(publication.parse_tcp(endpoint) for endpoint in found.tcp)
 

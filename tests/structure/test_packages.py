@@ -26,6 +26,7 @@ BELOW = {
     # The agents are there where a transport in C++ is tested: it was built with their header.
     "rpc_backends_testing": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_agents"},
     "rpc_backends_bench": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_testing"},
+    "rpc_backend_ucx": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_inspect": {"rpc_backends_core", "rpc_backends_agents", "rpc_backends_cli"},
@@ -37,15 +38,19 @@ PUBLIC = {
         "rpc_backends_core.spi",
         "rpc_backends_core.spi.inspection",
     },
-    "rpc_backends_agents": {"rpc_backends_agents"},
+    "rpc_backends_agents": {
+        "rpc_backends_agents",
+        *(name for name in modules() if name.startswith("rpc_backends_agents.common.")),
+    },
     "rpc_backend_tensorpipe": {"rpc_backend_tensorpipe.agents"},
     "rpc_backends_cli": {"rpc_backends_cli", "rpc_backends_cli.processes"},
     "rpc_backends_testing": {"rpc_backends_testing"},
 }
 #: Modules that only an installed command or test runner loads, and what else these may import.
 TOOLS = {
+    "rpc_backend_ucx.check": {"rpc_backends_cli"},
     "rpc_backend_zeromq.check": {"rpc_backends_cli"},
-    "rpc_backend_zeromq.secret_command": {"rpc_backends_cli"},
+    "rpc_backends_agents.common.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
     "rpc_backends_faults.command": {"rpc_backends_cli"},
     "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},

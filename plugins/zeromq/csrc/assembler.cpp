@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "blocks.h"
+#include "rpc_backends_agents/blocks.h"
 #include "wire.h"
 
 namespace rpc_backends::zeromq {

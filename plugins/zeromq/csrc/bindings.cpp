@@ -1,17 +1,12 @@
 // The Python bindings of the transport; _native.pyi documents them. Messages need no GIL, because an agent uses the
 // C++ transport directly, through its capsule.
-#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <set>
-#include <thread>
 
+#include "rpc_backends_agents/python.h"
 #include "zeromq_transport.h"
 
 namespace py = pybind11;
@@ -20,129 +15,7 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Releases the GIL if this thread holds it. close() waits for threads that may need the GIL.
-class WithoutGil {
- public:
-  WithoutGil() {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() == 1) {
-      release_.emplace();
-    }
-  }
-
- private:
-  std::optional<py::gil_scoped_release> release_;
-};
-
-class PythonTransport final : public ZeroMQTransport,
-                               public std::enable_shared_from_this<PythonTransport> {
- public:
-  PythonTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
-      : ZeroMQTransport(settings, std::move(on_unknown_key), std::move(on_refused)) {
-    std::lock_guard<std::mutex> lock(mutex());
-    all().insert(this);
-  }
-
-  ~PythonTransport() override {
-    {
-      std::lock_guard<std::mutex> lock(mutex());
-      all().erase(this);
-    }
-    close(0);
-  }
-
-  void close(double linger) override {
-    const WithoutGil without;
-    ZeroMQTransport::close(linger);
-  }
-
-  // Called before the interpreter exits: afterwards the callback threads could not end.
-  static void close_all() {
-    exiting_thread() = std::this_thread::get_id();
-    for (;;) {
-      // Keeps the transport alive while it closes: its callbacks may hold the last reference.
-      std::shared_ptr<PythonTransport> next;
-      {
-        std::lock_guard<std::mutex> lock(mutex());
-        if (all().empty()) {
-          return;
-        }
-        next = (*all().begin())->weak_from_this().lock();
-        all().erase(all().begin());
-      }
-      if (next) {
-        next->close(0);
-      }
-    }
-  }
-
-  // Never returns once another thread has begun to end the interpreter. Call it before the GIL is taken back: Python
-  // ends a thread that asks for the GIL too late, and in a frame of C++ that aborts the process.
-  static void stay_if_exiting() {
-    const std::thread::id exiting = exiting_thread();
-    while (exiting != std::thread::id() && exiting != std::this_thread::get_id()) {
-      ::pause();
-    }
-  }
-
- private:
-  static std::mutex& mutex() {
-    static std::mutex mutex;
-    return mutex;
-  }
-  static std::atomic<std::thread::id>& exiting_thread() {
-    static std::atomic<std::thread::id> thread{std::thread::id()};
-    return thread;
-  }
-  static std::set<PythonTransport*>& all() {
-    static std::set<PythonTransport*> all;
-    return all;
-  }
-};
-
-// Wraps a Python function so that any thread may call and release it.
-std::shared_ptr<py::object> shared(const py::object& function) {
-  return {new py::object(function), [](py::object* held) {
-            if (Py_IsInitialized() == 0) {
-              held->release();
-              return;
-            }
-            const py::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
-CallbackThread::OnUnknownKey unknown_key_callback(const py::object& function) {
-  if (function.is_none()) {
-    return {};
-  }
-  return [function = shared(function)](const std::string& key, double waited) -> std::optional<int> {
-    const py::gil_scoped_acquire gil;
-    try {
-      const py::object worker = (*function)(py::bytes(key), waited);
-      return worker.is_none() ? std::nullopt : std::optional<int>(worker.cast<int>());
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("on_unknown_key");
-    } catch (const py::cast_error&) {
-    }
-    return std::nullopt;
-  };
-}
-
-CallbackThread::OnRefused refused_callback(const py::object& function) {
-  if (function.is_none()) {
-    return {};
-  }
-  return [function = shared(function)](const std::string& line) {
-    const py::gil_scoped_acquire gil;
-    try {
-      // The line may quote untrusted data.
-      (*function)(py::reinterpret_steal<py::object>(
-          PyUnicode_DecodeUTF8(line.data(), static_cast<Py_ssize_t>(line.size()), "backslashreplace")));
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("on_refused");
-    }
-  };
-}
+using PythonTransport = ClosedAtExit<ZeroMQTransport>;
 
 // The files that may contain libzmq: pyzmq's extensions, which load libzmq or include it. They are searched in
 // pyzmq's folder, because importing pyzmq takes longer than starting a transport.
@@ -267,13 +140,6 @@ py::object receive_tuple(PythonTransport& transport, std::optional<double> timeo
   return py::make_tuple(kinds[static_cast<int>(event.kind)], event.peer, parts, event.reason);
 }
 
-py::capsule capsule_of(const std::shared_ptr<PythonTransport>& transport) {
-  auto* const held = new std::shared_ptr<Transport>(transport);
-  return py::capsule(held, kTransportCapsule, [](PyObject* capsule) {
-    delete static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(capsule, kTransportCapsule));
-  });
-}
-
 void learn(PythonTransport& transport, int peer, const std::string& endpoint,
            const std::optional<py::bytes>& public_key, const std::optional<std::array<py::bytes, 4>>& proofs,
            std::optional<uint64_t> max_message) {
@@ -327,7 +193,7 @@ PYBIND11_MODULE(_native, module) {
       .def("receive", &receive_tuple, py::arg("timeout") = py::none())
       .def("close", &PythonTransport::close, py::arg("linger"), release())
       .def("metrics", &PythonTransport::metrics)
-      .def("__rpc_transport__", &capsule_of);
+      .def("__rpc_transport__", [](const std::shared_ptr<PythonTransport>& self) { return capsule_of(self); });
   module.def("make_keys", &make_keys);
-  py::module_::import("atexit").attr("register")(py::cpp_function(&PythonTransport::close_all, release()));
+  PythonTransport::close_all_at_exit();
 }

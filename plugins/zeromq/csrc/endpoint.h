@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "fd.h"
+#include "rpc_backends_agents/fd.h"
 
 namespace rpc_backends::zeromq {
 

@@ -4,7 +4,7 @@
 #include <exception>
 #include <utility>
 
-#include "thread.h"
+#include "rpc_backends_agents/threads.h"
 
 namespace rpc_backends::zeromq {
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "fd.h"
+#include "rpc_backends_agents/fd.h"
 #include "inbox.h"
 
 namespace rpc_backends::zeromq {

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "fd.h"
+#include "rpc_backends_agents/fd.h"
 
 namespace rpc_backends::zeromq {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <new>
 
-#include "blocks.h"
+#include "rpc_backends_agents/blocks.h"
 
 namespace rpc_backends::zeromq {
 

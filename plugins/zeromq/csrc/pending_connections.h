@@ -16,7 +16,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "fd.h"
+#include "rpc_backends_agents/fd.h"
 #include "inbox.h"
 
 namespace rpc_backends::zeromq {

@@ -7,7 +7,7 @@
 #include "connection.h"
 #include "event_loop.h"
 #include "monitor.h"
-#include "releaser.h"
+#include "rpc_backends_agents/releaser.h"
 #include "route.h"
 #include "source.h"
 

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "callback_thread.h"
+#include "rpc_backends_agents/callback_thread.h"
 #include "directory.h"
 #include "unix_connection.h"
 #include "unix_stream.h"

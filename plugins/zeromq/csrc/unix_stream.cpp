@@ -10,7 +10,7 @@
 #include <limits>
 #include <utility>
 
-#include "blocks.h"
+#include "rpc_backends_agents/blocks.h"
 
 namespace rpc_backends::zeromq {
 

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "fd.h"
+#include "rpc_backends_agents/fd.h"
 #include "inbox.h"
 #include "event_loop.h"
 #include "message_reader.h"
-#include "releaser.h"
+#include "rpc_backends_agents/releaser.h"
 #include "settings.h"
 
 namespace rpc_backends::zeromq {

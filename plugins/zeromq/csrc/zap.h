@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "callback_thread.h"
+#include "rpc_backends_agents/callback_thread.h"
 #include "directory.h"
 #include "event_loop.h"
 #include "settings.h"

@@ -57,7 +57,7 @@ struct ZeroMQTransport::Impl {
         CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
       : settings(std::move(with)),
         counters(std::move(counts)),
-        callback_thread(std::move(on_unknown_key), std::move(on_refused)),
+        callback_thread("rpc-zmq-calls", std::move(on_unknown_key), std::move(on_refused)),
         context(settings->io_threads),
         zap(context, event_loop, callback_thread, directory, *counters, settings->encrypts()),
         unix_services{*settings, inbox, event_loop, writer, releaser, *counters},
@@ -99,7 +99,7 @@ struct ZeroMQTransport::Impl {
   EventLoop event_loop;
   EventLoop writer{"rpc-zmq-writer"};
   CallbackThread callback_thread;
-  Releaser releaser;  // after everything that releases messages
+  Releaser releaser{"rpc-zmq-release", wire::kMaxInHead};  // after everything that releases messages
   Context context;
   Zap zap;
   UnixStream::Services unix_services;

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "tcp_listener.h"
-#include "gate.h"
+#include "rpc_backends_agents/gate.h"
 #include "peers.h"
 #include "unix_listener.h"
-#include "releaser.h"
+#include "rpc_backends_agents/releaser.h"
 #include "zap.h"
 
 namespace rpc_backends::zeromq {

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rpc_backend_zeromq.admission_control import AdmissionControl
+from rpc_backends_agents.common.admission_control import AdmissionControl
 
 KEY, OTHER = b"a" * 40, b"b" * 40
 SOON = 5.0
@@ -24,7 +24,7 @@ def ask_on_thread(
 
 
 def test_a_key_belongs_to_the_peer_learned_with_it() -> None:
-    control = AdmissionControl(expected=0, grace_period=SOON)
+    control = AdmissionControl("ZEROMQ", expected=0, grace_period=SOON)
     control.learn(3, KEY)
 
     assert control.whose(KEY) == 3
@@ -32,7 +32,7 @@ def test_a_key_belongs_to_the_peer_learned_with_it() -> None:
 
 
 def test_an_early_peer_waits_until_it_is_learned() -> None:
-    control = AdmissionControl(expected=2, grace_period=SOON)
+    control = AdmissionControl("ZEROMQ", expected=2, grace_period=SOON)
     control.learn(1, OTHER)
     thread, answers = ask_on_thread(control, KEY)
     time.sleep(0.05)
@@ -45,7 +45,7 @@ def test_an_early_peer_waits_until_it_is_learned() -> None:
 
 
 def test_waiting_ends_when_all_peers_are_learned() -> None:
-    control = AdmissionControl(expected=1, grace_period=60)
+    control = AdmissionControl("ZEROMQ", expected=1, grace_period=60)
     thread, answers = ask_on_thread(control, KEY)
 
     control.learn(1, OTHER)
@@ -56,11 +56,11 @@ def test_waiting_ends_when_all_peers_are_learned() -> None:
 
 
 def test_an_unknown_key_is_refused_after_the_grace_period() -> None:
-    assert AdmissionControl(expected=1, grace_period=0.05).whose(KEY) is None
+    assert AdmissionControl("ZEROMQ", expected=1, grace_period=0.05).whose(KEY) is None
 
 
 def test_stop_waiting_ends_the_wait() -> None:
-    control = AdmissionControl(expected=1, grace_period=60)
+    control = AdmissionControl("ZEROMQ", expected=1, grace_period=60)
     thread, answers = ask_on_thread(control, KEY)
 
     control.stop_waiting()
@@ -70,7 +70,7 @@ def test_stop_waiting_ends_the_wait() -> None:
 
 
 def test_a_key_of_a_new_member_is_looked_up() -> None:
-    control = AdmissionControl(expected=0, grace_period=SOON)
+    control = AdmissionControl("ZEROMQ", expected=0, grace_period=SOON)
     seen: list[bytes] = []
 
     def look(key: bytes) -> None:
@@ -86,7 +86,7 @@ def test_a_key_of_a_new_member_is_looked_up() -> None:
 
 
 def test_one_lookup_answers_all_earlier_questions() -> None:
-    control = AdmissionControl(expected=0, grace_period=SOON)
+    control = AdmissionControl("ZEROMQ", expected=0, grace_period=SOON)
     lookups: list[bytes] = []
 
     def look(key: bytes) -> None:
@@ -105,7 +105,7 @@ def test_one_lookup_answers_all_earlier_questions() -> None:
 def test_a_failed_lookup_is_logged_and_admits_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    control = AdmissionControl(expected=0, grace_period=SOON)
+    control = AdmissionControl("ZEROMQ", expected=0, grace_period=SOON)
 
     def look(key: bytes) -> None:
         raise OSError("the store is gone")
@@ -118,7 +118,7 @@ def test_a_failed_lookup_is_logged_and_admits_nobody(
 
 
 def test_keys_of_departed_or_rekeyed_peers_are_refused() -> None:
-    control = AdmissionControl(expected=2, grace_period=0.05)
+    control = AdmissionControl("ZEROMQ", expected=2, grace_period=0.05)
     control.learn(1, KEY)
     control.learn(2, OTHER)
 
@@ -131,7 +131,7 @@ def test_keys_of_departed_or_rekeyed_peers_are_refused() -> None:
 
 
 def test_peers_without_keys_count_as_learned() -> None:
-    control = AdmissionControl(expected=1, grace_period=60)
+    control = AdmissionControl("ZEROMQ", expected=1, grace_period=60)
     control.learn(1)
 
     assert control.whose(KEY) is None

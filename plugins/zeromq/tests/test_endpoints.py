@@ -16,12 +16,12 @@ import pytest
 
 from rpc_backend_zeromq import endpoints
 from rpc_backend_zeromq.endpoints import Surroundings
-from rpc_backend_zeromq.errors import AddressError
-from rpc_backend_zeromq.host import Host, this_host
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication, UnixSocket
-from rpc_backend_zeromq.secret import Secret
 from rpc_backend_zeromq.unix_sockets import Node
+from rpc_backends_agents.common.errors import AddressError
+from rpc_backends_agents.common.host import Host, this_host
+from rpc_backends_agents.common.secret import Secret
 
 HERE = this_host()
 ELSEWHERE = Host("another kernel", "4:1")
@@ -59,7 +59,7 @@ def unix_socket() -> Iterator[UnixSocket]:
 SHOW_HOST = """
 import json
 from dataclasses import asdict
-from rpc_backend_zeromq.host import this_host
+from rpc_backends_agents.common.host import this_host
 
 print(json.dumps(asdict(this_host())))
 """
@@ -145,7 +145,7 @@ def test_with_a_secret_the_error_suggests_an_address(a_secret: Secret) -> None:
 CHOOSE = """
 import json, sys
 from rpc_backend_zeromq import endpoints
-from rpc_backend_zeromq.host import Host, this_host
+from rpc_backends_agents.common.host import Host, this_host
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication
 from rpc_backends_core.spi import RpcBackendsError

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from rpc_backend_zeromq import identity, publication, secret
-from rpc_backend_zeromq.errors import PublicationError
-from rpc_backend_zeromq.host import Host
+from rpc_backend_zeromq import identity, publication
 from rpc_backend_zeromq.publication import Publication, UnixSocket
-from rpc_backend_zeromq.secret import Secret
 from rpc_backend_zeromq.unix_sockets import Node
+from rpc_backends_agents.common import canonical, secret
+from rpc_backends_agents.common import sealed as seals
+from rpc_backends_agents.common.errors import PublicationError
+from rpc_backends_agents.common.host import Host
+from rpc_backends_agents.common.secret import Secret
 
 PUBLIC_KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 MINE = Publication(
@@ -230,11 +232,12 @@ BIG = "x" * 5000
     ],
 )
 def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -> None:
-    fields = {**json.loads(publication.dump(MINE)), **change}
+    fields = {**json.loads(canonical.dump(MINE)), **change}
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     # Also if it was written with the secret, by a broken worker.
-    sealed = f"zeromq2 sealed {a_secret.fingerprint} {identity._proof(payload, a_secret)} {payload}"
+    proof = seals._proof(identity._FORM, payload, a_secret)
+    sealed = f"zeromq2 sealed {a_secret.fingerprint} {proof} {payload}"
     assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in error_of(
         sealed, a_secret
     )
@@ -242,7 +245,7 @@ def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -
 
 
 def test_only_the_canonical_json_form_is_accepted() -> None:
-    payload = publication.dump(MINE)
+    payload = canonical.dump(MINE)
 
     for other in (
         f" {payload}",

@@ -20,8 +20,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rpc_backend_zeromq import endpoints, identity, publication, secret
-from rpc_backend_zeromq.host import this_host
+from rpc_backend_zeromq import endpoints, identity, publication
+from rpc_backends_agents.common import canonical, sealed, secret
+from rpc_backends_agents.common.host import this_host
 from support import steps
 from support.workers import WorkerContext, Workers
 from support.zeromq import endpoints as tcp_endpoints
@@ -231,7 +232,7 @@ def forgeries(genuine: str) -> dict[str, str]:
     other = secret.parse(secret.generate(), "the intruder")
     forged = forged_publication(genuine)
     return {
-        "its proof is wrong": genuine[: genuine.index("{")] + publication.dump(forged),
+        "its proof is wrong": genuine[: genuine.index("{")] + canonical.dump(forged),
         "has a different secret": identity.seal(forged, other),
         "has no secret": identity.seal(forged, None),
         "cannot be read": "garbage",
@@ -328,7 +329,7 @@ def forge_addresses(me: WorkerContext, url: str, other: str | None) -> None:
             tcp=(f"tcp://127.0.0.1:{port}",),
             unix=None,
             public_key=public.decode(),
-            session=identity.new_session(),
+            session=sealed.new_session(),
             max_message_bytes=1 << 30,
             place="",
         )

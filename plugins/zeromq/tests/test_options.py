@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed.rpc import RpcBackendOptions
 
-from rpc_backend_zeromq import ZeroMQRpcBackendOptions, secret
+from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.options import construct_rpc_backend_options
 from rpc_backend_zeromq.ports import Ports
+from rpc_backends_agents.common import secret
 
 
 def construct(**options: Any) -> ZeroMQRpcBackendOptions:

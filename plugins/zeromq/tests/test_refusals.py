@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rpc_backend_zeromq.refusals import Refusals
+from rpc_backends_agents.common.refusals import Refusals
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_many_refusals_are_one_line_and_a_count(log: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    refusals = Refusals("w0", clock=lambda: now[0])
+    refusals = Refusals("ZEROMQ", "w0", clock=lambda: now[0])
 
     for _ in range(1000):
         refusals("tcp://10.0.0.9: its key is unknown")
@@ -35,7 +35,7 @@ def test_many_refusals_are_one_line_and_a_count(log: pytest.LogCaptureFixture) -
 
 
 def test_a_refusal_cannot_forge_log_lines(log: pytest.LogCaptureFixture) -> None:
-    Refusals("w0")("x\nERROR: all is lost\x1b[31m" + "y" * 10_000)
+    Refusals("ZEROMQ", "w0")("x\nERROR: all is lost\x1b[31m" + "y" * 10_000)
 
     (line,) = log.messages
     assert "\n" not in line

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backend_zeromq import secret
-from rpc_backend_zeromq.errors import SecretError
-from rpc_backend_zeromq.secret import Secret
+from rpc_backends_agents.common import secret
+from rpc_backends_agents.common.errors import SecretError
+from rpc_backends_agents.common.secret import Secret
 
 FILE = "RPC_BACKENDS_ZEROMQ_SECRET_FILE"
 TEXT = "RPC_BACKENDS_ZEROMQ_SECRET"
@@ -153,18 +153,18 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, content: bytes) -> N
 
 
 def test_without_a_source_there_is_no_secret() -> None:
-    assert secret.find(None, None, {}) is None
-    assert secret.find(None, None, {TEXT: " ", FILE: ""}) is None
+    assert secret.find("ZEROMQ", None, None, {}) is None
+    assert secret.find("ZEROMQ", None, None, {TEXT: " ", FILE: ""}) is None
 
 
 def test_options_and_variables_can_give_the_secret(
     secret_file: Path, text: str, a_secret: Secret
 ) -> None:
     found = [
-        secret.find(a_secret, None, {}),
-        secret.find(None, str(secret_file), {}),
-        secret.find(None, None, {TEXT: text}),
-        secret.find(None, None, {FILE: str(secret_file)}),
+        secret.find("ZEROMQ", a_secret, None, {}),
+        secret.find("ZEROMQ", None, str(secret_file), {}),
+        secret.find("ZEROMQ", None, None, {TEXT: text}),
+        secret.find("ZEROMQ", None, None, {FILE: str(secret_file)}),
     ]
 
     assert found == [a_secret] * 4
@@ -181,7 +181,7 @@ def test_several_sources_may_give_the_same_secret(
 ) -> None:
     environ = {TEXT: text, FILE: str(secret_file)}
 
-    assert secret.find(a_secret, str(secret_file), environ) == a_secret
+    assert secret.find("ZEROMQ", a_secret, str(secret_file), environ) == a_secret
 
 
 def test_different_secrets_are_an_error_naming_both_sources(
@@ -191,11 +191,11 @@ def test_different_secrets_are_an_error_naming_both_sources(
 
     for given, file in ((a_secret, None), (None, str(secret_file))):
         with pytest.raises(SecretError, match=f"and {TEXT} give different secrets") as caught:
-            secret.find(given, file, {TEXT: other})
+            secret.find("ZEROMQ", given, file, {TEXT: other})
         assert a_secret.fingerprint in str(caught.value)
         assert other[15:30] not in str(caught.value)
 
 
 def test_an_invalid_secret_is_an_error_despite_another(a_secret: Secret, text: str) -> None:
     with pytest.raises(SecretError, match=f"{TEXT} is not a secret"):
-        secret.find(a_secret, None, {TEXT: text[:-5]})
+        secret.find("ZEROMQ", a_secret, None, {TEXT: text[:-5]})

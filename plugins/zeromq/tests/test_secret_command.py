@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rpc_backend_zeromq import secret
-from rpc_backend_zeromq.secret_command import command
+from rpc_backends_agents.common import secret
+from rpc_backends_agents.common.secret_command import command
 
 
 def run(*arguments: str) -> Result:
@@ -51,12 +51,18 @@ def test_json_contains_the_secret_or_its_file(tmp_path: Path) -> None:
     assert shown == {
         "secret": shown["secret"],
         "fingerprint": made.fingerprint,
-        "variable": "RPC_BACKENDS_ZEROMQ_SECRET",
+        "variables": {
+            "ZEROMQ": "RPC_BACKENDS_ZEROMQ_SECRET",
+            "UCX": "RPC_BACKENDS_UCX_SECRET",
+        },
     }
     assert written == {
         "file": str(tmp_path / "s"),
         "fingerprint": secret.read(str(tmp_path / "s"), "file").fingerprint,
-        "variable": "RPC_BACKENDS_ZEROMQ_SECRET_FILE",
+        "variables": {
+            "ZEROMQ": "RPC_BACKENDS_ZEROMQ_SECRET_FILE",
+            "UCX": "RPC_BACKENDS_UCX_SECRET_FILE",
+        },
     }
 
 

@@ -6,11 +6,12 @@ import logging
 
 import pytest
 
-from rpc_backend_zeromq import environment, secret
+from rpc_backend_zeromq import environment
 from rpc_backend_zeromq.addresses import Wanted
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.ports import Ports
 from rpc_backend_zeromq.settings import settings_of
+from rpc_backends_agents.common import secret
 from rpc_backends_core.spi import SettingError
 
 PREFIX = "RPC_BACKENDS_ZEROMQ_"

@@ -19,12 +19,17 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rpc_backend_zeromq import secret
 from rpc_backend_zeromq import transport as transport_module
 from rpc_backend_zeromq._native import TransportError
-from rpc_backend_zeromq.errors import AddressError, ExposureError, PublicationError, SecretError
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
+from rpc_backends_agents.common import secret
+from rpc_backends_agents.common.errors import (
+    AddressError,
+    ExposureError,
+    PublicationError,
+    SecretError,
+)
 from rpc_backends_core.spi import Group, Member, SettingError, StoreError, join_group
 from support.networks import enter
 from support.workers import WorkerContext, Workers

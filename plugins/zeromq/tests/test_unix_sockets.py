@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rpc_backend_zeromq import unix_sockets
-from rpc_backend_zeromq.errors import AddressError
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
+from rpc_backends_agents.common.errors import AddressError
 
 
 @pytest.fixture

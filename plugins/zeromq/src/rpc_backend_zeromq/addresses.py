@@ -12,9 +12,9 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.rendezvous import Rendezvous
+from rpc_backends_agents.common.errors import AddressError, ExposureError
 from rpc_backends_core.spi import Interface, interface_of, interfaces, is_loopback, nearest
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)

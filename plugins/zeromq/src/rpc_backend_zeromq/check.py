@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rpc_backend_zeromq import addresses, environment, identity, policy, settings, unix_sockets
-from rpc_backend_zeromq.errors import AddressError, ExposureError
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import Settings
+from rpc_backends_agents.common.errors import AddressError, ExposureError
 from rpc_backends_cli import Finding, Section
 from rpc_backends_core.spi import RpcBackendsError
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import numbers
 import os
 from typing import Any
 
-from torch.distributed.rpc import RpcBackendOptions
 from torch.distributed.rpc.constants import (
     DEFAULT_INIT_METHOD,
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC,
 )
 
-from rpc_backend_zeromq import ports, secret
+from rpc_backend_zeromq import ports
+from rpc_backend_zeromq.environment import BACKEND
 from rpc_backend_zeromq.ports import Ports
-from rpc_backend_zeromq.secret import Secret
+from rpc_backends_agents.common.option_checks import OptionChecks, StrictOptions
+from rpc_backends_agents.common.secret import Secret
 
 #: Bytes of the longest message accepted from a peer: more than programs send, less than hosts have.
 MAX_MESSAGE_BYTES = 16 << 30
@@ -28,16 +28,19 @@ HEARTBEAT_TIMEOUT = 30.0
 HEARTBEATS = 6
 _SHORTEST = 0.1
 _LONGEST = 6553.0  # libzmq counts tenths of seconds in 16 bits
-_MOST_BYTES = 1 << 61
+
+_checks = OptionChecks(BACKEND)
 
 
-class ZeroMQRpcBackendOptions(RpcBackendOptions):
+class ZeroMQRpcBackendOptions(StrictOptions):
     """The options of ZEROMQ; see :func:`construct_rpc_backend_options`.
 
     An option that is None is read from its environment variable when RPC starts, or else gets its
     default. As with torch's options, only ``rpc_timeout`` and ``init_method`` can be changed later, and
     the options cannot be pickled. The secret's text is not shown: ``secret`` shows only its source.
     """
+
+    BACKEND = BACKEND
 
     num_worker_threads: int
     secret: Secret | None
@@ -73,23 +76,23 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:
         super().__init__(
-            rpc_timeout=_seconds("rpc_timeout", rpc_timeout, least=0, most=math.inf),
-            init_method=_text("init_method", init_method, "the URL of the rendezvous"),
+            rpc_timeout=_checks.seconds("rpc_timeout", rpc_timeout, least=0),
+            init_method=_checks.text("init_method", init_method, "the URL of the rendezvous"),
         )
         given: dict[str, Any] = {
-            "num_worker_threads": _integer("num_worker_threads", num_worker_threads),
-            "secret": _secret(secret),
-            "secret_file": _path("secret_file", secret_file),
-            "encryption": _boolean("encryption", encryption),
-            "trusted_network": _boolean("trusted_network", trusted_network),
+            "num_worker_threads": _checks.integer("num_worker_threads", num_worker_threads),
+            "secret": _checks.secret(secret),
+            "secret_file": _checks.path("secret_file", secret_file),
+            "encryption": _checks.boolean("encryption", encryption),
+            "trusted_network": _checks.boolean("trusted_network", trusted_network),
             "address": _address(address),
-            "interface": _optional_text(
+            "interface": _checks.optional_text(
                 "interface", interface, "the name of an interface, for example eth0"
             ),
             "ports": _ports(ports),
-            "unix_sockets": _boolean("unix_sockets", unix_sockets),
-            "max_message_bytes": _integer("max_message_bytes", max_message_bytes),
-            "max_unanswered_bytes": _integer("max_unanswered_bytes", max_unanswered_bytes),
+            "unix_sockets": _checks.boolean("unix_sockets", unix_sockets),
+            "max_message_bytes": _checks.integer("max_message_bytes", max_message_bytes),
+            "max_unanswered_bytes": _checks.integer("max_unanswered_bytes", max_unanswered_bytes),
             "heartbeat_timeout": _interval("heartbeat_timeout", heartbeat_timeout),
         }
         given["heartbeat"] = (
@@ -108,21 +111,6 @@ class ZeroMQRpcBackendOptions(RpcBackendOptions):
                 "where to listen, so leave one out."
             )
         self.__dict__.update(given)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("rpc_timeout", "init_method"):
-            raise AttributeError(
-                f"{name} cannot be changed on existing ZEROMQ options; pass it when you create "
-                "them. Only rpc_timeout and init_method can be changed."
-            )
-        super().__setattr__(name, value)
-
-    def __repr__(self) -> str:
-        shown = {"rpc_timeout": self.rpc_timeout, "init_method": self.init_method, **self.__dict__}
-        values = ", ".join(
-            f"{name}={value!r}" for name, value in shown.items() if value is not None
-        )
-        return f"{type(self).__name__}({values})"
 
 
 def construct_rpc_backend_options(
@@ -189,75 +177,15 @@ def construct_rpc_backend_options(
     )
 
 
-# --- validation, one kind of value each -------------------------------------------------------------
-
-
-def _wrong_type(name: str, value: object, wanted: str) -> TypeError:
-    return TypeError(f"{name}={value!r} is of type {type(value).__name__}; ZEROMQ needs {wanted}.")
-
-
-def _boolean(name: str, value: object) -> bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    raise _wrong_type(name, value, "True or False")
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _wrong_type(name, value, "an int")
-    number = int(value)
-    if not 1 <= number <= _MOST_BYTES:
-        raise ValueError(
-            f"{name}={number} is out of range; ZEROMQ needs an integer from 1 to 2**61."
-        )
-    return number
-
-
-def _seconds(name: str, value: Any, *, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _wrong_type(name, value, "a number of seconds")
-    seconds = float(value)
-    if not least <= seconds <= most or seconds == math.inf:
-        limits = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
-        raise ValueError(f"{name}={value} is out of range; ZEROMQ needs {limits} seconds.")
-    return seconds
+# --- validation of what only ZEROMQ has ---------------------------------------------------------------
 
 
 def _interval(name: str, value: Any) -> float:
-    return _seconds(name, value, least=_SHORTEST, most=_LONGEST)
-
-
-def _text(name: str, value: object, meaning: str) -> str:
-    if not isinstance(value, str):
-        raise _wrong_type(name, value, f"a str: {meaning}")
-    if not value.strip():
-        raise ValueError(f"{name}={value!r} is empty; ZEROMQ needs {meaning}.")
-    return value.strip()
-
-
-def _optional_text(name: str, value: object, meaning: str) -> str | None:
-    return None if value is None else _text(name, value, meaning)
-
-
-def _path(name: str, value: object) -> str | None:
-    return None if value is None else _text(name, _fspath(value), "the path of a file")
-
-
-def _fspath(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _secret(value: object) -> Secret | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        # The message leaves out the value: it may be a secret, for example as bytes.
-        raise TypeError(f"secret is of type {type(value).__name__}; ZEROMQ needs a str.")
-    return secret.parse(value, "the option secret")
+    return _checks.seconds(name, value, least=_SHORTEST, most=_LONGEST)
 
 
 def _address(value: object) -> str | None:
-    address = _optional_text("address", value, "an address or a name of this machine")
+    address = _checks.optional_text("address", value, "an address or a name of this machine")
     if address is not None and _means_every(address):
         raise ValueError(
             f"address={value!r} stands for all addresses, but ZEROMQ needs the one at which other "
@@ -278,7 +206,7 @@ def _ports(value: Any) -> Ports | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | numbers.Integral):
-        raise _wrong_type("ports", value, 'an int (5000) or a str ("5000-5100")')
+        raise _checks.wrong_type("ports", value, 'an int (5000) or a str ("5000-5100")')
     parsed = ports.parse(str(value))
     if parsed is None:
         raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rpc_backend_zeromq.environment import ENCRYPTION, SECRET_FILE, TRUSTED_NETWORK
-from rpc_backend_zeromq.secret import Secret
+from rpc_backends_agents.common.secret import Secret
 
 GIVE_A_SECRET = (
     "Make a secret with `rpc-backends secret --out FILE` and give that file to every worker "

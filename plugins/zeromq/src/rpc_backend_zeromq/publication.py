@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from rpc_backend_zeromq.host import Host
 from rpc_backend_zeromq.unix_sockets import PATH_LIMIT, Node
+from rpc_backends_agents.common import canonical
+from rpc_backends_agents.common.canonical import MAX_GROUP, MAX_ID, MAX_NAME, MalformedError
+from rpc_backends_agents.common.host import Host
 
-#: Bytes of the longest JSON that is parsed: many times what any worker writes.
-LIMIT = 16384
 _MAX_ENDPOINTS = 8
-_MAX_ID = 32767  # torch's ids are 16 bits, signed
-_MAX_NAME = 1024
-_MAX_GROUP = 256
 _MAX_HOST = 256
 _MAX_PLACE = 256
 _HIGHEST_PORT = 65535
 #: Z85, the alphabet of ZeroMQ's keys (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_SESSION_DIGITS = 32
-_SESSION = re.compile(f"[0-9a-f]{{{_SESSION_DIGITS}}}")
 _TCP = re.compile(r"tcp://(?:\[([0-9a-f:.]+)\]|([0-9.]+)):([1-9][0-9]{0,4})")
 
 
@@ -66,29 +60,13 @@ def printable(place: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in place[:_MAX_PLACE])
 
 
-class MalformedError(ValueError):
-    """The text is not the JSON of a publication."""
-
-
-def dump(publication: Publication) -> str:
-    """Return the canonical JSON of a publication: sorted keys, no white space, ASCII."""
-    return json.dumps(asdict(publication), sort_keys=True, separators=(",", ":"))
-
-
 def load(text: str) -> Publication:
     """Parse the JSON of a publication.
 
-    :raises MalformedError: ``text`` is not in the form that :func:`dump` gives.
+    :raises MalformedError: ``text`` is not in the form that :func:`canonical.dump` gives.
     """
-    if len(text) > LIMIT:
-        raise MalformedError(f"it has more than {LIMIT} bytes")
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError(f"it is not JSON: {error}") from error
-    publication = _publication(data)
-    if dump(publication) != text:
-        raise MalformedError("it is not in canonical form")
+    publication = _publication(canonical.parse(text))
+    canonical.check_form(publication, text)
     return publication
 
 
@@ -108,7 +86,7 @@ def parse_tcp(endpoint: str) -> tuple[str, int] | None:
 
 
 def _publication(data: Any) -> Publication:
-    fields = _fields(data, "it", Publication)
+    fields = canonical.fields(data, "it", Publication)
     unix = fields["unix"]
     tcp = fields["tcp"]
     if not isinstance(tcp, list) or len(tcp) > _MAX_ENDPOINTS:
@@ -119,63 +97,40 @@ def _publication(data: Any) -> Publication:
     key = fields["public_key"]
     if key is not None and (not isinstance(key, str) or not _KEY.fullmatch(key)):
         raise MalformedError("its 'public_key' is not a key")
-    host = _fields(fields["host"], "its 'host'", Host)
+    host = canonical.fields(fields["host"], "its 'host'", Host)
     return Publication(
-        group=_text(fields, "group", _MAX_GROUP),
-        worker_id=_number(fields, "worker_id", _MAX_ID),
-        name=_text(fields, "name", _MAX_NAME),
-        rank=_number(fields, "rank", _MAX_ID),
-        host=Host(_text(host, "kernel", _MAX_HOST), _text(host, "network", _MAX_HOST)),
+        group=canonical.text(fields, "group", MAX_GROUP),
+        worker_id=canonical.number(fields, "worker_id", MAX_ID),
+        name=canonical.text(fields, "name", MAX_NAME),
+        rank=canonical.number(fields, "rank", MAX_ID),
+        host=Host(
+            canonical.text(host, "kernel", _MAX_HOST), canonical.text(host, "network", _MAX_HOST)
+        ),
         tcp=tuple(tcp),
         unix=None if unix is None else _unix(unix),
         public_key=key,
-        session=_session(fields),
-        max_message_bytes=_number(fields, "max_message_bytes", 2**63 - 1),
+        session=canonical.session(fields),
+        max_message_bytes=canonical.number(fields, "max_message_bytes", 2**63 - 1),
         place=_place(fields),
     )
 
 
-def _session(fields: dict[str, Any]) -> str:
-    session = _text(fields, "session", _SESSION_DIGITS)
-    if not _SESSION.fullmatch(session):
-        raise MalformedError(f"its 'session' is not {_SESSION_DIGITS} hexadecimal digits")
-    return session
-
-
 def _place(fields: dict[str, Any]) -> str:
-    place = _text(fields, "place", _MAX_PLACE)
+    place = canonical.text(fields, "place", _MAX_PLACE)
     if not place.isprintable():
         raise MalformedError("its 'place' is not printable")
     return place
 
 
 def _unix(data: Any) -> UnixSocket:
-    fields = _fields(data, "its 'unix'", UnixSocket)
-    path = _text(fields, "path", PATH_LIMIT)
+    fields = canonical.fields(data, "its 'unix'", UnixSocket)
+    path = canonical.text(fields, "path", PATH_LIMIT)
     if not path.startswith("/") or "\0" in path:
         raise MalformedError("the path of its Unix socket is invalid")
-    node = _fields(fields["node"], "its 'node'", Node)
-    return UnixSocket(path, Node(*(_number(node, part, 2**64 - 1) for part in ("device", "inode"))))
-
-
-def _fields(data: Any, what: str, of: type) -> dict[str, Any]:
-    if not isinstance(data, dict) or data.keys() != of.__dataclass_fields__.keys():  # type: ignore[attr-defined]
-        raise MalformedError(f"{what} does not have the fields of a {of.__name__}")
-    return data
-
-
-def _text(fields: dict[str, Any], name: str, limit: int) -> str:
-    value = fields[name]
-    if not isinstance(value, str) or len(value) > limit:
-        raise MalformedError(f"its {name!r} is not a string of at most {limit} characters")
-    return value
-
-
-def _number(fields: dict[str, Any], name: str, limit: int) -> int:
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise MalformedError(f"its {name!r} is not an integer from 0 to {limit}")
-    return value
+    node = canonical.fields(fields["node"], "its 'node'", Node)
+    return UnixSocket(
+        path, Node(*(canonical.number(node, part, 2**64 - 1) for part in ("device", "inode")))
+    )
 
 
 def _shown(value: object) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rpc_backend_zeromq import environment, ports, secret
+from rpc_backend_zeromq import environment, ports
 from rpc_backend_zeromq.addresses import Wanted
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.ports import Ports
+from rpc_backends_agents.common import secret
 from rpc_backends_core.spi import SettingError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def settings_of(
     encryption = boolean(encryption, environment.ENCRYPTION)
     return Settings(
         policy=Policy(
-            secret=secret.find(given, file, environ),
+            secret=secret.find(environment.BACKEND, given, file, environ),
             encryption=encryption is not False,
             trusted_network=boolean(trusted, environment.TRUSTED_NETWORK) is True,
         ),

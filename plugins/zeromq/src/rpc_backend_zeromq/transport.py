@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import hashlib
 import logging
-import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +19,17 @@ from rpc_backend_zeromq import (
 )
 from rpc_backend_zeromq._native import Transport
 from rpc_backend_zeromq.addresses import Place
-from rpc_backend_zeromq.admission_control import AdmissionControl, LookForNew
 from rpc_backend_zeromq.endpoints import Surroundings
-from rpc_backend_zeromq.errors import AddressError, PublicationError, SecretError
-from rpc_backend_zeromq.host import this_host
 from rpc_backend_zeromq.publication import Publication, UnixSocket, printable
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
-from rpc_backends_core.spi import JOIN_PATIENCE, SettingError
+from rpc_backends_agents.common import sealed
+from rpc_backends_agents.common.admission_control import AdmissionControl, LookForNew
+from rpc_backends_agents.common.errors import AddressError, PublicationError, SecretError
+from rpc_backends_agents.common.group_token import group_token
+from rpc_backends_agents.common.host import this_host
+from rpc_backends_core.spi import SettingError
 
 if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
@@ -66,7 +66,7 @@ class ZeroMQTransport:
         self._mine: Publication | None = None
         self._scopes: tuple[str, ...] = ()
         self._admission_control = AdmissionControl(
-            max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
+            environment.BACKEND, max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
         )
         public, private = (
             identity.session_keys() if self._settings.policy.encryption else (None, None)
@@ -110,15 +110,7 @@ class ZeroMQTransport:
         self._admission_control.refused.owner = name
         descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
-        token = self._group.token
-        if token is None:
-            # Members join one after the other, so all use the nonce that the first one wrote.
-            fresh = secrets.token_hex(16)
-            nonce = self._group.access.ask(
-                lambda store: bytes(store.compare_set(_NONCE, "", fresh)),
-                min(self._group.timeout, JOIN_PATIENCE),
-            )
-            token = hashlib.sha256(nonce).hexdigest()
+        token = group_token(self._group, _NONCE)
         atexit.register(self._remove_folder)
         try:
             tcp = tuple(self._bind(place) for place in places)
@@ -137,7 +129,7 @@ class ZeroMQTransport:
             tcp=tcp,
             unix=unix,
             public_key=None if self._public_key is None else self._public_key.decode("ascii"),
-            session=identity.new_session(),
+            session=sealed.new_session(),
             max_message_bytes=self._max_message_bytes,
             place=printable(places[0].why),
         )

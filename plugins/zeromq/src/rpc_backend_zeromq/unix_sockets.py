@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc_backend_zeromq.errors import AddressError
+from rpc_backends_agents.common.errors import AddressError
 
 #: Bytes. ``sun_path`` has 108 bytes on Linux, including the terminating zero.
 PATH_LIMIT = 107

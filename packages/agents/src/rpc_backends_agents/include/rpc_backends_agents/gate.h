@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
 
 class Gate {
  public:
@@ -44,4 +44,4 @@ class Gate {
   std::atomic<uint64_t> state_{0};
 };
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

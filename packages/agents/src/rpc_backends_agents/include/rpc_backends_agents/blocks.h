@@ -1,7 +1,13 @@
-#include "blocks.h"
+// Reusable memory for the large parts of messages.
+//
+// The kernel clears every page that it hands out, which takes as long as receiving a large message. Unused blocks,
+// up to kKept bytes, are therefore kept for reuse. They are marked as free for the kernel, which takes them only if
+// memory is short.
+#pragma once
 
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <deque>
 #include <iterator>
@@ -10,15 +16,19 @@
 #include <new>
 #include <utility>
 
-namespace rpc_backends::zeromq {
+#include "rpc_backends_agents/transport.h"
 
-namespace {
+namespace rpc_backends {
 
-constexpr size_t kLargePage = size_t{2} << 20;
+namespace blocks {
+
+// Bytes of all blocks that are kept.
+inline constexpr size_t kKept = size_t{256} << 20;
+inline constexpr size_t kLargePage = size_t{2} << 20;
 // Granularity of block sizes without huge pages.
-constexpr size_t kStep = size_t{64} << 10;
+inline constexpr size_t kStep = size_t{64} << 10;
 // malloc() is as fast for smaller sizes.
-constexpr size_t kLeastKept = size_t{128} << 10;
+inline constexpr size_t kLeastKept = size_t{128} << 10;
 
 struct alignas(16) Unit {
   char bytes[16];
@@ -71,14 +81,17 @@ class Kept {
 };
 
 // Never destroyed, because tensors may be released after all other objects.
-Kept& kept() {
+inline Kept& kept() {
   static Kept& blocks = *new Kept;
   return blocks;
 }
 
-}  // namespace
+}  // namespace blocks
 
-Part take_block(size_t size) {
+// Returns uninitialised memory, aligned to 16 bytes. A large block is kept for reuse when its owner is destroyed.
+// Throws std::bad_alloc.
+inline Part take_block(size_t size) {
+  using namespace blocks;
   if (size < kLeastKept) {
     auto owner = std::make_shared_for_overwrite<Unit[]>(size / sizeof(Unit) + 1);
     return {owner.get(), size, std::move(owner)};
@@ -102,4 +115,4 @@ Part take_block(size_t size) {
   return {block.memory, size, std::shared_ptr<void>(block.memory, [block](void*) { kept().give(block); })};
 }
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

@@ -1,22 +1,48 @@
-#include "releaser.h"
+// The thread that releases the owners of sent memory. Releasing an owner may block: for a NumPy array it takes the GIL.
+// A transport learns that memory was sent on a thread, or with a lock, that all connections need.
+#pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "thread.h"
+#include "rpc_backends_agents/threads.h"
+#include "rpc_backends_agents/transport.h"
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
 
-namespace {
+class Releaser {
+ public:
+  // `name`: of the thread, at most 15 characters. `least`: parts of at most as many bytes keep their owners.
+  Releaser(const char* name, size_t least);
+  ~Releaser() { stop(); }
 
-// How long releases may take after the transport is closed: as long as a program may hold the GIL.
-constexpr std::chrono::seconds kGracePeriod{10};
+  // Makes the owners of `parts` be released on this thread, wherever the last reference to a part is dropped. Small
+  // parts keep their owners: they are copied before they are sent, or belong to the agent.
+  void hold(Parts& parts) const noexcept;
 
-}  // namespace
+  // Waits a grace period until everything queued is released. A release that hangs is left behind; later releases
+  // run where the reference is dropped.
+  void stop();
+
+ private:
+  // How long releases may take after the transport is closed: as long as a program may hold the GIL.
+  static constexpr std::chrono::seconds kGracePeriod{10};
+
+  struct State;
+  struct Owner;
+
+  const size_t least_;
+  // Shared with the thread, which may outlive this object.
+  const std::shared_ptr<State> state_;
+  std::thread thread_;
+};
 
 struct Releaser::State {
   // Returns false, and leaves the owner to the caller, if the thread has ended or memory is short.
@@ -72,14 +98,14 @@ struct Releaser::Owner {
   std::shared_ptr<void> owner;
 };
 
-Releaser::Releaser() : state_(std::make_shared<State>()) {
-  thread_ = start_thread("rpc-zmq-release", [state = state_] { state->loop(); });
+inline Releaser::Releaser(const char* name, size_t least) : least_(least), state_(std::make_shared<State>()) {
+  thread_ = start_thread(name, [state = state_] { state->loop(); });
 }
 
-void Releaser::hold(Parts& parts) const noexcept {
+inline void Releaser::hold(Parts& parts) const noexcept {
   try {
     for (Part& part : parts) {
-      if (part.owner && part.size > wire::kMaxInHead) {
+      if (part.owner && part.size > least_) {
         part.owner = std::make_shared<Owner>(state_, std::move(part.owner));
       }
     }
@@ -88,8 +114,8 @@ void Releaser::hold(Parts& parts) const noexcept {
   }
 }
 
-void Releaser::stop() {
+inline void Releaser::stop() {
   stop_thread(thread_, *state_, kGracePeriod);
 }
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
-from rpc_backend_zeromq import secret
-from rpc_backend_zeromq.environment import SECRET, SECRET_FILE
+from rpc_backends_agents.common import secret
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
+
+#: The backends whose workers can share a secret.
+_BACKENDS = ("ZEROMQ", "UCX")
 
 
 @click.command(
@@ -32,30 +34,33 @@ Examples:
 @json_option
 @debug_option
 def command(out: Path | None, as_json: bool) -> None:
-    """Make a secret for ZEROMQ.
+    """Make a secret for the workers of ZEROMQ or UCX.
 
-    Give the same secret to all workers of a group. It authenticates them to each other; without it they
-    run on a single host. Anyone who has the secret can run code on every worker. Each group or each user
-    may have a secret of its own: run this command again to make another one.
+    Give the same secret to all workers of a group. It authenticates them to each other. Anyone who has
+    the secret can run code on every worker. Each group or each user may have a secret of its own: run
+    this command again to make another one.
     """
     text = secret.generate()
     fingerprint = secret.parse(text, "the new secret").fingerprint
     if out is None:
         if as_json:
-            print_json({"secret": text, "fingerprint": fingerprint, "variable": SECRET})
+            names = {one: secret.variable(one) for one in _BACKENDS}
+            print_json({"secret": text, "fingerprint": fingerprint, "variables": names})
         else:
             click.echo(text)
         return
     path = out.expanduser().absolute()
     _write(path, text)
     if as_json:
-        print_json({"file": str(path), "fingerprint": fingerprint, "variable": SECRET_FILE})
+        names = {one: secret.file_variable(one) for one in _BACKENDS}
+        print_json({"file": str(path), "fingerprint": fingerprint, "variables": names})
         return
     click.echo(f"Written: {path} (fingerprint {fingerprint})")
     click.echo(
         "Copy the file to every host, readable by its owner only, and start each worker with"
     )
-    click.echo(f"  {SECRET_FILE}={path}")
+    for backend in _BACKENDS:
+        click.echo(f"  {secret.file_variable(backend)}={path}  (backend {backend})")
 
 
 def _write(path: Path, text: str) -> None:

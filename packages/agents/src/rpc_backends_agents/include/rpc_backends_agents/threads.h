@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
 
 // Starts a thread with all signals blocked, so that the program's own threads handle them.
 template <typename Life>
@@ -48,4 +48,4 @@ void stop_thread(std::thread& thread, State& state, std::chrono::seconds seconds
   }
 }
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
-logger = logging.getLogger("rpc_backends.zeromq")
+from rpc_backends_agents.common.variables import logger_of
 
 #: Seconds after a warning during which further refusals are only counted.
 _PAUSE = 10.0
@@ -18,11 +17,15 @@ _LENGTH = 500
 class Refusals:
     """Logs a warning for a refused connection, then only counts refusals for some seconds.
 
+    :param backend: the name of the worker's backend.
     :ivar owner: the worker's name.
     :ivar count: the number of refused connections.
     """
 
-    def __init__(self, owner: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, backend: str, owner: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.backend = backend
         self.owner = owner
         self.count = 0
         self._clock = clock
@@ -42,4 +45,6 @@ class Refusals:
         # Escaped, so that a refused process cannot forge log lines.
         shown = why[:_LENGTH].encode("unicode_escape").decode("ascii")
         more = f" ({unsaid} more since the last such line)" if unsaid else ""
-        logger.warning("ZEROMQ worker %r refused a connection: %s%s", self.owner, shown, more)
+        logger_of(self.backend).warning(
+            "%s worker %r refused a connection: %s%s", self.backend, self.owner, shown, more
+        )

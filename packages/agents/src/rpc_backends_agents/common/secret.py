@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rpc_backend_zeromq import environment
-from rpc_backend_zeromq.errors import SecretError
+from rpc_backends_agents.common import variables
+from rpc_backends_agents.common.errors import SecretError
 
 PREFIX = "rpcsecret1-"
 _BYTES = 32
@@ -76,7 +76,7 @@ class Secret:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a secret cannot be pickled, so that it cannot leak by accident. Let each process read it "
-            f"from the file that {environment.SECRET_FILE} or the option secret_file names."
+            "from the file that RPC_BACKENDS_..._SECRET_FILE or the option secret_file names."
         )
 
 
@@ -138,11 +138,25 @@ def read(path: str, source: str) -> Secret:
     return parse(content.decode("ascii", "replace"), source)
 
 
+def variable(backend: str) -> str:
+    """Return the environment variable that holds the secret of a backend's workers."""
+    return f"{variables.prefix(backend)}SECRET"
+
+
+def file_variable(backend: str) -> str:
+    """Return the environment variable that names the file with this secret."""
+    return f"{variables.prefix(backend)}SECRET_FILE"
+
+
 def find(
-    given: Secret | None, file: str | None, environ: Mapping[str, str] = os.environ
+    backend: str,
+    given: Secret | None,
+    file: str | None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Secret | None:
     """Return the secret from the options or the environment; None if neither gives one.
 
+    :param backend: the name of the backend, whose variables are read.
     :param given: the option ``secret``.
     :param file: the option ``secret_file``.
     :raises SecretError: a secret is invalid or unreadable, or two sources give different secrets.
@@ -150,12 +164,12 @@ def find(
     found = [] if given is None else [given]
     if file is not None:
         found.append(read(file, f"the option secret_file ({file})"))
-    in_environment = environment.text(environment.SECRET, environ)
+    in_environment = variables.text(variable(backend), environ)
     if in_environment is not None:
-        found.append(parse(in_environment, environment.SECRET))
-    named = environment.text(environment.SECRET_FILE, environ)
+        found.append(parse(in_environment, variable(backend)))
+    named = variables.text(file_variable(backend), environ)
     if named is not None:
-        found.append(read(named, f"{environment.SECRET_FILE} ({named})"))
+        found.append(read(named, f"{file_variable(backend)} ({named})"))
     for other in found[1:]:
         if other != found[0]:
             raise SecretError(

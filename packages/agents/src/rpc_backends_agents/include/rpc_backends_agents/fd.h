@@ -12,7 +12,7 @@
 
 #include "rpc_backends_agents/transport.h"
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
 
 class Fd {
  public:
@@ -87,4 +87,4 @@ class Epoll {
   Fd fd_;
 };
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
-from rpc_backend_zeromq.refusals import Refusals
-
-logger = logging.getLogger("rpc_backends.zeromq")
+from rpc_backends_agents.common.refusals import Refusals
+from rpc_backends_agents.common.variables import logger_of
 
 #: Seconds between two lookups. Unknown processes cannot cause more, however many connect.
 _PAUSE = 0.05
@@ -28,15 +26,20 @@ class AdmissionControl:
 
     This class is separate from the Python transport so that the transport does not reference itself.
 
+    :param backend: the name of the worker's backend.
     :param expected: the number of peers that will be learned; 0 if unknown.
     :param grace_period: seconds that an unknown key waits for these peers.
     """
 
     def __init__(
-        self, expected: int, grace_period: float, clock: Callable[[], float] = time.monotonic
+        self,
+        backend: str,
+        expected: int,
+        grace_period: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.look: LookForNew | None = None
-        self.refused = Refusals()
+        self.refused = Refusals(backend)
         self._expected = expected
         self._grace_period = grace_period
         self._keys: dict[bytes, int] = {}
@@ -94,8 +97,11 @@ class AdmissionControl:
         try:
             look(key)
         except Exception:
-            logger.warning(
-                "ZEROMQ worker %r cannot look for new workers", self.refused.owner, exc_info=True
+            logger_of(self.refused.backend).warning(
+                "%s worker %r cannot look for new workers",
+                self.refused.backend,
+                self.refused.owner,
+                exc_info=True,
             )
 
     def _settled(self, key: bytes) -> bool:

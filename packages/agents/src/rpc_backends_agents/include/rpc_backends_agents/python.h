@@ -1,0 +1,161 @@
+// What a C++ transport needs in its Python extension module; uses pybind11.
+#pragma once
+
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "rpc_backends_agents/callback_thread.h"
+#include "rpc_backends_agents/transport.h"
+
+namespace rpc_backends {
+
+// Releases the GIL if this thread holds it. close() waits for threads that may need the GIL.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() == 1) {
+      release_.emplace();
+    }
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> release_;
+};
+
+// A transport that Python owns, which is closed before the interpreter exits.
+template <typename Base>
+class ClosedAtExit final : public Base, public std::enable_shared_from_this<ClosedAtExit<Base>> {
+ public:
+  template <typename... Arguments>
+  explicit ClosedAtExit(Arguments&&... arguments) : Base(std::forward<Arguments>(arguments)...) {
+    std::lock_guard<std::mutex> lock(mutex());
+    all().insert(this);
+  }
+
+  ~ClosedAtExit() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex());
+      all().erase(this);
+    }
+    close(0);
+  }
+
+  void close(double linger) override {
+    const WithoutGil without;
+    Base::close(linger);
+  }
+
+  // Makes the transports close before the interpreter exits: afterwards their callback threads could not end.
+  static void close_all_at_exit() {
+    pybind11::module_::import("atexit").attr("register")(
+        pybind11::cpp_function(&ClosedAtExit::close_all, pybind11::call_guard<pybind11::gil_scoped_release>()));
+  }
+
+  static void close_all() {
+    exiting_thread() = std::this_thread::get_id();
+    for (;;) {
+      // Keeps the transport alive while it closes: its callbacks may hold the last reference.
+      std::shared_ptr<ClosedAtExit> next;
+      {
+        std::lock_guard<std::mutex> lock(mutex());
+        if (all().empty()) {
+          return;
+        }
+        next = (*all().begin())->weak_from_this().lock();
+        all().erase(all().begin());
+      }
+      if (next) {
+        next->close(0);
+      }
+    }
+  }
+
+  // Never returns once another thread has begun to end the interpreter. Call it before the GIL is taken back: Python
+  // ends a thread that asks for the GIL too late, and in a frame of C++ that aborts the process.
+  static void stay_if_exiting() {
+    const std::thread::id exiting = exiting_thread();
+    while (exiting != std::thread::id() && exiting != std::this_thread::get_id()) {
+      ::pause();
+    }
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::atomic<std::thread::id>& exiting_thread() {
+    static std::atomic<std::thread::id> thread{std::thread::id()};
+    return thread;
+  }
+  static std::set<ClosedAtExit*>& all() {
+    static std::set<ClosedAtExit*> all;
+    return all;
+  }
+};
+
+// Wraps a Python function so that any thread may call and release it.
+inline std::shared_ptr<pybind11::object> shared(const pybind11::object& function) {
+  return {new pybind11::object(function), [](pybind11::object* held) {
+            if (Py_IsInitialized() == 0) {
+              held->release();
+              return;
+            }
+            const pybind11::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+inline CallbackThread::OnUnknownKey unknown_key_callback(const pybind11::object& function) {
+  if (function.is_none()) {
+    return {};
+  }
+  return [function = shared(function)](const std::string& key, double waited) -> std::optional<int> {
+    const pybind11::gil_scoped_acquire gil;
+    try {
+      const pybind11::object worker = (*function)(pybind11::bytes(key), waited);
+      return worker.is_none() ? std::nullopt : std::optional<int>(worker.cast<int>());
+    } catch (pybind11::error_already_set& error) {
+      error.discard_as_unraisable("on_unknown_key");
+    } catch (const pybind11::cast_error&) {
+    }
+    return std::nullopt;
+  };
+}
+
+inline CallbackThread::OnRefused refused_callback(const pybind11::object& function) {
+  if (function.is_none()) {
+    return {};
+  }
+  return [function = shared(function)](const std::string& line) {
+    const pybind11::gil_scoped_acquire gil;
+    try {
+      // The line may quote untrusted data.
+      (*function)(pybind11::reinterpret_steal<pybind11::object>(
+          PyUnicode_DecodeUTF8(line.data(), static_cast<Py_ssize_t>(line.size()), "backslashreplace")));
+    } catch (pybind11::error_already_set& error) {
+      error.discard_as_unraisable("on_refused");
+    }
+  };
+}
+
+// Returns the object through which an agent uses the transport.
+inline pybind11::capsule capsule_of(const std::shared_ptr<Transport>& transport) {
+  auto* const held = new std::shared_ptr<Transport>(transport);
+  return pybind11::capsule(held, kTransportCapsule, [](PyObject* capsule) {
+    delete static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(capsule, kTransportCapsule));
+  });
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,123 @@
+// The Python bindings of the transport; _native.pyi documents them. Messages need no GIL, because an agent uses the
+// C++ transport directly, through its capsule.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "rpc_backends_agents/python.h"
+#include "ucp.h"
+#include "ucx_transport.h"
+
+namespace py = pybind11;
+
+namespace rpc_backends::ucx {
+
+namespace {
+
+using PythonTransport = ClosedAtExit<UcxTransport>;
+
+Clock::duration seconds(double value) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
+}
+
+std::shared_ptr<PythonTransport> make(const std::vector<std::pair<std::string, std::string>>& config,
+                                      uint64_t max_message, double poll_time, double handshake_timeout,
+                                      uint64_t rendezvous, const py::object& on_unknown_proof,
+                                      const py::object& on_refused) {
+  Settings settings;
+  settings.config = config;
+  settings.max_message = max_message;
+  settings.poll_time = seconds(poll_time);
+  settings.handshake_timeout = seconds(handshake_timeout);
+  settings.rendezvous = rendezvous;
+  auto on_unknown = unknown_key_callback(on_unknown_proof);
+  auto on_refusal = refused_callback(on_refused);
+  const py::gil_scoped_release release;
+  return std::make_shared<PythonTransport>(settings, std::move(on_unknown), std::move(on_refusal));
+}
+
+wire::Proof proof_of(const py::bytes& bytes) {
+  const std::string text = bytes;
+  wire::Proof proof{};
+  if (text.size() != proof.size()) {
+    throw TransportError("a proof must be " + std::to_string(proof.size()) + " bytes");
+  }
+  std::memcpy(proof.data(), text.data(), proof.size());
+  return proof;
+}
+
+void learn(PythonTransport& transport, int peer, const py::bytes& address, const py::bytes& our_proof,
+           const py::bytes& their_proof, std::pair<int, uint64_t> process, uint64_t max_message) {
+  Credentials credentials;
+  credentials.our_proof = proof_of(our_proof);
+  credentials.their_proof = proof_of(their_proof);
+  credentials.process = {process.first, process.second};
+  credentials.max_message = max_message;
+  const std::string copied = address;
+  const py::gil_scoped_release release;
+  transport.learn_address(peer, copied, credentials);
+}
+
+void send_bytes(PythonTransport& transport, int peer, const std::vector<py::bytes>& buffers, bool reply) {
+  Parts parts;
+  for (const py::bytes& buffer : buffers) {
+    auto copied = std::make_shared<std::string>(buffer);
+    parts.push_back({copied->data(), copied->size(), copied});
+  }
+  const py::gil_scoped_release release;
+  transport.send(peer, std::move(parts), reply);
+}
+
+py::object receive_tuple(PythonTransport& transport, double timeout) {
+  Event event;
+  const auto deadline = Clock::now() + seconds(timeout);
+  Inbox::Outcome outcome;
+  {
+    const py::gil_scoped_release release;
+    outcome = transport.receive_until(event, deadline);
+    PythonTransport::stay_if_exiting();
+  }
+  if (outcome != Inbox::Outcome::kEvent) {
+    return py::none();
+  }
+  const char* const kinds[] = {"message", "lost", "found"};
+  py::list parts;
+  for (const Part& part : event.parts) {
+    parts.append(py::bytes(static_cast<const char*>(part.data), part.size));
+  }
+  return py::make_tuple(kinds[static_cast<int>(event.kind)], event.peer, parts, event.reason);
+}
+
+}  // namespace
+
+}  // namespace rpc_backends::ucx
+
+PYBIND11_MODULE(_native, module) {
+  using namespace rpc_backends;
+  using namespace rpc_backends::ucx;
+  using release = py::call_guard<py::gil_scoped_release>;
+
+  py::register_local_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
+  py::class_<PythonTransport, std::shared_ptr<PythonTransport>>(module, "Transport")
+      .def(py::init(&make), py::kw_only(), py::arg("config"), py::arg("max_message"), py::arg("poll_time"),
+           py::arg("handshake_timeout"), py::arg("rendezvous") = 0, py::arg("on_unknown_proof") = py::none(),
+           py::arg("on_refused") = py::none())
+      .def("address", [](const PythonTransport& self) { return py::bytes(self.address()); })
+      .def("start", &PythonTransport::start, py::arg("self_id"), release())
+      .def("learn", &learn, py::arg("peer"), py::arg("address"), py::arg("our_proof"), py::arg("their_proof"),
+           py::arg("process") = std::pair<int, uint64_t>(0, 0), py::arg("max_message") = UINT64_MAX)
+      .def("forget", &PythonTransport::forget, py::arg("peer"), release())
+      .def("reject", &PythonTransport::reject, py::arg("peer"), py::arg("reason"), release())
+      .def("send", &send_bytes, py::arg("peer"), py::arg("parts"), py::arg("reply"))
+      .def("receive", &receive_tuple, py::arg("timeout"))
+      .def("close", &PythonTransport::close, py::arg("linger"), release())
+      .def("metrics", &PythonTransport::metrics, release())
+      .def("__rpc_transport__", [](const std::shared_ptr<PythonTransport>& self) { return capsule_of(self); });
+  module.def("capture_log", &capture_log, py::arg("also_print"));
+  module.def("setting_names", &setting_names);
+  module.def("resources", &resources, py::arg("config"));
+  module.def("version", [] { return std::string(ucp_get_version_string()); });
+  PythonTransport::close_all_at_exit();
+}

@@ -1,0 +1,217 @@
+#include "inbox.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace rpc_backends::ucx {
+
+namespace {
+
+constexpr uint64_t kWake = 1;
+constexpr uint64_t kClose = 2;
+constexpr uint64_t kTraffic = 3;
+
+// Attempts to arm UCX while it still has something to do, before it is left to another thread.
+constexpr int kAttempts = 16;
+// How long to sleep while UCX waits for room at a peer, which nothing signals.
+constexpr int kFirstPause = 1;
+constexpr int kLongestPause = 20;
+
+}  // namespace
+
+Inbox::Inbox(Source& source, Clock::duration poll_time, Counters& counters)
+    : source_(source), poll_time_(poll_time.count()), counters_(counters) {
+  epoll_.add(wake_.fd(), EPOLLIN | EPOLLET, kWake);
+  epoll_.add(close_.fd(), EPOLLIN, kClose);
+  epoll_.add(source_.event_fd(), EPOLLONESHOT, kTraffic);
+  wanted_ = true;
+}
+
+void Inbox::watch(int fd, uint64_t id) {
+  epoll_.add(fd, EPOLLIN | EPOLLONESHOT, id);
+}
+
+void Inbox::watch_again(int fd, uint64_t id) {
+  epoll_.rearm(fd, EPOLLIN | EPOLLONESHOT, id);
+}
+
+void Inbox::unwatch(int fd) {
+  epoll_.remove(fd);
+}
+
+void Inbox::push(Event event) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    event.order = ++pushed_;
+    events_.push_back(std::move(event));
+    size_ = events_.size();
+  }
+  // The thread that polls takes one event itself.
+  if (!polling_ || size_ > 1) {
+    wake_if_helpful();
+  }
+}
+
+void Inbox::wake() {
+  if (!waking_.exchange(true)) {
+    wake_.set();
+  }
+}
+
+void Inbox::wake_if_helpful() {
+  if (sleeping_ > 0) {
+    wake();
+  }
+}
+
+void Inbox::nudge() {
+  wanted_ = true;
+  if (!polling_) {
+    wake();
+  }
+}
+
+void Inbox::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    events_.clear();
+    size_ = 0;
+  }
+  close_.set();
+}
+
+bool Inbox::take(Event& event) {
+  bool more = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (events_.empty()) {
+      return false;
+    }
+    event = std::move(events_.front());
+    events_.pop_front();
+    more = !events_.empty();
+    size_ = events_.size();
+  }
+  if (more) {
+    wake_if_helpful();
+  }
+  return true;
+}
+
+Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
+  for (bool is_last = false;;) {
+    if (closed_) {
+      return Outcome::kClosed;
+    }
+    if (has_events() && take(event)) {
+      return Outcome::kEvent;
+    }
+    const bool busy = wanted_ || now() - last_traffic_.load(std::memory_order_relaxed) < poll_time_;
+    if (busy && !polling_.exchange(true)) {
+      const bool found = poll(deadline);
+      polling_ = false;
+      if (wanted_ && found) {
+        wake_if_helpful();  // this thread will be busy
+      }
+      if (found || (wanted_ && Clock::now() < deadline)) {
+        continue;
+      }
+    }
+    if (is_last) {
+      return Outcome::kTimeout;
+    }
+    is_last = Clock::now() >= deadline;  // look once more
+    sleep_until(deadline);
+  }
+}
+
+// Polls until there is an event, or there was no traffic for the poll time. Returns whether there is an event. Afterwards
+// the event descriptor is armed, or another thread was asked to poll.
+bool Inbox::poll(Clock::time_point deadline) {
+  wanted_ = false;
+  if (watched_) {
+    epoll_.rearm(source_.event_fd(), 0, kTraffic);  // this thread sees the traffic itself
+    watched_ = false;
+  }
+  int pause = kFirstPause;
+  while (!closed_) {
+    const bool busy = source_.progress();
+    if (has_events()) {
+      leave_polling();
+      return true;
+    }
+    if (busy) {
+      expect_traffic();
+      pause = kFirstPause;
+      continue;
+    }
+    if (now() - last_traffic_.load(std::memory_order_relaxed) < poll_time_) {
+      sched_yield();
+      continue;
+    }
+    if (source_.arm()) {
+      epoll_.rearm(source_.event_fd(), EPOLLIN | EPOLLONESHOT, kTraffic);
+      watched_ = true;
+      return false;
+    }
+    if (Clock::now() >= deadline) {
+      wanted_ = true;
+      return false;
+    }
+    if (!source_.progress() && !has_events()) {
+      // UCX waits for something that is not signalled, such as room in the queue of a peer that is suspended.
+      handle(epoll_.wait(pause));
+      pause = std::min(pause * 2, kLongestPause);
+    }
+  }
+  return false;
+}
+
+// Arms the event descriptor, so that another thread wakes up for traffic while this one handles an event.
+void Inbox::leave_polling() {
+  expect_traffic();
+  for (int i = 0; i < kAttempts; ++i) {
+    if (source_.arm()) {
+      epoll_.rearm(source_.event_fd(), EPOLLIN | EPOLLONESHOT, kTraffic);
+      watched_ = true;
+      return;
+    }
+    source_.progress();
+  }
+  wanted_ = true;
+}
+
+void Inbox::sleep_until(Clock::time_point deadline) {
+  int timeout = -1;
+  if (deadline != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    timeout = static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
+  }
+  ++sleeping_;
+  uint64_t id = 0;
+  // With the count above, a later push() sees that this thread sleeps.
+  if (!has_events() && !closed_ && !(wanted_ && !polling_)) {
+    id = epoll_.wait(timeout);
+  }
+  --sleeping_;
+  handle(id);
+}
+
+void Inbox::handle(uint64_t id) {
+  if (id == kWake) {
+    waking_ = false;
+  } else if (id == kTraffic) {
+    ++counters_.sleeps;
+    wanted_ = true;
+  } else if (id >= kFirstId) {
+    source_.on_ready(id);
+  }
+}
+
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,88 @@
+// Gives the events of the transport to the threads that wait in receive(), which also make UCX progress.
+//
+// One thread at a time polls UCX. It polls for a short time after traffic; then UCX signals the next traffic through its
+// event descriptor, and all threads sleep. A thread that takes an event leaves the polling to the signal, so that no
+// second thread has to wake up while the first one handles the event.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+
+#include "rpc_backends_agents/fd.h"
+#include "settings.h"
+
+namespace rpc_backends::ucx {
+
+class Inbox {
+ public:
+  enum class Outcome { kEvent, kClosed, kTimeout };
+
+  // What is polled. Called by any thread, one at a time.
+  struct Source {
+    virtual ~Source() = default;
+    // Handles what has arrived; returns whether there was anything.
+    virtual bool progress() = 0;
+    // Makes the event descriptor signal the next traffic; returns false if there is already some.
+    virtual bool arm() = 0;
+    // Handles a descriptor that was added with watch().
+    virtual void on_ready(uint64_t id) = 0;
+    virtual int event_fd() const = 0;
+  };
+
+  Inbox(Source& source, Clock::duration poll_time, Counters& counters);
+
+  // Calls the source's on_ready(id) once when the descriptor is readable. `id` must be at least kFirstId.
+  static constexpr uint64_t kFirstId = 16;
+  void watch(int fd, uint64_t id);
+  void watch_again(int fd, uint64_t id);
+  void unwatch(int fd);
+
+  void push(Event event);
+
+  // Extends the polling: traffic is expected.
+  void expect_traffic() { last_traffic_.store(now(), std::memory_order_relaxed); }
+
+  // Makes a thread poll, if none does.
+  void nudge();
+
+  Outcome receive(Event& event, Clock::time_point deadline);
+
+  // Makes all receive() return kClosed.
+  void close();
+
+ private:
+  static Clock::rep now() { return Clock::now().time_since_epoch().count(); }
+
+  bool take(Event& event);
+  bool has_events() const { return size_ > 0; }
+  bool poll(Clock::time_point deadline);
+  void leave_polling();
+  void sleep_until(Clock::time_point deadline);
+  void handle(uint64_t id);
+  void wake();
+  void wake_if_helpful();
+
+  Source& source_;
+  const Clock::rep poll_time_;
+  Counters& counters_;
+  Epoll epoll_;
+  Signal wake_;
+  Signal close_;
+
+  std::mutex mutex_;
+  std::deque<Event> events_;
+  uint64_t pushed_ = 0;
+  std::atomic<size_t> size_{0};
+  std::atomic<bool> closed_{false};
+
+  std::atomic<bool> polling_{false};  // a thread polls
+  std::atomic<bool> wanted_{false};   // a thread must poll, because the event descriptor is not armed
+  bool watched_ = false;              // the event descriptor is enabled; used only by the thread that polls
+  std::atomic<int> sleeping_{0};
+  std::atomic<bool> waking_{false};
+  std::atomic<Clock::rep> last_traffic_{0};
+};
+
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,76 @@
+// Assembles the messages that arrive on one link, and gives them in the order in which they were sent. Checks everything
+// before it uses it.
+//
+// It says where the payload of an active message belongs. Its owner puts the payload there, at once or later, and says
+// so; large payloads are received straight into the memory that the agent gets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <vector>
+
+#include "rpc_backends_agents/transport.h"
+#include "wire.h"
+
+namespace rpc_backends::ucx {
+
+// The peer has sent data that is not in the format; the text says what is wrong.
+class Malformed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Incoming {
+ public:
+  // Where a payload belongs. `memory` holds exactly the payload.
+  struct Target {
+    uint64_t number = 0;
+    uint64_t index = 0;
+    Part memory;
+  };
+
+  // `max_message`: limit for the parts of one message together, in bytes.
+  explicit Incoming(uint64_t max_message) : max_message_(max_message) {}
+
+  // Takes the header of a message, or of a part of it. Throws Malformed, std::bad_alloc.
+  Target message(const void* header, size_t header_size, size_t payload_size);
+  Target part(const void* header, size_t header_size, size_t payload_size);
+
+  // The payload is in its place. Appends the messages that are complete now, in order. Throws Malformed.
+  void filled(const Target& target, std::vector<Parts>& complete);
+
+ private:
+  // The index of the payload that holds sizes and small parts.
+  static constexpr uint64_t kSmallParts = UINT64_MAX;
+  // The most messages behind one that is not complete, and the most parts of messages that have not begun.
+  static constexpr uint64_t kMostAhead = uint64_t{1} << 20;
+  static constexpr size_t kMostEarly = 4096;
+
+  struct Piece {
+    Part memory;
+    bool is_filled = false;
+  };
+
+  struct Message {
+    bool has_sizes = false;
+    size_t missing = 0;  // large parts that are not filled, if the sizes are known
+    Parts parts;         // the large ones without data
+    std::map<uint64_t, Piece> pieces;
+  };
+
+  Message& at(uint64_t number);
+  // Reads sizes and small parts. Returns the index of the first large part; the number of parts if there is none.
+  size_t read_sizes(Message& message, size_t count, const Part& sizes_and_parts) const;
+  void match(const Message& message, uint64_t index, size_t size) const;
+
+  const uint64_t max_message_;
+  uint64_t next_ = 0;
+  size_t early_ = 0;           // parts of messages whose sizes are unknown
+  uint64_t early_bytes_ = 0;
+  std::map<uint64_t, Message> messages_;
+  std::map<uint64_t, uint32_t> counts_;  // of parts, of messages whose sizes are on their way
+};
+
+}  // namespace rpc_backends::ucx

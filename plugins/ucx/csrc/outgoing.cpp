@@ -1,0 +1,72 @@
+#include "outgoing.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace rpc_backends::ucx {
+
+using namespace wire;
+
+Outgoing::Outgoing(Parts all, size_t max_header) : parts(std::move(all)) {
+  if (parts.size() > kMaxParts) {
+    throw TransportError("a message has " + std::to_string(parts.size()) + " parts; at most " +
+                         std::to_string(kMaxParts) + " are possible");
+  }
+  size_t size = sizeof(Message) + begin_of_parts(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].size > kMaxSmall) {
+      large_.push_back(i);
+    } else {
+      size += aligned(parts[i].size);
+    }
+  }
+  in_header_ = !large_.empty() && size <= max_header;
+  head_size_ = size;
+  head_ = std::make_unique_for_overwrite<char[]>(size);
+  char* const sizes = head_.get() + sizeof(Message);
+  char* next = sizes + begin_of_parts(parts.size());
+  std::memset(sizes, 0, static_cast<size_t>(next - sizes));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool is_large = parts[i].size > kMaxSmall;
+    const uint64_t field = parts[i].size | (is_large ? kLarge : 0);
+    std::memcpy(sizes + i * sizeof field, &field, sizeof field);
+    if (is_large) {
+      continue;
+    }
+    const size_t whole = aligned(parts[i].size);
+    if (parts[i].size != 0) {
+      std::memcpy(next, parts[i].data, parts[i].size);
+    }
+    std::memset(next + parts[i].size, 0, whole - parts[i].size);
+    next += whole;
+    parts[i] = {};
+  }
+}
+
+std::vector<Outgoing::Piece> Outgoing::pieces(Token of_link, uint64_t number) {
+  Message head;
+  head.token = of_link;
+  head.number = number;
+  head.count = static_cast<uint32_t>(parts.size());
+  head.in_header = in_header_ ? 1 : 0;
+  std::memcpy(head_.get(), &head, sizeof head);
+  std::vector<Piece> all;
+  const size_t first = in_header_ ? 1 : 0;
+  all.reserve(1 + large_.size());
+  if (in_header_) {
+    const Part& part = parts[large_[0]];
+    all.push_back({Kind::kMessage, head_.get(), head_size_, part.data, part.size});
+  } else {
+    all.push_back({Kind::kMessage, head_.get(), sizeof head, head_.get() + sizeof head, head_size_ - sizeof head});
+  }
+  part_heads_.resize(large_.size());
+  for (size_t i = first; i < large_.size(); ++i) {
+    part_heads_[i] = {of_link, number, large_[i]};
+    const Part& part = parts[large_[i]];
+    all.push_back({Kind::kPart, &part_heads_[i], sizeof part_heads_[i], part.data, part.size});
+  }
+  return all;
+}
+
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,47 @@
+// A message that is being sent: its header, its small parts, and the owners of its large ones.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "rpc_backends_agents/transport.h"
+#include "wire.h"
+
+namespace rpc_backends::ucx {
+
+class Links;
+
+class Outgoing {
+ public:
+  // An active message.
+  struct Piece {
+    wire::Kind kind = wire::Kind::kMessage;
+    const void* header = nullptr;
+    size_t header_size = 0;
+    const void* data = nullptr;
+    size_t size = 0;
+  };
+
+  // Copies the small parts. `max_header`: of an active message, in bytes. Throws TransportError, std::bad_alloc.
+  Outgoing(Parts parts, size_t max_header);
+
+  // Returns what is to be sent, as message `number` of the link with this token.
+  std::vector<Piece> pieces(wire::Token token, uint64_t number);
+
+  Links* links = nullptr;
+  // How many active messages UCX has not completed; used with the lock of the transport.
+  size_t pending = 0;
+  bool has_failed = false;
+  Parts parts;  // the small ones without data
+
+ private:
+  std::unique_ptr<char[]> head_;  // the header, then sizes and small parts
+  size_t head_size_ = 0;
+  bool in_header_ = false;
+  std::vector<size_t> large_;
+  std::vector<wire::PartOfMessage> part_heads_;
+};
+
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,53 @@
+// The settings of a transport, what is known of a peer, and the transport's counters.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "wire.h"
+
+namespace rpc_backends::ucx {
+
+using Clock = std::chrono::steady_clock;
+
+struct Settings {
+  // UCX's settings by name, without "UCX_".
+  std::vector<std::pair<std::string, std::string>> config;
+  // Limit for the parts of one message together, in bytes.
+  uint64_t max_message = 0;
+  // How long to poll after traffic, before sleeping.
+  Clock::duration poll_time{};
+  // How long a peer may take to answer a greeting.
+  Clock::duration handshake_timeout{};
+  // Parts of more bytes are fetched by the receiver (rendezvous). 0: UCX decides.
+  uint64_t rendezvous = 0;
+};
+
+// A process on this host, to be told of its end.
+struct Process {
+  int pid = 0;         // 0: unknown, or on another host
+  uint64_t start = 0;  // its start time in clock ticks, which tells whether the pid was reused
+};
+
+struct Credentials {
+  wire::Proof our_proof{};    // what this worker sends to the peer
+  wire::Proof their_proof{};  // what the peer sends to this worker
+  Process process;
+  uint64_t max_message = UINT64_MAX;  // the peer's limit for one message, in bytes
+};
+
+struct Counters {
+  std::atomic<uint64_t> messages_sent{0}, messages_received{0};
+  std::atomic<uint64_t> connections{0};  // opened by this worker
+  std::atomic<uint64_t> lost{0}, found{0};
+  std::atomic<uint64_t> refused{0};   // greetings without a valid proof
+  std::atomic<uint64_t> rejected{0};  // links ended for invalid data
+  std::atomic<uint64_t> dropped{0};   // messages with an unknown token
+  std::atomic<uint64_t> sleeps{0};    // how often a thread has slept until data came
+};
+
+}  // namespace rpc_backends::ucx

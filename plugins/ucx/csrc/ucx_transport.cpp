@@ -1,0 +1,237 @@
+#include "ucx_transport.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "links.h"
+#include "timers.h"
+#include "ucp.h"
+
+namespace rpc_backends::ucx {
+
+namespace {
+
+// How often this process was forked.
+std::atomic<unsigned> forks{0};
+
+unsigned count_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  (void)registered;
+  return forks;
+}
+
+const Settings& checked(const Settings& settings) {
+  constexpr uint64_t most = uint64_t{1} << 61;
+  if (settings.max_message == 0 || settings.max_message > most) {
+    throw TransportError("max_message must be from 1 to 2**61 bytes, not " + std::to_string(settings.max_message));
+  }
+  return settings;
+}
+
+}  // namespace
+
+// Members are made in this order; later ones use earlier ones.
+struct UcxTransport::Impl : Inbox::Source {
+  Impl(const Settings& settings, Counters& counters, CallbackThread::OnUnknownKey on_unknown_proof,
+       CallbackThread::OnRefused on_refused)
+      : context(settings.config),
+        callback_thread("rpc-ucx-calls", std::move(on_unknown_proof), std::move(on_refused)),
+        worker(std::make_unique<Worker>(context)),
+        fd(worker->event_fd()),
+        inbox(*this, settings.poll_time, counters),
+        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers}, *worker) {
+    inbox.watch(timers.fd(), Inbox::kFirstId);
+  }
+
+  // UCX's worker goes before what its requests use.
+  ~Impl() override { worker.reset(); }
+
+  // Runs a function with the lock. Messages that were sent are released without it, because their owners may need
+  // other locks.
+  template <typename Task>
+  std::invoke_result_t<Task&> locked(Task&& task) {
+    struct Release {
+      Impl& impl;
+      std::unique_lock<std::mutex> lock;
+      std::vector<std::unique_ptr<Outgoing>> sent;
+      ~Release() {
+        if (impl.links.has_sent()) {
+          impl.links.take_sent(sent);
+        }
+        lock.unlock();
+      }
+    };
+    ++waiting;
+    Release release{*this, std::unique_lock<std::mutex>(mutex), {}};
+    --waiting;
+    return task();
+  }
+
+  bool progress() override {
+    // The thread that polls takes the lock all the time; let others have it.
+    if (waiting.load(std::memory_order_relaxed) > 0) {
+      sched_yield();
+    }
+    return locked([this] { return links.progress(); });
+  }
+
+  bool arm() override {
+    return locked([this] { return ucp_worker_arm(worker->get()) == UCS_OK; });
+  }
+
+  void on_ready(uint64_t id) override {
+    locked([this, id] {
+      if (id == Inbox::kFirstId) {
+        timers.run();
+        inbox.watch_again(timers.fd(), id);
+      } else {
+        links.on_process_end(id);
+      }
+    });
+  }
+
+  int event_fd() const override { return fd; }
+
+  Context context;
+  CallbackThread callback_thread;
+  Releaser releaser{"rpc-ucx-release", wire::kMaxSmall};
+  Timers timers;
+  std::mutex mutex;
+  std::atomic<int> waiting{0};
+  std::unique_ptr<Worker> worker;
+  const int fd;
+  Inbox inbox;
+  Links links;
+};
+
+UcxTransport::UcxTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_proof,
+                           CallbackThread::OnRefused on_refused)
+    : settings_(checked(settings)),
+      forks_(count_forks()),
+      impl_(std::make_unique<Impl>(settings_, *counters_, std::move(on_unknown_proof), std::move(on_refused))) {}
+
+UcxTransport::~UcxTransport() {
+  close(0);
+}
+
+bool UcxTransport::is_forked() const {
+  return forks_ != forks;
+}
+
+void UcxTransport::check() const {
+  if (is_forked()) {
+    throw TransportError("the transport belongs to the process that this one was forked from");
+  }
+  if (gate_.is_closed()) {
+    throw TransportError("the transport is closed");
+  }
+}
+
+std::string UcxTransport::address() const {
+  const Gate::Pass pass(gate_);
+  check();
+  return impl_->locked([this] { return impl_->worker->address(); });
+}
+
+void UcxTransport::start(int self) {
+  const Gate::Pass pass(gate_);
+  check();
+  impl_->locked([this, self] { impl_->links.start(self); });
+}
+
+void UcxTransport::learn_address(int peer, const std::string& address, const Credentials& credentials) {
+  const Gate::Pass pass(gate_);
+  check();
+  if (peer < 0) {
+    throw TransportError("a worker id must not be negative, and this is " + std::to_string(peer));
+  }
+  impl_->locked([&] { impl_->links.learn(peer, address, credentials); });
+}
+
+std::string UcxTransport::listen(int /*self*/, const std::string& /*name*/) {
+  throw TransportError("a UCX transport needs proofs; use start() and address()");
+}
+
+void UcxTransport::learn(int /*peer*/, const std::string& /*name*/, const std::string& /*address*/) {
+  throw TransportError("a UCX transport needs proofs; use learn_address()");
+}
+
+void UcxTransport::forget(int peer) {
+  const Gate::Pass pass(gate_);
+  if (pass && !is_forked()) {
+    impl_->locked([this, peer] { impl_->links.forget(peer); });
+  }
+}
+
+void UcxTransport::send(int peer, Parts parts, bool /*reply*/) {
+  const Gate::Pass pass(gate_);
+  check();
+  impl_->locked([&] { impl_->links.send(peer, std::move(parts)); });
+}
+
+bool UcxTransport::receive(Event& event) {
+  return receive_until(event, Clock::time_point::max()) == Inbox::Outcome::kEvent;
+}
+
+Inbox::Outcome UcxTransport::receive_until(Event& event, Clock::time_point deadline) {
+  const Gate::Pass pass(gate_);
+  if (!pass || is_forked()) {
+    return Inbox::Outcome::kClosed;
+  }
+  return impl_->inbox.receive(event, deadline);
+}
+
+void UcxTransport::reject(int peer, const std::string& reason) {
+  const Gate::Pass pass(gate_);
+  if (pass && !is_forked()) {
+    impl_->locked([&] { impl_->links.reject(peer, reason); });
+  }
+}
+
+void UcxTransport::close(double linger) {
+  if (is_forked()) {
+    impl_.release();  // its threads and locks belong to the parent process
+    return;
+  }
+  std::unique_ptr<Impl> closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
+  std::lock_guard<std::mutex> lock(close_mutex_);
+  if (!impl_) {
+    return;
+  }
+  gate_.close();
+  impl_->inbox.close();
+  gate_.wait_until_empty();
+  impl_->callback_thread.stop();
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(linger));
+  impl_->locked([this, deadline] { impl_->links.close(deadline); });
+  closed = std::move(impl_);
+}
+
+std::map<std::string, std::string> UcxTransport::metrics() const {
+  const auto text = [](const std::atomic<uint64_t>& count) { return std::to_string(count); };
+  std::map<std::string, std::string> found{
+      {"ucx.version", ucp_get_version_string()},
+      {"ucx.connections", text(counters_->connections)},
+      {"ucx.messages_sent", text(counters_->messages_sent)},
+      {"ucx.messages_received", text(counters_->messages_received)},
+      {"ucx.peers_lost", text(counters_->lost)},
+      {"ucx.peers_found", text(counters_->found)},
+      {"ucx.refused", text(counters_->refused)},
+      {"ucx.rejected", text(counters_->rejected)},
+      {"ucx.dropped_messages", text(counters_->dropped)},
+      {"ucx.sleeps", text(counters_->sleeps)},
+  };
+  const Gate::Pass pass(gate_);
+  if (pass && !is_forked()) {
+    for (const auto& [peer, transports] : impl_->locked([this] { return impl_->links.transports(); })) {
+      found["ucx.transports." + std::to_string(peer)] = transports;
+    }
+  }
+  return found;
+}
+
+}  // namespace rpc_backends::ucx

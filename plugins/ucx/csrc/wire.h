@@ -1,0 +1,95 @@
+// The wire format: what the workers of a group send to each other as UCP active messages.
+//
+//   greeting   opens a link: who the sender is, its proof, and the token that the messages of the link carry
+//   message    its sizes and small parts; and the first large part, if the rest fits into the header
+//   part       one further large part of a message
+//   goodbye    closes a link
+//
+// A worker's link to a peer carries its requests and its replies; the peer has a link of its own in the other
+// direction. Nothing but a greeting is sent on a link before the peer has answered with its own, and nothing is accepted
+// without the token of a greeting with a valid proof.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace rpc_backends::ucx {
+
+static_assert(std::endian::native == std::endian::little, "numbers are little-endian");
+
+namespace wire {
+
+inline constexpr uint32_t kMagic = 0x31584355;  // "UCX1"
+
+// The ids of the active messages.
+enum class Kind : unsigned { kGreeting = 0, kMessage = 1, kPart = 2, kGoodbye = 3 };
+inline constexpr unsigned kKinds = 4;
+
+inline constexpr size_t kProofSize = 32;
+using Proof = std::array<char, kProofSize>;
+
+// 128 random bits, which only the two ends of a link know. All zero: none.
+struct Token {
+  uint64_t low = 0, high = 0;
+  friend bool operator==(const Token&, const Token&) = default;
+  explicit operator bool() const { return low != 0 || high != 0; }
+};
+
+// All of the following are sent as the header of an active message, which has no alignment: copy them.
+
+struct Greeting {
+  uint32_t magic = kMagic;
+  uint32_t from = 0;  // the sender's worker id
+  Token token;        // of the sender's link
+  Token about;        // of the receiver's link, if the sender knows it
+  Proof proof{};
+};
+static_assert(sizeof(Greeting) == 72);
+
+// Before the sizes of the parts (64 bits each, the largest bit is kLarge) and the small parts, each aligned to 16 bytes.
+struct Message {
+  Token token;
+  uint64_t number = 0;  // 0, 1, 2... on a link
+  uint32_t count = 0;   // of parts
+  uint32_t in_header = 0;  // whether sizes and small parts follow in the header; otherwise they are the payload
+};
+static_assert(sizeof(Message) == 32);
+
+// Before one large part.
+struct PartOfMessage {
+  Token token;
+  uint64_t number = 0;  // of the message
+  uint64_t index = 0;   // of the part
+};
+static_assert(sizeof(PartOfMessage) == 32);
+
+struct Goodbye {
+  Token token;
+  uint32_t comes_back = 0;  // whether the receiver may greet again
+  uint32_t reserved = 0;
+  // The reason follows as text.
+};
+static_assert(sizeof(Goodbye) == 24);
+
+inline constexpr uint64_t kLarge = uint64_t{1} << 63;
+inline constexpr size_t kMaxParts = 65536;
+inline constexpr size_t kLongestReason = 500;
+
+// Bytes of the largest small part.
+inline constexpr size_t kMaxSmall = 4096;
+
+// Rounds up to a multiple of 16, the alignment that any tensor accepts.
+constexpr size_t aligned(size_t size) {
+  return (size + 15) / 16 * 16;
+}
+
+// The offset at which the small parts begin, behind the sizes.
+constexpr size_t begin_of_parts(size_t count) {
+  return aligned(count * sizeof(uint64_t));
+}
+
+}  // namespace wire
+
+}  // namespace rpc_backends::ucx

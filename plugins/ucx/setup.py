@@ -1,0 +1,68 @@
+"""Builds the transport in C++; what else there is to say of the package is in pyproject.toml."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+HERE = Path(__file__).parent
+IN_CHECKOUT = HERE / "../../packages/agents/src/rpc_backends_agents/include"
+
+
+def folder_of(package: str) -> Path | None:
+    """Return where an installed package is, without importing it."""
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def include_folders() -> list[str]:
+    """Return the folders of ``rpc_backends_agents/transport.h``, of UCX and of pybind11.
+
+    torch brings pybind11's headers along; nothing else of torch is used.
+    """
+    agents, pybind11, torch, ucx = map(
+        folder_of, ("rpc_backends_agents", "pybind11", "torch", "libucx")
+    )
+    wanted = {
+        "rpc_backends_agents/transport.h": (agents and agents / "include", IN_CHECKOUT),
+        "ucp/api/ucp.h": (ucx and ucx / "include",),
+        "pybind11/pybind11.h": (pybind11 and pybind11 / "include", torch and torch / "include"),
+    }
+    found = []
+    for header, places in wanted.items():
+        place = next((one for one in places if one and (one / header).exists()), None)
+        if place is None:
+            raise SystemExit(
+                f"error: {header} is not there. Install torch, libucx-cu12 and rpc-backends-agents "
+                "first, and then this with `pip install --no-build-isolation`."
+            )
+        found.append(str(place.resolve()))
+    return found
+
+
+UCX = folder_of("libucx") or Path()
+
+setup(
+    ext_modules=[
+        Extension(
+            "rpc_backend_ucx._native",
+            sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.cpp")),
+            depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.h")),
+            include_dirs=include_folders(),
+            # The wheel libucx-cu12 holds them; library.py loads them before the extension is imported.
+            libraries=["ucp", "ucs"],
+            library_dirs=[str(UCX / "lib")],
+            language="c++",
+            extra_compile_args=[
+                "-std=c++20",
+                "-O2",
+                "-g0",
+                "-Wall",
+                "-Wextra",
+                "-fvisibility=hidden",
+            ],
+        )
+    ]
+)

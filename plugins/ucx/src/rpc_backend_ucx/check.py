@@ -1,0 +1,182 @@
+"""The UCX section of ``rpc-backends doctor``: the transports of a worker here, and why no better ones."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+
+from rpc_backend_ucx import environment, names, processes
+from rpc_backend_ucx.library import native
+from rpc_backend_ucx.settings import TRUST, Settings, settings_of
+from rpc_backends_agents.common import variables
+from rpc_backends_cli import Finding, Section
+from rpc_backends_core.spi import RpcBackendsError
+
+_INFINIBAND = Path("/dev/infiniband")
+_NVIDIA = Path("/dev/nvidiactl")
+_SHARED_MEMORY = Path("/dev/shm")
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+#: Bytes of shared memory that UCX takes for each worker, about.
+_PER_WORKER = 20 << 20
+_RDMA = ("rc", "dc", "ud", "ib", "srd")
+_PATIENCE = 5.0
+
+
+def check(environ: Mapping[str, str] = os.environ) -> Section:
+    """Return the findings for a worker started in ``environ``."""
+    findings = []
+    try:
+        there = native().resources([("TLS", "all")])
+        findings.append(Finding("ok", "libucx", str(native().version())))
+    except (ImportError, RuntimeError) as error:
+        return Section(
+            "ucx", _TITLE, [Finding("problem", "libucx", f"UCX cannot be used: {error}")]
+        )
+    for name, close in variables.unknown(environment.BACKEND, environment.VARIABLES, environ):
+        hint = f"; did you mean {close}?" if close else ""
+        findings.append(
+            Finding("warning", name, f"UCX does not use this variable{hint}", {"nearest": close})
+        )
+    findings += [_transports(there), *_missing(there)]
+    try:
+        here = settings_of(None, environ)
+    except RpcBackendsError as error:
+        findings.append(Finding("problem", "settings", str(error)))
+    else:
+        findings += [_secret(here), _network(here), _between(here)]
+    return Section("ucx", _TITLE, findings)
+
+
+_TITLE = "UCX settings of a worker started here"
+
+
+def _transports(there: list[str]) -> Finding:
+    devices: dict[str, list[str]] = {}
+    for one in there:
+        transport, _, device = one.partition("/")
+        devices.setdefault(transport, []).append(device)
+    shown = [
+        transport if found == ["memory"] else f"{transport} ({', '.join(found)})"
+        for transport, found in devices.items()
+    ]
+    return Finding("ok", "transports here", ", ".join(shown), {"transports": devices})
+
+
+def _missing(there: list[str]) -> list[Finding]:
+    """Return why faster transports are not there."""
+    has = {one.partition("/")[0] for one in there}
+    findings = []
+    if not any(one.startswith(_RDMA) for one in has):
+        why = (
+            "UCX finds none in /dev/infiniband; the wheel libucx-cu12 may be built without RDMA"
+            if _INFINIBAND.exists()
+            else "there is no /dev/infiniband"
+        )
+        findings.append(Finding("note", "RDMA", f"not used between hosts: {why}"))
+    else:
+        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        if soft != resource.RLIM_INFINITY:
+            findings.append(
+                Finding(
+                    "warning",
+                    "locked memory",
+                    f"RDMA locks memory, and `ulimit -l` allows {soft >> 10} KiB; make it unlimited",
+                )
+            )
+    if "cma" not in has:
+        findings.append(
+            Finding(
+                "warning",
+                "cma",
+                "large tensors within this host are copied twice, because workers may not read each "
+                f"other's memory: {_why_no_cma()}",
+            )
+        )
+    if not any(one.startswith(("cuda", "rocm", "ze")) for one in has):
+        why = (
+            "UCX's part for CUDA cannot be loaded; the NVIDIA driver's libcuda may be missing"
+            if _NVIDIA.exists()
+            else "there is no GPU that UCX knows"
+        )
+        findings.append(Finding("note", "GPU memory", f"not used: {why}"))
+    status = os.statvfs(_SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize
+    if free < 2 * _PER_WORKER:
+        findings.append(
+            Finding(
+                "problem",
+                "/dev/shm",
+                f"{free >> 20} MiB are free, and each worker takes up to {_PER_WORKER >> 20} MiB. "
+                "Enlarge it (docker run --shm-size 1g)",
+            )
+        )
+    return findings
+
+
+def _why_no_cma() -> str:
+    try:
+        scope = int(_PTRACE_SCOPE.read_text())
+    except (OSError, ValueError):
+        return "the kernel or the container forbids process_vm_readv (docker: --cap-add SYS_PTRACE)"
+    return f"kernel.yama.ptrace_scope is {scope}; 0 or 1 permits it"
+
+
+def _secret(here: Settings) -> Finding:
+    if here.secret is not None:
+        text = f"from {here.secret.source}, fingerprint {here.secret.fingerprint}"
+        data = {"source": here.secret.source, "fingerprint": here.secret.fingerprint}
+        return Finding("ok", "secret", text, data)
+    nowhere = {"source": None, "fingerprint": None}
+    text = "none: who can read the group's store can join it"
+    return Finding("warning" if here.trusted_network else "note", "secret", text, nowhere)
+
+
+def _network(here: Settings) -> Finding:
+    if here.trusted_network:
+        text = "said to be trusted: messages are neither encrypted nor protected against changes"
+        return Finding("warning", "network", text, {"trusted": True})
+    text = f"not trusted, so workers use {', '.join(names.PRIVATE)}, within one host only. {TRUST}."
+    return Finding("note", "network", text, {"trusted": False})
+
+
+def _between(here: Settings) -> Finding:
+    """Return which transports two workers of this process would use for each other."""
+    about = "two workers here"
+    try:
+        found = transports_between_two(here)
+    except RuntimeError as error:
+        return Finding("problem", about, f"they cannot communicate: {error}")
+    if not found:
+        return Finding("problem", about, "they cannot communicate: no answer")
+    return Finding("ok", about, f"communicate over {found}", {"transports": found.split()})
+
+
+def transports_between_two(here: Settings) -> str:
+    """Return the transports between two workers with these settings; empty if they do not communicate.
+
+    :raises RuntimeError: UCX cannot start or connect them.
+    """
+    config = here.config(watches_processes=processes.can_watch())
+    proofs = (b"\0" * 32, b"\1" * 32)
+    two = []
+    try:
+        for worker in (0, 1):
+            transport = native().Transport(
+                config=config, max_message=1 << 20, poll_time=0, handshake_timeout=_PATIENCE
+            )
+            two.append(transport)
+            transport.start(worker)
+        for worker, other in ((0, 1), (1, 0)):
+            two[worker].learn(other, two[other].address(), proofs[worker], proofs[other])
+        two[0].send(1, [b""], False)
+        for _ in range(int(_PATIENCE / 0.05)):
+            for transport in two:
+                event = transport.receive(0.05)
+                if event is not None and event[0] == "message":
+                    return str(two[0].metrics().get("ucx.transports.1", ""))
+        return ""
+    finally:
+        for transport in two:
+            transport.close(0)

@@ -1,0 +1,45 @@
+"""Identifies the process of a worker, so that workers on its host are told of its end."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAMESPACE = Path("/proc/self/ns/pid")
+#: Fields of /proc/PID/stat between the process's name and its start time.
+_BEFORE_START = 19
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process on a host.
+
+    :ivar pid: its id; 0 if unknown.
+    :ivar start: when it started, in the kernel's clock ticks; tells whether the id was reused.
+    :ivar namespace: identifies the PID namespace in which the id means this process.
+    """
+
+    pid: int
+    start: int
+    namespace: str
+
+
+def this_process() -> Process:
+    """Return this process."""
+    try:
+        stat = Path("/proc/self/stat").read_text()
+        namespace = _NAMESPACE.stat()
+    except OSError:
+        return Process(0, 0, "")
+    start = int(stat.rpartition(")")[2].split()[_BEFORE_START])
+    return Process(os.getpid(), start, f"{namespace.st_dev}:{namespace.st_ino}")
+
+
+def can_watch() -> bool:
+    """Return whether the kernel tells a process of the end of another one."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True

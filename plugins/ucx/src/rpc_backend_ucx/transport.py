@@ -1,0 +1,177 @@
+"""The transport of one worker: makes UCX listen, and admits only workers of its group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rpc_backend_ucx import environment, processes, publication
+from rpc_backend_ucx.library import native
+from rpc_backend_ucx.publication import Publication
+from rpc_backend_ucx.settings import TRUST, check_names, settings_of
+from rpc_backends_agents.common import sealed, variables
+from rpc_backends_agents.common.admission_control import AdmissionControl, LookForNew
+from rpc_backends_agents.common.errors import AddressError, PublicationError, SecretError
+from rpc_backends_agents.common.group_token import group_token
+from rpc_backends_agents.common.host import this_host
+from rpc_backends_core.spi import SettingError
+
+if TYPE_CHECKING:
+    from rpc_backend_ucx.options import UCXRpcBackendOptions
+    from rpc_backends_core.spi import Group
+
+#: Seconds that a worker has to answer a greeting.
+HANDSHAKE_TIMEOUT = 10.0
+#: The key in a dynamic group's store under which the first member writes the group's nonce.
+_NONCE = "ucx/nonce"
+
+logger = variables.logger_of(environment.BACKEND)
+
+
+class UCXTransport:
+    """Carries the messages of one worker in one group. It cannot be reused after :meth:`close`.
+
+    :param options: the worker's options; those that are None are read from the environment now.
+    :param group: the worker's group.
+    :raises SettingError: an environment variable or a setting of UCX is invalid.
+    :raises SecretError: the secret is invalid, unreadable or ambiguous.
+    :raises ExposureError: others could reach the transports, and the network is not trusted.
+    """
+
+    def __init__(self, options: UCXRpcBackendOptions, group: Group) -> None:
+        variables.warn_of_unknown(environment.BACKEND, environment.VARIABLES)
+        try:
+            self._settings = settings_of(options)
+            check_names(self._settings, native().setting_names() if self._settings.more else ())
+        except (SettingError, SecretError, AddressError) as error:
+            # All workers get this text, so it names the worker with the wrong setting.
+            raise type(error)(f"worker {group.name!r} cannot start: {error}") from error
+        self._group = group
+        self._ranks = {member.worker_id: member.rank for member in group.members}
+        self._mine: Publication | None = None
+        self._admission_control = AdmissionControl(
+            environment.BACKEND, max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
+        )
+        self._max_message_bytes = options.max_message_bytes
+        self._native = native().Transport(
+            config=self._settings.config(watches_processes=processes.can_watch()),
+            max_message=options.max_message_bytes,
+            poll_time=self._settings.poll_time,
+            handshake_timeout=HANDSHAKE_TIMEOUT,
+            on_unknown_proof=self._admission_control.whose,
+            on_refused=self._admission_control.refused,
+        )
+
+    @property
+    def on_unknown_key(self) -> LookForNew | None:
+        """A function to call with an unknown proof when a process greets with it.
+
+        A dynamic group sets it. The function looks for workers that have joined and calls :meth:`learn`
+        for each. If none of them has the proof, the process is refused. The function runs on a thread of
+        the transport.
+        """
+        return self._admission_control.look
+
+    @on_unknown_key.setter
+    def on_unknown_key(self, look: LookForNew | None) -> None:
+        self._admission_control.look = look
+
+    def listen(self, self_id: int, name: str) -> str:
+        """Start to listen, and return the address text that peers pass to :meth:`learn`.
+
+        :raises StoreError: the store is lost, or does not answer (dynamic groups).
+        """
+        assert self._mine is None, "listen() was called already"
+        self._admission_control.refused.owner = name
+        try:
+            token = group_token(self._group, _NONCE)
+            self._native.start(self_id)
+            address = self._native.address()
+        except BaseException:
+            self.close(0)
+            raise
+        self._mine = Publication(
+            group=token,
+            worker_id=self_id,
+            name=name,
+            rank=self._group.rank,
+            host=this_host(),
+            process=processes.this_process(),
+            address=publication.encoded(address),
+            session=sealed.new_session(),
+            max_message_bytes=self._max_message_bytes,
+        )
+        return publication.seal(self._mine, self._settings.secret)
+
+    def learn(self, peer: int, name: str, address: str, rank: int | None = None) -> None:
+        """Add a peer. Call :meth:`listen` first.
+
+        :param address: the text that the peer has written to the store.
+        :param rank: the peer's rank; a static group knows it already.
+        :raises PublicationError: the text does not come from this peer or is not for this group.
+        :raises AddressError: this worker cannot reach the peer.
+        """
+        try:
+            self._learn(peer, name, address, rank)
+        except BaseException:
+            # In a group of known size this makes the start fail, so unknown proofs need not wait.
+            self._admission_control.stop_waiting()
+            raise
+
+    def _learn(self, peer: int, name: str, address: str, rank: int | None) -> None:
+        mine = self._mine
+        assert mine is not None, "call listen() before learn()"
+        theirs = publication.open_publication(
+            address,
+            self._settings.secret,
+            reader=mine.name,
+            group=mine.group,
+            worker_id=peer,
+            name=name,
+            rank=self._ranks.get(peer) if rank is None else rank,
+        )
+        if theirs.address == mine.address:
+            raise PublicationError(f"worker {name!r} has the address of worker {mine.name!r}.")
+        here = theirs.host.kernel == mine.host.kernel
+        if not self._settings.trusted_network and not here:
+            raise AddressError(
+                f"worker {mine.name!r} cannot reach worker {name!r} (rank {theirs.rank}), which runs on "
+                f"another host: without a trusted network UCX uses shared memory only. {TRUST}."
+            )
+        # The id of a process means the process only in its own PID namespace.
+        is_visible = here and theirs.process.namespace == mine.process.namespace
+        process = (theirs.process.pid, theirs.process.start) if is_visible else (0, 0)
+        ours, their_proof = publication.greetings(mine, theirs, self._settings.secret)
+        self._native.learn(
+            peer,
+            theirs.address_bytes,
+            ours,
+            their_proof,
+            process,
+            theirs.max_message_bytes,
+        )
+        self._admission_control.learn(peer, their_proof)
+
+    def forget(self, peer: int) -> None:
+        """Remove a peer that has left, and refuse its proof from now on."""
+        self._admission_control.forget(peer)
+        self._native.forget(peer)
+
+    def close(self, linger: float) -> None:
+        """Close all connections. A second call does nothing.
+
+        :param linger: seconds to wait until queued messages are sent.
+        """
+        self._admission_control.look = None  # it may reference this transport
+        self._admission_control.stop_waiting()
+        self._native.close(linger)
+
+    def metrics(self) -> dict[str, str]:
+        """Return the transport's metrics, as text."""
+        found: dict[str, str] = dict(self._native.metrics())
+        transports = self._settings.transports
+        found["ucx.transports"] = "all" if transports is None else ",".join(transports)
+        return found
+
+    def __rpc_transport__(self) -> Any:
+        """Return the capsule through which the C++ agent uses the transport."""
+        return self._native.__rpc_transport__()

@@ -1,0 +1,46 @@
+"""The UCX section of `rpc-backends doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rpc_backend_ucx.check import check
+from rpc_backends_cli import Finding
+
+P = "RPC_BACKENDS_UCX_"
+
+
+def found(environ: dict[str, str]) -> dict[str, Finding]:
+    return {finding.about: finding for finding in check(environ).findings}
+
+
+def test_by_default_workers_use_shared_memory() -> None:
+    findings = found({})
+
+    assert "posix" in findings["transports here"].data["transports"]
+    assert findings["two workers here"].level == "ok"
+    assert "posix/memory" in findings["two workers here"].data["transports"]
+    assert "within one host only" in findings["network"].text
+    assert findings["secret"].level == "note"
+
+
+def test_the_reason_for_no_rdma_is_shown() -> None:
+    finding = found({}).get("RDMA")
+
+    if not Path("/dev/infiniband").exists():
+        assert finding is not None
+        assert "there is no /dev/infiniband" in finding.text
+
+
+def test_tcp_alone_is_shown_where_the_network_is_trusted() -> None:
+    findings = found({f"{P}TRUSTED_NETWORK": "1", f"{P}TRANSPORTS": "tcp"})
+
+    assert findings["network"].level == findings["secret"].level == "warning"
+    (transport,) = findings["two workers here"].data["transports"]
+    assert transport.startswith("tcp/")
+
+
+def test_settings_that_would_fail_a_start_are_problems() -> None:
+    assert "UCX neither encrypts" in found({f"{P}TRANSPORTS": "tcp"})["settings"].text
+    assert found({f"{P}TRANSPORTS": "tpc"})["settings"].level == "problem"
+    assert f"did you mean {P}TRANSPORTS?" in found({f"{P}TRANSPORT": "tcp"})[f"{P}TRANSPORT"].text

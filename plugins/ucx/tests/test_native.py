@@ -1,0 +1,269 @@
+"""The transport in C++: messages, order, losses, strangers, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from rpc_backend_ucx.library import native
+from support.ucx_transports import Echo, events_of, learn, next_event, pair, proof, transport
+
+pytestmark = pytest.mark.usefixtures("shared_memory_files")
+
+#: Sizes of parts around every limit of the transport and of UCX.
+SIZES = [0, 1, 92, 93, 4096, 4097, 8192, 8249, 65536, 1 << 20, (4 << 20) + 3]
+
+
+def test_parts_of_every_size_arrive_unchanged() -> None:
+    me, peer = pair()
+    for parts in ([os.urandom(size)] for size in SIZES):
+        me.send(1, parts, False)
+        assert next_event(peer, me) == ("message", 0, parts, "")
+    parts = [os.urandom(size) for size in (*SIZES, *reversed(SIZES))]
+    me.send(1, parts, False)
+    peer.send(0, parts, True)
+
+    assert next_event(peer, me)[2] == parts
+    assert next_event(me, peer)[2] == parts
+    for one in (me, peer):
+        one.close(1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 300, 65536])
+def test_a_message_may_have_many_parts_or_none(count: int) -> None:
+    me, peer = pair()
+    parts = [bytes([i % 251]) for i in range(count)]
+
+    me.send(1, parts, False)
+
+    assert next_event(peer, me)[2] == parts
+    with pytest.raises(RuntimeError, match="at most 65536 are possible"):
+        me.send(1, [b""] * 65537, False)
+    for one in (me, peer):
+        one.close(1)
+
+
+@pytest.mark.parametrize("media", ["shm", "tcp"])
+def test_messages_arrive_once_and_in_order(media: str) -> None:
+    """Also where small messages could overtake large ones, and the peer stands still meanwhile."""
+    me = transport(0, trusted=media == "tcp")
+    with Echo(me, media=media) as peer:
+        me.send(1, [b"first"], False)
+        assert next_event(me)[2] == [b"first"]
+        os.kill(peer.process.pid, signal.SIGSTOP)
+        for number in range(1500):
+            size = 200_000 if number % 100 == 0 else number % 9000
+            me.send(1, [number.to_bytes(4, "little"), bytes(size)], False)
+        assert me.receive(0.2) is None
+        os.kill(peer.process.pid, signal.SIGCONT)
+        for number in range(1500):
+            kind, _, parts, _ = next_event(me)
+            assert (kind, int.from_bytes(parts[0], "little")) == ("message", number)
+        me.close(1)
+
+
+@pytest.mark.parametrize("media", ["shm", "tcp"])
+def test_a_killed_peer_is_lost_within_a_second(media: str) -> None:
+    me = transport(0, trusted=media == "tcp")
+    with Echo(me, media=media, watched=media == "shm") as peer:
+        me.send(1, [b"hello", bytes(1 << 20)], False)
+        next_event(me)
+        begun = time.monotonic()
+        peer.process.kill()
+        kind, worker, _, reason = next_event(me)
+
+        assert (kind, worker) == ("lost", 1)
+        assert time.monotonic() - begun < 1
+        with pytest.raises(RuntimeError, match="worker 1 is lost: ") as refused:
+            me.send(1, [b"more"], False)
+        assert reason in str(refused.value)
+        me.close(1)
+
+
+def test_a_peer_that_closes_is_lost_with_the_reason() -> None:
+    me, peer = pair()
+    me.send(1, [b"hello"], False)
+    next_event(peer, me)
+
+    peer.close(1)
+
+    assert next_event(me) == ("lost", 1, [], "it has closed the connection")
+    me.close(0)
+
+
+def test_a_rejected_peer_is_lost_at_both_ends_and_found_again() -> None:
+    me, peer = pair()
+    me.send(1, [b"hello"], False)
+    next_event(peer, me)
+
+    peer.reject(0, "nonsense")
+
+    seen = events_of(me, peer, count=4)
+
+    assert seen[0][0][3] == "it has closed the connection: nonsense"
+    assert seen[1][0][3] == "rejected: nonsense"
+    assert [[event[0] for event in one] for one in seen] == [["lost", "found"], ["lost", "found"]]
+    me.send(1, [b"again"], False)
+    assert next_event(peer, me)[2] == [b"again"]
+    for one in (me, peer):
+        one.close(1)
+
+
+def test_a_message_larger_than_the_limit_ends_the_connection() -> None:
+    """The sender does not know the limit here; workers of a group publish it."""
+    me, peer = transport(0), transport(1, max_message=1000)
+    learn(me, 0, 1, peer.address())
+    learn(peer, 1, 0, me.address())
+
+    me.send(1, [bytes(10_000)], False)
+
+    seen = events_of(me, peer, count=2)
+
+    for (event,) in seen:
+        assert event[0] == "lost"
+        assert "larger than the 1000-byte limit" in event[3]
+    for one in (me, peer):
+        one.close(1)
+
+
+def test_a_process_without_proof_gets_nothing_through() -> None:
+    lines: list[str] = []
+    asked: list[bytes] = []
+    stranger = transport(0)
+    peer = transport(
+        1,
+        on_unknown_proof=lambda key, _waited: asked.append(key),
+        on_refused=lines.append,
+    )
+    learn(stranger, 0, 1, peer.address())
+
+    stranger.send(1, [b"run this"], False)
+    until = time.monotonic() + 30
+    while not lines and time.monotonic() < until:
+        assert peer.receive(0.02) is None
+        assert stranger.receive(0) is None
+
+    assert asked == [proof(0, 1)]
+    assert "without the proof that it belongs to this group" in lines[0]
+    assert peer.metrics()["ucx.messages_received"] == "0"
+    assert peer.metrics()["ucx.refused"] == "1"
+    for one in (stranger, peer):
+        one.close(0)
+
+
+def test_a_peer_that_greets_before_it_is_known_is_let_in_when_it_is() -> None:
+    me = transport(0)
+    later: list[object] = []
+
+    def join(_key: bytes, _waited: float) -> int:
+        learn(peer, 1, 0, me.address())
+        later.append(None)
+        return 0
+
+    peer = transport(1, on_unknown_proof=join)
+    learn(me, 0, 1, peer.address())
+
+    me.send(1, [b"early"], False)
+
+    assert next_event(peer, me)[2] == [b"early"]
+    assert len(later) == 1
+    for one in (me, peer):
+        one.close(1)
+
+
+def test_a_peer_that_does_not_answer_is_lost_after_the_handshake_timeout() -> None:
+    me, peer = transport(0, handshake_timeout=0.2), transport(1)
+    learn(me, 0, 1, peer.address())
+    begun = time.monotonic()
+
+    me.send(1, [b"hello"], False)
+
+    assert next_event(me)[3] == "it has not answered"
+    assert time.monotonic() - begun >= 0.2
+    for one in (me, peer):
+        one.close(0)
+
+
+@pytest.mark.parametrize("media", ["shm", "tcp"])
+def test_an_idle_worker_uses_no_processor_time(media: str) -> None:
+    me = transport(0, trusted=media == "tcp")
+    with Echo(me, media=media) as peer:
+        me.send(1, [b"hello"], False)
+        next_event(me)
+        peer_before = processor_time(peer.process.pid)
+        before = time.process_time()
+
+        assert me.receive(2) is None
+
+        assert time.process_time() - before < 0.05
+        assert processor_time(peer.process.pid) - peer_before < 0.05
+        me.close(1)
+
+
+def test_shared_memory_has_no_name_and_is_the_user_s_alone() -> None:
+    """So nothing is left behind by a worker that is killed, and no other user can open it."""
+    me = transport(0)
+    links = [path for path in Path("/proc/self/fd").iterdir() if is_shared_memory(path)]
+
+    assert links
+    for link in links:
+        assert str(link.readlink()).endswith(" (deleted)")
+        assert stat.S_IMODE(link.stat().st_mode) & 0o077 == 0
+    assert listening_sockets() == set()
+    me.close(0)
+
+
+def test_a_closed_transport_says_so() -> None:
+    me, peer = pair()
+    for one in (me, peer, me):
+        one.close(0)
+
+    assert me.receive(5) is None
+    with pytest.raises(RuntimeError, match="the transport is closed"):
+        me.send(1, [b"hello"], False)
+
+
+def test_ucx_has_settings_and_transports_here() -> None:
+    assert {"TLS", "RNDV_THRESH", "NET_DEVICES", "CMA_BW"} <= native().setting_names()
+    assert "posix/memory" in native().resources([("TLS", "all")])
+
+
+# --- helpers ---------------------------------------------------------------------------------------
+
+
+def processor_time(pid: int) -> float:
+    """Return the processor time that a process has used, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def is_shared_memory(link: Path) -> bool:
+    try:
+        return str(link.readlink()).startswith("/dev/shm/ucx_")
+    except OSError:
+        return False
+
+
+def listening_sockets() -> set[str]:
+    """Return the TCP sockets on which this process listens."""
+    inodes = set()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    listening = "0A"
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == listening and fields[9] in inodes:
+                found.add(fields[1])
+    return found

@@ -1,0 +1,96 @@
+"""A record in the store counts only if a holder of the secret wrote it for this worker and group."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rpc_backend_ucx import publication
+from rpc_backend_ucx.processes import Process, this_process
+from rpc_backend_ucx.publication import Publication
+from rpc_backends_agents.common import canonical, secret
+from rpc_backends_agents.common.errors import PublicationError
+from rpc_backends_agents.common.host import Host
+from rpc_backends_agents.common.secret import Secret
+
+MINE = Publication(
+    group="0123456789abcdef",
+    worker_id=1,
+    name="wörker 1",
+    rank=2,
+    host=Host("kernel", "4:5"),
+    process=Process(7, 1234567, "4:6"),
+    address=publication.encoded(bytes(range(110))),
+    session="0123456789abcdef" * 2,
+    max_message_bytes=1 << 34,
+)
+
+
+def opened(text: str, key: Secret | None, **expected: Any) -> Publication:
+    defaults = {"group": MINE.group, "worker_id": 1, "name": MINE.name, "rank": MINE.rank}
+    return publication.open_publication(text, key, reader="reader", **{**defaults, **expected})
+
+
+def test_a_publication_arrives_unchanged(a_secret: Secret) -> None:
+    assert opened(publication.seal(MINE, a_secret), a_secret) == MINE
+    assert opened(publication.seal(MINE, None), None) == MINE
+    assert MINE.address_bytes == bytes(range(110))
+
+
+def test_no_character_of_a_sealed_publication_can_be_changed(a_secret: Secret) -> None:
+    text = publication.seal(MINE, a_secret)
+
+    for place in range(len(text)):
+        other = "0" if text[place] != "0" else "1"
+        with pytest.raises(PublicationError):
+            opened(text[:place] + other + text[place + 1 :], a_secret)
+
+
+def test_another_secret_worker_or_group_is_refused(a_secret: Secret) -> None:
+    other = secret.parse(secret.generate(), "the test")
+    text = publication.seal(MINE, a_secret)
+
+    for key in (None, other):
+        with pytest.raises(PublicationError, match="RPC_BACKENDS_UCX_SECRET_FILE"):
+            opened(text, key)
+    for expected in ({"group": "another"}, {"worker_id": 3}, {"name": "x"}, {"rank": 9}):
+        with pytest.raises(PublicationError, match="in the store"):
+            opened(text, a_secret, **expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"address": "?"},
+        {"address": "QQ==" * 4000},
+        {"process": {"pid": -1, "start": 0, "namespace": ""}},
+        {"process": None},
+        {"session": "short"},
+        {"max_message_bytes": "many"},
+        {"more": 1},
+    ],
+)
+def test_an_invalid_field_is_refused(change: dict[str, Any]) -> None:
+    fields = {**json.loads(canonical.dump(MINE)), **change}
+    payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    with pytest.raises(PublicationError, match="in the store is invalid: "):
+        opened(f"ucx1 open {payload}", None)
+
+
+def test_a_greeting_holds_for_one_pair_of_sessions(a_secret: Secret) -> None:
+    other = replace(MINE, worker_id=2, session="f" * 32)
+    ours, theirs = publication.greetings(MINE, other, a_secret)
+
+    assert publication.greetings(other, MINE, a_secret) == (theirs, ours)
+    later = replace(other, session="e" * 32)
+    assert not {ours, theirs} & set(publication.greetings(MINE, later, a_secret))
+    assert not {ours, theirs} & set(publication.greetings(MINE, other, None))
+
+
+def test_a_process_is_identified() -> None:
+    assert this_process().pid > 0
+    assert this_process() == this_process()

@@ -1,0 +1,131 @@
+"""Transports in C++ without agents, in the process of the test and in others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rpc_backend_ucx import processes
+from rpc_backend_ucx.library import native
+from rpc_backend_ucx.settings import settings_of
+
+#: Seconds that something may take that takes a moment. Nothing waits for it that goes well.
+PATIENCE = 60.0
+
+
+def proof(sender: int, receiver: int) -> bytes:
+    """Return the proof with which one worker greets another."""
+    return bytes([sender, receiver]) * 16
+
+
+def transport(worker: int, *, trusted: bool = False, **settings: Any) -> Any:
+    """Make a transport and start it."""
+    environ = {"RPC_BACKENDS_UCX_TRUSTED_NETWORK": "1", "UCX_TLS": "tcp"} if trusted else {}
+    config = settings_of(None, environ).config(watches_processes=processes.can_watch())
+    made = native().Transport(
+        **{
+            "config": config,
+            "max_message": 1 << 30,
+            "poll_time": 1e-4,
+            "handshake_timeout": PATIENCE,
+            **settings,
+        }
+    )
+    made.start(worker)
+    return made
+
+
+def learn(one: Any, worker: int, peer: int, address: bytes, process: Any = (0, 0)) -> None:
+    """Make worker ``one`` learn a peer."""
+    one.learn(peer, address, proof(worker, peer), proof(peer, worker), process)
+
+
+def pair(**settings: Any) -> tuple[Any, Any]:
+    """Return the transports of workers 0 and 1, which know each other."""
+    two = transport(0, **settings), transport(1, **settings)
+    learn(two[0], 0, 1, two[1].address())
+    learn(two[1], 1, 0, two[0].address())
+    return two
+
+
+def next_event(*waiting: Any) -> tuple[str, int, list[bytes], str]:
+    """Return the next event of the first of these transports; the others go on meanwhile."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        event = waiting[0].receive(0.01)
+        if event is not None:
+            return event
+        for other in waiting[1:]:
+            assert other.receive(0) is None
+    raise AssertionError("no event")
+
+
+def events_of(*transports: Any, count: int) -> list[list[tuple[str, int, list[bytes], str]]]:
+    """Return the first ``count`` events of these transports, a list for each transport."""
+    found: list[list[tuple[str, int, list[bytes], str]]] = [[] for _ in transports]
+    until = time.monotonic() + PATIENCE
+    while sum(map(len, found)) < count:
+        assert time.monotonic() < until, found
+        for one, events in zip(transports, found, strict=True):
+            event = one.receive(0.01)
+            if event is not None:
+                events.append(event)
+    return found
+
+
+_ECHO = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from support.ucx_transports import learn, transport
+from rpc_backend_ucx.processes import this_process
+me = transport(1, trusted=sys.argv[2] == "tcp")
+mine = this_process()
+print(me.address().hex(), mine.pid, mine.start, flush=True)
+learn(me, 1, 0, bytes.fromhex(sys.stdin.readline()))
+print("ready", flush=True)
+while True:
+    event = me.receive(60)
+    if event and event[0] == "message":
+        me.send(0, event[2], True)
+    elif event:
+        print(event[0], event[3], flush=True)
+"""
+
+
+class Echo:
+    """Worker 1 in a process of its own, which sends back what it gets.
+
+    :param me: the transport of worker 0.
+    :param watched: whether worker 0 is told of the end of the process.
+    """
+
+    def __init__(self, me: Any, *, media: str = "shm", watched: bool = True) -> None:
+        here = str(Path(__file__).parents[1])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _ECHO, here, media],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdin is not None
+        address, pid, start = self.line().split()
+        self.process.stdin.write(me.address().hex() + "\n")
+        self.process.stdin.flush()
+        assert self.line() == "ready"
+        watch = (int(pid), int(start)) if watched else (0, 0)
+        learn(me, 0, 1, bytes.fromhex(address), watch)
+
+    def line(self) -> str:
+        """Return the next line that the process prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def __enter__(self) -> Echo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
