@@ -14,7 +14,7 @@ import time
 
 from mutation.mutants import mutants
 from mutation.running import run, sound
-from mutation.survivors import SOUND, listed
+from mutation.survivors import SOUND, listed, share
 
 
 def main() -> int:
@@ -31,16 +31,19 @@ def main() -> int:
     if fate.killed_by:
         print(f"without a fault, {fate.killed_by} fails: {fate.got}")
         return 1
-    reasons, started, survivors = listed(), time.monotonic(), []
+    reasons, started, survivors, fates = listed(), time.monotonic(), [], []
     for number, fate in enumerate(run(chosen, given.jobs), 1):
         words = (
             f"killed by {fate.killed_by}: {fate.got}" if fate.killed_by else f"SURVIVES {fate.got}"
         )
         print(f"{number}/{len(chosen)} {fate.seconds:5.1f} s  {fate.mutant}  {words}", flush=True)
+        fates.append(fate)
         if not fate.killed_by:
             survivors.append(fate.mutant)
-    share = 1 - len(survivors) / max(len(chosen), 1)
-    print(f"{share:.1%} of {len(chosen)} mutants killed in {time.monotonic() - started:.0f} s")
+    print(
+        f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed in "
+        f"{time.monotonic() - started:.0f} s: {share(fates):.1%} of those that are not equivalent"
+    )
     unknown = [one for one in survivors if (one.fault, one.before) not in reasons]
     for one in survivors:
         print(f"survives: {one}: {reasons.get((one.fault, one.before), 'NOT LISTED')}")

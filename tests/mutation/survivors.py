@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mutation.running import Fate
+
 #: The transport that is mutated.
 SOUND = Path(__file__).parents[2] / "packages/agents/src/rpc_backends_agents/transports/sockets.py"
 FILE = Path(__file__).parent / "survivors.txt"
+
+
+def share(fates: list[Fate]) -> float:
+    """Return the share of mutants that were killed, of all that are not known to be equivalent."""
+    reasons = listed()
+    survivors = [fate.mutant for fate in fates if not fate.killed_by]
+    missed = [
+        one
+        for one in survivors
+        if not reasons.get((one.fault, one.before), "").startswith("equivalent")
+    ]
+    killed = len(fates) - len(survivors)
+    return killed / max(killed + len(missed), 1)
 
 
 def listed() -> dict[tuple[str, str], str]:

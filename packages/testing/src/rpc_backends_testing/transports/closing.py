@@ -27,7 +27,7 @@ class ClosingTests:
                 one.may_lose.add(0)
                 sent = [message(place, sizes) for place in range(count)]
                 zero.send_all(1, sent)
-                zero.close(20.0)
+                zero.close(20.0, seconds=10.0)
                 for parts in sent:
                     one.expect(zero, parts)
 
@@ -40,7 +40,7 @@ class ClosingTests:
             one.expect(zero, message("request", [4]))
             sent = [message(place, [200_000]) for place in range(20)]
             one.send_all(0, sent, reply=True)
-            one.close(20.0)
+            one.close(20.0, seconds=10.0)
             for parts in sent:
                 zero.expect(one, parts, reply=True)
 
