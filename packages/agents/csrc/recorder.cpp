@@ -134,11 +134,7 @@ Recorder::Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_
 }
 
 Recorder::~Recorder() {
-  for (const int descriptor : {server_.listener, server_.stack_file, wake_}) {
-    if (descriptor >= 0) {
-      ::close(descriptor);
-    }
-  }
+  close_descriptors();
   for (auto& chunk : chunks_) {
     delete[] chunk.load();
   }
@@ -243,10 +239,10 @@ std::vector<RecordedCall> Recorder::recent() const {
 }
 
 std::string Recorder::stacks() const {
+  const std::lock_guard<std::mutex> lock(stacks_mutex_);
   if (server_.stack_file < 0) {
     return {};
   }
-  const std::lock_guard<std::mutex> lock(stacks_mutex_);
   if (::ftruncate(server_.stack_file, 0) != 0 || ::lseek(server_.stack_file, 0, SEEK_SET) != 0) {
     return {};
   }
@@ -308,12 +304,24 @@ std::map<std::string, std::string> Recorder::metrics() const {
 }
 
 void Recorder::on_stop() {
-  if (birthplace_.is_elsewhere() || !thread_.joinable()) {
+  if (birthplace_.is_elsewhere()) {
     return;
   }
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
-  thread_.join();
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
+    thread_.join();
+  }
+  close_descriptors();  // torch may keep the agent, and with it this object, until the process ends
+}
+
+void Recorder::close_descriptors() {
+  const std::lock_guard<std::mutex> lock(stacks_mutex_);
+  for (int* const descriptor : {&server_.listener, &server_.stack_file, &wake_}) {
+    if (*descriptor >= 0) {
+      ::close(std::exchange(*descriptor, -1));
+    }
+  }
 }
 
 void Recorder::serve() {

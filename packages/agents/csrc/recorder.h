@@ -53,7 +53,7 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
     std::string group;  // equal for the workers of a group
   };
 
-  // `capacity`: the number of ended calls to keep. Owns the descriptors in `server`.
+  // `capacity`: the number of ended calls to keep. Owns the descriptors in `server`, and closes them in on_stop().
   Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_t capacity, const Server& server);
   ~Recorder() override;
 
@@ -83,11 +83,12 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   std::string stacks() const;
   void serve();
   void answer(int connection) const;
+  void close_descriptors();
 
   const Birthplace birthplace_;
   const std::weak_ptr<torch::distributed::rpc::RpcAgent> agent_;
-  const Server server_;
-  const int wake_;
+  Server server_;
+  int wake_;
   std::string worker_;
   std::atomic<uint64_t> number_{0}, ended_{0}, unrecorded_{0};
   std::vector<Cell<RecordedCall>> recent_;

@@ -17,6 +17,7 @@ _NAME = "rpc-backends-inspect-{}"
 _ENDING = ".socket"
 #: Characters of a worker's name in the name of its socket: a socket's path may have 107 bytes.
 _SHOWN = 32
+_TRIES = 10
 _numbers = itertools.count(1)
 
 
@@ -57,17 +58,19 @@ def listen(worker: str) -> tuple[socket.socket, Path]:
     :raises NoFolderError: there is no folder that only this user can enter.
     """
     why = []
+    name = f"{os.getpid()}-{next(_numbers)}-{quote(worker, safe='')[:_SHOWN]}{_ENDING}"
     for folder in places():
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _check(folder)
-            path = (
-                folder
-                / f"{os.getpid()}-{next(_numbers)}-{quote(worker, safe='')[:_SHOWN]}{_ENDING}"
-            )
-            return _bound(path), path
-        except OSError as error:
-            why.append(str(error))
+        # A worker that stops removes the folder if it is empty, at any moment.
+        for _ in range(_TRIES):
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                _check(folder)
+                return _bound(folder / name), folder / name
+            except FileNotFoundError as error:
+                why.append(str(error))
+            except OSError as error:
+                why.append(str(error))
+                break
     raise NoFolderError(f"no folder for the socket of the recorder: {'; '.join(why)}")
 
 

@@ -77,3 +77,5 @@ def _is_free(number: int) -> bool:
 def _remove(path: Path, owner: int) -> None:
     if os.getpid() == owner:
         path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other workers have sockets there
+            path.parent.rmdir()
