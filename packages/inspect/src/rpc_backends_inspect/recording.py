@@ -38,9 +38,14 @@ def record(agent: Any, backend: str, group: str, calls: int) -> Any:
         listener=_listener(agent.get_worker_info().name, cleanup),
         **_stacks(cleanup),
     )
-    # The socket closes before the interpreter ends: stacks cannot be read after that.
-    atexit.register(recorder.stop)
-    cleanup.callback(atexit.unregister, recorder.stop)
+
+    def end() -> None:
+        recorder.stop()
+        cleanup.close()
+
+    # Stacks cannot be read while the interpreter ends, and nothing may stay on the machine.
+    atexit.register(end)
+    cleanup.callback(atexit.unregister, end)
     return intercept(agent, recorder, name="recorder", order=_ORDER, at_shutdown=cleanup.close)
 
 
