@@ -25,8 +25,10 @@ LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 
 # The core is first, because the others depend on it. NATIVE are the distributions with C++.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
 NATIVE := $(patsubst %/setup.py,%,$(wildcard $(ALL:%=%/setup.py)))
-PURE := . $(filter-out $(NATIVE),$(ALL))
-DISTRIBUTIONS := $(PURE) $(NATIVE)
+# Pure Python, but it depends on one of NATIVE, and is installed with them.
+ON_NATIVE := packages/inspect
+PURE := . $(filter-out $(NATIVE) $(ON_NATIVE),$(ALL))
+DISTRIBUTIONS := $(PURE) $(NATIVE) $(ON_NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(NATIVE:%=%/setup.py) \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
@@ -173,7 +175,7 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	$(BIN)/python tests/support/native.py & native=$$!; \
 	    $(BIN)/python -m pip install --no-build-isolation $(EDITABLE); wait $$native
 	$(BIN)/python tests/support/native.py \
-	    $(BIN)/python -m pip install --no-build-isolation $(patsubst %,-e ./%,$(NATIVE))
+	    $(BIN)/python -m pip install --no-build-isolation $(patsubst %,-e ./%,$(NATIVE) $(ON_NATIVE))
 	$(BIN)/python -m pip check
 	@touch $@
 

@@ -44,7 +44,7 @@ class Cell {
       std::atomic_thread_fence(std::memory_order_acquire);
       if (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version) {
         Value value;
-        std::memcpy(&value, words.data(), sizeof(Value));
+        std::memcpy(static_cast<void*>(&value), words.data(), sizeof(Value));
         return value;
       }
     }

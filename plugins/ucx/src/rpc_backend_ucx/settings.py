@@ -16,7 +16,8 @@ from rpc_backends_core.spi import SettingError, nearest
 if TYPE_CHECKING:
     from rpc_backend_ucx.options import UCXRpcBackendOptions
 
-#: Seconds. Measured: a call alone is answered within this time, so the next one finds the worker polling.
+#: Seconds. On an idle machine a small call is answered within this time, so the next one finds the worker
+#: polling. Other values were not compared.
 POLL_TIME = 1e-4
 _LONGEST_POLL_TIME = 10.0
 #: Seconds between two checks of peers that are not processes of this host.
