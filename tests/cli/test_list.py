@@ -20,6 +20,7 @@ def test_plugins_are_listed_before_the_backends_they_shadow(command: Any) -> Non
         ("FAULTY_TENSORPIPE", "found", "rpc-backend-faulty-tensorpipe"),
         ("TENSORPIPE", "found", "rpc-backend-tensorpipe"),
         ("TENSORPIPE", "shadowed", "torch"),
+        ("UCX", "found", "rpc-backend-ucx"),
         ("ZEROMQ", "found", "rpc-backend-zeromq"),
     ]
     assert ended.json["notes"] == []
@@ -95,7 +96,7 @@ def test_without_torch_plugins_are_still_listed(command: Any) -> None:
 
     assert ended.status == 0
     names = [row["name"] for row in ended.json["backends"]]
-    assert names == ["FAULTY_TENSORPIPE", "TENSORPIPE", "ZEROMQ"]
+    assert names == ["FAULTY_TENSORPIPE", "TENSORPIPE", "UCX", "ZEROMQ"]
     assert "libtorch.so is not there" in ended.json["notes"][0]
 
 
