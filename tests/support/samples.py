@@ -17,6 +17,7 @@ COMMAND = (TENSORPIPE, FAULTY_TENSORPIPE, "rpc-backends")
 # Distributions that need C++.
 NEED_AGENTS = (
     "rpc-backends-agents",
+    "rpc-backend-ucx",
     "rpc-backend-zeromq",
     "rpc-backends-faults",
     "rpc-backends-inspect",

@@ -11,7 +11,7 @@ from rpc_backends_core.spi import RefusedError, hookimpl
 #: The version of rpc_backends_core.spi that this package was written for.
 spi_version = (1, 0)
 _VARIABLE = "RPC_BACKENDS_RECORDER"
-#: The number of ended calls that a worker keeps unless the variable says another one.
+#: The number of ended calls that a worker keeps if the variable is "on".
 _CALLS = 10_000
 
 
@@ -36,9 +36,9 @@ def _group(options: Any) -> str:
 
 
 def _calls(value: str) -> int:
-    if value.lower() in {"off", "0"}:
+    if value.lower() in {"", "off", "0"}:
         return 0
-    if value.lower() in {"", "on"}:
+    if value.lower() == "on":
         return _CALLS
     if not value.isdecimal() or int(value) > 10_000_000:
         raise RefusedError(
