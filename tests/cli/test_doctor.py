@@ -51,11 +51,13 @@ def test_doctor_makes_calls_over_every_backend(command: Any) -> None:
         ("FAULTY_TENSORPIPE", "ok"),
         ("TENSORPIPE", "ok"),
         ("TENSORPIPE", "note"),  # torch's own, behind the plugin
+        ("UCX", "ok"),
         ("ZEROMQ", "ok"),
     ]
     assert _levels(ended, "calls") == [
         ("FAULTY_TENSORPIPE", "ok"),
         ("TENSORPIPE", "ok"),
+        ("UCX", "ok"),
         ("ZEROMQ", "ok"),
     ]
     for call in ended.json["sections"]["calls"]:
@@ -95,6 +97,7 @@ def test_broken_packages_do_not_stop_the_other_checks(
         ("TENSORPIPE", "ok"),
         ("TENSORPIPE", "note"),
         ("THREE", "problem"),
+        ("UCX", "ok"),
         ("ZEROMQ", "ok"),
     ]
     broken = _finding(ended, "backends", "BROKEN")["text"]
