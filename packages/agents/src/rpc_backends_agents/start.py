@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch.distributed import rpc
@@ -38,6 +38,11 @@ class Settings:
     rpc_timeout: float = 60.0
     max_message_bytes: int = 1 << 34
     max_unanswered_bytes: int = 1 << 30
+
+    @classmethod
+    def of(cls, options: Any) -> Settings:
+        """Return the settings that a backend's options have as attributes of the same names."""
+        return cls(**{one.name: getattr(options, one.name) for one in fields(cls)})
 
 
 def start_agent(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:

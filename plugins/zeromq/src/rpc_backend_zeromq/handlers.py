@@ -38,13 +38,7 @@ def init_backend(
             "only ZeroMQRpcBackendOptions."
         )
     group = group_for(store, name, rank, world_size, options, NAME, group)
-    settings = Settings(
-        num_worker_threads=options.num_worker_threads,
-        rpc_timeout=options.rpc_timeout,
-        max_message_bytes=options.max_message_bytes,
-        max_unanswered_bytes=options.max_unanswered_bytes,
-    )
-    return start_agent(ZeroMQTransport(options, group), group, settings)
+    return start_agent(ZeroMQTransport(options, group), group, Settings.of(options))
 
 
 BACKEND = Backend(
