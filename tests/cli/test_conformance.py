@@ -197,7 +197,7 @@ def test_several_jobs_give_the_same_report(command: Any) -> None:
         ),
         (("FAULTY_TENSORPIPE", "--suite-version", "99"), "the installed suite has version"),
         (("FAULTY_TENSORPIPE", "-k", "no_such_test"), "no requirement was chosen"),
-        (("FAULTY_TENSORPIPE", "--chapter", "sonnets"), "'sonnets' is not one of 'calls'"),
+        (("FAULTY_TENSORPIPE", "--chapter", "sonnets"), "'sonnets' is not one of "),
         (("FAULTY_TENSORPIPE", "--report", "/proc/no/such"), "the report cannot be written"),
     ],
 )

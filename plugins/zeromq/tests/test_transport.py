@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rpc_backend_zeromq import transport as transport_module
 from rpc_backend_zeromq._native import TransportError
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
@@ -423,7 +422,7 @@ def test_a_hanging_store_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> Non
             threading.Event().wait()
             return b""
 
-    monkeypatch.setattr(transport_module, "JOIN_PATIENCE", 0.3)
+    monkeypatch.setattr("rpc_backends_agents.common.group_token.JOIN_PATIENCE", 0.3)
     group = Group(Hanging(), "w0", 0, None, (), 10.0, 0)
     transport = ZeroMQTransport(ZeroMQRpcBackendOptions(init_method="file:///x"), group)
     try:

@@ -90,7 +90,7 @@ BROKEN = {
         tensorpipe(once(drop_every_hundredth)), "calls", ("calls.", "time")
     ),
     "SENDS_EVERY_HUNDREDTH_MESSAGE_TWICE": Broken(
-        tensorpipe(once(send_every_hundredth_twice)), "calls", ("calls.", "times")
+        tensorpipe(once(send_every_hundredth_twice)), "calls", ("calls.", "number of runs")
     ),
     "DEADLOCKS_ON_NESTED_CALLS": Broken(
         tensorpipe(once(let_one_function_call)), "calls", ("calls.nested", "time")

@@ -220,9 +220,9 @@ class DeliversTexts(_Reporting):
 
 @breaks("test_idle_connection", "lost(1")
 class EndsIdleConnections(SocketTransport):
-    def _link(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
-        super()._link(connection, peer, peer_calls)
+    def _read(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
         connection.settimeout(1.0)
+        super()._read(connection, peer, peer_calls)
 
 
 # --- replies ----------------------------------------------------------------------------------------
