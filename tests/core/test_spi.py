@@ -30,7 +30,7 @@ ADDED = {
         worker_info
     """,
     (1, 1): """
-        BackendContractError Interface JOIN_PATIENCE STORE_PATIENCE StoreAccess StoreError interface_of
+        BackendContractError Interface JOIN_TIMEOUT STORE_TIMEOUT StoreAccess StoreError interface_of
         interfaces is_loopback stored
     """,
 }

@@ -21,7 +21,7 @@ _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 #: Bytes of shared memory that UCX takes for each worker, about.
 _PER_WORKER = 20 << 20
 _RDMA = ("rc", "dc", "ud", "ib", "srd")
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 
 
 def check(environ: Mapping[str, str] = os.environ) -> Section:
@@ -164,14 +164,14 @@ def transports_between_two(here: Settings) -> str:
     try:
         for worker in (0, 1):
             transport = native().Transport(
-                config=config, max_message=1 << 20, poll_time=0, handshake_timeout=_PATIENCE
+                config=config, max_message=1 << 20, poll_time=0, handshake_timeout=_TIMEOUT
             )
             two.append(transport)
             transport.start(worker)
         for worker, other in ((0, 1), (1, 0)):
             two[worker].learn(other, two[other].address(), proofs[worker], proofs[other])
         two[0].send(1, [b""], False)
-        for _ in range(int(_PATIENCE / 0.05)):
+        for _ in range(int(_TIMEOUT / 0.05)):
             for transport in two:
                 event = transport.receive(0.05)
                 if event is not None and event[0] == "message":

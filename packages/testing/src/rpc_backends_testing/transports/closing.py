@@ -56,7 +56,7 @@ class ClosingTests:
             started = time.monotonic()
             zero.close(30.0)
             took = time.monotonic() - started
-            if took > 10.0 * transports.limits.patience:
+            if took > 10.0 * transports.limits.timeout_factor:
                 raise zero.deviation("close(30)", "returns when all has left", f"took {took:.0f} s")
 
     def test_close_waits_for_linger_at_most(self, transports: Workers) -> None:

@@ -34,10 +34,10 @@ class TransportContract(  # pytest runs the tests of the last base first
     pytest then runs all tests. A transport in Python is a :class:`rpc_backends_agents.Transport`; one in
     C++ is an object with a method ``__rpc_transport__``.
 
-    :cvar patience: what all time limits are multiplied by, for a slow machine.
+    :cvar timeout_factor: what all time limits are multiplied by, for a slow machine.
     """
 
-    patience: float = 1.0
+    timeout_factor: float = 1.0
     _limits: Limits | None = None
 
     def make_transport(self, worker_id: int) -> Any:
@@ -71,5 +71,5 @@ class TransportContract(  # pytest runs the tests of the last base first
         """Return the limits that all tests of this class share."""
         kind = type(self)
         if kind._limits is None or "_limits" not in vars(kind):
-            kind._limits = Limits(self.patience)
+            kind._limits = Limits(self.timeout_factor)
         return kind._limits

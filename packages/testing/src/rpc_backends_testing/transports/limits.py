@@ -23,11 +23,11 @@ _ENOUGH = 2
 class Limits:
     """The time limits of one test run.
 
-    :ivar patience: what all limits are multiplied by.
+    :ivar timeout_factor: what all limits are multiplied by.
     """
 
-    def __init__(self, patience: float = 1.0) -> None:
-        self.patience = patience
+    def __init__(self, timeout_factor: float = 1.0) -> None:
+        self.timeout_factor = timeout_factor
         self.passed = 0
         self._least = 0.0
 
@@ -35,7 +35,7 @@ class Limits:
     def seconds(self) -> float:
         """Seconds that a wait may take now."""
         limit = SECONDS if self.passed < _ENOUGH else SECONDS_WHEN_BROKEN
-        return max(limit * self.patience, self._least)
+        return max(limit * self.timeout_factor, self._least)
 
     @contextlib.contextmanager
     def at_least(self, seconds: float) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Limits:
         :raises DeviationError: it did not return in time; its thread keeps running.
         :raises Exception: what the function raises.
         """
-        limit = self.seconds if seconds is None else seconds * self.patience
+        limit = self.seconds if seconds is None else seconds * self.timeout_factor
         ended = threading.Event()
         results: list[T] = []
         errors: list[BaseException] = []
