@@ -35,6 +35,7 @@ _HOMES = {
     "GroupError": "_errors",
     "GroupTimeoutError": "_errors",
     "HookError": "_errors",
+    "LockError": "_errors",
     "RefusedError": "_errors",
     "RpcBackendsError": "_errors",
     "SettingError": "_errors",

@@ -22,6 +22,7 @@ from rpc_backends_core._errors import BackendLoadError as BackendLoadError
 from rpc_backends_core._errors import GroupError as GroupError
 from rpc_backends_core._errors import GroupTimeoutError as GroupTimeoutError
 from rpc_backends_core._errors import HookError as HookError
+from rpc_backends_core._errors import LockError as LockError
 from rpc_backends_core._errors import RefusedError as RefusedError
 from rpc_backends_core._errors import RpcBackendsError as RpcBackendsError
 from rpc_backends_core._errors import SettingError as SettingError
@@ -69,6 +70,7 @@ __all__ = [
     "InitBackendHandler",
     "Interface",
     "LeavingAgent",
+    "LockError",
     "Member",
     "RankMappingMixin",
     "Record",

@@ -1,4 +1,4 @@
-"""The folder with the sockets of this user's workers; only this user can enter it."""
+"""The folder with the sockets of this user's workers. Only this user can enter it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 _NAME = "rpc-backends-inspect-{}"
 _ENDING = ".socket"
-#: Characters of a worker's name in the name of its socket: a socket's path may have 107 bytes.
+#: How many characters of a worker's name are in its socket's name. A socket's path has at most 107 bytes.
 _SHOWN = 32
 _TRIES = 10
 _numbers = itertools.count(1)
@@ -29,7 +29,7 @@ class NoFolderError(OSError):
 class WorkerSocket:
     """The socket of a worker.
 
-    :ivar worker: the worker's name; a long one is cut.
+    :ivar worker: the worker's name, cut if it is long.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class WorkerSocket:
 
 
 def places(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yield the folders that may have sockets, the preferred one first."""
+    """Yield the folders in which sockets may be, the preferred one first."""
     runtime = environ.get("XDG_RUNTIME_DIR")
     for place in dict.fromkeys((runtime, environ.get("TMPDIR") or tempfile.gettempdir(), "/tmp")):
         if place and Path(place).is_absolute() and Path(place).is_dir():
@@ -60,7 +60,7 @@ def listen(worker: str) -> tuple[socket.socket, Path]:
     why = []
     name = f"{os.getpid()}-{next(_numbers)}-{quote(worker, safe='')[:_SHOWN]}{_ENDING}"
     for folder in places():
-        # A worker that stops removes the folder if it is empty, at any moment.
+        # Another worker may stop at any moment and remove the folder if it is empty.
         for _ in range(_TRIES):
             try:
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -75,7 +75,7 @@ def listen(worker: str) -> tuple[socket.socket, Path]:
 
 
 def sockets() -> list[WorkerSocket]:
-    """Return the sockets of this user's workers; those of processes that have ended, too."""
+    """Return the sockets of this user's workers, including those of processes that have ended."""
     found = []
     for folder in places():
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def _check(folder: Path) -> None:
 
 
 def _bound(path: Path) -> socket.socket:
-    path.unlink(missing_ok=True)  # of an earlier process with this number
+    path.unlink(missing_ok=True)  # left by an earlier process with this id
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))

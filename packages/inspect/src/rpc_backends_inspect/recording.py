@@ -1,4 +1,4 @@
-"""Puts a recorder in front of an agent."""
+"""Installs a recorder in front of an agent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ORDER = -1000
 def record(agent: Any, backend: str, group: str, calls: int) -> Any:
     """Put a recorder in front of an agent that has not started.
 
-    Without a folder for the socket, or without a free signal, the recorder shows less, and a log says so:
-    a worker must not fail for that.
+    Without a folder for the socket, or without a free signal, the recorder shows less and logs a warning.
+    The worker starts all the same.
 
-    :param group: a text that is equal for the workers of a group.
+    :param group: a text that is the same for all workers of a group.
     :param calls: the number of ended calls to keep.
     :returns: the agent to install.
     """
@@ -43,7 +43,7 @@ def record(agent: Any, backend: str, group: str, calls: int) -> Any:
         recorder.stop()
         cleanup.close()
 
-    # Stacks cannot be read while the interpreter ends, and nothing may stay on the machine.
+    # Stacks cannot be read while the interpreter ends, and the socket must be removed.
     atexit.register(end)
     cleanup.callback(atexit.unregister, end)
     return intercept(agent, recorder, name="recorder", order=_ORDER, at_shutdown=cleanup.close)
@@ -61,7 +61,7 @@ def _listener(worker: str, cleanup: contextlib.ExitStack) -> int:
 
 
 def _stacks(cleanup: contextlib.ExitStack) -> dict[str, int]:
-    """Let faulthandler write stacks to a file when a signal arrives, which needs no GIL."""
+    """Let faulthandler write stacks to a file when a signal arrives. This needs no GIL."""
     free = (number for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if _is_free(number))
     number = next(free, None)
     if number is None:

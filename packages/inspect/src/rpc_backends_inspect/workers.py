@@ -1,4 +1,4 @@
-"""The states of workers, from their sockets or from files."""
+"""Reads the states of workers from their sockets or from files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDED = "has ended without a shutdown"
 class Call:
     """A call that a worker has made or received.
 
-    :ivar seconds: how long it took, or how old it is.
+    :ivar seconds: how long it took; for a call in flight, its age.
     :ivar thread: the thread that made it, or on which it arrived.
     """
 
@@ -45,16 +45,16 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The function's name, or the type of a message that calls none."""
+        """The function's name, or the message type if the message calls no function."""
         return self.function or self.type
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What a worker is doing.
+    """The state of a worker.
 
-    :ivar group: where its group meets: equal for the workers of a group.
-    :ivar problem: why nothing more is known of it (it has ended, or is stopped); empty if all is known.
+    :ivar group: the address where its group meets, the same for all its workers.
+    :ivar problem: why the state is unknown (the worker has ended, or is stopped); empty if it is known.
     """
 
     worker: str
@@ -100,7 +100,7 @@ def running(*, worker: str | None = None, pids: Collection[int] = ()) -> list[Wo
     found = []
     for one, state in zip(wanted, states, strict=True):
         if state.problem == _ENDED and state.worker not in missed:
-            one.path.unlink(missing_ok=True)  # left behind, and no worker misses it
+            one.path.unlink(missing_ok=True)  # of an earlier run: no running worker expects it
         elif worker in {None, state.worker}:
             found.append(state)
     return found
@@ -121,7 +121,7 @@ def read(path: Path) -> WorkerState:
 def parse_state(document: Any) -> WorkerState:
     """Return the state in a document of the recorder.
 
-    :raises NoStateError: it is none.
+    :raises NoStateError: the document is not a state.
     """
     try:
         if document["version"] != _VERSION:
