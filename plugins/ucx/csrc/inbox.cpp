@@ -140,6 +140,7 @@ bool Inbox::poll(Clock::time_point deadline) {
     watched_ = false;
   }
   int pause = kFirstPause;
+  int attempts = 0;
   while (!closed_) {
     const bool busy = source_.progress();
     if (has_events()) {
@@ -149,6 +150,7 @@ bool Inbox::poll(Clock::time_point deadline) {
     if (busy) {
       expect_traffic();
       pause = kFirstPause;
+      attempts = 0;
       continue;
     }
     if (now() - last_traffic_.load(std::memory_order_relaxed) < poll_time_) {
@@ -164,7 +166,8 @@ bool Inbox::poll(Clock::time_point deadline) {
       wanted_ = true;
       return false;
     }
-    if (!source_.progress() && !has_events()) {
+    // The first attempts may only take up old signals of the event descriptor.
+    if (!source_.progress() && !has_events() && ++attempts > kAttempts) {
       // UCX waits for something that it does not signal, such as room in the queue of a suspended peer.
       handle(epoll_.wait(pause));
       pause = std::min(pause * 2, kLongestPause);
