@@ -102,7 +102,7 @@ endef
 test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
-test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported dependencies
+test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported dependencies (torch: TORCH)
 	$(LOWEST_VENV)/bin/python -m pytest tests -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
 lint: setup  ## ruff: lint and format check

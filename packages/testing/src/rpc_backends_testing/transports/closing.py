@@ -129,7 +129,7 @@ class ClosingTests:
     ) -> None:
         """When `close` has returned, no socket, file or thread of the transport is left.
 
-        Also after connections have ended in other ways, which is when some are forgotten.
+        Transports often forget connections that have ended in another way, so these are tested too.
         """
         remainder = resources.Remainder()
         with transports(3) as (zero, one, two):
