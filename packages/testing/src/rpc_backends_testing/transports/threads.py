@@ -128,6 +128,7 @@ class ThreadTests:
         with transports(3) as (zero, one, two):
             zero.may_lose.update((1, 2))
             one.may_lose.add(0)
+            two.may_lose.add(0)
             zero.send(2, message("request", [4]))
             two.expect(zero, message("request", [4]))
             of_two = cutting.connections() - cutting.before
