@@ -106,9 +106,9 @@ class ClosingTests:
         """After `close` the address of the worker is free: nobody can connect to it."""
         with transports() as (zero, one):
             zero.may_lose.add(1)
-            before = resources.listening()
+            before = transports.listening()
             one.close(0)
-            left = resources.listening()
+            left = transports.listening()
             if before and len(left) >= len(before):
                 raise one.deviation("close(0)", "stops to listen", f"something listens at {left}")
             zero.try_send(1, message("late", [4]))

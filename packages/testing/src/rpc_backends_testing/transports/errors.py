@@ -149,9 +149,9 @@ class ErrorTests:
 
         Port scanners and monitoring make such connections.
         """
-        before = resources.listening()
+        before = transports.listening()
         with transports() as (zero, one):
-            addresses = [place for place in resources.listening() if place not in before]
+            addresses = [place for place in transports.listening() if place not in before]
             if not addresses:
                 pytest.skip("the transport listens at no stream socket")
             with contextlib.ExitStack() as strangers:
