@@ -62,13 +62,15 @@ def _run(folder: Path, *, whole: bool) -> Failures:
     # The tests mostly wait for time limits. Those of one transport run one after the other.
     processes = ["-n", "2" if whole else "4", "--dist", "loadscope"]
     arguments = [*processes, "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, *(["test_broken.py"] if whole else chosen)],
         cwd=folder,
         env=clean_environ({"PYTHONPATH": str(Path(__file__).parent)}),
         capture_output=True,
+        text=True,
         check=False,
     )
+    assert (folder / "failures.jsonl").exists(), done.stdout + done.stderr
     found: Failures = {name: [] for name in BROKEN}
     for line in (folder / "failures.jsonl").read_text().splitlines():
         class_, name, text, seconds = json.loads(line)

@@ -16,11 +16,12 @@ from rpc_backends_testing.transports.messages import MessageTests
 from rpc_backends_testing.transports.replies import ReplyTests
 from rpc_backends_testing.transports.second_process import SecondProcess
 from rpc_backends_testing.transports.threads import ThreadTests
+from rpc_backends_testing.transports.volume import VolumeTests
 from rpc_backends_testing.transports.workers import Workers
 
 
 class TransportContract(  # pytest runs the tests of the last base first
-    ClosingTests, ThreadTests, LossTests, ErrorTests, ReplyTests, MessageTests
+    VolumeTests, ClosingTests, ThreadTests, LossTests, ErrorTests, ReplyTests, MessageTests
 ):
     """Tests of all requirements on a transport, without an agent, in one process or between two.
 

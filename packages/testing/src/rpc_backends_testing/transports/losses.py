@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -12,8 +11,6 @@ from rpc_backends_testing.transports.content import message
 from rpc_backends_testing.transports.replies import NO_CONNECTION
 from rpc_backends_testing.transports.workers import Worker, Workers
 
-#: How many messages are sent between two cuts.
-_CUT_EVERY = 97
 _CUT = "(the connection to worker1 is cut; a request of worker0 waits for its answer)"
 
 
@@ -77,45 +74,6 @@ class LossTests:
             zero.expect(two, message("reply", [10]), reply=True)
             zero.send(2, message("next", [11]))
             two.expect(zero, message("next", [11]))
-
-    def test_nothing_twice_after_a_cut(
-        self, transports: Workers, cutting: resources.Cutting
-    ) -> None:
-        """Messages in flight when a connection is cut arrive once each or not at all.
-
-        If one does not arrive, its sender's inbox gets `lost`. No message is ever sent again. Messages
-        sent before a cut may arrive after later ones.
-        """
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            failed = 0
-            for place in range(400):
-                if place % _CUT_EVERY == 50:
-                    cutting.cut(cutting.connections() - cutting.before)
-                failed += zero.try_send(1, _numbered(place)) is not None
-            if not failed and not any(event.kind == "lost" for event in zero.inbox.events):
-                zero.inbox.wait_for(lambda events: any(e.kind == "lost" for e in events), 1.0)
-            send_until_it_arrives(zero, one, message("last", [5]))
-            numbers = [
-                _number(zero, event.parts)
-                for event in one.take_messages()
-                if event.parts not in one.may_get
-            ]
-            for one_before, number in itertools.pairwise(sorted(numbers, key=_cuts_before)):
-                if number <= one_before:
-                    raise zero.deviation(
-                        "send(1, ...) while connections are cut",
-                        "each message arrives once at most, in order between two cuts",
-                        f"message {number} arrives after message {one_before}",
-                    )
-            lost = any(event.kind == "lost" for event in zero.inbox.events)
-            if len(numbers) < 400 and not lost and not failed:
-                raise zero.deviation(
-                    "send(1, ...) while connections are cut",
-                    "each message arrives, or send() raises an error, or the inbox gets lost(1, ...)",
-                    f"{400 - len(numbers)} of 400 messages do not arrive, and there is no loss",
-                )
 
     def test_no_part_of_a_message(self, transports: Workers, cutting: resources.Cutting) -> None:
         """A message whose connection is cut halfway is not delivered, not even in part."""
@@ -296,19 +254,3 @@ def send_until_it_arrives(sender: Worker, receiver: Worker, parts: list[bytes]) 
         f"{receiver.name}'s inbox gets the message: both workers live",
         f"it does not, five times in a row; the last error: {error or 'a loss'}",
     )
-
-
-def _numbered(place: int) -> list[bytes]:
-    return [place.to_bytes(8, "little"), b"x" * (place % 50)]
-
-
-def _cuts_before(place: int) -> int:
-    """Return how many cuts came before this message was sent."""
-    return (place + _CUT_EVERY - 50) // _CUT_EVERY
-
-
-def _number(sender: Worker, parts: list[bytes]) -> int:
-    number = int.from_bytes(parts[0], "little") if parts else -1
-    if number < 0 or parts != _numbered(number):
-        raise sender.deviation("send(1, ...) while connections are cut", "whole messages", "a part")
-    return number
