@@ -45,22 +45,12 @@ class MessageTests:
                 for sender, receiver in (workers, workers[::-1]):
                     receiver.expect(sender, message((first, sender.id), [9]))
 
-    def test_empty_parts(self, transports: Workers) -> None:
-        """Empty parts arrive, at any place in a message."""
-        with transports() as (zero, one):
-            for sizes in itertools.chain.from_iterable(
-                itertools.product((0, 5), repeat=count) for count in range(1, 5)
-            ):
-                parts = message(sizes, sizes)
-                zero.send(1, parts)
-                one.expect(zero, parts)
-
     def test_same_contents(self, transports: Workers) -> None:
         """Equal messages arrive as often as they were sent."""
         with transports() as (zero, one):
             parts = message("same", [17, 0, 4096])
-            zero.send_all(1, [parts] * 20)
-            for _ in range(20):
+            zero.send_all(1, [parts] * 6)
+            for _ in range(6):
                 one.expect(zero, parts)
 
     def test_peers_are_told_apart(self, transports: Workers) -> None:
@@ -84,7 +74,7 @@ class MessageTests:
         A transport that keeps a part after `send` must hold a reference to it while it needs the bytes.
         """
         with transports() as (zero, one):
-            for round_ in range(20):
+            for round_ in range(8):
                 memory = bytearray(message(round_, [100_000])[0])
                 expected = [bytes(memory), b"end"]
                 zero.send(1, [memory, b"end"])  # type: ignore[list-item]  # memoryview() takes both
@@ -97,7 +87,7 @@ class MessageTests:
         Delivered parts become the memory of tensors, so give each message its own memory.
         """
         with transports() as (zero, one):
-            for place in range(30):
+            for place in range(12):
                 zero.send(1, message(place, [64, 5000]))
                 one.expect(zero, message(place, [64, 5000]))
             events = [event for event in one.inbox.events if event.kind == "deliver"]
@@ -106,7 +96,7 @@ class MessageTests:
                     raise one.deviation(
                         "inbox.deliver(0, parts)",
                         "nobody writes to the parts after they were delivered",
-                        f"message {place} of 30 has changed after later ones arrived",
+                        f"message {place} of 12 has changed after later ones arrived",
                     )
 
 

@@ -59,6 +59,16 @@ class VolumeTests:
                 zero.send(1, parts)
                 one.expect(zero, parts)
 
+    def test_empty_parts(self, transports: Workers) -> None:
+        """Empty parts arrive, at any place in a message."""
+        with transports() as (zero, one):
+            for sizes in itertools.chain.from_iterable(
+                itertools.product((0, 5), repeat=count) for count in range(1, 5)
+            ):
+                parts = message(sizes, sizes)
+                zero.send(1, parts)
+                one.expect(zero, parts)
+
     def test_any_messages(self, transports: Workers) -> None:
         """Any messages arrive once each, in order, with their parts in order and bit by bit."""
 
