@@ -13,7 +13,7 @@ from rpc_broken_backends.transports import BROKEN
 
 from support.environments import clean_environ
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)
 
 #: The factor of the time limits of the test for a promise: they are for a transport that is slow, and
 #: none of these is. A whole run has the time limits that an author has.

@@ -35,7 +35,7 @@ class TestUnfinished(TransportContract):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 class TestSocketTransport(TransportContract):
     """The transport of SOCKETS keeps what a transport promises."""
 
