@@ -45,6 +45,7 @@ BACKEND = Backend(
     construct_rpc_backend_options_handler=construct_rpc_backend_options,
     init_backend_handler=init_backend,
     options_type=UCXRpcBackendOptions,
+    make_transport=UCXTransport,
     capabilities=frozenset(
         {
             Capability.STATIC_GROUPS,
@@ -58,5 +59,5 @@ BACKEND = Backend(
         }
     ),
     description="UCX: shared memory and fast networks, not encrypted, CPU tensors, no TensorPipe",
-    spi_version=(1, 0),
+    spi_version=(1, 1),
 )
