@@ -204,7 +204,7 @@ void Recorder::on_request(RequestPtr request) {
 }
 
 void Recorder::ended(const RecordedCall& call, Place* place) {
-  place->call.write(call);  // so that a reader does not take it for a call in flight
+  place->call.write(call);  // so that nobody takes it for one in flight
   place->taken.store(false, std::memory_order_release);
   recent_[ended_++ % recent_.size()].write(call);
 }
