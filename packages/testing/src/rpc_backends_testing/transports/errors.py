@@ -55,7 +55,7 @@ class ErrorTests:
             zero.forget(_UNKNOWN)
             _still_works(zero, one)
 
-    def test_forget_twice(self, transports: Workers) -> None:
+    def test_forget_twice(self, transports: Workers, cutting: resources.Cutting) -> None:
         """A peer can be forgotten twice, and after it has closed its transport."""
         with transports(3) as (zero, one, two):
             zero.may_lose.update((1, 2))
@@ -66,6 +66,14 @@ class ErrorTests:
             one.close(0)
             zero.forget(1)
             _still_works(zero, two)
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            zero.stop_receiving(one)  # so that the transport cannot notice the cut yet
+            cutting.cut(cutting.connections() - cutting.before)
+            zero.forget(1)
+            zero.inbox.unblock()
+            zero.take_messages()
 
     @pytest.mark.parametrize("address", NO_ADDRESSES, ids=["empty", "garbage"])
     def test_learn_invalid_address(self, transports: Workers, address: str) -> None:
