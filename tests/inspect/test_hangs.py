@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -137,6 +138,16 @@ def test_a_stopped_worker_is_named(two: Workers) -> None:
     assert text == (
         f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger; 1 call of 'worker0' to "
         "it cannot be answered"
+    )
+
+
+def test_a_killed_worker_is_named(two: Workers) -> None:
+    """It leaves nothing behind that would tell of it."""
+    two[1].kill()
+    two[0].call(shut_down_in_background)
+    assert cause(two, "shutdown", "'worker1'").startswith(
+        "'worker0' waits in shutdown for 'worker1': 'worker1' is not among the workers that were "
+        f"inspected, on {socket.gethostname()!r}: it has ended, or it runs elsewhere"
     )
 
 

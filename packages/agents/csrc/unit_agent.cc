@@ -2,6 +2,7 @@
 // several units, so that two processors share the work and no unit needs much memory. This unit has the files that use
 // torch's RPC agents.
 #include "agent.cpp"
+#include "call_log.cpp"
 #include "calls.cpp"
 #include "core.cpp"
 #include "intercepted_call.cpp"

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_inspect import folder
+from rpc_backends_inspect import sockets
 from rpc_backends_inspect.stacks import Thread, parse
 
 #: Seconds for a worker to answer.
 _ANSWER = 5.0
-_VERSION = 1
-_ENDED = "has ended without a shutdown"
+_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Call:
     """A call that a worker has made or received.
 
+    :ivar call: the number that the caller's agent gave it, the same on both sides; 0 if it is not known.
     :ivar seconds: how long it took, or how old it is.
     :ivar thread: the thread that made it, or on which it arrived.
     """
 
     number: int
-    caller_number: int
+    call: int
     incoming: bool
     peer: str
     peer_id: int
@@ -62,6 +61,7 @@ class WorkerState:
     problem: str = ""
     backend: str = ""
     group: str = ""
+    host: str = ""
     time_us: int = 0
     members: dict[int, str] = field(default_factory=dict)
     in_flight: list[Call] = field(default_factory=list)
@@ -86,24 +86,20 @@ def running(*, worker: str | None = None, pids: Collection[int] = ()) -> list[Wo
     :param worker: only workers with this name.
     :param pids: only workers of these processes; none means all.
     """
-    wanted = [
-        one
-        for one in folder.sockets()
-        if (not pids or one.pid in pids) and (worker is None or worker.startswith(one.worker))
-    ]
+    wanted = []
+    for one in sockets.connect_all(_ANSWER):
+        if not pids or one.pid in pids:
+            wanted.append(one)
+        else:
+            one.connection.close()
     if not wanted:
         return []
     with ThreadPoolExecutor(min(32, len(wanted))) as pool:
         states = list(pool.map(_ask, wanted))
-    missed = {name for state in states for name in state.members.values()}
-    missed -= {state.worker for state in states if not state.problem}
-    found = []
-    for one, state in zip(wanted, states, strict=True):
-        if state.problem == _ENDED and state.worker not in missed:
-            one.path.unlink(missing_ok=True)  # left behind, and no worker misses it
-        elif worker in {None, state.worker}:
-            found.append(state)
-    return found
+    return sorted(
+        (state for state in states if state and worker in {None, state.worker}),
+        key=lambda state: (state.worker, state.pid),
+    )
 
 
 def read(path: Path) -> WorkerState:
@@ -135,6 +131,7 @@ def parse_state(document: Any) -> WorkerState:
             pid=int(document["pid"]),
             backend=str(document["backend"]),
             group=str(document["group"]),
+            host=str(document["host"]),
             time_us=now,
             members={int(one["id"]): str(one["name"]) for one in document["members"]},
             in_flight=[_call(one, now) for one in document["in_flight"]],
@@ -151,7 +148,7 @@ def parse_state(document: Any) -> WorkerState:
 def _call(one: dict[str, Any], now: int) -> Call:
     return Call(
         number=one["number"],
-        caller_number=one["caller_number"],
+        call=one["call"],
         incoming=one["direction"] == "incoming",
         peer=one["peer"],
         peer_id=one["peer_id"],
@@ -168,23 +165,22 @@ def _call(one: dict[str, Any], now: int) -> Call:
     )
 
 
-def _ask(one: folder.WorkerSocket) -> WorkerState:
-    match one.process_state():
-        case None | "Z":
-            return WorkerState(one.worker, one.pid, _ENDED)
-        case "T" | "t":
-            return WorkerState(one.worker, one.pid, "is stopped by a signal or a debugger")
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_ANSWER)
-            connection.connect(str(one.path))
+def _ask(one: sockets.WorkerSocket) -> WorkerState | None:
+    """Return a worker's state; None if its process has ended, but a child has inherited its socket."""
+    with one.connection as connection:
+        match one.process_state():
+            case None | "Z":
+                return None
+            case "T" | "t":
+                return WorkerState(one.worker, one.pid, "is stopped by a signal or a debugger")
+        try:
             connection.sendall(b"a")
             with connection.makefile("rb") as stream:
                 text = stream.read()
-        return parse_state(json.loads(text))
-    except TimeoutError:
-        return WorkerState(one.worker, one.pid, f"does not answer within {_ANSWER:.0f} s")
-    except OSError as error:
-        return WorkerState(one.worker, one.pid, f"cannot be asked: {error}")
-    except ValueError as error:
-        return WorkerState(one.worker, one.pid, f"gives no valid answer: {error}")
+            return parse_state(json.loads(text))
+        except TimeoutError:
+            return WorkerState(one.worker, one.pid, f"does not answer within {_ANSWER:.0f} s")
+        except OSError as error:
+            return WorkerState(one.worker, one.pid, f"cannot be asked: {error}")
+        except ValueError as error:
+            return WorkerState(one.worker, one.pid, f"gives no valid answer: {error}")
