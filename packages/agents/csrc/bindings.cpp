@@ -135,7 +135,7 @@ PYBIND11_MODULE(_C, module) {
            },
            py::arg("interceptor"), py::arg("name"), py::arg("order"))
       .def("record_calls",
-           [](InterceptingAgent& self, const Recorder& recorder) { self.set_call_log(recorder.log()); },
+           [](InterceptingAgent& self, const Recorder& recorder) { self.record(recorder.log(), recorder.failed_calls()); },
            py::arg("recorder"))
       .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
            py::arg("timeout") = 0.0, Unlocked());

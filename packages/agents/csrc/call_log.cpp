@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <memory>
 
 #include "names.h"
 #include "request_inspector.h"
@@ -107,7 +106,7 @@ RecordedCall::State state_of_error(std::string_view text) {
     return RecordedCall::State::kShutDown;
   }
   // ZEROMQ and UCX; TENSORPIPE.
-  return says("is lost") || says("connection") || says("eof") || says("ECONNRE") || says("EPIPE")
+  return says("is lost") || says("connection") || says("eof") || says("EOF") || says("ECONNRE") || says("EPIPE")
       ? RecordedCall::State::kLost
       : RecordedCall::State::kFailed;
 }
@@ -183,6 +182,16 @@ void CallLog::sent(Place* place, uint64_t number) {
   RecordedCall call = place->call.own();
   call.call = number;
   place->call.write(call);
+}
+
+void CallLog::end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer) {
+  place->kept = log;  // not in the callback, which so needs no memory of its own
+  answer.addCallback(
+      [place](JitFuture& done) {
+        const auto kept = std::move(place->kept);
+        kept->end(place, &done);
+      },
+      /*uses_future=*/false);
 }
 
 void CallLog::end(Place* place, JitFuture* answer) {

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -51,6 +51,7 @@ class CallLog {
   // A place for a call in flight.
   struct Place {
     std::atomic<bool> taken{false};
+    std::shared_ptr<CallLog> kept;  // see end_with()
     Cell<RecordedCall> call;
   };
 
@@ -66,6 +67,8 @@ class CallLog {
   Place* begin_incoming(int peer_id, const Message& message, uint64_t call);
   // Says which number the agent has given a call that is not yet awaited.
   void sent(Place* place, uint64_t call);
+  // Takes the end of a call when `answer` completes; keeps `log` until then.
+  static void end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer);
   // Takes the end of a call; `answer` is null if an arrived call is not answered.
   void end(Place* place, JitFuture* answer);
   void failed(Place* place, const std::string& error);

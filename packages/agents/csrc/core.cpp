@@ -315,13 +315,13 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   }
 
   void finish(JitFuture* answer) override {
-    if (recorded_ != nullptr) {
-      core_->call_log_->end(recorded_, answer);
-    }
     if (answer != nullptr) {
       core_->reply(peer_id_, call_, *answer);
     } else {
       core_->reply_nothing(peer_id_);
+    }
+    if (recorded_ != nullptr) {
+      core_->call_log_->end(recorded_, answer);
     }
   }
 
@@ -351,10 +351,10 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
   }
   execute(std::move(request.message), peer, bytes,
           [self = shared_from_this(), peer, call = request.call, recorded](JitFuture& response) {
-            if (recorded != nullptr) {
+            self->reply(peer, call, response);
+            if (recorded != nullptr) {  // after the answer has left, which does not wait for it
               self->call_log_->end(recorded, &response);
             }
-            self->reply(peer, call, response);
           });
 }
 

@@ -153,7 +153,10 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
   if (last_call_sent != 0) {
     call_log_->sent(place, last_call_sent);
   }
-  answer->addCallback([log = call_log_, place](JitFuture& done) { log->end(place, &done); }, /*uses_future=*/false);
+  if (failed_calls_) {
+    return FailedCalls::watch(failed_calls_, call_log_, place, std::move(answer));
+  }
+  CallLog::end_with(call_log_, place, *answer);
   return answer;
 }
 
@@ -169,8 +172,9 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::pass_on(const WorkerInfo& 
       ->send(std::move(message));
 }
 
-void InterceptingAgent::set_call_log(std::shared_ptr<CallLog> log) {
+void InterceptingAgent::record(std::shared_ptr<CallLog> log, std::shared_ptr<FailedCalls> failed) {
   call_log_ = std::move(log);
+  failed_calls_ = std::move(failed);
   if (transport_agent_) {
     transport_agent_->set_call_log(call_log_);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "call_log.h"
+#include "failed_calls.h"
 #include "forks.h"
 #include "interceptor_chain.h"
 
@@ -45,7 +46,8 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   const std::vector<c10::Device>& getDevices() const override;
 
   // Records the requests that this worker sends, and those that arrive at a TransportAgent; only before the agent starts.
-  void set_call_log(std::shared_ptr<CallLog> log);
+  // `failed`: who delays the errors of calls; may be null.
+  void record(std::shared_ptr<CallLog> log, std::shared_ptr<FailedCalls> failed);
   InterceptorChain& interceptors() { return *interceptors_; }
   // Like TransportAgent::is_forked().
   bool is_forked() const { return birthplace_.is_elsewhere(); }
@@ -62,6 +64,7 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   const std::shared_ptr<TransportAgent> transport_agent_;  // the same agent if it is a TransportAgent, or else null
   const std::shared_ptr<InterceptorChain> interceptors_;
   std::shared_ptr<CallLog> call_log_;  // null if calls are not recorded
+  std::shared_ptr<FailedCalls> failed_calls_;
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };
 

@@ -1,5 +1,6 @@
 #include "recorder.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -24,6 +25,23 @@
 namespace rpc_backends {
 
 namespace {
+
+// Seconds between two dumps, and the number of dumps that a worker keeps.
+constexpr auto kDumpPause = std::chrono::seconds(10);
+constexpr uint64_t kMostDumps = 20;
+// The dumps that this process has written.
+std::atomic<uint64_t> dumps_written{0};
+// Microseconds of a state with the last calls.
+constexpr int64_t kLast = 5'000'000;
+// The eventfd of the recorder that SIGUSR1 wakes, and what it writes there.
+std::atomic<int> signalled{-1};
+constexpr uint64_t kSignal = uint64_t{1} << 32;
+
+void on_signal(int /*number*/) {
+  const int saved = errno;
+  [[maybe_unused]] const ssize_t written = ::write(signalled, &kSignal, sizeof kSignal);
+  errno = saved;
+}
 
 // Seconds that a reader of the socket may take for one step.
 constexpr time_t kReaderTimeout = 5;
@@ -81,7 +99,8 @@ Recorder::Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_
     : agent_(std::move(agent)),
       log_(std::make_shared<CallLog>(capacity)),
       server_(server),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      failed_calls_(server.dumps.empty() ? nullptr : std::make_shared<FailedCalls>()) {
   if (wake_ < 0) {
     throw std::system_error(errno, std::generic_category(), "the recorder gets no eventfd");
   }
@@ -94,6 +113,9 @@ Recorder::~Recorder() {
 void Recorder::on_start(const AgentInfo& agent) {
   worker_ = agent.worker;
   if (server_.listener >= 0) {
+    if (!server_.dumps.empty()) {
+      take_signal();
+    }
     thread_ = std::thread([self = shared_from_this()] { self->serve(); });
   }
 }
@@ -119,7 +141,61 @@ std::string Recorder::stacks() const {
   }
 }
 
-std::string Recorder::state(bool all) const {
+void Recorder::take_signal() {
+  struct sigaction ours {};
+  ours.sa_handler = on_signal;
+  ours.sa_flags = SA_RESTART;
+  if (::sigaction(SIGUSR1, nullptr, &before_) != 0 || (before_.sa_flags & SA_SIGINFO) != 0 ||
+      before_.sa_handler != SIG_DFL) {
+    return;  // the program has its own handler
+  }
+  signalled = wake_;
+  takes_signal_ = ::sigaction(SIGUSR1, &ours, nullptr) == 0;
+}
+
+void Recorder::give_signal_back() {
+  struct sigaction now {};
+  if (std::exchange(takes_signal_, false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
+    ::sigaction(SIGUSR1, &before_, nullptr);
+    signalled = -1;
+  }
+}
+
+std::string Recorder::dump(const std::string& reason) const {
+  const std::lock_guard<std::mutex> lock(dump_mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (!last_dump_.empty() && now - dumped_ < kDumpPause) {
+    return last_dump_;
+  }
+  last_dump_ = write_dump(reason);
+  dumped_ = now;
+  return last_dump_;
+}
+
+std::string Recorder::write_dump(const std::string& reason) const {
+  const std::string text = state(Extent::kAll, reason);
+  const std::string path = server_.dumps + "/" + server_.host + "-" + std::to_string(::getpid()) + "-" + worker_ + "-" +
+      std::to_string(dumps_written % kMostDumps + 1) + ".json";
+  const std::string partial = path + ".partial";
+  // Names of functions and workers are not for other users.
+  const int file = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  bool written = file >= 0;
+  for (size_t at = 0; written && at < text.size();) {
+    const ssize_t size = ::write(file, text.data() + at, text.size() - at);
+    written = size > 0;
+    at += written ? static_cast<size_t>(size) : 0;
+  }
+  if (file >= 0) {
+    ::close(file);
+  }
+  if (!written || ::rename(partial.c_str(), path.c_str()) != 0) {
+    throw std::system_error(errno, std::generic_category(), "the dump " + path + " cannot be written");
+  }
+  ++dumps_written;
+  return path;
+}
+
+std::string Recorder::state(Extent extent, const std::string& reason) const {
   const auto agent = agent_.lock();
   std::map<int, std::string> members;
   if (agent) {
@@ -135,18 +211,21 @@ std::string Recorder::state(bool all) const {
       .field("group", server_.group)
       .field("host", server_.host)
       .field("pid", ::getpid())
-      .field("time_us", now_us());
+      .field("time_us", now_us())
+      .field("reason", reason)
+      .field("calls", log_->calls());
   json.key("in_flight").begin('[');
   for (const RecordedCall& call : log_->in_flight()) {
     write_call(json, call, *log_, members);
   }
   json.end(']').key("recent").begin('[');
-  if (all) {
-    for (const RecordedCall& call : log_->recent()) {
+  const int64_t since = extent == Extent::kAll ? 0 : now_us() - kLast;
+  for (const RecordedCall& call : extent == Extent::kShort ? std::vector<RecordedCall>() : log_->recent()) {
+    if (call.end_us >= since) {
       write_call(json, call, *log_, members);
     }
   }
-  json.end(']').field("stacks", stacks());
+  json.end(']').field("stacks", extent == Extent::kAll ? stacks() : std::string());
   json.key("members").begin('[');
   for (const auto& [id, name] : members) {
     json.begin('{').field("name", name).field("id", id).end('}');
@@ -172,10 +251,17 @@ void Recorder::on_stop() {
   if (birthplace_.is_elsewhere()) {
     return;
   }
+  give_signal_back();
+  if (failed_calls_) {
+    failed_calls_->stop();
+  }
   if (thread_.joinable()) {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
     thread_.join();
+    if (server_.dump_at_end) {
+      contained("while writing a dump", [&] { write_dump("end"); });
+    }
   }
   close_descriptors();  // torch may keep the agent, and with it this object, until the process ends
 }
@@ -200,7 +286,12 @@ void Recorder::serve() {
       return;
     }
     if (waited[1].revents != 0) {
-      return;
+      uint64_t what = 0;
+      [[maybe_unused]] const ssize_t size = ::read(wake_, &what, sizeof what);
+      if (what % kSignal != 0) {
+        return;  // on_stop()
+      }
+      contained("while writing a dump", [&] { dump("signal"); });
     }
     if (waited[0].revents == 0) {
       continue;
@@ -227,7 +318,9 @@ void Recorder::answer(int connection) const {
   if (::recv(connection, &wanted, 1, 0) != 1) {
     return;
   }
-  const std::string text = state(wanted == 'a');
+  const std::string text = state(wanted == 'a'     ? Extent::kAll
+                                 : wanted == 'l' ? Extent::kLast
+                                                 : Extent::kShort);
   for (size_t sent = 0; sent < text.size();) {
     const ssize_t now = ::send(connection, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
     if (now <= 0) {
@@ -242,13 +335,18 @@ void bind_recorder(pybind11::module_& module) {
   py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder", py::module_local())
       .def(py::init([](const std::shared_ptr<torch::distributed::rpc::RpcAgent>& agent, size_t capacity, int listener,
                        int stack_file, int stack_signal, const std::string& backend, const std::string& group,
-                       const std::string& host) {
+                       const std::string& host, const std::string& dumps, bool dump_at_end) {
              return std::make_shared<Recorder>(agent, capacity,
-                                               Recorder::Server{listener, stack_file, stack_signal, backend, group, host});
+                                               Recorder::Server{listener, stack_file, stack_signal, backend, group, host, dumps, dump_at_end});
            }),
            py::kw_only(), py::arg("agent"), py::arg("capacity"), py::arg("listener"), py::arg("stack_file"),
-           py::arg("stack_signal"), py::arg("backend"), py::arg("group"), py::arg("host"))
-      .def("state", &Recorder::state, py::arg("all"), py::call_guard<py::gil_scoped_release>())
+           py::arg("stack_signal"), py::arg("backend"), py::arg("group"), py::arg("host"), py::arg("dumps"), py::arg("dump_at_end"))
+      .def("dump", &Recorder::dump, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+      .def("wait_for_failures",
+           [](const Recorder& self, double seconds) { return self.failed_calls()->wait(seconds); }, py::arg("seconds"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
+           py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("stop", &Recorder::on_stop, py::call_guard<py::gil_scoped_release>())
       .def("__rpc_interceptor__", [](const std::shared_ptr<Recorder>& self) {
         return give_capsule<Interceptor>(self, kInterceptorCapsule);

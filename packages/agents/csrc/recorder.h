@@ -5,6 +5,9 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
+#include <signal.h>
+
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +15,7 @@
 #include <thread>
 
 #include "call_log.h"
+#include "failed_calls.h"
 #include "forks.h"
 #include "rpc_backends_agents/interceptor.h"
 
@@ -28,6 +32,8 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
     std::string backend;
     std::string group;  // equal for the workers of a group
     std::string host;
+    std::string dumps;  // the folder for dumps; empty if the worker writes none
+    bool dump_at_end = false;
   };
 
   // `capacity`: the number of ended calls to keep. Owns the descriptors in `server`, and closes them in on_stop().
@@ -41,14 +47,24 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   std::map<std::string, std::string> metrics() const override;
 
   const std::shared_ptr<CallLog>& log() const { return log_; }
-  // Returns the state of the worker as JSON. `all`: with the calls that have ended.
-  std::string state(bool all) const;
+  // Null if the worker writes no dumps.
+  const std::shared_ptr<FailedCalls>& failed_calls() const { return failed_calls_; }
+  // Writes a dump, unless it has just written one; returns the path of the last one. Throws std::system_error.
+  std::string dump(const std::string& reason) const;
+  // What a state has beside the calls in flight: nothing, the calls of the last seconds, or all calls and the stacks.
+  enum class Extent { kShort, kLast, kAll };
+
+  // Returns the state of the worker as JSON.
+  std::string state(Extent extent, const std::string& reason = {}) const;
 
  private:
   std::string stacks() const;
   void serve();
   void answer(int connection) const;
+  std::string write_dump(const std::string& reason) const;
   void close_descriptors();
+  void take_signal();
+  void give_signal_back();
 
   const Birthplace birthplace_;
   const std::weak_ptr<torch::distributed::rpc::RpcAgent> agent_;
@@ -56,7 +72,12 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   Server server_;
   int wake_;
   std::string worker_;
-  mutable std::mutex stacks_mutex_;
+  const std::shared_ptr<FailedCalls> failed_calls_;
+  mutable std::mutex stacks_mutex_, dump_mutex_;
+  mutable std::string last_dump_;
+  mutable std::chrono::steady_clock::time_point dumped_;
+  struct sigaction before_ {};
+  bool takes_signal_ = false;
   std::thread thread_;
 };
 

@@ -5,6 +5,7 @@
 #include "call_log.cpp"
 #include "calls.cpp"
 #include "core.cpp"
+#include "failed_calls.cpp"
 #include "intercepted_call.cpp"
 #include "intercepting_agent.cpp"
 #include "interceptor_chain.cpp"

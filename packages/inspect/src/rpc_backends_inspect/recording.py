@@ -13,11 +13,12 @@ from typing import Any
 
 from rpc_backends_agents import Recorder, intercept
 from rpc_backends_inspect import sockets
+from rpc_backends_inspect.dumps import NO_DUMPS, Dumps, Watcher, folder_for
 
 _log = getLogger(__name__)
 
 
-def record(agent: Any, backend: str, group: str, calls: int) -> Any:
+def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_DUMPS) -> Any:
     """Put a recorder in front of an agent that has not started.
 
     Without a socket, or without a free signal, the recorder shows less, and a log says so:
@@ -25,9 +26,12 @@ def record(agent: Any, backend: str, group: str, calls: int) -> Any:
 
     :param group: a text that is equal for the workers of a group.
     :param calls: the number of ended calls to keep.
+    :param dumps: the dumps that the worker writes by itself.
     :returns: the agent to install.
     """
     cleanup = contextlib.ExitStack()
+    name = agent.get_worker_info().name
+    folder = _made(dumps.folder)
     recorder = Recorder(
         agent=getattr(agent, "inner", agent),
         capacity=calls,
@@ -35,12 +39,19 @@ def record(agent: Any, backend: str, group: str, calls: int) -> Any:
         group=group,
         host=socket.gethostname(),
         listener=_listener(),
-        **_stacks(agent.get_worker_info().name, cleanup),
+        dumps=folder,
+        dump_at_end=bool(folder) and dumps.at_end,
+        **_stacks(name, cleanup),
     )
 
     def end() -> None:
         recorder.stop()
         cleanup.close()
+
+    if folder:
+        watcher = Watcher(recorder, name, dumps.shutdown_limit)
+        watcher.start()
+        cleanup.callback(watcher.join)
 
     # Stacks cannot be read while the interpreter ends, and nothing may stay on the machine.
     atexit.register(end)
@@ -48,6 +59,14 @@ def record(agent: Any, backend: str, group: str, calls: int) -> Any:
     front = intercept(agent, recorder, name="recorder", at_shutdown=cleanup.close)
     front.record_calls(recorder)
     return front
+
+
+def _made(folder: str) -> str:
+    try:
+        return folder_for(folder)
+    except OSError as error:
+        _log.warning("this worker writes no RPC dumps: %s", error)
+        return ""
 
 
 def _listener() -> int:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Call:
     type: str
     thread: int
     begin_us: int
+    end_us: int
     seconds: float
     bytes: int
     answer_bytes: int
@@ -53,6 +55,8 @@ class WorkerState:
     """What a worker is doing.
 
     :ivar group: where its group meets: equal for the workers of a group.
+    :ivar reason: why it wrote a dump; empty if it was asked.
+    :ivar calls: how many calls it has recorded so far.
     :ivar problem: why nothing more is known of it (it has ended, or is stopped); empty if all is known.
     """
 
@@ -63,6 +67,8 @@ class WorkerState:
     group: str = ""
     host: str = ""
     time_us: int = 0
+    reason: str = ""
+    calls: int = 0
     members: dict[int, str] = field(default_factory=dict)
     in_flight: list[Call] = field(default_factory=list)
     recent: list[Call] = field(default_factory=list)
@@ -80,11 +86,14 @@ class NoStateError(ValueError):
     """A document is no worker's state; the text says what is wrong with it."""
 
 
-def running(*, worker: str | None = None, pids: Collection[int] = ()) -> list[WorkerState]:
+def running(
+    *, worker: str | None = None, pids: Collection[int] = (), last: bool = False
+) -> list[WorkerState]:
     """Ask this user's workers on this host, all at the same time.
 
     :param worker: only workers with this name.
     :param pids: only workers of these processes; none means all.
+    :param last: only the calls that ended in the last five seconds, and no stacks.
     """
     wanted = []
     for one in sockets.connect_all(_ANSWER):
@@ -95,7 +104,7 @@ def running(*, worker: str | None = None, pids: Collection[int] = ()) -> list[Wo
     if not wanted:
         return []
     with ThreadPoolExecutor(min(32, len(wanted))) as pool:
-        states = list(pool.map(_ask, wanted))
+        states = list(pool.map(partial(_ask, b"l" if last else b"a"), wanted))
     return sorted(
         (state for state in states if state and worker in {None, state.worker}),
         key=lambda state: (state.worker, state.pid),
@@ -133,6 +142,8 @@ def parse_state(document: Any) -> WorkerState:
             group=str(document["group"]),
             host=str(document["host"]),
             time_us=now,
+            reason=str(document["reason"]),
+            calls=int(document["calls"]),
             members={int(one["id"]): str(one["name"]) for one in document["members"]},
             in_flight=[_call(one, now) for one in document["in_flight"]],
             recent=[_call(one, now) for one in document["recent"]],
@@ -156,6 +167,7 @@ def _call(one: dict[str, Any], now: int) -> Call:
         type=one["type"],
         thread=one["thread"],
         begin_us=one["begin_us"],
+        end_us=one["end_us"],
         seconds=((one["end_us"] or now) - one["begin_us"]) / 1e6,
         bytes=one["bytes"],
         answer_bytes=one["answer_bytes"],
@@ -165,7 +177,7 @@ def _call(one: dict[str, Any], now: int) -> Call:
     )
 
 
-def _ask(one: sockets.WorkerSocket) -> WorkerState | None:
+def _ask(what: bytes, one: sockets.WorkerSocket) -> WorkerState | None:
     """Return a worker's state; None if its process has ended, but a child has inherited its socket."""
     with one.connection as connection:
         match one.process_state():
@@ -174,7 +186,7 @@ def _ask(one: sockets.WorkerSocket) -> WorkerState | None:
             case "T" | "t":
                 return WorkerState(one.worker, one.pid, "is stopped by a signal or a debugger")
         try:
-            connection.sendall(b"a")
+            connection.sendall(what)
             with connection.makefile("rb") as stream:
                 text = stream.read()
             return parse_state(json.loads(text))
