@@ -16,11 +16,6 @@ namespace {
 constexpr size_t kMostErrors = 1024;
 constexpr size_t kMaxErrorLength = 400;
 
-int64_t now_us() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 // Numbers of names by bytes that are equal for equal names, for one thread. A thread calls few functions of few workers,
 // so most look-ups compare a few bytes.
 class Known {
@@ -111,6 +106,11 @@ RecordedCall::State state_of_error(std::string_view text) {
       : RecordedCall::State::kFailed;
 }
 
+int64_t CallLog::now_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
 CallLog::CallLog(size_t capacity) : recent_(std::max<size_t>(capacity, 1)) {}
 
 CallLog::~CallLog() {
@@ -189,12 +189,12 @@ void CallLog::end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFut
   answer.addCallback(
       [place](JitFuture& done) {
         const auto kept = std::move(place->kept);
-        kept->end(place, &done);
+        kept->end(place, &done, now_us());
       },
       /*uses_future=*/false);
 }
 
-void CallLog::end(Place* place, JitFuture* answer) {
+void CallLog::end(Place* place, JitFuture* answer, int64_t end_us) {
   RecordedCall call = place->call.own();
   if (answer == nullptr) {
     call.state = RecordedCall::State::kDropped;
@@ -205,19 +205,22 @@ void CallLog::end(Place* place, JitFuture* answer) {
   } else {
     call.state = RecordedCall::State::kAnswered;
     call.answer_bytes = bytes_of_message(*answer->constValue().toCustomClass<Message>());
+    if (!call.incoming) {
+      count_rref(call);
+    }
   }
-  end(place, call);
+  end(place, call, end_us);
 }
 
 void CallLog::failed(Place* place, const std::string& error) {
   RecordedCall call = place->call.own();
   call.state = state_of_error(error);
   call.error = keep_error(error);
-  end(place, call);
+  end(place, call, now_us());
 }
 
-void CallLog::end(Place* place, RecordedCall& call) {
-  call.end_us = now_us();
+void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
+  call.end_us = end_us;
   place->call.write(call);  // so that nobody takes it for one in flight
   place->taken.store(false, std::memory_order_release);
   recent_[ended_++ % recent_.size()].write(call);
@@ -250,6 +253,29 @@ std::vector<RecordedCall> CallLog::recent() const {
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.end_us < b.end_us; });
   return found;
+}
+
+void CallLog::count_rref(const RecordedCall& call) {
+  int64_t more = 0;
+  switch (call.type) {
+    case kPythonRemoteCall:
+    case kScriptRemoteCall:
+    case kRRefForkRequest:
+      more = 1;
+      break;
+    case kRRefUserDelete:
+      more = -1;
+      break;
+    default:
+      return;
+  }
+  const std::lock_guard<std::mutex> lock(rrefs_mutex_);
+  held_rrefs_[call.peer] += more;
+}
+
+std::map<uint32_t, int64_t> CallLog::held_rrefs() const {
+  const std::lock_guard<std::mutex> lock(rrefs_mutex_);
+  return held_rrefs_;
 }
 
 uint32_t CallLog::keep_error(const std::string& text) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -69,16 +70,21 @@ class CallLog {
   void sent(Place* place, uint64_t call);
   // Takes the end of a call when `answer` completes; keeps `log` until then.
   static void end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer);
-  // Takes the end of a call; `answer` is null if an arrived call is not answered.
-  void end(Place* place, JitFuture* answer);
+  // Takes the end of a call, which was at `end_us`; `answer` is null if an arrived call is not answered.
+  void end(Place* place, JitFuture* answer, int64_t end_us);
   void failed(Place* place, const std::string& error);
 
   // The calls in flight, the oldest first; the calls that have ended, in order of their ends.
   std::vector<RecordedCall> in_flight() const;
   std::vector<RecordedCall> recent() const;
+  // How many RRefs of other workers this worker holds, by the owner's number in Names; without those that their owner has
+  // sent here, for which this worker sends no message.
+  std::map<uint32_t, int64_t> held_rrefs() const;
   // The text of an error; empty if it is too old.
   std::string error(uint32_t number) const;
 
+  // Microseconds since 1970.
+  static int64_t now_us();
   uint64_t calls() const { return number_; }
   uint64_t unrecorded() const { return unrecorded_; }
 
@@ -88,13 +94,16 @@ class CallLog {
 
   Place* take_place();
   Place* begin(RecordedCall& call, const Message& message);
-  void end(Place* place, RecordedCall& call);
+  void end(Place* place, RecordedCall& call, int64_t end_us);
+  void count_rref(const RecordedCall& call);
   uint32_t keep_error(const std::string& text);
 
   std::atomic<uint64_t> number_{0}, ended_{0}, unrecorded_{0};
   std::vector<Cell<RecordedCall>> recent_;
   std::atomic<Place*> chunks_[kChunks] = {};
   std::mutex grow_mutex_;
+  mutable std::mutex rrefs_mutex_;
+  std::map<uint32_t, int64_t> held_rrefs_;  // only calls that create or delete RRefs use it
   mutable std::mutex errors_mutex_;
   std::deque<std::string> errors_;  // the last errors; only failed calls use it
   uint32_t errors_before_ = 0;      // those that are no longer kept

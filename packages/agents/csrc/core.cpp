@@ -315,13 +315,14 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   }
 
   void finish(JitFuture* answer) override {
+    const int64_t ended = CallLog::now_us();
     if (answer != nullptr) {
       core_->reply(peer_id_, call_, *answer);
     } else {
       core_->reply_nothing(peer_id_);
     }
     if (recorded_ != nullptr) {
-      core_->call_log_->end(recorded_, answer);
+      core_->call_log_->end(recorded_, answer, ended);
     }
   }
 
@@ -351,9 +352,10 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
   }
   execute(std::move(request.message), peer, bytes,
           [self = shared_from_this(), peer, call = request.call, recorded](JitFuture& response) {
+            const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
             self->reply(peer, call, response);
             if (recorded != nullptr) {  // after the answer has left, which does not wait for it
-              self->call_log_->end(recorded, &response);
+              self->call_log_->end(recorded, &response, ended);
             }
           });
 }

@@ -14,7 +14,7 @@ FailedCalls::FuturePtr FailedCalls::watch(const std::shared_ptr<FailedCalls>& ca
   auto shown = answer->createInstance(answer->elementType());
   answer->addCallback([calls, log, place, shown](torch::distributed::rpc::JitFuture& done) {
     if (!done.hasError()) {
-      log->end(place, &done);
+      log->end(place, &done, CallLog::now_us());
       contained("in a callback at the end of a call", [&] { shown->markCompleted(done.constValue(), done.storages()); });
       return;
     }
@@ -42,7 +42,7 @@ void FailedCalls::add(Failed call) {
 }
 
 void FailedCalls::end(const Failed& call, const std::string& text) {
-  call.log->end(call.place, call.answer.get());
+  call.log->end(call.place, call.answer.get(), CallLog::now_us());
   contained("in a callback at the end of a call", [&] {
     if (text.empty()) {
       call.shown->setError(call.answer->exception_ptr());

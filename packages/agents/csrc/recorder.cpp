@@ -46,11 +46,6 @@ void on_signal(int /*number*/) {
 // Seconds that a reader of the socket may take for one step.
 constexpr time_t kReaderTimeout = 5;
 
-int64_t now_us() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 const char* name_of(RecordedCall::State state) {
   switch (state) {
     case RecordedCall::State::kInFlight:
@@ -211,7 +206,7 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
       .field("group", server_.group)
       .field("host", server_.host)
       .field("pid", ::getpid())
-      .field("time_us", now_us())
+      .field("time_us", CallLog::now_us())
       .field("reason", reason)
       .field("calls", log_->calls());
   json.key("in_flight").begin('[');
@@ -219,7 +214,7 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
     write_call(json, call, *log_, members);
   }
   json.end(']').key("recent").begin('[');
-  const int64_t since = extent == Extent::kAll ? 0 : now_us() - kLast;
+  const int64_t since = extent == Extent::kAll ? 0 : CallLog::now_us() - kLast;
   for (const RecordedCall& call : extent == Extent::kShort ? std::vector<RecordedCall>() : log_->recent()) {
     if (call.end_us >= since) {
       write_call(json, call, *log_, members);
@@ -234,6 +229,13 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
   if (agent) {
     for (const auto& [name, value] : agent->getDebugInfo()) {
       json.field(name, value);
+    }
+  }
+  json.end('}').key("held_rrefs").begin('{');
+  for (const auto& [owner, count] : log_->held_rrefs()) {
+    const std::string name = Names::instance().name_of(owner);
+    if (count > 0 && name != worker_) {  // an RRef of this worker has no user here
+      json.field(name, count);
     }
   }
   json.end('}').key("rrefs").begin('{');

@@ -20,7 +20,7 @@ _SHOWN = 120
 class Cause:
     """One reason to wait.
 
-    :ivar kind: ``cycle``, ``threads``, ``gone``, ``shutdown``, ``missing`` or ``slow``.
+    :ivar kind: ``cycle``, ``threads``, ``gone``, ``shutdown``, ``rref``, ``missing`` or ``slow``.
     :ivar text: the reason in a sentence.
     :ivar workers: the names of the workers that take part.
     """
@@ -55,7 +55,13 @@ def explain(states: Iterable[WorkerState]) -> list[Cause]:
     for name in dict.fromkeys(state.group for state in states if not state.problem):
         # A worker that cannot be asked may belong to any group.
         group = _Group(state for state in states if state.problem or state.group == name)
-        found = [*group.gone(), *group.cycles(), *group.used_up(), *group.shutdowns()]
+        found = [
+            *group.gone(),
+            *group.cycles(),
+            *group.used_up(),
+            *group.shutdowns(),
+            *group.rrefs(),
+        ]
         causes += found or list(group.missing()) or list(group.slow())
     return causes
 
@@ -159,6 +165,34 @@ class _Group:
             else:
                 text = f"{who} {name!r} (process {state.pid}), which {_doing(state)}"
             yield Cause("shutdown", text, (*sorted(waiting), name))
+
+    def rrefs(self) -> Iterator[Cause]:
+        """Find RRefs that somebody holds while others are in ``shutdown``."""
+        if not any(map(_in_shutdown, self.by_name.values())):
+            return
+        for owner in sorted(
+            {name for one in self.by_name.values() for name in one.members.values()}
+        ):
+            holders = {
+                name: state.held_rrefs[owner]
+                for name, state in self.by_name.items()
+                if owner in state.held_rrefs
+            }
+            forks = (
+                self.by_name[owner].rrefs.get("num_forks", "0") if owner in self.by_name else "0"
+            )
+            shared = int(forks) - sum(holders.values()) if forks.isdecimal() else 0
+            held = [f"{name!r} holds {count}" for name, count in holders.items()]
+            if shared > 0:
+                who = [name for name in self.by_name if name != owner]
+                held.append(f"{shared} that it has shared are held by {_names(who, ' or ')}")
+            if held:
+                yield Cause(
+                    "rref",
+                    f"RRefs of {owner!r} are still in use: {', '.join(held)}. shutdown waits until they "
+                    "are deleted; delete them before it",
+                    (owner, *holders),
+                )
 
     def slow(self) -> Iterator[Cause]:
         """Find the oldest call that a worker is running."""
@@ -288,5 +322,5 @@ def _cut(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
-def _names(names: Iterable[str]) -> str:
-    return " and ".join(map(repr, names))
+def _names(names: Iterable[str], between: str = " and ") -> str:
+    return between.join(map(repr, names))

@@ -95,11 +95,10 @@ def _arrows(
     ]
     if pair.sent.end_us and pair.served.end_us:
         end = pair.sent.end_us - offsets[pair.caller]
-        # The callee notes the end after the answer has left, so perhaps after the caller has got it.
-        left = min(pair.served.end_us - offsets[pair.callee] - 1, end)
+        left = pair.served.end_us - offsets[pair.callee]
         common |= {"name": "answer", "id": -number}
         events += [
-            common | served | {"ph": "s", "ts": max(left, arrival)},
-            common | made | {"ph": "f", "bp": "e", "ts": max(end, left)},
+            common | served | {"ph": "s", "ts": max(left - 1, arrival)},
+            common | made | {"ph": "f", "bp": "e", "ts": max(end, left - 1)},
         ]
     return events

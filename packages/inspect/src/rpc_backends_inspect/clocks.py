@@ -52,6 +52,8 @@ def offsets_us(states: Sequence[WorkerState], found: Sequence[Pair]) -> list[int
             continue
         trip = (sent.end_us - sent.begin_us) - (served.end_us - served.begin_us)
         ahead = ((served.begin_us - sent.begin_us) + (served.end_us - sent.end_us)) // 2
+        if trip < 0:  # a clock was set in between
+            continue
         if hosts not in edges or trip < edges[hosts][0]:
             edges[hosts] = trip, ahead
     for (caller, callee), (trip, ahead) in list(edges.items()):

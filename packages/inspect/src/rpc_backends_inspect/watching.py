@@ -16,6 +16,8 @@ from rpc_backends_inspect.workers import Call, WorkerState
 
 #: The most rows of a frame.
 _ROWS = 30
+#: The least characters that are shown of a long name of a worker.
+_WIDEST = 12
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,7 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
         for state in states
         if state.problem
     ]
-    table = grid(
-        "worker", "to", "function", "calls/s", "bytes/s", "p50", "p90", "p99", "failed", "open"
-    )
+    table = grid("worker", "to", "function", "calls/s", "bytes/s", "p50", "p99", "failed", "open")
     for row in rows[:_ROWS]:
         table.add_row(
             row.worker,
@@ -107,7 +107,6 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
             f"{row.calls:,.0f}",
             _bytes(row.bytes),
             _time(row.p50),
-            _time(row.p90),
             _time(row.p99),
             str(row.failed) if row.failed else "",
             str(row.in_flight) if row.in_flight else "",
@@ -117,7 +116,8 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
         column.no_wrap = True
         column.overflow = "ellipsis" if column.header == "function" else "ignore"
         if column.header != "function":
-            column.min_width = max(len(str(column.header)), 6)
+            widest = max(len(str(cell)) for cell in (column.header, *column.cells))
+            column.min_width = min(widest, _WIDEST)
     total = sum(row.calls for row in rows)
     head = Text(f"{len(states)} workers, {total:,.0f} calls/s; every {seconds:g} s; Ctrl-C ends")
     more = (
@@ -132,7 +132,9 @@ def watch(read: Callable[[], list[WorkerState]], seconds: float) -> None:
     """Show frames until Ctrl-C."""
     meter = Meter()
     states = read()
-    with Live(frame(states, meter.rows(states), seconds), console=console(), screen=False) as live:
+    with Live(
+        frame(states, meter.rows(states), seconds), console=console(), auto_refresh=False
+    ) as live:
         try:
             while True:
                 time.sleep(seconds)
@@ -162,13 +164,17 @@ def _time(seconds: float) -> str:
         return ""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
+            return f"{_short(seconds * factor)} {unit}"
     return f"{seconds * 1e6:.0f} us"
 
 
 def _bytes(count: float) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:
-            return f"{count:.3g} {unit}"
+            return f"{_short(count)} {unit}"
         count /= 1000
-    return f"{count:.3g} GB"
+    return f"{_short(count)} GB"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"

@@ -57,6 +57,8 @@ class WorkerState:
     :ivar group: where its group meets: equal for the workers of a group.
     :ivar reason: why it wrote a dump; empty if it was asked.
     :ivar calls: how many calls it has recorded so far.
+    :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; without those that
+        the owner itself has sent it.
     :ivar problem: why nothing more is known of it (it has ended, or is stopped); empty if all is known.
     """
 
@@ -75,6 +77,7 @@ class WorkerState:
     threads: list[Thread] = field(default_factory=list)
     metrics: dict[str, str] = field(default_factory=dict)
     rrefs: dict[str, str] = field(default_factory=dict)
+    held_rrefs: dict[str, int] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def thread(self, number: int) -> Thread | None:
@@ -150,6 +153,7 @@ def parse_state(document: Any) -> WorkerState:
             threads=parse(str(document["stacks"])),
             metrics=dict(document["metrics"]),
             rrefs=dict(document["rrefs"]),
+            held_rrefs=dict(document["held_rrefs"]),
             document=document,
         )
     except (KeyError, TypeError, AttributeError) as error:
