@@ -86,7 +86,7 @@ class _Group:
         """Find workers that were not inspected, and that others wait for."""
         for name, waits in self._waits_by_target().items():
             if name not in self.by_name:
-                text = f"{self._absence(name)}; {_calls(waits)} wait for it"
+                text = f"{self._absence(name)}; {_calls(waits)} cannot end before it answers"
                 yield Cause("missing", text, (name, *_callers(waits)))
 
     def _waits_by_target(self) -> dict[str, list[_Wait]]:
