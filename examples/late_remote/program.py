@@ -13,7 +13,7 @@ import threading
 import torch.multiprocessing as mp
 from torch.distributed import rpc
 
-PATIENCE = 4.0  # seconds
+TIMEOUT = 4.0  # seconds
 
 
 class Thing:
@@ -43,7 +43,7 @@ def attempt(what, function):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(2 * PATIENCE)
+    thread.join(2 * TIMEOUT)
     print(f"{what}: {came[0] if came else 'has not returned'}", flush=True)
     return bool(came)
 
@@ -53,7 +53,7 @@ def use(to):
     thing = rpc.remote(to, Thing)
     thing.to_here()
     copy = thing.remote(timeout=1).copy()
-    back = attempt("to_here", lambda: copy.to_here(timeout=PATIENCE))
+    back = attempt("to_here", lambda: copy.to_here(timeout=TIMEOUT))
     return back and attempt("pass on", lambda: rpc.rpc_sync("worker1", owner_name, args=(copy,)))
 
 

@@ -17,6 +17,7 @@ _HOMES = {
     "BackendContractError": "_errors",
     "BackendDeniedError": "_errors",
     "BackendLoadError": "_errors",
+    "LockError": "_errors",
     "RefusedError": "_errors",
     "RpcBackendsError": "_errors",
     "SettingError": "_errors",

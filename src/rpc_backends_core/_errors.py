@@ -42,6 +42,10 @@ class SpiVersionError(RpcBackendsError, RuntimeError):
     """A package was written for another version of ``rpc_backends_core.spi``."""
 
 
+class LockError(RpcBackendsError, RuntimeError):
+    """The installed packages differ from the lock that ``RPC_BACKENDS_LOCK`` names; none is loaded."""
+
+
 class HookError(RpcBackendsError, RuntimeError):
     """A hook package failed; the message names the package, ``__cause__`` is the reason."""
 

@@ -315,10 +315,14 @@ class Registry:
     def _look(self) -> tuple[dict[str, Record], list[Record], list[Record]]:
         """Scan the installed packages, without changing the registry."""
         from rpc_backends_core import _discovery
-        from rpc_backends_core._settings import Choice
+        from rpc_backends_core._settings import LOCK, Choice, value
 
         choice = Choice()
         found = (self._scan or _discovery.scan)()
+        if (lock := value(LOCK)) is not None:
+            from rpc_backends_core import _lock
+
+            _lock.check(lock, found)
         plugins, unusable = resolve_conflicts(found.backends)
         with self._lock:
             self._unreadable = found.unreadable

@@ -14,6 +14,7 @@ DEFAULT = "RPC_BACKENDS_DEFAULT"
 OVERRIDE = "RPC_BACKENDS_OVERRIDE"
 ALLOW = "RPC_BACKENDS_ALLOW"
 DENY = "RPC_BACKENDS_DENY"
+LOCK = "RPC_BACKENDS_LOCK"
 JOIN_TIMEOUT = "RPC_BACKENDS_JOIN_TIMEOUT"
 
 #: The variables that the core reads, with their meaning; `rpc-backends doctor` lists them.
@@ -23,6 +24,7 @@ VARIABLES = {
     OVERRIDE: "the backend of all programs, whichever they name (default: the one they name)",
     ALLOW: "comma-separated names: only these installed backends may be used",
     DENY: "comma-separated names: these installed backends may not be used",
+    LOCK: "a file from `rpc-backends lock`: load only the packages in it, unchanged (default: all)",
     JOIN_TIMEOUT: "seconds a worker waits until its group is complete (default: 1800)",
 }
 

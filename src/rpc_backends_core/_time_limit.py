@@ -9,8 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Seconds in which a store that is being joined answers, if its host runs at all.
-JOIN_PATIENCE = 60.0
+#: The time limit in seconds of one request to a store while a worker joins. The variable
+#: RPC_BACKENDS_JOIN_TIMEOUT limits the whole join.
+JOIN_TIMEOUT = 60.0
 _SLICE = 1.0
 #: Why a store says nothing, and what to do.
 HOST_MAY_HANG = (

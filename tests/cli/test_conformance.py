@@ -109,7 +109,7 @@ def test_the_run_stops_after_enough_failures(pigeon: Any, stop: tuple[str, ...])
 def test_a_hang_shows_the_stacks_of_all_workers(command: Any) -> None:
     command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, HANGING)
 
-    ended = command("conformance", "PIGEON", *CALLS, "--patience", "0.1", "-x")
+    ended = command("conformance", "PIGEON", *CALLS, "--timeout-factor", "0.1", "-x")
 
     assert ended.status == 1
     for worker in ("worker0", "worker1"):
@@ -123,7 +123,7 @@ def test_no_group_starts_after_several_failed(command: Any) -> None:
     command.install("rpc-backend-pigeon", {"PIGEON": "BACKEND"}, HANGING)
     several = ("--chapter", "calls", "-k", "test_self or test_builtin")
 
-    ended = command("conformance", "PIGEON", *several, "--patience", "0.1", "--json")
+    ended = command("conformance", "PIGEON", *several, "--timeout-factor", "0.1", "--json")
 
     got = [result["got"] for result in ended.json["results"]]
     assert all("did not finish its step in time" in one for one in got[:3])
@@ -142,7 +142,8 @@ def test_json_prints_only_the_report(pigeon: Any) -> None:
 
 def test_the_run_gets_options_version_and_report(command: Any, tmp_path: Path) -> None:
     ended = command(
-        *("conformance", "FAULTY_TENSORPIPE", *CALLS, "--suite-version", "1", "--patience", "2"),
+        *("conformance", "FAULTY_TENSORPIPE", *CALLS),
+        *("--suite-version", "1", "--timeout-factor", "2"),
         *("--option", "num_worker_threads=3", "--report", str(tmp_path / "out" / "mine")),
     )
 

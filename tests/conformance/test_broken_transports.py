@@ -16,7 +16,7 @@ from support.environments import clean_environ
 pytestmark = pytest.mark.timeout(1800)
 
 #: The time limits are for a transport that is slow, and none of these is.
-_PATIENCE = 0.3
+_TIMEOUT_FACTOR = 0.3
 #: Seconds in which a whole run on a broken transport must have told what is wrong.
 _SOON = 60.0
 _PLUGIN = """
@@ -46,7 +46,7 @@ def _run(folder: Path, *, whole: bool) -> Failures:
     """Run the tests on every broken transport: those for its promise, or all."""
     classes = "\n".join(
         f"class Test{name}(TransportContract):\n"
-        f"    patience = {_PATIENCE}\n"
+        f"    timeout_factor = {_TIMEOUT_FACTOR}\n"
         f"    def make_transport(self, worker_id):\n"
         f"        return transports.{name}()\n"
         for name in BROKEN

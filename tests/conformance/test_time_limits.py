@@ -55,6 +55,6 @@ def test_starts_are_hopeless_without_any_group(formed_before: bool) -> None:
     assert limits.hopeless is not formed_before
 
 
-def test_patience_multiplies_every_limit() -> None:
-    limits = TimeLimits(patience=2)
+def test_factor_multiplies_every_limit() -> None:
+    limits = TimeLimits(factor=2)
     assert (limits.test("calls", 30), limits.start()) == (60, 2 * START)

@@ -150,7 +150,7 @@ class Hanging:
 def test_a_hanging_store_is_named_with_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, request_of: Any
 ) -> None:
-    monkeypatch.setattr(group_module, "STORE_PATIENCE", 0.3)
+    monkeypatch.setattr(group_module, "STORE_TIMEOUT", 0.3)
     group = Group(Hanging(), "w0", 0, 2, (), 60.0, 0, _stage=1)
     with pytest.raises(
         StoreError, match=r"store at 10\.0\.0\.7:29500 has not answered for [0-9.]+ s"

@@ -30,8 +30,8 @@ ADDED = {
         worker_info
     """,
     (1, 1): """
-        BackendContractError Interface JOIN_PATIENCE STORE_PATIENCE StoreAccess StoreError interface_of
-        interfaces is_loopback stored
+        BackendContractError Interface JOIN_TIMEOUT LockError STORE_TIMEOUT StoreAccess StoreError
+        interface_of interfaces is_loopback stored
     """,
 }
 UPGRADE_CORE = "pip install --upgrade rpc-backends-core"

@@ -21,7 +21,7 @@ from mutation.mutants import Mutant
 #: The name under which the tests import the mutant.
 MODULE = "transport_under_test"
 #: What time limits of the tests are multiplied by: nothing waits for one where a transport is sound.
-PATIENCE = 0.8
+TIMEOUT_FACTOR = 0.8
 #: Seconds that a run of all tests may take; the tests have limits of their own.
 SECONDS = 200.0
 _TESTS = f"""
@@ -30,7 +30,7 @@ from rpc_backends_testing import TransportContract
 
 
 class TestMutant(TransportContract):
-    patience = {PATIENCE}
+    timeout_factor = {TIMEOUT_FACTOR}
 
     def make_transport(self, worker_id):
         return {MODULE}.SocketTransport()

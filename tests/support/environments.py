@@ -214,6 +214,10 @@ class Environment:
         """Install wheels, not editable; their dependencies must be installed already."""
         self._pip("install", "--no-index", *map(str, wheels))
 
+    def install_editable(self, folder: Path) -> None:
+        """Install the project in `folder` in editable mode; its build backend must be installed."""
+        self._pip("install", "--no-index", "--no-build-isolation", "--editable", str(folder))
+
     def link(self, *requirements: str) -> None:
         """Link to third-party distributions where they are installed for the tests."""
         for name in closure(requirements):

@@ -28,10 +28,10 @@ AT_ONCE = 10.0
 _GRACE_PERIODS = (
     ("rpc_backends_core._bridge.rendezvous", "_MORE_THAN_TORCHS"),
     ("rpc_backends_core._bridge.session", "_HOST_GRACE_PERIOD"),
-    ("rpc_backends_core._group.formation", "_READING_PATIENCE"),
-    ("rpc_backends_core._group.group", "STORE_PATIENCE"),
-    ("rpc_backends_agents.roster", "STORE_PATIENCE"),
-    ("rpc_backend_tensorpipe.membership", "STORE_PATIENCE"),
+    ("rpc_backends_core._group.formation", "_READING_TIMEOUT"),
+    ("rpc_backends_core._group.group", "STORE_TIMEOUT"),
+    ("rpc_backends_agents.roster", "STORE_TIMEOUT"),
+    ("rpc_backend_tensorpipe.membership", "STORE_TIMEOUT"),
 )
 
 

@@ -13,7 +13,7 @@ from rpc_backend_ucx.library import native
 from rpc_backend_ucx.settings import settings_of
 
 #: Seconds that something may take that takes a moment. Nothing waits for it that goes well.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def proof(sender: int, receiver: int) -> bytes:
@@ -30,7 +30,7 @@ def transport(worker: int, *, trusted: bool = False, **settings: Any) -> Any:
             "config": config,
             "max_message": 1 << 30,
             "poll_time": 1e-4,
-            "handshake_timeout": PATIENCE,
+            "handshake_timeout": TIMEOUT,
             **settings,
         }
     )
@@ -53,7 +53,7 @@ def pair(**settings: Any) -> tuple[Any, Any]:
 
 def next_event(*waiting: Any) -> tuple[str, int, list[bytes], str]:
     """Return the next event of the first of these transports; the others go on meanwhile."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         event = waiting[0].receive(0.01)
         if event is not None:
@@ -66,7 +66,7 @@ def next_event(*waiting: Any) -> tuple[str, int, list[bytes], str]:
 def events_of(*transports: Any, count: int) -> list[list[tuple[str, int, list[bytes], str]]]:
     """Return the first ``count`` events of these transports, a list for each transport."""
     found: list[list[tuple[str, int, list[bytes], str]]] = [[] for _ in transports]
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while sum(map(len, found)) < count:
         assert time.monotonic() < until, found
         for one, events in zip(transports, found, strict=True):

@@ -24,7 +24,7 @@ namespace {
 
 // At shutdown: seconds for the last messages to be sent, and seconds for running requests to end.
 constexpr double kLinger = 2.0;
-constexpr double kPatience = 5.0;
+constexpr double kStopTimeout = 5.0;
 
 // Requests that a program makes, in any number. Torch's own requests follow from these, are small, and some are sent in
 // places where waiting is not possible.
@@ -110,7 +110,7 @@ void TransportAgent::Core::stop() {
     end_call(call, "the RPC agent of this worker has been shut down");
   }
   calls_.stop();
-  thread_pool_->stop(kPatience);
+  thread_pool_->stop(kStopTimeout);
 }
 
 // --- calls of this worker ---------------------------------------------------------------------------

@@ -116,14 +116,14 @@ PYBIND11_MODULE(_native, module) {
               const std::vector<std::tuple<std::string, std::string, std::string, uint64_t, uint64_t, double,
                                            std::vector<std::pair<size_t, double>>,
                                            std::vector<std::pair<size_t, double>>>>& entries,
-              double patience) {
+              double stall_timeout) {
              std::vector<ReplayEntry> parsed;
              for (const auto& [receiver, type, function, digest, nth, at, faults, answer_faults] : entries) {
                parsed.push_back({receiver, type, function, digest, nth, at, faults, answer_faults});
              }
-             self.rules.set_replay(std::move(parsed), patience);
+             self.rules.set_replay(std::move(parsed), stall_timeout);
            },
-           py::arg("entries"), py::arg("patience"))
+           py::arg("entries"), py::arg("stall_timeout"))
       .def("set_mark",
            [](FaultPipeline& self, const std::string& mark, bool on) { self.rules.set_mark(mark, on); },
            py::arg("mark"), py::arg("on"))

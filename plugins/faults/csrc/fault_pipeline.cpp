@@ -166,7 +166,7 @@ void FaultPipeline::on_start(const AgentInfo& agent) {
 
 void FaultPipeline::check_replay() {
   report_replay();
-  scheduler_->after(rules.patience() / 4, [weak = weak_from_this()] {
+  scheduler_->after(rules.stall_timeout() / 4, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) {
       self->check_replay();
     }

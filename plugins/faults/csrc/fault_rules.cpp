@@ -146,7 +146,7 @@ void FaultRules::set(std::vector<FaultRule> rules, uint64_t seed, std::vector<st
   idle_ = rules_.empty() && !replaying_;
 }
 
-void FaultRules::set_replay(std::vector<ReplayEntry> entries, double patience) {
+void FaultRules::set_replay(std::vector<ReplayEntry> entries, double stall_timeout) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::unordered_map<std::string, int32_t> types;
   for (int32_t type = 0; type < 0x40; ++type) {
@@ -158,7 +158,7 @@ void FaultRules::set_replay(std::vector<ReplayEntry> entries, double patience) {
     order_.emplace_back(like, entry.nth);
     replay_.emplace(order_.back(), std::move(entry));
   }
-  patience_ = patience;
+  stall_timeout_ = stall_timeout;
   progress_ = Clock::now();
   replaying_ = true;
   idle_ = false;
@@ -559,7 +559,7 @@ std::string FaultRules::stalled() {
   const ReplayEntry& entry = replay_.at(order_[next_]);
   const double waited = std::chrono::duration<double>(Clock::now() - progress_).count();
   const double recorded = std::max(0.0, entry.at - progress_at_);
-  if (waited <= recorded + patience_) {
+  if (waited <= recorded + stall_timeout_) {
     return {};
   }
   reported_ = next_;

@@ -136,8 +136,8 @@ class FaultRules {
 
   // Replaces all rules. A rule keeps its counts if its key, its settings and the seed are unchanged.
   void set(std::vector<FaultRule> rules, uint64_t seed, std::vector<std::string> housekeeping);
-  // `patience`: seconds that a message may be later than in the recorded run before the replay counts as stalled.
-  void set_replay(std::vector<ReplayEntry> entries, double patience);
+  // `stall_timeout`: seconds that a message may be later than in the recorded run before the replay counts as stalled.
+  void set_replay(std::vector<ReplayEntry> entries, double stall_timeout);
   void set_mark(const std::string& mark, bool on);
   void start() { started_ = Clock::now(); }
   // From now on no fault is applied.
@@ -161,7 +161,7 @@ class FaultRules {
   // are overdue. Reports each only once.
   std::optional<std::string> replay_status();
   bool is_replaying() const { return replaying_; }
-  double patience() const { return patience_; }
+  double stall_timeout() const { return stall_timeout_; }
   // For a replay: how many messages were not in the log, and the first of them; how many recorded messages were not
   // sent, and one of them.
   uint64_t unrecorded() const;
@@ -250,7 +250,7 @@ class FaultRules {
   std::string stalled();
 
   std::atomic<bool> replaying_{false};
-  double patience_ = 0;
+  double stall_timeout_ = 0;
   std::map<Recorded, ReplayEntry> replay_;
   std::vector<Recorded> order_;   // the recorded messages in their order
   size_t next_ = 0;               // all recorded messages before this index were sent

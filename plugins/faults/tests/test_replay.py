@@ -197,4 +197,4 @@ def add_a_rule(me: WorkerContext) -> str:
 
 def report_overdue_messages_soon(me: WorkerContext) -> None:
     """Shorten the time after which a replay reports an overdue message."""
-    replay.PATIENCE = 0.4
+    replay.STALL_TIMEOUT = 0.4

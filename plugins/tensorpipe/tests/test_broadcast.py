@@ -132,7 +132,7 @@ def test_a_liveness_check_is_not_a_broadcast(member: Member) -> None:
 
 
 def test_a_member_that_does_not_respond_may_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "_PATIENCE", 0.1)
+    monkeypatch.setattr(liveness, "_CONNECT_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as suspended:
         assert is_alive(suspended.getsockname(), QUESTION)
 

@@ -1,5 +1,5 @@
-// The Python bindings of the transport; _native.pyi documents them. Messages need no GIL, because an agent uses the
-// C++ transport directly, through its capsule.
+// The Python bindings of the transport; _native.pyi documents them. An agent uses the C++ transport directly,
+// through its capsule, so messages need no GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -13,9 +13,9 @@ constexpr uint64_t kWake = 1;
 constexpr uint64_t kClose = 2;
 constexpr uint64_t kTraffic = 3;
 
-// Attempts to arm UCX while it still has something to do, before it is left to another thread.
+// How often to try to arm UCX while it still has something to do, before another thread takes over.
 constexpr int kAttempts = 16;
-// How long to sleep while UCX waits for room at a peer, which nothing signals.
+// How long to sleep while UCX waits for room in a peer's queue. UCX does not signal this.
 constexpr int kFirstPause = 1;
 constexpr int kLongestPause = 20;
 
@@ -140,6 +140,7 @@ bool Inbox::poll(Clock::time_point deadline) {
     watched_ = false;
   }
   int pause = kFirstPause;
+  int attempts = 0;
   while (!closed_) {
     const bool busy = source_.progress();
     if (has_events()) {
@@ -149,6 +150,7 @@ bool Inbox::poll(Clock::time_point deadline) {
     if (busy) {
       expect_traffic();
       pause = kFirstPause;
+      attempts = 0;
       continue;
     }
     if (now() - last_traffic_.load(std::memory_order_relaxed) < poll_time_) {
@@ -164,8 +166,9 @@ bool Inbox::poll(Clock::time_point deadline) {
       wanted_ = true;
       return false;
     }
-    if (!source_.progress() && !has_events()) {
-      // UCX waits for something that is not signalled, such as room in the queue of a peer that is suspended.
+    // The first attempts may only take up old signals of the event descriptor.
+    if (!source_.progress() && !has_events() && ++attempts > kAttempts) {
+      // UCX waits for something that it does not signal, such as room in the queue of a suspended peer.
       handle(epoll_.wait(pause));
       pause = std::min(pause * 2, kLongestPause);
     }
@@ -195,7 +198,7 @@ void Inbox::sleep_until(Clock::time_point deadline) {
   }
   ++sleeping_;
   uint64_t id = 0;
-  // With the count above, a later push() sees that this thread sleeps.
+  // A later push() sees in the count above that this thread sleeps.
   if (!has_events() && !closed_ && !(wanted_ && !polling_)) {
     id = epoll_.wait(timeout);
   }

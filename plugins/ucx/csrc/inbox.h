@@ -1,8 +1,8 @@
-// Gives the events of the transport to the threads that wait in receive(), which also make UCX progress.
+// Gives the transport's events to the threads that wait in receive(). These threads also make UCX progress.
 //
-// One thread at a time polls UCX. It polls for a short time after traffic; then UCX signals the next traffic through its
-// event descriptor, and all threads sleep. A thread that takes an event leaves the polling to the signal, so that no
-// second thread has to wake up while the first one handles the event.
+// One thread at a time polls UCX. It stops a short time after the last traffic. Then all threads sleep, until UCX signals
+// traffic through its event descriptor. A thread that takes an event arms this signal instead of waking another thread to
+// poll, so that only new traffic wakes one while the event is handled.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class Inbox {
  public:
   enum class Outcome { kEvent, kClosed, kTimeout };
 
-  // What is polled. Called by any thread, one at a time.
+  // The object that is polled. One thread at a time calls it, any thread.
   struct Source {
     virtual ~Source() = default;
     // Handles what has arrived; returns whether there was anything.
@@ -41,15 +41,15 @@ class Inbox {
 
   void push(Event event);
 
-  // Extends the polling: traffic is expected.
+  // Extends the polling, because traffic is expected.
   void expect_traffic() { last_traffic_.store(now(), std::memory_order_relaxed); }
 
-  // Makes a thread poll, if none does.
+  // Makes a thread poll if none does.
   void nudge();
 
   Outcome receive(Event& event, Clock::time_point deadline);
 
-  // Makes all receive() return kClosed.
+  // Makes all calls of receive() return kClosed.
   void close();
 
  private:

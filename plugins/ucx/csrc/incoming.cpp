@@ -59,7 +59,7 @@ size_t Incoming::read_sizes(Message& message, size_t count, const Part& from) co
     std::memcpy(&size, bytes + i * sizeof size, sizeof size);
     const bool is_large = (size & kLarge) != 0;
     size &= ~kLarge;
-    // Neither sum overflows: the limit is at most 2**61, and `place` is checked in each turn.
+    // Neither sum overflows: the limit is at most 2**61, and each iteration checks `place`.
     if (size > max_message_ || (sum += size) > max_message_) {
       throw Malformed("a message is larger than the " + std::to_string(max_message_) + "-byte limit");
     }

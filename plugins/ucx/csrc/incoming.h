@@ -1,8 +1,8 @@
-// Assembles the messages that arrive on one link, and gives them in the order in which they were sent. Checks everything
-// before it uses it.
+// Assembles the messages that arrive on one link and returns them in the order in which they were sent. Checks all data
+// from the peer before it uses them.
 //
-// It says where the payload of an active message belongs. Its owner puts the payload there, at once or later, and says
-// so; large payloads are received straight into the memory that the agent gets.
+// message() and part() return the memory for the payload of an active message. The owner of this object copies the payload
+// there, at once or later, and then calls filled(). UCX receives large payloads directly into the memory that the agent gets.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace rpc_backends::ucx {
 
-// The peer has sent data that is not in the format; the text says what is wrong.
+// The peer has sent data in a wrong format; the text says what is wrong.
 class Malformed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -24,7 +24,7 @@ class Malformed : public std::runtime_error {
 
 class Incoming {
  public:
-  // Where a payload belongs. `memory` holds exactly the payload.
+  // The memory for a payload. `memory` has exactly the payload's size.
   struct Target {
     uint64_t number = 0;
     uint64_t index = 0;
@@ -34,17 +34,17 @@ class Incoming {
   // `max_message`: limit for the parts of one message together, in bytes.
   explicit Incoming(uint64_t max_message) : max_message_(max_message) {}
 
-  // Takes the header of a message, or of a part of it. Throws Malformed, std::bad_alloc.
+  // Reads the header of a message, or of a part. Returns the memory for its payload. Throws Malformed, std::bad_alloc.
   Target message(const void* header, size_t header_size, size_t payload_size);
   Target part(const void* header, size_t header_size, size_t payload_size);
 
-  // The payload is in its place. Appends the messages that are complete now, in order. Throws Malformed.
+  // Records that a payload is in its memory. Appends the messages that are complete now, in order. Throws Malformed.
   void filled(const Target& target, std::vector<Parts>& complete);
 
  private:
-  // The index of the payload that holds sizes and small parts.
+  // The index of the payload with sizes and small parts.
   static constexpr uint64_t kSmallParts = UINT64_MAX;
-  // The most messages behind one that is not complete, and the most parts of messages that have not begun.
+  // Limits: messages that wait for an earlier, incomplete one; parts that have arrived before their message.
   static constexpr uint64_t kMostAhead = uint64_t{1} << 20;
   static constexpr size_t kMostEarly = 4096;
 

@@ -18,16 +18,16 @@ using namespace wire;
 
 namespace {
 
-// Between two attempts to reach a lost peer; it doubles each time.
+// The time between two attempts to reach a lost peer. It doubles after each attempt.
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{5000};
-// How long the memory of a message that was not sent is kept: its receiver may still be copying it.
+// How long to keep the memory of a message that could not be sent. Its receiver may still be copying it.
 constexpr std::chrono::seconds kReadTime{5};
-// Calls of UCX's progress that see everything that was in the queue before them.
+// After so many calls of ucp_worker_progress(), UCX has handled everything that was in its queue before them.
 constexpr int kDrain = 64;
-// Unknown processes cause these, so they are bounded.
+// The most greetings that wait for a lookup. Unknown processes can send them, so there is a limit.
 constexpr size_t kMostStrangers = 1000;
-// Bytes of the header of an active message that are worth copying into it.
+// Up to so many bytes, copying parts into the header of an active message is worth it.
 constexpr size_t kLongestHeader = 6144;
 
 std::string called(int peer) {
@@ -42,7 +42,7 @@ std::string text_of(const Proof& proof) {
 uint64_t start_of(int pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string line((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t end = line.rfind(')');  // of the name, which may hold anything
+  const size_t end = line.rfind(')');  // end of the name, which may contain any characters
   if (end == std::string::npos) {
     return 0;
   }
@@ -70,7 +70,7 @@ struct Links::Link {
   Token token;
   uint64_t next_number = 0;
   bool is_confirmed = false;
-  std::deque<std::unique_ptr<Outgoing>> queue;  // until it is confirmed
+  std::deque<std::unique_ptr<Outgoing>> queue;  // of messages, until the link is confirmed
   uint64_t attempt = 0;                         // names the current link or attempt
   int failures = 0;
   bool is_lost = false;
@@ -99,8 +99,8 @@ Links::Links(const Services& services, Worker& worker)
   worker_.handle(Kind::kPart, &on_message<Kind::kPart>, this);
 }
 
-// The worker is destroyed already, so UCX uses none of this any more. Messages that have not left are not released:
-// their receivers may still copy them.
+// The UCX worker is destroyed already, so UCX uses none of this any more. Messages that are not sent completely are not
+// released: their receivers may still copy them.
 Links::~Links() {
   for (Fetch* const fetch : fetching_) {
     delete fetch;
@@ -171,7 +171,7 @@ void Links::forget(int peer) {
 // --- opening ----------------------------------------------------------------------------------------
 
 Token Links::new_token() {
-  // From the system's source, because the token authenticates messages.
+  // From the system's random source, because the token authenticates messages.
   const auto word = [this] { return uint64_t{device_()} << 32 | device_(); };
   return {word() | 1, word()};
 }
@@ -247,7 +247,7 @@ void Links::on_process_end(uint64_t id) {
   if (link == nullptr) {
     return;
   }
-  // What it has sent before comes first.
+  // Handle what the peer sent before its goodbye.
   for (int i = 0; i < 1000 && progress(); ++i) {
   }
   Link* const still = find(link->peer);
@@ -264,7 +264,7 @@ void Links::greeted(const Greeting& greeting) {
     admit(known->second, greeting);
     return;
   }
-  // Others cannot be told: UCX has no address of them. Their own time limit ends the attempt.
+  // The sender gets no answer, because its address is unknown. Its own time limit ends the attempt.
   const auto refuse = [this, from = greeting.from] {
     ++services_.counters.refused;
     services_.callback_thread.report("a process greets as worker " + std::to_string(from) +
@@ -276,11 +276,11 @@ void Links::greeted(const Greeting& greeting) {
   }
   strangers_[proof] = greeting;
   const bool is_queued = services_.callback_thread.look_up(proof, [this, proof, refuse](std::optional<int> /*peer*/) {
-    // Without the transport's lock, because the callback thread has one of its own here.
+    // Runs without the transport's lock, because the callback thread holds its own.
     {
       std::lock_guard<std::mutex> lock(answers_mutex_);
       answers_.push_back([this, proof, refuse] {
-        // learn() has taken the greeting if the worker is known by now.
+        // If the worker is known by now, learn() has already used the greeting.
         if (strangers_.erase(proof) != 0) {
           refuse();
         }
@@ -308,7 +308,7 @@ void Links::admit(int peer, const Greeting& greeting) {
     link->their_token = greeting.token;
     tokens_[greeting.token] = peer;
     if (again && link->is_confirmed && !link->is_lost) {
-      // Answers may be lost that the peer has sent on its former link.
+      // Answers that the peer sent on its former link may be lost.
       report_lost(*link, "it has connected again");
       report_found(*link);
     }
@@ -604,7 +604,7 @@ void Links::send_head(Link& link, Kind kind, std::string bytes) {
 
 void Links::on_sent(void* request, ucs_status_t status, void* argument) {
   Outgoing& outgoing = *static_cast<Outgoing*>(argument);
-  // A failed send is followed by the error of its endpoint, or its endpoint was closed.
+  // After a failed send, UCX reports the error of the endpoint, unless the endpoint was closed.
   outgoing.has_failed = outgoing.has_failed || status != UCS_OK;
   ucp_request_free(request);
   outgoing.links->completed(outgoing);
@@ -751,8 +751,8 @@ void Links::on_fetched(void* request, ucs_status_t status, size_t /*size*/, void
   });
 }
 
-// Delivers what was fetched from the memory of peers. A peer says goodbye before it gives up this memory. So what was
-// fetched is only delivered if no goodbye has arrived before the end of the copy.
+// Delivers data that was copied from the memory of peers. A peer sends a goodbye before it reuses this memory. So data is
+// delivered only if no goodbye arrived before the copy was complete.
 void Links::deliver_fetched() {
   std::vector<Fetch> fetched;
   fetched.swap(fetched_);

@@ -1,9 +1,10 @@
-// The links to the peers: one UCP endpoint each, with what is sent and received on it.
+// The links to the peers: for each peer a UCP endpoint, and the messages that are sent and received on it.
 //
-// A link is opened by the first message. It carries messages once the peer has answered its greeting with a proof. When
-// it ends, the peer is lost, and new links are attempted in the background until one is answered.
+// The first message to a peer opens the link. The link carries messages once the peer has answered the greeting with a
+// proof. When the link ends, the peer is lost, and this worker tries to open new links in the background until the peer
+// answers one.
 //
-// Everything here needs the transport's lock, because UCX's worker does.
+// Callers hold the transport's lock, because UCX's worker is not thread-safe.
 #pragma once
 
 #include <atomic>
@@ -54,13 +55,13 @@ class Links {
   // Makes UCX progress; returns whether there was anything to do.
   bool progress();
 
-  // The process of a peer has ended.
+  // Called when a peer's process has ended.
   void on_process_end(uint64_t id);
 
-  // Says goodbye on all links, and waits until everything has left, at most until the deadline.
+  // Sends a goodbye on all links, and waits until everything is sent, at most until the deadline.
   void close(Clock::time_point deadline);
 
-  // Moves the messages that were sent to `sent`, to be released without the lock.
+  // Moves messages that are completely sent to `sent`, so that the caller releases them without the lock.
   void take_sent(std::vector<std::unique_ptr<Outgoing>>& sent);
   bool has_sent() const { return !sent_.empty(); }
 
@@ -73,7 +74,7 @@ class Links {
     size_t operator()(const wire::Token& token) const { return static_cast<size_t>(token.low ^ token.high); }
   };
 
-  // Callbacks of UCX, whose argument is this object.
+  // Callbacks that UCX calls with this object as argument.
   static ucs_status_t on_greeting(void* self, const void* header, size_t header_size, void* data, size_t size,
                                   const ucp_am_recv_param_t* param);
   static ucs_status_t on_goodbye(void* self, const void* header, size_t header_size, void* data, size_t size,
@@ -126,20 +127,20 @@ class Links {
   std::unordered_map<int, std::unique_ptr<Link>> links_;
   std::unordered_map<wire::Token, int, TokenHash> tokens_;  // of the peers' links
   std::unordered_map<std::string, int> proofs_;
-  std::unordered_map<std::string, wire::Greeting> strangers_;  // greetings that are looked up, by proof
+  std::unordered_map<std::string, wire::Greeting> strangers_;  // greetings whose proof is being looked up, by proof
   std::unordered_map<ucp_ep_h, int> endpoints_;
   std::unordered_map<uint64_t, int> processes_;  // by id in the inbox
   uint64_t next_process_ = Inbox::kFirstId + 1;
   uint64_t next_attempt_ = 1;
 
-  std::unordered_set<Outgoing*> leaving_;  // owned, except at the end
+  std::unordered_set<Outgoing*> leaving_;  // owned until the destructor
   std::unordered_set<Fetch*> fetching_;    // owned
   std::vector<Fetch> fetched_;             // complete, to be delivered
   std::vector<std::unique_ptr<Outgoing>> sent_;
-  std::deque<std::function<void()>> later_;  // what must not be done inside of a callback of UCX
+  std::deque<std::function<void()>> later_;  // tasks that must not run inside a callback of UCX
   int closing_endpoints_ = 0;
 
-  std::mutex answers_mutex_;  // may be taken with the transport's lock, and not the other way round
+  std::mutex answers_mutex_;  // may be locked while the transport's lock is held; never the reverse
   std::vector<std::function<void()>> answers_;
   std::atomic<bool> has_answers_{false};
 };

@@ -24,14 +24,14 @@ class Outgoing {
     size_t size = 0;
   };
 
-  // Copies the small parts. `max_header`: of an active message, in bytes. Throws TransportError, std::bad_alloc.
+  // Copies the small parts. `max_header`: bytes of the longest header of an active message. Throws TransportError, std::bad_alloc.
   Outgoing(Parts parts, size_t max_header);
 
-  // Returns what is to be sent, as message `number` of the link with this token.
+  // Returns the active messages that send this as message `number` of the link with this token.
   std::vector<Piece> pieces(wire::Token token, uint64_t number);
 
   Links* links = nullptr;
-  // How many active messages UCX has not completed; used with the lock of the transport.
+  // The number of active messages that UCX has not completed. Use it with the transport's lock.
   size_t pending = 0;
   bool has_failed = false;
   Parts parts;  // the small ones without data

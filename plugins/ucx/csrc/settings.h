@@ -1,4 +1,4 @@
-// The settings of a transport, what is known of a peer, and the transport's counters.
+// The settings of a transport, what it knows about a peer, and its counters.
 #pragma once
 
 #include <atomic>
@@ -19,15 +19,15 @@ struct Settings {
   std::vector<std::pair<std::string, std::string>> config;
   // Limit for the parts of one message together, in bytes.
   uint64_t max_message = 0;
-  // How long to poll after traffic, before sleeping.
+  // How long to poll after a message before sleeping.
   Clock::duration poll_time{};
   // How long a peer may take to answer a greeting.
   Clock::duration handshake_timeout{};
-  // Parts of more bytes are fetched by the receiver (rendezvous). 0: UCX decides.
+  // The receiver fetches parts that have more bytes than this (rendezvous). 0: UCX decides.
   uint64_t rendezvous = 0;
 };
 
-// A process on this host, to be told of its end.
+// A process on this host whose end is watched.
 struct Process {
   int pid = 0;         // 0: unknown, or on another host
   uint64_t start = 0;  // its start time in clock ticks, which tells whether the pid was reused

@@ -14,7 +14,7 @@ namespace rpc_backends::ucx {
 
 std::string text_of(ucs_status_t status);
 
-// Throws TransportError with what UCX says if the status is an error.
+// Throws TransportError with UCX's message if the status is an error.
 void check(ucs_status_t status, const std::string& what);
 
 // The line that UCX has logged last on this thread; empty if none. Taking it clears it.
@@ -40,7 +40,7 @@ class Context {
   ucp_context_h context_ = nullptr;
 };
 
-// Needs a lock around each use.
+// Not thread-safe: callers need a lock.
 class Worker {
  public:
   explicit Worker(const Context& context);

@@ -34,7 +34,7 @@ const Settings& checked(const Settings& settings) {
 
 }  // namespace
 
-// Members are made in this order; later ones use earlier ones.
+// The order of the members matters: later ones use earlier ones.
 struct UcxTransport::Impl : Inbox::Source {
   Impl(const Settings& settings, Counters& counters, CallbackThread::OnUnknownKey on_unknown_proof,
        CallbackThread::OnRefused on_refused)
@@ -47,11 +47,11 @@ struct UcxTransport::Impl : Inbox::Source {
     inbox.watch(timers.fd(), Inbox::kFirstId);
   }
 
-  // UCX's worker goes before what its requests use.
+  // UCX's worker is destroyed before the objects that its requests use.
   ~Impl() override { worker.reset(); }
 
-  // Runs a function with the lock. Messages that were sent are released without it, because their owners may need
-  // other locks.
+  // Runs a function with the lock. Releases sent messages without the lock, because their owners may need other
+  // locks.
   template <typename Task>
   std::invoke_result_t<Task&> locked(Task&& task) {
     struct Release {
@@ -72,7 +72,7 @@ struct UcxTransport::Impl : Inbox::Source {
   }
 
   bool progress() override {
-    // The thread that polls takes the lock all the time; let others have it.
+    // The thread that polls holds the lock most of the time; give others a chance.
     if (waiting.load(std::memory_order_relaxed) > 0) {
       sched_yield();
     }

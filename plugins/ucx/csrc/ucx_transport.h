@@ -1,12 +1,12 @@
-// The UCX transport, assembled from its parts. Each part's header says what it does and why.
+// The UCX transport, built from parts. Each part's header says what it does and why.
 //
 //   send()      Links ─▶ Outgoing ═══ UCP active messages ═══▶ the peer's Incoming
 //   receive()   Inbox ◀─ Links ◀─ Incoming       the waiting threads make UCX progress
-//   CallbackThread   one thread: runs the owner's callbacks
-//   Releaser         one thread: releases memory that was sent
+//   CallbackThread   one thread: runs callbacks of the transport's owner
+//   Releaser         one thread: releases the memory of sent messages
 //
-// Requests and replies to a peer use this worker's link to it. If the link ends, this worker opens a new one at once, and
-// the greeting on it tells the peer that answers may be lost.
+// Requests and replies to a peer use this worker's link to it. If the link ends, this worker opens a new one at once. The
+// greeting on the new link tells the peer that answers may be lost.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// The wire format: what the workers of a group send to each other as UCP active messages.
+// The wire format: the UCP active messages that workers of a group send to each other.
 //
 //   greeting   opens a link: who the sender is, its proof, and the token that the messages of the link carry
 //   message    its sizes and small parts; and the first large part, if the rest fits into the header
@@ -6,8 +6,8 @@
 //   goodbye    closes a link
 //
 // A worker's link to a peer carries its requests and its replies; the peer has a link of its own in the other
-// direction. Nothing but a greeting is sent on a link before the peer has answered with its own, and nothing is accepted
-// without the token of a greeting with a valid proof.
+// direction. Until the peer has answered with its own greeting, a link carries only the greeting. A worker accepts only
+// messages with the token of a greeting whose proof was valid.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ struct Token {
   explicit operator bool() const { return low != 0 || high != 0; }
 };
 
-// All of the following are sent as the header of an active message, which has no alignment: copy them.
+// Each of these is the header of an active message. A header is not aligned, so copy it.
 
 struct Greeting {
   uint32_t magic = kMagic;

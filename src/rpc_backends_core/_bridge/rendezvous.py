@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
+from rpc_backends_core import _settings
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._errors import GroupTimeoutError
-from rpc_backends_core._settings import JOIN_TIMEOUT
-from rpc_backends_core._time_limit import HOST_MAY_HANG, JOIN_PATIENCE, LateError, within
+from rpc_backends_core._time_limit import HOST_MAY_HANG, JOIN_TIMEOUT, LateError, within
 
 #: Seconds between two attempts to connect to the host.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
@@ -73,12 +73,12 @@ def _connect(url: str, name: str, rank: int, limit: float) -> tuple[Any, int, An
     while True:
         if rank > 0:
             _wait_for_host(url, end - time.monotonic())
-        seconds = min(max(end - time.monotonic(), _SHORTEST_ATTEMPT), JOIN_PATIENCE)
+        seconds = min(max(end - time.monotonic(), _SHORTEST_ATTEMPT), JOIN_TIMEOUT)
         try:
             return within(seconds + _MORE_THAN_TORCHS, partial(_open, url, rank, seconds))
         except LateError:
             raise GroupTimeoutError(
-                f"RPC worker {name!r} (rank {rank}) waited {min(limit, JOIN_PATIENCE):g} s for the "
+                f"RPC worker {name!r} (rank {rank}) waited {min(limit, JOIN_TIMEOUT):g} s for the "
                 f"group's store at {url}, which takes connections and does not answer. {HOST_MAY_HANG}"
             ) from None
         except dist.DistError as error:
@@ -89,7 +89,7 @@ def _connect(url: str, name: str, rank: int, limit: float) -> tuple[Any, int, An
             raise GroupTimeoutError(
                 f"RPC worker {name!r} (rank {rank}) waited {limit:g} s for the others at "
                 f"{url}: {str(error).partition(chr(10))[0]} Start every worker with the same "
-                f"world_size and address; {JOIN_TIMEOUT}=SECONDS sets how long they wait."
+                f"world_size and address; {_settings.JOIN_TIMEOUT}=SECONDS sets how long they wait."
             ) from error
 
 

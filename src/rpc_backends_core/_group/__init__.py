@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from rpc_backends_core._group.formation import join_group
 from rpc_backends_core._group.group import Group, Member, get_all
-from rpc_backends_core._group.waiting import STORE_PATIENCE, StoreAccess, wait_for
+from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
 
 __all__ = [
-    "STORE_PATIENCE",
+    "STORE_TIMEOUT",
     "Group",
     "Member",
     "StoreAccess",

@@ -26,10 +26,10 @@ from rpc_backends_core._group.contents import MAX_ID, added, checked, parsed, sh
 from rpc_backends_core._group.group import Group, Member, get_all, read_answer, settle
 from rpc_backends_core._group.waiting import BoundedStore, logger, wait_for
 from rpc_backends_core._process_state import STATE
-from rpc_backends_core._time_limit import JOIN_PATIENCE
+from rpc_backends_core._time_limit import JOIN_TIMEOUT
 
 #: Seconds that workers have to read why there is no group, and between two looks whether they have.
-_READING_PATIENCE = 5.0
+_READING_TIMEOUT = 5.0
 _READING_PAUSE = 0.01
 _KIND = re.compile(rb"dynamic|static/[1-9][0-9]{0,8}")
 #: Torch's own wording: programs and torch's test suites match it.
@@ -69,7 +69,7 @@ def join_group(
 
     limit = _settings.join_timeout() if join_timeout is None else join_timeout
     prefixed = PrefixStore("rpc_backends", store)
-    arrival = _Arrival(prefixed, name, rank, backend, fixed_id, min(limit, JOIN_PATIENCE))
+    arrival = _Arrival(prefixed, name, rank, backend, fixed_id, min(limit, JOIN_TIMEOUT))
     if not world_size:
         return arrival.join_dynamic(timeout)
     return arrival.join_static(world_size, timeout, limit)
@@ -220,7 +220,7 @@ class _Arrival:
             if self._rank == 0:
                 raise
             return  # the host closed the store after our count, or before it
-        end = time.monotonic() + _READING_PATIENCE
+        end = time.monotonic() + _READING_TIMEOUT
         while self._rank == 0 and read < added(self._store, f"{g}/arrived", 0):
             if time.monotonic() > end:
                 return

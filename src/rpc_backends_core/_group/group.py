@@ -10,7 +10,7 @@ from typing import Any
 
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
-from rpc_backends_core._group.waiting import STORE_PATIENCE, StoreAccess, wait_for
+from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
 
 #: The longest timeout that a store accepts, in seconds (24 days); stands for no limit.
 _FOR_EVER = (2**31 - 1) / 1000
@@ -92,7 +92,7 @@ class Group:
         result = f"{prefix}/all"
         limit = timeout or self.timeout
         value = self.access.ask(
-            lambda _: self._exchange(prefix, result, text, limit), limit + STORE_PATIENCE
+            lambda _: self._exchange(prefix, result, text, limit), limit + STORE_TIMEOUT
         )
         answer = read_answer(result, value, self.world_size)
         payloads = checked(result, answer.get("payloads"), lambda found: [*found])
@@ -142,7 +142,7 @@ class Group:
             )
             return done is not None
 
-        if not self.access.ask(meet, limit + STORE_PATIENCE):
+        if not self.access.ask(meet, limit + STORE_TIMEOUT):
             came = self.access.ask(lambda store: added(store, f"{prefix}/arrived", 0))
             raise GroupTimeoutError(
                 f"{self._reader} waited {timeout:g} s for the other workers; "
@@ -158,7 +158,7 @@ class Group:
         :raises StoreError: the store is lost, or does not answer.
         """
         if self.world_size is not None:
-            self.access.ask(lambda _: self._tell_failure(reason, kind), STORE_PATIENCE)
+            self.access.ask(lambda _: self._tell_failure(reason, kind), STORE_TIMEOUT)
 
     def _tell_failure(self, reason: str, kind: str) -> None:
         # Other workers can be in the same stage as this one, or in the next.
@@ -189,7 +189,7 @@ class Group:
         try:
             done = self.access.ask(
                 lambda store: wait_for(store, "ended", seconds, lambda: "the others to leave"),
-                seconds + STORE_PATIENCE,
+                seconds + STORE_TIMEOUT,
             )
         except StoreError:
             return False

@@ -22,7 +22,7 @@ _SLICE = 1.0
 #: After this many seconds, and after each doubling of it, the wait is logged.
 _FIRST_NEWS = 10.0
 #: Seconds that a request may take if the worker can continue without its answer.
-STORE_PATIENCE = 5.0
+STORE_TIMEOUT = 5.0
 
 
 class StoreAccess:
@@ -37,7 +37,7 @@ class StoreAccess:
         self._store = store
         self._late: threading.Thread | None = None
 
-    def ask(self, request: Callable[[Any], T], seconds: float = STORE_PATIENCE) -> T:
+    def ask(self, request: Callable[[Any], T], seconds: float = STORE_TIMEOUT) -> T:
         """Call ``request`` with the store and return its result.
 
         :param seconds: the time limit.

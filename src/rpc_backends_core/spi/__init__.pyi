@@ -22,13 +22,14 @@ from rpc_backends_core._errors import BackendLoadError as BackendLoadError
 from rpc_backends_core._errors import GroupError as GroupError
 from rpc_backends_core._errors import GroupTimeoutError as GroupTimeoutError
 from rpc_backends_core._errors import HookError as HookError
+from rpc_backends_core._errors import LockError as LockError
 from rpc_backends_core._errors import RefusedError as RefusedError
 from rpc_backends_core._errors import RpcBackendsError as RpcBackendsError
 from rpc_backends_core._errors import SettingError as SettingError
 from rpc_backends_core._errors import SpiVersionError as SpiVersionError
 from rpc_backends_core._errors import StoreError as StoreError
 from rpc_backends_core._errors import UnknownBackendError as UnknownBackendError
-from rpc_backends_core._group import STORE_PATIENCE as STORE_PATIENCE
+from rpc_backends_core._group import STORE_TIMEOUT as STORE_TIMEOUT
 from rpc_backends_core._group import Group as Group
 from rpc_backends_core._group import Member as Member
 from rpc_backends_core._group import StoreAccess as StoreAccess
@@ -45,15 +46,15 @@ from rpc_backends_core._record import Record as Record
 from rpc_backends_core._record import ResolvedBackend as ResolvedBackend
 from rpc_backends_core._settings import nearest as nearest
 from rpc_backends_core._spi_version import SPI_VERSION as SPI_VERSION
-from rpc_backends_core._time_limit import JOIN_PATIENCE as JOIN_PATIENCE
+from rpc_backends_core._time_limit import JOIN_TIMEOUT as JOIN_TIMEOUT
 
 __all__ = [
     "COMMITMENTS",
     "CONTRACT_VERSION",
-    "JOIN_PATIENCE",
+    "JOIN_TIMEOUT",
     "NEVER",
     "SPI_VERSION",
-    "STORE_PATIENCE",
+    "STORE_TIMEOUT",
     "Agent",
     "Backend",
     "BackendConflictError",
@@ -69,6 +70,7 @@ __all__ = [
     "InitBackendHandler",
     "Interface",
     "LeavingAgent",
+    "LockError",
     "Member",
     "RankMappingMixin",
     "Record",

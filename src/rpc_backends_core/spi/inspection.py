@@ -23,6 +23,7 @@ _HOMES = {
     "HookWarning": "_hooks",
     "Hooks": "_hooks",
     "use_hooks": "_hooks:use",
+    "lock": "_lock:",
     "is_installed": "_patches",
     "check_default_options": "_resolve",
     "settings": "_settings:",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from rpc_backends_core import _lock as lock
 from rpc_backends_core import _settings as settings
 from rpc_backends_core._api import construct_rpc_backend_options as construct_rpc_backend_options
 from rpc_backends_core._api import record as record
@@ -37,6 +38,7 @@ __all__ = [
     "declared",
     "default_registry",
     "is_installed",
+    "lock",
     "misspelt_group_text",
     "misspelt_groups",
     "options_type_of",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rpc_backends.agents")
 
 #: How long a leaving member waits for the deletion of RRefs, and for the requests that it serves.
-_RREF_PATIENCE = timedelta(seconds=5)
-_SERVING_PATIENCE = 5.0
+_RREF_TIMEOUT = timedelta(seconds=5)
+_SERVING_TIMEOUT = 5.0
 #: Seconds that an exchange has at least; 0 would mean the group's own timeout.
 _SHORTEST_EXCHANGE = 0.1
 
@@ -133,7 +133,7 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         :param timeout: seconds to wait for active calls; 0 means a few seconds.
         """
         try:
-            torch_internals.delete_rrefs(_RREF_PATIENCE)
+            torch_internals.delete_rrefs(_RREF_TIMEOUT)
         except RuntimeError as error:
             logger.warning(
                 "RPC worker %r is leaving, but not all of its RRefs were deleted: %s",
@@ -141,4 +141,4 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 error,
             )
         self.roster.leave()
-        super().join(True, timeout or _SERVING_PATIENCE)
+        super().join(True, timeout or _SERVING_TIMEOUT)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.rpc import WorkerInfo
 
-from rpc_backends_core.spi import STORE_PATIENCE, StoreAccess, StoreError, get_all, stored
+from rpc_backends_core.spi import STORE_TIMEOUT, StoreAccess, StoreError, get_all, stored
 
 logger = logging.getLogger("rpc_backends.agents")
 
@@ -97,7 +97,7 @@ class Roster:
         self.name = name
         self.trouble = ""
         self._access = access or StoreAccess(store)
-        self._patience = timeout
+        self._timeout = timeout
         self._on_peer = on_peer
         self._on_join = on_join
         self._on_leave = on_leave
@@ -138,7 +138,7 @@ class Roster:
         :raises StoreError: the store cannot be used.
         """
         record = {"kind": "peer", "name": name, "rank": rank, "id": worker_id, "address": address}
-        number = self._append(record, self._patience)
+        number = self._append(record, self._timeout)
         self._ids.add(worker_id)
         self._me = Peer(number, name, rank, worker_id, address)
         return self._me
@@ -152,18 +152,18 @@ class Roster:
         :raises StoreError: the store cannot be used, or contains data that no worker wrote.
         """
         assert self._me is not None
-        self._look(self._patience)
+        self._look(self._timeout)
         self._claim("name", self._me.name, is_alive)
         self._claim("rank", str(self._me.rank), is_alive)
-        self._append({"kind": "in", "number": self._me.number}, self._patience)
-        self._look(self._patience)
+        self._append({"kind": "in", "number": self._me.number}, self._timeout)
+        self._look(self._timeout)
 
     def leave(self) -> None:
         """Leave the group. If the store is lost, the others only see their connections end."""
         if self._me is None:
             return
         try:
-            self._append({"kind": "out", "number": self._me.number}, STORE_PATIENCE)
+            self._append({"kind": "out", "number": self._me.number}, STORE_TIMEOUT)
         except StoreError as error:
             if not self.trouble:
                 logger.warning(
@@ -175,7 +175,7 @@ class Roster:
     def refresh(self) -> None:
         """Read the new records. Never raises: a failure to read is logged."""
         try:
-            self._look(STORE_PATIENCE)
+            self._look(STORE_TIMEOUT)
         except StoreError as error:
             told, self.trouble = self.trouble, str(error)
             if not told:
@@ -296,7 +296,7 @@ class Roster:
         self._peers[peer.number] = replace(peer, address="")
 
     def _add(self, key: str, amount: int) -> int:
-        return self._access.ask(lambda store: stored.added(store, key, amount), self._patience)
+        return self._access.ask(lambda store: stored.added(store, key, amount), self._timeout)
 
     def _append(self, record: dict[str, Any], seconds: float) -> int:
         def append(store: Any) -> int:
@@ -317,13 +317,13 @@ class Roster:
         for _ in range(_MOST_TRIES):
             found = self._access.ask(
                 lambda store, before=before: bytes(store.compare_set(key, before, mine)),  # type: ignore[misc]
-                self._patience,
+                self._timeout,
             )
             holder = stored.number(key, found, _MOST_RECORDS)
             if holder == self._me.number:
                 return
             before = str(holder)
-            self._look(self._patience)
+            self._look(self._timeout)
             other = self._peers.get(holder)
             if other is None or other.number not in self._joined:
                 # The holder has left or never became a member: it was refused, or died while it joined.
@@ -334,7 +334,7 @@ class Roster:
                     f"RPC worker {what} {value} is not unique: the member {other.name!r} (rank "
                     f"{other.rank}) has it. Let that worker leave first, or choose another."
                 )
-            self._append({"kind": "out", "number": other.number}, self._patience)
+            self._append({"kind": "out", "number": other.number}, self._timeout)
         raise stored.unsuitable(key, "a different worker each time it is read")
 
 

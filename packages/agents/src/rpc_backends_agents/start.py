@@ -13,12 +13,12 @@ from rpc_backends_agents.addressing import HasCapsule, Native, addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
-from rpc_backends_core.spi import JOIN_PATIENCE, Group, stored, torch_internals, worker_info
+from rpc_backends_core.spi import JOIN_TIMEOUT, Group, stored, torch_internals, worker_info
 
 logger = logging.getLogger("rpc_backends.agents")
 
 #: Seconds within which a live member responds.
-_ALIVE_PATIENCE = 3.0
+_ALIVE_TIMEOUT = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         on_join=add,
         on_leave=remove,
         access=group.access,
-        timeout=min(group.timeout, JOIN_PATIENCE),
+        timeout=min(group.timeout, JOIN_TIMEOUT),
     )
     wanted = torch_internals.fixed_worker_id()
     worker_id = roster.take_id(group.rank if wanted is None else wanted)
@@ -195,7 +195,7 @@ def _is_alive(agent: Any, peer: Peer) -> bool:
     agent.add_member(peer.name, peer.worker_id)
     try:
         rpc.rpc_sync(
-            worker_info(peer.name, peer.worker_id, peer.worker_id), int, timeout=_ALIVE_PATIENCE
+            worker_info(peer.name, peer.worker_id, peer.worker_id), int, timeout=_ALIVE_TIMEOUT
         )
     except RuntimeError as error:
         return "RPC ran for more than set timeout" in str(error)

@@ -21,6 +21,7 @@ _COMMANDS = {
     "show": "rpc_backends_cli.show:command",
     "doctor": "rpc_backends_cli.doctor:command",
     "new": "rpc_backends_cli.new:command",
+    "lock": "rpc_backends_cli.lock:command",
 }
 #: Hints for commands of other packages or the repository, in place of "no such command".
 _ELSEWHERE = {
@@ -114,6 +115,7 @@ Examples:
   rpc-backends doctor --json > FILE      write the findings to a file
   rpc-backends bench ZEROMQ --quick      measure a backend against TENSORPIPE
   rpc-backends new MY_BACKEND            create a package for a new backend
+  rpc-backends lock                      record which packages may extend torch
   rpc-backends conformance MY_BACKEND    test a backend against the contract
 """,
 )

@@ -122,11 +122,18 @@ def _choice(environ: Mapping[str, str]) -> None:
     default_registry().names()  # compares the names with those there are
 
 
+def _lock(environ: Mapping[str, str]) -> None:
+    from rpc_backends_core.spi.inspection import default_registry
+
+    default_registry().names()  # compares the lock with what is installed
+
+
 _PARSERS: dict[str, Callable[[Mapping[str, str]], object]] = {
     settings.AUTOLOAD: settings.autoload_enabled,
     settings.DEFAULT: _default,
     settings.OVERRIDE: _override,
     settings.ALLOW: _choice,
     settings.DENY: _choice,
+    settings.LOCK: _lock,
     settings.JOIN_TIMEOUT: settings.join_timeout,
 }

@@ -1,4 +1,4 @@
-"""Why workers hang: who waits for whom, followed from call to call."""
+"""Finds why workers hang, by following from call to call which worker waits for which."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rpc_backends_inspect.workers import Call, WorkerState
 
 #: The file of torch's collectives.
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
-#: Calls that are younger (seconds) are not the reason of anything.
+#: Calls that began less than this many seconds ago do not explain a hang.
 _YOUNG = 1.0
 #: The most characters of an error that are shown.
 _SHOWN = 120
@@ -18,11 +18,11 @@ _SHOWN = 120
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason to wait.
+    """One reason why workers wait.
 
     :ivar kind: ``cycle``, ``threads``, ``gone``, ``shutdown``, ``rref``, ``missing`` or ``slow``.
     :ivar text: the reason in a sentence.
-    :ivar workers: the names of the workers that take part.
+    :ivar workers: the names of the workers involved.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Cause:
 class _Wait:
     """One thread that waits for another worker.
 
-    :ivar reason: what it does there: the function that it has called, or the collective that it is in.
+    :ivar reason: the function that it has called there, or the collective that it is in.
     :ivar seconds: since when; 0 if it is not known.
     """
 
@@ -48,12 +48,12 @@ class _Wait:
 def explain(states: Iterable[WorkerState]) -> list[Cause]:
     """Return why the workers wait, the most certain cause first.
 
-    :param states: the states of the workers of one or more groups, as far as they are known.
+    :param states: the known states of workers, of one or more groups.
     """
     states = list(states)
     causes = []
     for name in dict.fromkeys(state.group for state in states if not state.problem):
-        # A worker that cannot be asked may belong to any group.
+        # The group of a worker that cannot be asked is unknown, so it counts for every group.
         group = _Group(state for state in states if state.problem or state.group == name)
         found = [
             *group.gone(),
@@ -70,12 +70,14 @@ class _Group:
     def __init__(self, states: Iterable[WorkerState]) -> None:
         self.by_name: dict[str, WorkerState] = {}
         for state in sorted(states, key=lambda state: not state.problem):
-            self.by_name[state.worker] = state  # one that answers replaces one of an earlier run
+            self.by_name[state.worker] = (
+                state  # a worker that answers replaces one of an earlier run
+            )
 
     # --- the causes -----------------------------------------------------------------------------------
 
     def gone(self) -> Iterator[Cause]:
-        """Find workers that cannot answer, and that others wait for."""
+        """Find workers that cannot answer although others wait for them."""
         for name, waits in self._waits_by_target().items():
             state = self.by_name.get(name)
             if state.problem if state else self._loss(name):
@@ -127,7 +129,7 @@ class _Group:
                     yield Cause("cycle", self._sentence(path), tuple(wait.worker for wait in path))
 
     def used_up(self) -> Iterator[Cause]:
-        """Find thread pools in which every thread waits for a call that it has made itself."""
+        """Find thread pools in which every thread waits for the answer to a call of its own."""
         for state in self.by_name.values():
             size = state.metrics.get("agent.thread_pool_size", "")
             serving = [thread for thread in state.threads if thread.serves]
@@ -229,7 +231,7 @@ class _Group:
                         yield _Wait(state.worker, other.worker, collective, thread)
 
     def _next(self, wait: _Wait) -> Iterator[_Wait]:
-        """Yield what the threads wait for that could end this wait."""
+        """Yield the waits of the threads that could end this wait."""
         target = self.by_name.get(wait.target)
         if target is None or target.problem:
             return
@@ -239,7 +241,7 @@ class _Group:
                 yield one
 
     def _ending(self, wait: _Wait, target: WorkerState) -> list[Thread]:
-        """Return the threads of the target that run the function, or may still come to the collective."""
+        """Return the target's threads that run the function, or that may still enter the collective."""
         if wait.thread is not None and _collective(wait.thread) == wait.reason:
             return target.threads[-1:]  # faulthandler writes the main thread last
         serving = [thread for thread in target.threads if thread.serves]
@@ -248,7 +250,7 @@ class _Group:
         )
 
     def _paths(self, path: list[_Wait]) -> Iterator[list[_Wait]]:
-        """Yield the ways that lead back to the worker at the start."""
+        """Yield the chains of waits that lead back to the first worker."""
         for wait in self._next(path[-1]):
             if wait.target == path[0].worker:
                 yield [*path, wait]
@@ -263,7 +265,7 @@ class _Group:
         return text + self._where(path[-1])
 
     def _where(self, wait: _Wait) -> str:
-        """Say where the target of a wait is."""
+        """Return text that says at which line the target of a wait is."""
         target = self.by_name.get(wait.target)
         threads = self._ending(wait, target) if target else []
         if not target or not threads or threads[0].position is None:
@@ -274,7 +276,7 @@ class _Group:
 
 
 def _collective(thread: Thread) -> str | None:
-    """Return the collective that a thread is in: the outermost function of torch's file."""
+    """Return the collective that a thread is in: the outermost frame in torch's file of collectives."""
     found = [frame.function for frame in thread.frames if frame.file.endswith(_COLLECTIVES)]
     return found[-1] if found else None
 
@@ -304,7 +306,7 @@ def _doing(state: WorkerState) -> str:
 
 
 def _short(call: Call) -> str:
-    """Return the last part of the name."""
+    """Return the last part of the name of a call's function."""
     return call.name.rpartition(".")[2]
 
 

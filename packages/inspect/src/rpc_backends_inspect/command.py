@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   rpc-backends inspect                     the workers of this host
-  rpc-backends inspect --worker ps         one of them
+  rpc-backends inspect --worker ps         one worker
   rpc-backends inspect --watch             calls per second and their times, live
   rpc-backends inspect --save dumps        write their states to files
   rpc-backends inspect dumps/*.json        states of several hosts together
@@ -26,7 +26,7 @@ Examples:
 @click.command("inspect", epilog=_EXAMPLES)
 @click.option("--worker", metavar="NAME", help="Only workers with this name.")
 @click.option(
-    "--pid", "pids", type=int, multiple=True, help="Only workers of this process; may repeat."
+    "--pid", "pids", type=int, multiple=True, help="Only workers of this process; can be repeated."
 )
 @click.option("--stacks", is_flag=True, help="Show the Python stacks of all threads.")
 @click.option(
@@ -59,9 +59,9 @@ def command(
 ) -> None:
     """Show what RPC workers are waiting for, and why they hang.
 
-    Asks the workers of this user on this host, also when they hang or hold the GIL. DUMPS are files
-    of --save, of several hosts for example; with them no worker is asked. Arguments of calls are
-    never recorded.
+    Asks your workers on this host, even if they hang or hold the GIL. DUMPS are files that --save
+    has written, for example on several hosts. If DUMPS are given, no worker is asked. Arguments of
+    calls are never recorded.
     """
     if watch:
         if dumps or save or stacks:
@@ -155,7 +155,7 @@ def _save(states: list[WorkerState], folder: Path) -> None:
             )
             continue
         path = folder / f"{socket.gethostname()}-{state.pid}-{quote(state.worker, safe='')}.json"
-        # Names of functions and workers are not for other users.
+        # Other users must not read the names of functions and workers.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:  # noqa: PTH123, a descriptor
             json.dump(state.document, file)

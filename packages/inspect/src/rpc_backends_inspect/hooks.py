@@ -1,4 +1,4 @@
-"""The hook that puts the recorder in front of each agent."""
+"""The hook that installs the recorder in front of each agent."""
 
 from __future__ import annotations
 

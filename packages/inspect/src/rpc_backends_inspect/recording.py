@@ -1,4 +1,4 @@
-"""Puts a recorder in front of an agent."""
+"""Installs a recorder in front of an agent."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = getLogger(__name__)
 def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_DUMPS) -> Any:
     """Put a recorder in front of an agent that has not started.
 
-    Without a socket, or without a free signal, the recorder shows less, and a log says so:
-    a worker must not fail for that.
+    Without a socket, or without a free signal, the recorder shows less and logs a warning.
+    The worker starts all the same.
 
-    :param group: a text that is equal for the workers of a group.
+    :param group: a text that is the same for all workers of a group.
     :param calls: the number of ended calls to keep.
     :param dumps: the dumps that the worker writes by itself.
     :returns: the agent to install.
@@ -53,7 +53,7 @@ def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_D
         watcher.start()
         cleanup.callback(watcher.join)
 
-    # Stacks cannot be read while the interpreter ends, and nothing may stay on the machine.
+    # Stacks cannot be read while the interpreter ends.
     atexit.register(end)
     cleanup.callback(atexit.unregister, end)
     front = intercept(agent, recorder, name="recorder", at_shutdown=cleanup.close)
@@ -79,7 +79,7 @@ def _listener() -> int:
 
 
 def _stacks(worker: str, cleanup: contextlib.ExitStack) -> dict[str, int]:
-    """Let faulthandler write stacks to a file when a signal arrives, which needs no GIL."""
+    """Let faulthandler write stacks to a file when a signal arrives. This needs no GIL."""
     free = (number for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if _is_free(number))
     number = next(free, None)
     if number is None:

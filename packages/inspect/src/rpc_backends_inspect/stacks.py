@@ -11,7 +11,7 @@ _HEAD = re.compile(
 )
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _RPC = "torch/distributed/rpc/"
-#: The function of torch that runs a function which another worker has called.
+#: Torch's function that runs a function for another worker.
 _RUNS_A_CALL = "_run_function"
 
 
@@ -25,12 +25,12 @@ class Frame:
 
     @property
     def is_torchs(self) -> bool:
-        """Whether it belongs to torch."""
+        """Whether the frame is in torch's code."""
         return "/torch/" in self.file
 
     @property
     def is_rpc(self) -> bool:
-        """Whether it belongs to ``torch.distributed.rpc``."""
+        """Whether the frame is in ``torch.distributed.rpc``."""
         return _RPC in self.file
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Frame:
 class Thread:
     """A thread that runs Python.
 
-    :ivar number: as ``threading.get_ident`` gives it.
+    :ivar number: the number that ``threading.get_ident`` returns on this thread.
     :ivar frames: the innermost first.
     """
 
@@ -50,7 +50,7 @@ class Thread:
 
     @property
     def serves(self) -> Frame | None:
-        """The function that another worker has called and this thread runs; None if it runs none."""
+        """The frame of the function that this thread runs for another worker; None if there is none."""
         for inner, outer in zip(self.frames, self.frames[1:], strict=False):
             if outer.function == _RUNS_A_CALL and outer.is_rpc:
                 return inner
@@ -58,12 +58,12 @@ class Thread:
 
     @property
     def position(self) -> Frame | None:
-        """The innermost frame that is neither torch's nor the standard library's."""
+        """The innermost frame outside torch and the standard library; None if there is none."""
         return next((frame for frame in self.frames if _is_of_the_program(frame)), None)
 
 
 def parse(text: str) -> list[Thread]:
-    """Return the threads in what faulthandler has written."""
+    """Parse the output of faulthandler."""
     threads: list[tuple[int, list[Frame]]] = []
     for line in text.splitlines():
         if head := _HEAD.fullmatch(line):
@@ -77,6 +77,6 @@ def _is_of_the_program(frame: Frame) -> bool:
     path = PurePath(frame.file)
     if frame.is_torchs or frame.file.startswith("<"):
         return False
-    # The standard library lies in .../lib/python3.11, packages in its site-packages.
+    # The standard library is in .../lib/python3.11, packages in its site-packages.
     below = [part for part in path.parts if part.startswith("python3")]
     return not below or "site-packages" in path.parts

@@ -18,14 +18,14 @@ _CALLS = 20
 
 
 def show(states: Sequence[WorkerState], causes: Sequence[Cause], *, stacks: bool) -> None:
-    """Print workers, their calls in flight, and why they wait."""
+    """Print the workers, their calls in flight, and the causes."""
     out = console()
     for state in states:
         _show_worker(out, state, stacks=stacks)
     for cause in causes:
         out.print(Text.assemble((f"{_TITLES[cause.kind]}: ", "bold"), f"{cause.text}."))
     if not causes:
-        out.print("Nothing waits for long.")
+        out.print("No worker has waited long for a call.")
 
 
 _TITLES = {
@@ -72,7 +72,7 @@ def _show_worker(out: Console, state: WorkerState, *, stacks: bool) -> None:
 
 
 def _thread_of(call: Call, state: WorkerState) -> str:
-    """Say where the thread of a call is now."""
+    """Return text that says at which line the thread of a call is now."""
     thread: Thread | None = state.thread(call.thread)
     if thread is None or thread.position is None:
         return ""

@@ -1,4 +1,4 @@
-"""The states of workers, from their sockets or from files."""
+"""Reads the states of workers from their sockets or from files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Call:
     """A call that a worker has made or received.
 
     :ivar call: the number that the caller's agent gave it, the same on both sides; 0 if it is not known.
-    :ivar seconds: how long it took, or how old it is.
+    :ivar seconds: how long it took; for a call in flight, its age.
     :ivar thread: the thread that made it, or on which it arrived.
     """
 
@@ -46,20 +46,20 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The function's name, or the type of a message that calls none."""
+        """The function's name, or the message type if the message calls no function."""
         return self.function or self.type
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What a worker is doing.
+    """The state of a worker.
 
-    :ivar group: where its group meets: equal for the workers of a group.
+    :ivar group: the address where its group meets, the same for all its workers.
     :ivar reason: why it wrote a dump; empty if it was asked.
     :ivar calls: how many calls it has recorded so far.
     :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; without those that
         the owner itself has sent it.
-    :ivar problem: why nothing more is known of it (it has ended, or is stopped); empty if all is known.
+    :ivar problem: why the state is unknown (the worker is stopped, say); empty if it is known.
     """
 
     worker: str
@@ -129,7 +129,7 @@ def read(path: Path) -> WorkerState:
 def parse_state(document: Any) -> WorkerState:
     """Return the state in a document of the recorder.
 
-    :raises NoStateError: it is none.
+    :raises NoStateError: the document is not a state.
     """
     try:
         if document["version"] != _VERSION:

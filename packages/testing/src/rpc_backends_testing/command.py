@@ -52,7 +52,7 @@ def arguments(
     chapters: Sequence[str] = (),
     torch_tier: bool = False,
     suite_version: int | None = None,
-    patience: float | None = None,
+    timeout_factor: float | None = None,
     expression: str | None = None,
     jobs: int | None = None,
     maxfail: int | None = None,
@@ -80,8 +80,8 @@ def arguments(
         result += ["--rpc-tier", "torch"]
     if suite_version is not None:
         result += ["--rpc-suite-version", str(suite_version)]
-    if patience is not None:
-        result += ["--rpc-patience", str(patience)]
+    if timeout_factor is not None:
+        result += ["--rpc-timeout-factor", str(timeout_factor)]
     if maxfail is not None:
         result.append(f"--maxfail={maxfail}")
     if expression:
@@ -275,7 +275,7 @@ Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no suc
     help="Only requirements up to version N count; newer ones run and fail nothing.",
 )
 @click.option(
-    "--patience",
+    "--timeout-factor",
     metavar="FACTOR",
     type=click.FloatRange(min=0, min_open=True),
     help="Multiply the time limits, on a slow machine.",
@@ -306,7 +306,7 @@ def command(
     file: Path | None,
     badge: Path | None,
     suite_version: int | None,
-    patience: float | None,
+    timeout_factor: float | None,
     expression: str | None,
     jobs: int | None,
     maxfail: int | None,
@@ -333,7 +333,7 @@ def command(
             chapters=chapters,
             torch_tier=tier == "torch",
             suite_version=suite_version,
-            patience=patience,
+            timeout_factor=timeout_factor,
             expression=expression,
             jobs=jobs,
             maxfail=1 if first_failure else maxfail,

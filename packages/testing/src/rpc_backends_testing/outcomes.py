@@ -48,7 +48,7 @@ def subject_of(item: pytest.Item) -> tuple[Subject, int] | None:
 def limits_of(config: pytest.Config, backend: str) -> TimeLimits:
     """Return the time limits for tests of a backend, which all its tests in this process share."""
     limits = config.stash.setdefault(_LIMITS, {})
-    return limits.setdefault(backend, TimeLimits(config.getoption("rpc_patience")))
+    return limits.setdefault(backend, TimeLimits(config.getoption("rpc_timeout_factor")))
 
 
 def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:

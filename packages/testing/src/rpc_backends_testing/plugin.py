@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only requirements up to version N of the suite count; newer ones run and fail nothing",
     )
     group.addoption(
-        "--rpc-patience",
+        "--rpc-timeout-factor",
         metavar="FACTOR",
         type=float,
         default=1.0,
@@ -90,9 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # the controlling process has checked the rest, and keeps the results
     config.pluginmanager.register(_Recorder(config))
     _check_suite_version(config)
-    if config.option.rpc_patience <= 0:
+    if config.option.rpc_timeout_factor <= 0:
         raise pytest.UsageError(
-            f"--rpc-patience is {config.option.rpc_patience:g}; it must be positive."
+            f"--rpc-timeout-factor is {config.option.rpc_timeout_factor:g}; it must be positive."
         )
 
 
@@ -230,9 +230,9 @@ def rpc_subject(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.fixture
-def rpc_patience(request: pytest.FixtureRequest) -> float:
+def rpc_timeout_factor(request: pytest.FixtureRequest) -> float:
     """Return the factor of all time limits."""
-    return float(request.config.getoption("rpc_patience"))
+    return float(request.config.getoption("rpc_timeout_factor"))
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ _AFTER_THREE = 5.0
 class TimeLimits:
     """The time limits for tests of one backend in this process.
 
-    :param patience: factor of all limits.
+    :param factor: multiplies all limits.
     """
 
-    def __init__(self, patience: float = 1.0) -> None:
-        self._patience = patience
+    def __init__(self, factor: float = 1.0) -> None:
+        self._factor = factor
         self._formed = False
         self._failed_starts = 0
         #: By chapter, the number of tests that have hung since the last one that did not.
@@ -33,7 +33,7 @@ class TimeLimits:
 
     def start(self) -> float:
         """Return the seconds in which a group must form."""
-        return self._patience * (START_AGAIN if self._failed_starts else START)
+        return self._factor * (START_AGAIN if self._failed_starts else START)
 
     def record_start(self, formed: bool) -> None:
         """Record whether a group has formed in time."""
@@ -57,7 +57,7 @@ class TimeLimits:
             seconds = min(seconds, max(_AFTER_THREE, seconds / 6))
         elif chapter in self._hangs:
             seconds = min(seconds, max(_AFTER_ONE, seconds / 3))
-        return self._patience * seconds
+        return self._factor * seconds
 
     def record_test(self, chapter: str, hung: bool) -> None:
         """Record whether a test of a chapter has exceeded its time limit."""

@@ -62,7 +62,7 @@ class Engine:
             self._apply()
         else:
             pipeline.set_rules(recording.rules, recording.seed, list(HOUSEKEEPING))
-            pipeline.set_replay(recording.entries, replay.PATIENCE)
+            pipeline.set_replay(recording.entries, replay.STALL_TIMEOUT)
         marks.attach(self)
 
     @property

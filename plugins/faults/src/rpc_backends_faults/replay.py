@@ -24,7 +24,7 @@ Faults = list[tuple[int, float]]
 #: receiver, type, function, digest, number, seconds since the start; faults of request, faults of reply.
 Entry = tuple[str, str, str, int, int, float, Faults, Faults]
 #: Seconds that a message may be later than in the recorded run before the replay reports it.
-PATIENCE = 30.0
+STALL_TIMEOUT = 30.0
 #: Bytes of a log's first line that are read to find its process.
 _MOST_FIRST = 2**22
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rpc_backends_core.spi import NEVER, STORE_PATIENCE, Group, stored, wait_for
+from rpc_backends_core.spi import NEVER, STORE_TIMEOUT, Group, stored, wait_for
 
 #: The most active calls that a whole group may report.
 _MOST_CALLS = 1 << 40
@@ -167,7 +167,7 @@ class Barriers:
                 store.set(f"{prefix}/total", str(store.add(f"{prefix}/active", 0)))
             return wait_for(store, f"{prefix}/total", timeout, lambda: "the others to shut down")
 
-        total = ask(meet, timeout + STORE_PATIENCE)
+        total = ask(meet, timeout + STORE_TIMEOUT)
         if total is None:
             arrived = ask(lambda store: store.add(f"{prefix}/arrived", 0))
             raise RuntimeError(

@@ -27,7 +27,7 @@ from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import LivenessListener
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import (
-    JOIN_PATIENCE,
+    JOIN_TIMEOUT,
     Group,
     RankMappingMixin,
     StoreError,
@@ -35,7 +35,7 @@ from rpc_backends_core.spi import (
 )
 
 #: Seconds that a leaving worker gives to the requests it is serving.
-_SERVING_PATIENCE = 5.0
+_SERVING_TIMEOUT = 5.0
 #: Seconds that the engine may need to write the last response.
 _WRITING_SECONDS = 0.3
 #: Seconds between checks whether any peer that could still respond is alive.
@@ -43,10 +43,10 @@ _LOOKING_SECONDS = 0.5
 #: Seconds within which all calls to a worker that is gone fail.
 _ERRORS_SECONDS = 1.0
 #: Seconds that the members have to learn that a join was undone.
-_UNDOING_PATIENCE = 5.0
+_UNDOING_TIMEOUT = 5.0
 #: How long a leaving worker waits for the deletion of RRefs. Other workers may hold RRefs to values
 #: here for ever.
-_RREF_PATIENCE = timedelta(seconds=1)
+_RREF_TIMEOUT = timedelta(seconds=1)
 
 
 class DynamicAgent(RankMappingMixin, TensorPipeAgent):
@@ -131,7 +131,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
             left = self._state.with_peers(others)
         else:
             _warn_of(self.notify(left, timeout=limit), self.me)
-        self._finish_serving(_SERVING_PATIENCE)
+        self._finish_serving(_SERVING_TIMEOUT)
         if deleted or self._finish_calling(left, limit):
             self.join(shutdown=True)
 
@@ -156,7 +156,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
     def _delete_rrefs(self) -> bool:
         """Delete this worker's RRefs; return whether their owners have confirmed every deletion."""
         try:
-            torch_internals.delete_rrefs(_RREF_PATIENCE)
+            torch_internals.delete_rrefs(_RREF_TIMEOUT)
         except RuntimeError as error:
             logger.warning(
                 "RPC worker %r is leaving, but not all of its RRefs were deleted: %s",
@@ -215,7 +215,7 @@ def start(group: Group, options: Any) -> Any:
     """
     name, rank = group.name, group.rank
     mine = WorkerDevices.of_this_process(name, options)
-    membership = Membership(group.access, min(group.timeout, JOIN_PATIENCE))
+    membership = Membership(group.access, min(group.timeout, JOIN_TIMEOUT))
     worker_id = membership.reserve(name, rank, mine, wanted=torch_internals.fixed_worker_id())
     engine = AgentStore(name)
     agent = DynamicAgent(engine.store, name, worker_id, None, options, {}, [])
@@ -259,7 +259,7 @@ def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
     try:
         state = membership.remove([me])
         if torch_internals.has_current_agent():
-            _warn_of(agent.notify(state, timeout=_UNDOING_PATIENCE), me)
+            _warn_of(agent.notify(state, timeout=_UNDOING_TIMEOUT), me)
     except RuntimeError as error:
         logger.warning("RPC worker %r could not undo its join: %s", me.name, error)
     finally:

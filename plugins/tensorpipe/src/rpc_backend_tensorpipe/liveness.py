@@ -25,7 +25,7 @@ _BACKLOG = 128
 #: Connections that are read at the same time.
 _READERS = 16
 #: Seconds within which a live process accepts a connection, and then responds.
-_PATIENCE = 2.0
+_CONNECT_TIMEOUT = 2.0
 #: Errors of accept() that pass: the connection is already dead, or a resource is exhausted for now.
 _PASSING = {errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 #: Seconds to wait before accepting again after such an error.
@@ -120,7 +120,7 @@ def is_alive(address: tuple[str, int], question: bytes) -> bool:
         the port.
     """
     try:
-        with socket.create_connection(address, _PATIENCE) as connection:
+        with socket.create_connection(address, _CONNECT_TIMEOUT) as connection:
             connection.sendall(question)
             return connection.recv(1) == ACKNOWLEDGED
     except OSError as error:

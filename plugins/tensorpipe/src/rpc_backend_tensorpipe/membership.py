@@ -15,7 +15,7 @@ from rpc_backend_tensorpipe import broadcast, devices
 from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import is_alive
-from rpc_backends_core.spi import STORE_PATIENCE, StoreAccess, stored, worker_info
+from rpc_backends_core.spi import STORE_TIMEOUT, StoreAccess, stored, worker_info
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
 
@@ -185,7 +185,7 @@ class Membership:
             lambda state: state.with_peers(
                 peer for peer in state.peers.values() if peer.worker_id not in ids
             ),
-            STORE_PATIENCE,
+            STORE_TIMEOUT,
         )
 
     def _change(self, change: Callable[[State], State], seconds: float = 0) -> State:

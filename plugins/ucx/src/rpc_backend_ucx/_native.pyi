@@ -11,9 +11,9 @@ class Transport:
 
     :param config: UCX's settings by name, without ``UCX_``.
     :param max_message: limit for the parts of one message together, in bytes.
-    :param poll_time: seconds to poll after traffic, before sleeping.
-    :param handshake_timeout: seconds that a peer has to answer a greeting.
-    :param rendezvous: parts of more bytes are fetched by the receiver; 0 lets UCX decide.
+    :param poll_time: seconds to poll after a message before sleeping.
+    :param handshake_timeout: how many seconds a peer may take to answer a greeting.
+    :param rendezvous: the receiver fetches parts that have more bytes than this; 0 lets UCX decide.
     :param on_unknown_proof: called with the proof of an unknown process and the seconds since it greeted.
     :param on_refused: called with a line to log.
     """

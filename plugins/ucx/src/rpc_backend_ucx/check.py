@@ -1,4 +1,4 @@
-"""The UCX section of ``rpc-backends doctor``: the transports of a worker here, and why no better ones."""
+"""The UCX section of ``rpc-backends doctor``: a worker's transports, and why faster ones are missing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _INFINIBAND = Path("/dev/infiniband")
 _NVIDIA = Path("/dev/nvidiactl")
 _SHARED_MEMORY = Path("/dev/shm")
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
-#: Bytes of shared memory that UCX takes for each worker, about.
+#: About how many bytes of shared memory UCX takes for each worker.
 _PER_WORKER = 20 << 20
 _RDMA = ("rc", "dc", "ud", "ib", "srd")
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 
 
 def check(environ: Mapping[str, str] = os.environ) -> Section:
@@ -65,7 +65,7 @@ def _transports(there: list[str]) -> Finding:
 
 
 def _missing(there: list[str]) -> list[Finding]:
-    """Return why faster transports are not there."""
+    """Return a finding for each faster transport that is missing."""
     has = {one.partition("/")[0] for one in there}
     findings = []
     if not any(one.startswith(_RDMA) for one in has):
@@ -96,9 +96,9 @@ def _missing(there: list[str]) -> list[Finding]:
         )
     if not any(one.startswith(("cuda", "rocm", "ze")) for one in has):
         why = (
-            "UCX's part for CUDA cannot be loaded; the NVIDIA driver's libcuda may be missing"
+            "UCX's CUDA module cannot be loaded; the NVIDIA driver's libcuda may be missing"
             if _NVIDIA.exists()
-            else "there is no GPU that UCX knows"
+            else "there is no GPU that UCX supports"
         )
         findings.append(Finding("note", "GPU memory", f"not used: {why}"))
     status = os.statvfs(_SHARED_MEMORY)
@@ -109,7 +109,7 @@ def _missing(there: list[str]) -> list[Finding]:
                 "problem",
                 "/dev/shm",
                 f"{free >> 20} MiB are free, and each worker takes up to {_PER_WORKER >> 20} MiB. "
-                "Enlarge it (docker run --shm-size 1g)",
+                "Enlarge /dev/shm (docker run --shm-size 1g)",
             )
         )
     return findings
@@ -129,13 +129,13 @@ def _secret(here: Settings) -> Finding:
         data = {"source": here.secret.source, "fingerprint": here.secret.fingerprint}
         return Finding("ok", "secret", text, data)
     nowhere = {"source": None, "fingerprint": None}
-    text = "none: who can read the group's store can join it"
+    text = "none: every process that can read the group's store can join the group"
     return Finding("warning" if here.trusted_network else "note", "secret", text, nowhere)
 
 
 def _network(here: Settings) -> Finding:
     if here.trusted_network:
-        text = "said to be trusted: messages are neither encrypted nor protected against changes"
+        text = "declared as trusted: messages are neither encrypted nor protected against changes"
         return Finding("warning", "network", text, {"trusted": True})
     text = f"not trusted, so workers use {', '.join(names.PRIVATE)}, within one host only. {TRUST}."
     return Finding("note", "network", text, {"trusted": False})
@@ -164,14 +164,14 @@ def transports_between_two(here: Settings) -> str:
     try:
         for worker in (0, 1):
             transport = native().Transport(
-                config=config, max_message=1 << 20, poll_time=0, handshake_timeout=_PATIENCE
+                config=config, max_message=1 << 20, poll_time=0, handshake_timeout=_TIMEOUT
             )
             two.append(transport)
             transport.start(worker)
         for worker, other in ((0, 1), (1, 0)):
             two[worker].learn(other, two[other].address(), proofs[worker], proofs[other])
         two[0].send(1, [b""], False)
-        for _ in range(int(_PATIENCE / 0.05)):
+        for _ in range(int(_TIMEOUT / 0.05)):
             for transport in two:
                 event = transport.receive(0.05)
                 if event is not None and event[0] == "message":

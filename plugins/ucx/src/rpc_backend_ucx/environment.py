@@ -22,5 +22,5 @@ VARIABLES = {
     TRUSTED_NETWORK: "1 declares that only the workers can reach the network (default: 0)",
     TRANSPORTS: "the UCX transports to use, for example tcp or posix,cma,tcp",
     NET_DEVICES: "the network devices to use, for example eth0 or mlx5_0:1 (default: all)",
-    POLL_TIME: "seconds to poll after traffic before sleeping (default: 0.0001)",
+    POLL_TIME: "seconds to poll after a message before sleeping (default: 0.0001)",
 }

@@ -23,7 +23,8 @@ def init_backend(
 ) -> Any:
     """Start an agent over UCX in a static group, or in a dynamic one if ``world_size`` is None.
 
-    :param group: the group that ``init_rpc`` has formed; None forms or joins one through ``store``.
+    :param group: the group that ``init_rpc`` has formed. If None, the worker forms or joins one through
+        ``store``.
     :returns: the agent, started and installed as the current one.
     :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
     :raises ExposureError: others could reach the worker, and the network is not trusted.

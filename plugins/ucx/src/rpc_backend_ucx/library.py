@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-#: Read by UCX when its libraries are loaded. Its threads and signal handlers do not belong into a worker.
+#: UCX reads these when its libraries are loaded. They turn off its threads and signal handlers.
 _AT_LOAD = {"UCX_ERROR_SIGNALS": "", "UCX_VFS_ENABLE": "n", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 
 _loaded: list[Any] = []
@@ -30,7 +30,7 @@ def native() -> Any:
                 del os.environ[name]
         from rpc_backend_ucx import _native
 
-        # Its lines go into our errors. A program that sets a level wants to read them itself.
+        # UCX's log lines become part of our errors. They are also printed if the user has set a level.
         _native.capture_log(also_print="UCX_LOG_LEVEL" in os.environ)
         _loaded.append(_native)
     return _loaded[-1]

@@ -1,4 +1,4 @@
-"""The names of UCX's transports and settings, as programs may give them."""
+"""The names of UCX's transports and settings, as a program may pass them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rpc_backends_core.spi import nearest
 #: Transports within a host that only processes of the same user can use.
 PRIVATE = ("self", "posix", "cma")
 
-#: All names that UCX understands in UCX_TLS, with what they are.
+#: All names that UCX accepts in UCX_TLS, with their meaning.
 TRANSPORTS = {
     "self": "a worker's own memory",
     "posix": "shared memory (files in /dev/shm)",
@@ -46,21 +46,21 @@ TRANSPORTS = {
     "ze": "all of Level Zero",
     "ze_copy": "Level Zero memory, through the host",
     "ze_ipc": "Level Zero memory of another process on this host",
-    "all": "all that UCX has on this machine",
+    "all": "all transports that UCX has on this machine",
 }
 
-#: Settings that have an option of their own, or that this backend depends on.
+#: Settings that a program cannot pass: they have an option of their own, or this backend depends on them.
 RESERVED = {
     "UCX_TLS": "use the option transports",
     "UCX_NET_DEVICES": "use the option net_devices",
     "UCX_KEEPALIVE_INTERVAL": "use the option keepalive",
-    "UCX_POSIX_USE_PROC_LINK": "files in /dev/shm must not outlive their worker",
-    "UCX_POSIX_ERROR_HANDLING": "lost workers must be noticed",
+    "UCX_POSIX_USE_PROC_LINK": "the files of a worker in /dev/shm must not outlive it",
+    "UCX_POSIX_ERROR_HANDLING": "the backend must notice lost workers",
 }
 
 
 def wrong_transport(name: str) -> str | None:
-    """Return why ``name`` is no name of a transport; None if it is one."""
+    """Return why ``name`` is not a transport's name; None if it is one."""
     if name in TRANSPORTS:
         return None
     close = nearest(name, TRANSPORTS)
@@ -69,7 +69,10 @@ def wrong_transport(name: str) -> str | None:
 
 
 def wrong_setting(name: str) -> str | None:
-    """Return why a program cannot set ``name``; None if it can, provided that UCX has this setting."""
+    """Return why a program cannot pass the setting ``name``; None if it can.
+
+    Whether UCX has this setting is checked later.
+    """
     if not name.startswith("UCX_"):
         return "the names of UCX's settings start with UCX_."
     if name in RESERVED:

@@ -17,11 +17,11 @@ from rpc_backend_ucx.environment import BACKEND
 from rpc_backends_agents.common.option_checks import OptionChecks, StrictOptions
 from rpc_backends_agents.common.secret import Secret
 
-#: Bytes of the longest message accepted from a peer: more than programs send, less than hosts have.
+#: Bytes of the longest message accepted from a peer: more than programs send, less than a host's memory.
 MAX_MESSAGE_BYTES = 16 << 30
 #: Bytes of unanswered calls to one peer before further calls to it wait.
 MAX_UNANSWERED_BYTES = 1 << 30
-#: Seconds between two checks that a peer on another host is there.
+#: Seconds between two checks whether a peer on another host is still reachable.
 KEEPALIVE = 1.0
 _SHORTEST_KEEPALIVE = 0.1
 _LONGEST_KEEPALIVE = 3600.0
@@ -33,9 +33,9 @@ _checks = OptionChecks(BACKEND)
 class UCXRpcBackendOptions(StrictOptions):
     """The options of UCX; see :func:`construct_rpc_backend_options`.
 
-    An option that is None is read from its environment variable when RPC starts, or else gets its
-    default. As with torch's options, only ``rpc_timeout`` and ``init_method`` can be changed later, and
-    the options cannot be pickled. The secret's text is not shown: ``secret`` shows only its source.
+    If an option is None when RPC starts, its environment variable counts, and then its default. As with
+    torch's options, only ``rpc_timeout`` and ``init_method`` can be changed later, and the options cannot
+    be pickled. ``secret`` shows where the secret comes from, never its text.
     """
 
     BACKEND = BACKEND
@@ -116,19 +116,19 @@ def construct_rpc_backend_options(
     :param num_worker_threads: threads that execute requests.
     :param secret: the secret that the workers share, from ``rpc-backends secret``.
     :param secret_file: the file that holds the secret; only its owner may have access to it.
-    :param trusted_network: whether only the workers can reach the network. Unless this is True, workers
-        use shared memory on a single host: UCX does not encrypt.
+    :param trusted_network: whether only the workers can reach the network. Unless it is True, workers use
+        only shared memory, within one host, because UCX does not encrypt.
     :param transports: the UCX transports to use, as a list or separated by commas, for example
-        ``["tcp"]``. By default shared memory; with ``trusted_network`` all that UCX has here.
-    :param net_devices: the network devices to use, for example ``["eth0"]``; by default all.
-    :param poll_time: seconds to poll for messages after traffic, before sleeping until the next one.
-        Polling answers sooner and uses a core meanwhile.
-    :param keepalive: seconds between two checks that a worker on another host is there.
+        ``["tcp"]``. The default is shared memory; with ``trusted_network``, all that UCX has here.
+    :param net_devices: the network devices to use, for example ``["eth0"]``. The default is all.
+    :param poll_time: how many seconds a worker polls after a message before it sleeps. A worker that
+        polls answers sooner, and uses a core.
+    :param keepalive: seconds between two checks whether a worker on another host is still reachable.
     :param settings: other settings of UCX by name, for example ``{"UCX_RNDV_THRESH": "64k"}``.
     :param max_message_bytes: the size of the longest message accepted from another worker, in bytes,
         tensors included.
-    :param max_unanswered_bytes: the bytes of calls to one worker that may be unanswered before further
-        calls to it wait.
+    :param max_unanswered_bytes: bytes of unanswered calls to one worker. Beyond that, further calls to it
+        wait.
     :raises TypeError: an option has the wrong type.
     :raises ValueError: an option has an invalid value.
     """
@@ -152,7 +152,7 @@ def construct_rpc_backend_options(
 def check_poll_time(value: Any) -> float:
     """Check the option ``poll_time``.
 
-    :raises TypeError, ValueError: it is no number of seconds, or too long.
+    :raises TypeError, ValueError: it is not a number of seconds in the permitted range.
     """
     return _checks.seconds("poll_time", value, least=0, most=_LONGEST_POLL_TIME)
 

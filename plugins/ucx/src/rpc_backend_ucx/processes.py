@@ -1,4 +1,4 @@
-"""Identifies the process of a worker, so that workers on its host are told of its end."""
+"""Identifies the process of a worker, so that workers on the same host can notice its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def this_process() -> Process:
 
 
 def can_watch() -> bool:
-    """Return whether the kernel tells a process of the end of another one."""
+    """Return whether this process can watch for the end of another one (``pidfd_open``)."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:

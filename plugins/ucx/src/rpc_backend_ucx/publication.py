@@ -1,4 +1,4 @@
-"""What a worker publishes about itself: a value, its canonical JSON, and its seal."""
+"""The record that a worker publishes in the store: its fields, its canonical JSON, and its seal."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Publication:
 
     @property
     def address_bytes(self) -> bytes:
-        """The address as UCX gave it."""
+        """The address in the form that UCX uses."""
         return base64.b64decode(self.address)
 
 
 def encoded(address: bytes) -> str:
-    """Return the text of an address of UCX."""
+    """Return an address of UCX as base 64 text."""
     return base64.b64encode(address).decode("ascii")
 
 
@@ -89,7 +89,7 @@ def open_publication(
 
 
 def greetings(mine: Publication, peer: Publication, secret: Secret | None) -> tuple[bytes, bytes]:
-    """Return the proofs that two workers greet each other with, 32 bytes each: mine, the peer's."""
+    """Return the proofs in the greetings of two workers, 32 bytes each: this worker's, the peer's."""
     return (
         sealed.proof_between(_FORM, _PURPOSE, "greeting", mine, peer, secret),
         sealed.proof_between(_FORM, _PURPOSE, "greeting", peer, mine, secret),

@@ -1,4 +1,4 @@
-"""The settings of one worker: its options, and environment variables for options that are None."""
+"""The settings of one worker, from its options or, where these are None, from environment variables."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from rpc_backends_core.spi import SettingError, nearest
 if TYPE_CHECKING:
     from rpc_backend_ucx.options import UCXRpcBackendOptions
 
-#: Seconds. On an idle machine a small call is answered within this time, so the next one finds the worker
-#: polling. Other values were not compared.
+#: Seconds. On an idle machine a small call is answered within this time, so the worker still polls when
+#: the next call arrives. Other values were not compared.
 POLL_TIME = 1e-4
 _LONGEST_POLL_TIME = 10.0
-#: Seconds between two checks of peers that are not processes of this host.
+#: Seconds between two checks of peers on other hosts.
 _KEEPALIVE = 1.0
-#: What every worker sets: lost peers are noticed, also over shared memory, and nothing stays in /dev/shm.
+#: Every worker has these settings. They make UCX notice lost peers over shared memory too, and leave
+#: nothing in /dev/shm.
 _ALWAYS = {
     "POSIX_ERROR_HANDLING": "y",
     "POSIX_USE_PROC_LINK": "y",
-    # Memory is kept until nobody can read it any more, so UCX may copy from other processes.
+    # The transport keeps memory until no peer can read it any more, so UCX may copy from other processes.
     "CMA_MEMORY_INVALIDATE": "y",
 }
 TRUST = (
-    "If only the workers can reach this network, tell every worker so "
+    "If only the workers can reach this network, declare that for every worker "
     f"({environment.TRUSTED_NETWORK}=1, or the option trusted_network=True). Otherwise use ZEROMQ, which "
     "encrypts"
 )
@@ -42,9 +43,10 @@ class Settings:
 
     :ivar secret: the secret that peers must have; None to require none.
     :ivar trusted_network: whether the user has declared that only workers can reach the network.
-    :ivar transports: the names of UCX's transports; None means all but those that leave files behind.
+    :ivar transports: the names of UCX's transports; None means all except ``sysv``, which can leave
+        shared memory behind.
     :ivar net_devices: the names of network devices; None means all.
-    :ivar poll_time: seconds to poll after traffic.
+    :ivar poll_time: seconds to poll after a message.
     :ivar keepalive: seconds between two checks of peers on other hosts.
     :ivar more: other settings of UCX, by name without ``UCX_``.
     """
@@ -60,7 +62,7 @@ class Settings:
     def config(self, *, watches_processes: bool) -> list[tuple[str, str]]:
         """Return UCX's settings, by name without ``UCX_``.
 
-        :param watches_processes: whether this worker is told of the end of processes of this host.
+        :param watches_processes: whether this worker can watch for the end of processes on this host.
         """
         tls = "^sysv" if self.transports is None else ",".join(self.transports)
         needs_keepalive = self.trusted_network or not watches_processes
@@ -111,10 +113,10 @@ def settings_of(
 
 
 def check_names(settings: Settings, known: Iterable[str]) -> None:
-    """Check that UCX has the settings that the program sets.
+    """Check that UCX has the settings that the program has passed.
 
     :param known: the names of UCX's settings, without ``UCX_``.
-    :raises SettingError: it does not have one.
+    :raises SettingError: UCX has no such setting.
     """
     there = set(known)
     for name in settings.more:

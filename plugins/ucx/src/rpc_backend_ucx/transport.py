@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rpc_backend_ucx.options import UCXRpcBackendOptions
     from rpc_backends_core.spi import Group
 
-#: Seconds that a worker has to answer a greeting.
+#: How many seconds a worker may take to answer a greeting.
 HANDSHAKE_TIMEOUT = 10.0
 #: The key in a dynamic group's store under which the first member writes the group's nonce.
 _NONCE = "ucx/nonce"
@@ -43,7 +43,7 @@ class UCXTransport:
             self._settings = settings_of(options)
             check_names(self._settings, native().setting_names() if self._settings.more else ())
         except (SettingError, SecretError, AddressError) as error:
-            # All workers get this text, so it names the worker with the wrong setting.
+            # All workers report this error, so it names the worker with the wrong setting.
             raise type(error)(f"worker {group.name!r} cannot start: {error}") from error
         self._group = group
         self._ranks = {member.worker_id: member.rank for member in group.members}
@@ -63,7 +63,7 @@ class UCXTransport:
 
     @property
     def on_unknown_key(self) -> LookForNew | None:
-        """A function to call with an unknown proof when a process greets with it.
+        """The function to call when a process greets with an unknown proof.
 
         A dynamic group sets it. The function looks for workers that have joined and calls :meth:`learn`
         for each. If none of them has the proof, the process is refused. The function runs on a thread of
@@ -113,7 +113,7 @@ class UCXTransport:
         try:
             self._learn(peer, name, address, rank)
         except BaseException:
-            # In a group of known size this makes the start fail, so unknown proofs need not wait.
+            # In a static group the start fails now, so greetings with unknown proofs need not wait.
             self._admission_control.stop_waiting()
             raise
 
@@ -137,7 +137,7 @@ class UCXTransport:
                 f"worker {mine.name!r} cannot reach worker {name!r} (rank {theirs.rank}), which runs on "
                 f"another host: without a trusted network UCX uses shared memory only. {TRUST}."
             )
-        # The id of a process means the process only in its own PID namespace.
+        # A process id is valid only in its own PID namespace.
         is_visible = here and theirs.process.namespace == mine.process.namespace
         process = (theirs.process.pid, theirs.process.start) if is_visible else (0, 0)
         ours, their_proof = publication.greetings(mine, theirs, self._settings.secret)
@@ -159,7 +159,7 @@ class UCXTransport:
     def close(self, linger: float) -> None:
         """Close all connections. A second call does nothing.
 
-        :param linger: seconds to wait until queued messages are sent.
+        :param linger: how many seconds to wait for queued messages to be sent.
         """
         self._admission_control.look = None  # it may reference this transport
         self._admission_control.stop_waiting()

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from typing import TYPE_CHECKING
 
-from rpc_backends_core.spi import JOIN_PATIENCE
+from rpc_backends_core.spi import JOIN_TIMEOUT
 
 if TYPE_CHECKING:
     from rpc_backends_core.spi import Group
@@ -24,6 +24,6 @@ def group_token(group: Group, key: str) -> str:
     fresh = secrets.token_hex(16)
     nonce = group.access.ask(
         lambda store: bytes(store.compare_set(key, "", fresh)),
-        min(group.timeout, JOIN_PATIENCE),
+        min(group.timeout, JOIN_TIMEOUT),
     )
     return hashlib.sha256(nonce).hexdigest()

@@ -33,7 +33,7 @@ SOON = 0.4
 DEFAULT = 3.0
 #: Seconds by which a timeout may be early, for coarse clocks.
 EARLY = 0.05
-#: Seconds by which it may be late; multiplied by the patience.
+#: Seconds by which it may be late; multiplied by the timeout factor.
 LATE = 2.0
 #: Text in the error of every timeout.
 TEXT = "RPC ran for more than set timeout"
@@ -81,10 +81,10 @@ class Gate:
 
 
 @contextmanager
-def closed_gate(patience: float, after: float = SOON) -> Iterator[Gate]:
+def closed_gate(timeout_factor: float, after: float = SOON) -> Iterator[Gate]:
     """Make a gate that opens after a timeout of ``after`` seconds should have fired."""
     with tempfile.TemporaryDirectory() as folder:
-        gate = Gate(folder, after + LATE * patience + 1)
+        gate = Gate(folder, after + LATE * timeout_factor + 1)
         try:
             yield gate
         finally:
@@ -110,15 +110,17 @@ def add(left: int, right: int) -> int:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def expect_timeout(call: Call, seconds: float, patience: float, begun: float | None = None) -> None:
+def expect_timeout(
+    call: Call, seconds: float, timeout_factor: float, begun: float | None = None
+) -> None:
     """Check that a call times out after ``seconds``, neither early nor late."""
     begun = time.monotonic() if begun is None else begun
     expect(call).raises(RuntimeError, TEXT)
     took = time.monotonic() - begun
-    if not seconds - EARLY <= took <= seconds + LATE * patience:
+    if not seconds - EARLY <= took <= seconds + LATE * timeout_factor:
         raise deviate(
             call.text,
-            f"a timeout after {seconds:g} s, at most {LATE * patience:g} s late",
+            f"a timeout after {seconds:g} s, at most {LATE * timeout_factor:g} s late",
             f"one after {took:.2f} s",
         )
 
@@ -133,35 +135,35 @@ def expect_works(to: str = "worker1") -> None:
 
 @both_ways
 @in_group(2)
-def test_timeout_of_a_call(me: WorkerContext, way: Way, rpc_patience: float) -> None:
+def test_timeout_of_a_call(me: WorkerContext, way: Way, rpc_timeout_factor: float) -> None:
     """A call fails at its timeout, with the text of torch's timeouts.
 
     The agent gets the timeout with the message. The text is "RPC ran for more than set timeout (N ms) and
     will now be marked with an error": torch's own tests and programs search for it.
     """
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         call = way("worker1", go_through, args=(gate.folder,), timeout=SOON)
-        expect_timeout(call, SOON, rpc_patience)
+        expect_timeout(call, SOON, rpc_timeout_factor)
 
 
 @in_group(1)
-def test_timeout_of_a_call_to_self(me: WorkerContext, rpc_patience: float) -> None:
+def test_timeout_of_a_call_to_self(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """The timeout of a worker's call to itself fires too."""
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         call = sync("worker0", go_through, args=(gate.folder,), timeout=SOON)
-        expect_timeout(call, SOON, rpc_patience)
+        expect_timeout(call, SOON, rpc_timeout_factor)
 
 
 @in_group(2)
-def test_timeout_of_to_here(me: WorkerContext, rpc_patience: float) -> None:
+def test_timeout_of_to_here(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """The timeout of `to_here` fires, and a later `to_here` fetches the value.
 
     `to_here` sends a separate message (PYTHON_RREF_FETCH_CALL) with its own timeout.
     """
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         rref = rpc.remote("worker1", go_through, args=(gate.folder,), timeout=0)
         text = f"to_here(timeout={SOON}) of a value that is not there yet"
-        expect_timeout(doing(text, lambda: rref.to_here(timeout=SOON)), SOON, rpc_patience)
+        expect_timeout(doing(text, lambda: rref.to_here(timeout=SOON)), SOON, rpc_timeout_factor)
         gate.open()
         expect(
             doing("to_here(timeout=20) when the value exists", lambda: rref.to_here(timeout=20))
@@ -169,18 +171,18 @@ def test_timeout_of_to_here(me: WorkerContext, rpc_patience: float) -> None:
 
 
 @in_group(2)
-def test_timeout_of_remote(me: WorkerContext, rpc_patience: float) -> None:
+def test_timeout_of_remote(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """The timeout of `remote` fires, and `to_here` of its RRef is an error then.
 
     The timeout is that of the message that creates the RRef. Its response comes when the value exists.
     """
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         begun = time.monotonic()
         rref = rpc.remote("worker1", go_through, args=(gate.folder,), timeout=SOON)
         made = doing(
             f"remote('worker1', go_through, timeout={SOON}), its end", rref._get_future().wait
         )
-        expect_timeout(made, SOON, rpc_patience, begun)
+        expect_timeout(made, SOON, rpc_timeout_factor, begun)
         _until_handled()
         expect(doing("to_here() of its RRef", rref.to_here)).raises(RuntimeError, "timed out")
     expect_works()
@@ -201,17 +203,17 @@ def _pending_in_torch() -> int:
 
 
 @in_group(2, rpc_timeout=DEFAULT)
-def test_default_timeout_of_the_options(me: WorkerContext, rpc_patience: float) -> None:
+def test_default_timeout_of_the_options(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """Calls without a timeout have the default of the options; a call's own timeout overrides it."""
     expect(doing("rpc.get_rpc_timeout()", rpc.get_rpc_timeout)).gives(DEFAULT)
-    with closed_gate(rpc_patience, DEFAULT) as gate:
+    with closed_gate(rpc_timeout_factor, DEFAULT) as gate:
         begun = time.monotonic()
         args = (gate.folder,)
         longer = rpc.rpc_async("worker1", go_through, args=args, timeout=60)
         rref = rpc.remote("worker1", add, args=(1, 2))
         call = rpc.rpc_async("worker1", go_through, args=args)
         text = f"rpc_async('worker1', go_through).wait(), with rpc_timeout={DEFAULT} in the options"
-        expect_timeout(doing(text, call.wait), DEFAULT, rpc_patience, begun)
+        expect_timeout(doing(text, call.wait), DEFAULT, rpc_timeout_factor, begun)
         expect(doing("done() of a call with timeout=60", longer.done)).gives(False)
         gate.open()
         expect(doing("rpc_async('worker1', go_through, timeout=60).wait()", longer.wait)).gives(
@@ -221,17 +223,17 @@ def test_default_timeout_of_the_options(me: WorkerContext, rpc_patience: float) 
 
 
 @in_group(2)
-def test_default_timeout_set_later(me: WorkerContext, rpc_patience: float) -> None:
+def test_default_timeout_set_later(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """`rpc._set_rpc_timeout` changes the timeout of later calls."""
     before = rpc.get_rpc_timeout()
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         first = rpc.rpc_async("worker1", go_through, args=(gate.folder,))
         rpc._set_rpc_timeout(SOON)
         expect(doing("rpc.get_rpc_timeout()", rpc.get_rpc_timeout)).satisfies(
             f"about {SOON}", lambda got: abs(got - SOON) < 0.01
         )
         call = asynchronous("worker1", go_through, args=(gate.folder,))
-        expect_timeout(call, SOON, rpc_patience)
+        expect_timeout(call, SOON, rpc_timeout_factor)
         rpc._set_rpc_timeout(before)
         gate.open()
         expect(doing("a call made before", first.wait)).gives("through")
@@ -239,15 +241,17 @@ def test_default_timeout_set_later(me: WorkerContext, rpc_patience: float) -> No
 
 @pytest.mark.parametrize("timeout", [0, 60], ids=["never", "longer"])
 @in_group(2)
-def test_timeout_beyond_the_default(me: WorkerContext, timeout: float, rpc_patience: float) -> None:
+def test_timeout_beyond_the_default(
+    me: WorkerContext, timeout: float, rpc_timeout_factor: float
+) -> None:
     """A call with a timeout of 0 (none), or a longer one, outlasts the default timeout."""
     before = rpc.get_rpc_timeout()
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         rpc._set_rpc_timeout(SOON)
         args = (gate.folder,)
         lasting = rpc.rpc_async("worker1", go_through, args=args, timeout=timeout)
         # A call with the default timeout shows when the default is over.
-        expect_timeout(asynchronous("worker1", go_through, args=args), SOON, rpc_patience)
+        expect_timeout(asynchronous("worker1", go_through, args=args), SOON, rpc_timeout_factor)
         text = f"rpc_async('worker1', go_through, timeout={timeout})"
         expect(doing(f"{text}.done(), after {SOON} s", lasting.done)).gives(False)
         rpc._set_rpc_timeout(before)
@@ -256,12 +260,12 @@ def test_timeout_beyond_the_default(me: WorkerContext, timeout: float, rpc_patie
 
 
 @in_group(2)
-def test_late_answer(me: WorkerContext, rpc_patience: float) -> None:
+def test_late_answer(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """A late response is dropped, and the callee goes on.
 
     The caller may no longer know the id of a response. That is no error, and must not end a connection.
     """
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         futures = [
             rpc.rpc_async("worker1", go_through, args=(gate.folder,), timeout=SOON)
             for _ in range(3)
@@ -279,27 +283,27 @@ def test_late_answer(me: WorkerContext, rpc_patience: float) -> None:
 
 
 @in_group(2)
-def test_fifty_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> None:
+def test_fifty_timeouts_at_once(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """Fifty calls time out together, each in time, and later calls work."""
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         begun = time.monotonic()
         args = (gate.folder,)
         futures = [rpc.rpc_async("worker1", go_through, args=args, timeout=SOON) for _ in range(50)]
         for number, future in enumerate(futures):
             text = f"rpc_async('worker1', go_through, timeout={SOON}).wait(), number {number} of 50"
-            expect_timeout(doing(text, future.wait), SOON, rpc_patience, begun)
+            expect_timeout(doing(text, future.wait), SOON, rpc_timeout_factor, begun)
         gate.open()
         gate.wait_until_passed(50)
     expect_works()
 
 
 @in_group(2)
-def test_different_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> None:
+def test_different_timeouts_at_once(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """Each call in flight times out at its own time, in any order.
 
     A later call with a shorter timeout must wake the thread that waits for the next timeout.
     """
-    with closed_gate(rpc_patience, 2 * SOON) as gate:
+    with closed_gate(rpc_timeout_factor, 2 * SOON) as gate:
         begun = time.monotonic()
         args = (gate.folder,)
         ended: dict[float, float] = {}
@@ -307,7 +311,7 @@ def test_different_timeouts_at_once(me: WorkerContext, rpc_patience: float) -> N
         futures = [rpc.rpc_async("worker1", go_through, args=args, timeout=t) for t in timeouts]
         for timeout, future in sorted(zip(timeouts, futures, strict=True), key=lambda p: p[0]):
             text = f"rpc_async('worker1', go_through, timeout={timeout:g}).wait(), one of 3"
-            expect_timeout(doing(text, future.wait), timeout, rpc_patience, begun)
+            expect_timeout(doing(text, future.wait), timeout, rpc_timeout_factor, begun)
             ended[timeout] = time.monotonic()
             gone = [other.done() for other in futures]
             expect(fact(f"done() of the calls with {timeouts} s, after this", gone)).satisfies(
@@ -321,12 +325,12 @@ def _done_by(timeouts: tuple[float, ...], now: float) -> Callable[[list[bool]], 
 
 
 @in_group(2)
-def test_nothing_is_left_behind(me: WorkerContext, rpc_patience: float) -> None:
+def test_nothing_is_left_behind(me: WorkerContext, rpc_timeout_factor: float) -> None:
     """After timeouts no request is pending, neither for torch nor for the agent.
 
     The timeout must remove the pending request: its response may never come.
     """
-    with closed_gate(rpc_patience) as gate:
+    with closed_gate(rpc_timeout_factor) as gate:
         args = (gate.folder,)
         futures = [rpc.rpc_async("worker1", go_through, args=args, timeout=SOON) for _ in range(5)]
         rref = rpc.remote("worker1", go_through, args=args, timeout=SOON)
@@ -334,7 +338,7 @@ def test_nothing_is_left_behind(me: WorkerContext, rpc_patience: float) -> None:
         for future in futures:
             call = f"a call with timeout={SOON}, one of {len(futures)}"
             expect(doing(call, future.wait)).raises(RuntimeError, TEXT)
-        end = time.monotonic() + LATE * rpc_patience
+        end = time.monotonic() + LATE * rpc_timeout_factor
         while (left := _pending()) and time.monotonic() < end:
             time.sleep(0.01)  # nothing says when
         expect(fact("pending requests while the callee still executes them", left)).gives({})

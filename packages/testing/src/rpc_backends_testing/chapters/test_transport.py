@@ -29,14 +29,14 @@ class TestTransport(TransportContract):
 
     @pytest.fixture
     def transports(
-        self, rpc_subject: Subject, rpc_patience: float, tmp_path: Path
+        self, rpc_subject: Subject, rpc_timeout_factor: float, tmp_path: Path
     ) -> Iterator[Workers]:
         """Give what starts workers, each with a transport of the backend."""
         make = _make_transport(rpc_subject)
         if make is None:
             pytest.skip(NO_TRANSPORT)
         groups = _Groups(rpc_subject, make, f"file://{tmp_path}/meeting")
-        limits = _LIMITS.setdefault(rpc_subject.name, Limits(rpc_patience))
+        limits = _LIMITS.setdefault(rpc_subject.name, Limits(rpc_timeout_factor))
         yield Workers(groups.transport, limits)
 
 

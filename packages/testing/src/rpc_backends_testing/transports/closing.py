@@ -1,4 +1,4 @@
-"""Closing: what was sent leaves, calls end, and nothing stays open."""
+"""Closing: sent messages leave, calls end, and nothing stays open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ClosingTests:
     """Tests of ``close``."""
 
     def test_close_flushes(self, transports: Workers) -> None:
-        """`close(linger)` lets what was sent leave: all of it arrives, within `linger` seconds.
+        """`close(linger)` waits until sent messages have left: all arrive, within `linger` seconds.
 
         Shut down the writing side, and wait until the peer has closed or `linger` is over.
         """
@@ -32,7 +32,7 @@ class ClosingTests:
                     one.expect(zero, parts)
 
     def test_close_flushes_replies(self, transports: Workers) -> None:
-        """`close(linger)` lets replies leave, too."""
+        """`close(linger)` waits until sent replies have left, too."""
         with transports() as (zero, one):
             zero.may_lose.add(1)
             one.may_lose.add(0)
@@ -45,7 +45,7 @@ class ClosingTests:
                 zero.expect(one, parts, reply=True)
 
     def test_close_does_not_wait_for_nothing(self, transports: Workers) -> None:
-        """`close(linger)` returns once all has left, and not when `linger` is over."""
+        """`close(linger)` returns as soon as all messages have left, before `linger` is over."""
         with transports() as (zero, one):
             zero.send(1, message("request", [4]))
             one.expect(zero, message("request", [4]))
@@ -56,11 +56,11 @@ class ClosingTests:
             started = time.monotonic()
             zero.close(30.0)
             took = time.monotonic() - started
-            if took > 10.0 * transports.limits.patience:
+            if took > 10.0 * transports.limits.timeout_factor:
                 raise zero.deviation("close(30)", "returns when all has left", f"took {took:.0f} s")
 
     def test_close_waits_for_linger_at_most(self, transports: Workers) -> None:
-        """`close(linger)` returns after `linger` though the peer takes no more messages.
+        """`close(linger)` returns after `linger` seconds even if the peer takes no messages.
 
         It ends a `send` that waits for that peer.
         """
@@ -91,7 +91,7 @@ class ClosingTests:
             zero.close(1.0)
 
     def test_close_before_listen(self, transports: Workers) -> None:
-        """A transport that never listened can be closed: the start of its worker has failed."""
+        """A transport that never listened can be closed, as after a failed start of its worker."""
         remainder = resources.Remainder()
         for linger in (0.0, 1.0):
             worker = transports.make(0)
@@ -100,7 +100,7 @@ class ClosingTests:
         remainder.check("close(0) of a transport that has not listened")
 
     def test_close_without_peers(self, transports: Workers) -> None:
-        """A transport without messages, and one without peers, can be closed."""
+        """A transport that has sent nothing can be closed, with peers and without."""
         remainder = resources.Remainder()
         with transports(1):
             pass
@@ -165,7 +165,7 @@ class ClosingTests:
     def test_nothing_is_left_when_the_peer_hangs(
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
-        """`close(0)` closes all connections, though the peer takes no messages and closes nothing."""
+        """`close(0)` closes all connections, even if the peer takes no messages and closes nothing."""
         with transports() as (zero, one):
             zero.may_lose.add(1)
             one.may_lose.add(0)
@@ -185,7 +185,7 @@ class ClosingTests:
     def test_connections_that_ended_are_closed(
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
-        """Connections that have ended are closed while the transport lives, with their threads.
+        """A transport closes ended connections and their threads while it still runs.
 
         A worker that runs for days meets thousands of them.
         """
@@ -222,5 +222,5 @@ def _talk_again(one: Worker, other: Worker) -> None:
 
 
 def _settle(worker: Worker) -> None:
-    """Wait a moment for events that a test does not ask for."""
+    """Wait a moment for events that the test does not expect."""
     worker.inbox.wait_for(lambda _: False, 0.1)

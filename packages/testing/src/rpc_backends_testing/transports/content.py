@@ -1,16 +1,16 @@
-"""The messages that tests send, and how what arrived differs from them."""
+"""The messages that tests send, and a description of how received messages differ."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
 
-#: Sizes of parts on both sides of each power of two: where buffers, headers and packets end.
+#: Sizes of parts just below, at and above each power of two, where buffers, headers and packets end.
 SIZES = sorted(
     {0, 1, 2, 3}
     | {size + step for power in range(3, 22) for size in (1 << power,) for step in (-1, 0, 1)}
 )
-#: Numbers of parts; 1024 is how many buffers one system call takes.
+#: Numbers of parts. One system call takes up to 1024 buffers.
 COUNTS = (0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4097)
 
 Parts = list[bytes]
@@ -22,7 +22,7 @@ def message(seed: object, sizes: Iterable[int]) -> Parts:
 
 
 def shown(parts: Sequence[bytes]) -> str:
-    """Return a message in words: its number of parts, and their sizes."""
+    """Return a description of a message: the number of its parts, and their sizes."""
     sizes = [len(part) for part in parts]
     if not sizes:
         return "[] (no parts)"
@@ -33,7 +33,7 @@ def shown(parts: Sequence[bytes]) -> str:
 
 
 def difference(sent: Sequence[bytes], got: Sequence[bytes]) -> str | None:
-    """Return in words how the parts that arrived differ from those sent; None if they are equal."""
+    """Return how the received parts differ from the sent ones, as text; None if they are equal."""
     if list(sent) == list(got):
         return None
     if sorted(sent) == sorted(got):

@@ -21,7 +21,7 @@ from rpc_backends_testing.transports.workers import Workers
 class TransportContract(  # pytest runs the tests of the last base first
     ClosingTests, ThreadTests, LossTests, ErrorTests, ReplyTests, MessageTests
 ):
-    """Tests what a transport promises, in one process, without an agent.
+    """Tests of all requirements on a transport, in one process and without an agent.
 
     Inherit from it in a test module, and say how a transport is made::
 
@@ -34,10 +34,10 @@ class TransportContract(  # pytest runs the tests of the last base first
     pytest then runs all tests. A transport in Python is a :class:`rpc_backends_agents.Transport`; one in
     C++ is an object with a method ``__rpc_transport__``.
 
-    :cvar patience: what all time limits are multiplied by, for a slow machine.
+    :cvar timeout_factor: multiplies all time limits, for a slow machine.
     """
 
-    patience: float = 1.0
+    timeout_factor: float = 1.0
     _limits: Limits | None = None
 
     def make_transport(self, worker_id: int) -> Any:
@@ -50,26 +50,26 @@ class TransportContract(  # pytest runs the tests of the last base first
         )
 
     def connections(self) -> set[str]:
-        """Return names of the connections of this process; unless overridden, of its stream sockets."""
+        """Return names for the connections of this process. By default these are its stream sockets."""
         return resources.connections()
 
     def cut(self, names: set[str]) -> None:
-        """End connections that :meth:`connections` has named, without the transport's help."""
+        """End connections by their names from :meth:`connections`, without telling the transport."""
         resources.cut(names)
 
     @pytest.fixture
     def transports(self) -> Iterator[Workers]:
-        """Give what starts workers of a test, each with a transport under test."""
+        """Return the object that starts the workers of a test, each with a transport under test."""
         yield Workers(self.make_transport, self._limits_of_class())
 
     @pytest.fixture
     def cutting(self) -> resources.Cutting:
-        """Give what cuts connections."""
+        """Return the object that cuts connections."""
         return resources.Cutting(self.connections, self.cut, frozenset(self.connections()))
 
     def _limits_of_class(self) -> Limits:
         """Return the limits that all tests of this class share."""
         kind = type(self)
         if kind._limits is None or "_limits" not in vars(kind):
-            kind._limits = Limits(self.patience)
+            kind._limits = Limits(self.timeout_factor)
         return kind._limits

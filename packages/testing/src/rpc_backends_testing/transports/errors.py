@@ -1,4 +1,4 @@
-"""Errors: what each method does when it is called with what cannot work, and what strangers send."""
+"""Errors: calls of each method that cannot work, and data from programs outside the group."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rpc_backends_testing.transports import resources
 from rpc_backends_testing.transports.content import message
 from rpc_backends_testing.transports.workers import Worker, Workers
 
-#: No transport's addresses.
+#: Texts that are no transport's address.
 NO_ADDRESSES = ("", "no address of any worker \N{SNOWMAN}\0")
 _UNKNOWN = 7
-#: Seconds that a transport may give a connection to say whose it is, while others wait.
+#: How many seconds a transport may wait for a new connection to identify itself, while others wait.
 _HANDSHAKE = 15.0
 
 
 class ErrorTests:
-    """Tests of calls that fail, and of calls that must not."""
+    """Tests of calls that must fail, and of calls that must not fail."""
 
     def test_send_to_unknown_peer(self, transports: Workers) -> None:
         """`send` to a worker whose address was never learned raises an error."""
@@ -64,7 +64,7 @@ class ErrorTests:
     def test_learn_invalid_address(self, transports: Workers, address: str) -> None:
         """`learn` raises an error for a text that is no address, so that the start of the worker fails.
 
-        Otherwise its calls would fail one by one, each with an error that says less.
+        Otherwise the worker's calls would fail one by one, with errors that say less.
         """
         with transports() as (zero, one):
             text = f"learn(5, 'worker5', {address!r})"
@@ -80,7 +80,7 @@ class ErrorTests:
             raise zero.deviation(text, "an error: this is no address", "none")
 
     def test_learn_address_of_a_closed_peer(self, transports: Workers) -> None:
-        """`learn` need not connect: the address of a worker that has just ended is no error in itself.
+        """`learn` accepts the address of a worker that has just ended, because it need not connect.
 
         A request to that worker fails.
         """
@@ -119,7 +119,7 @@ class ErrorTests:
             zero.metrics()
 
     def test_metrics(self, transports: Workers) -> None:
-        """`metrics` returns a dict of texts to texts at any time after `listen`, and does not wait."""
+        """`metrics` returns a dict of str to str at any time after `listen`, without waiting."""
         with transports() as (zero, one):
             _metrics(zero)
             _still_works(zero, one)
@@ -129,7 +129,7 @@ class ErrorTests:
             _metrics(zero)
 
     def test_address(self, transports: Workers) -> None:
-        """`listen` returns a text, which is another one for each worker."""
+        """`listen` returns a text that is different for each worker."""
         with transports(3) as workers:
             addresses = [worker.address for worker in workers]
             if len(set(addresses)) < len(addresses) or not all(addresses):
@@ -138,7 +138,7 @@ class ErrorTests:
                 )
 
     def test_strangers(self, transports: Workers) -> None:
-        """Connections from other programs disturb no worker: silent ones, short ones, and garbage.
+        """Connections from other programs do not disturb a worker: silent ones, short ones, and garbage.
 
         Port scanners and monitoring make such connections.
         """

@@ -1,4 +1,4 @@
-"""The inbox that tests give to a transport: it keeps every event, and can stop taking them."""
+"""The inbox that tests give to a transport. It keeps every event, and can stop taking messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Inbox:
         self._keep(Event("deliver", self._peer("deliver", peer), copies, memory))
 
     def lost(self, peer: int, reason: str) -> None:
-        """Keep a loss."""
+        """Keep the loss of a peer."""
         if not isinstance(reason, str) or not reason:
             self._complain(
                 f"lost({peer!r}, {reason!r})", "the reason is a text that says what happened"
@@ -66,15 +66,15 @@ class Inbox:
         self._keep(Event("lost", self._peer("lost", peer), reason=str(reason)))
 
     def found(self, peer: int) -> None:
-        """Keep that a peer was found."""
+        """Keep the event that a peer was found again."""
         self._keep(Event("found", self._peer("found", peer)))
 
     def unsent(self, peer: int, reason: str) -> None:
-        """Keep that a reply could not be sent; only transports in C++ report it."""
+        """Keep the event that a reply could not be sent. Only transports in C++ report it."""
         self._keep(Event("unsent", self._peer("unsent", peer), reason=reason))
 
     def disordered(self, last: int, order: int) -> None:
-        """Keep that the numbers of events have a gap; only transports in C++ have them."""
+        """Keep an error in the numbers of events. Only transports in C++ number them."""
         self._complain(
             f"receive(event) gives event.order={order} after {last}",
             "the numbers of events go up by one, in the order in which receive() returns them",
@@ -83,7 +83,7 @@ class Inbox:
     # --- what tests call -----------------------------------------------------------------------------
 
     def block(self) -> None:
-        """Take no more messages: a transport that delivers one waits."""
+        """Take no more messages, so a transport that delivers one has to wait."""
         with self._changed:
             self._blocked = True
 
@@ -99,7 +99,7 @@ class Inbox:
             self._changed.notify_all()
 
     def take(self, wanted: Callable[[Event], bool], seconds: float) -> Event | None:
-        """Return the first event that is wanted and was not taken yet; None after ``seconds``."""
+        """Return the first wanted event that was not taken yet; None after ``seconds``."""
         end = time.monotonic() + seconds
         with self._changed:
             while True:

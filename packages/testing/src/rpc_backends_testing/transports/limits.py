@@ -1,4 +1,4 @@
-"""Time limits: calls that must end, and waiting for what must happen."""
+"""Time limits for calls that must end and for events that must happen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 #: Seconds that a method, a message or the report of a loss may take. Each takes milliseconds.
 SECONDS = 5.0
-#: Seconds after several limits have passed: the transport is known to be broken, and its author waits.
+#: The same after several limits have passed: the transport is broken, and its author waits.
 SECONDS_WHEN_BROKEN = 0.7
 _ENOUGH = 2
 
@@ -23,11 +23,11 @@ _ENOUGH = 2
 class Limits:
     """The time limits of one test run.
 
-    :ivar patience: what all limits are multiplied by.
+    :ivar timeout_factor: multiplies all limits.
     """
 
-    def __init__(self, patience: float = 1.0) -> None:
-        self.patience = patience
+    def __init__(self, timeout_factor: float = 1.0) -> None:
+        self.timeout_factor = timeout_factor
         self.passed = 0
         self._least = 0.0
 
@@ -35,11 +35,11 @@ class Limits:
     def seconds(self) -> float:
         """Seconds that a wait may take now."""
         limit = SECONDS if self.passed < _ENOUGH else SECONDS_WHEN_BROKEN
-        return max(limit * self.patience, self._least)
+        return max(limit * self.timeout_factor, self._least)
 
     @contextlib.contextmanager
     def at_least(self, seconds: float) -> Iterator[None]:
-        """Let every wait of the block take this long: the transport may have a time limit of its own."""
+        """Let every wait of the block take this long: the transport may have its own time limit."""
         self._least = seconds
         try:
             yield
@@ -47,7 +47,7 @@ class Limits:
             self._least = 0.0
 
     def note_passed(self) -> None:
-        """Note that a limit has passed."""
+        """Count a limit that has passed."""
         self.passed += 1
 
     def call(self, text: str, function: Callable[[], T], seconds: float | None = None) -> T:
@@ -58,7 +58,7 @@ class Limits:
         :raises DeviationError: it did not return in time; its thread keeps running.
         :raises Exception: what the function raises.
         """
-        limit = self.seconds if seconds is None else seconds * self.patience
+        limit = self.seconds if seconds is None else seconds * self.timeout_factor
         ended = threading.Event()
         results: list[T] = []
         errors: list[BaseException] = []

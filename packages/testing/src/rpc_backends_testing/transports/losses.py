@@ -1,4 +1,4 @@
-"""Losses: connections that break while both ends live, peers that close, and what comes after."""
+"""Losses: connections that break, peers that close, and how messages arrive afterwards."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _CUT = "(the connection to worker1 is cut; a request of worker0 waits for its an
 
 
 class LossTests:
-    """Tests of what is lost, what is said of it, and that a peer is found again."""
+    """Tests of lost connections, of the events that report them, and of peers that are found again."""
 
     def test_cut_is_reported(self, transports: Workers, cutting: resources.Cutting) -> None:
-        """When a connection with a request in flight is cut, its sender is told that the peer is lost.
+        """When a connection with a request in flight is cut, the sender's inbox gets `lost`.
 
-        The transport must notice by itself: nothing more is sent. A reader that ends calls `inbox.lost`.
+        The transport must notice the cut by itself, because nothing more is sent. For example, the thread
+        that reads the connection calls `inbox.lost` when it ends.
         """
         with transports() as (zero, one):
             _cut(zero, one, cutting)
             zero.expect_lost(1, _CUT)
 
     def test_lost_peer_is_found(self, transports: Workers, cutting: resources.Cutting) -> None:
-        """After a cut the peer is found again, and messages arrive as before; three times in a row.
+        """After a cut the peer is found again and messages arrive as before, three times in a row.
 
         After `lost`, calls to the peer fail at once until the inbox gets `found`. A transport that
         connects when it sends reports `found` right after `lost`.
@@ -50,7 +51,7 @@ class LossTests:
                 send_until_it_arrives(one, zero, message("back", [12]))
 
     def test_loss_comes_before_found(self, transports: Workers, cutting: resources.Cutting) -> None:
-        """The loss of a peer is reported before that it was found again."""
+        """The loss of a peer is reported before the event that it was found again."""
         with transports() as (zero, one):
             _cut(zero, one, cutting)
             zero.expect_lost(1, _CUT)
@@ -62,7 +63,7 @@ class LossTests:
                 )
 
     def test_cut_loses_one_peer_only(self, transports: Workers, cutting: resources.Cutting) -> None:
-        """The loss of one peer leaves the connections to others alone."""
+        """The loss of one peer does not affect the connections to others."""
         with transports(3) as (zero, one, two):
             before = cutting.connections()
             zero.send(2, message("request", [10]))
@@ -78,9 +79,9 @@ class LossTests:
     def test_nothing_twice_after_a_cut(
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
-        """Of messages on their way when a connection is cut, each arrives once or not at all, in order.
+        """Messages in flight when a connection is cut arrive in order, each once or not at all.
 
-        If one does not arrive, its sender is told of a loss. No message is ever sent again.
+        If one does not arrive, its sender's inbox gets `lost`. No message is ever sent again.
         """
         with transports() as (zero, one):
             zero.may_lose.add(1)
@@ -114,7 +115,7 @@ class LossTests:
                 )
 
     def test_no_part_of_a_message(self, transports: Workers, cutting: resources.Cutting) -> None:
-        """A message whose connection is cut in the middle is not delivered, not even in part."""
+        """A message whose connection is cut halfway is not delivered, not even in part."""
         with transports() as (zero, one):
             zero.send(1, message("first", [10]))
             one.expect(zero, message("first", [10]))
@@ -143,7 +144,7 @@ class LossTests:
                     )
 
     def test_peer_that_closes_is_lost(self, transports: Workers) -> None:
-        """When a peer closes its transport with a request in flight, its sender gets the loss."""
+        """When a peer closes its transport with a request in flight, the sender's inbox gets `lost`."""
         with transports() as (zero, one):
             zero.send(1, message("request", [10]))
             one.expect(zero, message("request", [10]))
@@ -152,7 +153,7 @@ class LossTests:
             zero.expect_lost(1, "worker1.close(0), with a request of worker0 that has no answer")
 
     def test_answer_before_loss(self, transports: Workers) -> None:
-        """What a peer has sent before it closes arrives, and before the loss of that peer."""
+        """Messages that a peer sent before it closed arrive, and arrive before its loss is reported."""
         for size in (10, 300_000):
             with transports() as (zero, one):
                 zero.send(1, message("request", [10]))
@@ -167,7 +168,7 @@ class LossTests:
     def test_request_to_a_closed_peer(self, transports: Workers) -> None:
         """A request to a peer that has closed its transport fails: `send` raises, or the peer is lost.
 
-        It must never be dropped without a word: its caller would wait until its timeout.
+        If it were dropped silently, its caller would wait until the timeout.
         """
         for talk in (False, True):
             with transports() as (zero, one):
@@ -186,7 +187,7 @@ class LossTests:
                     )
 
     def test_reply_to_a_closed_caller(self, transports: Workers) -> None:
-        """A reply to a caller that has closed its transport returns or raises, and does not hang.
+        """Sending a reply to a caller that has closed its transport returns or raises, and does not hang.
 
         Other peers are served meanwhile.
         """
@@ -203,9 +204,9 @@ class LossTests:
             two.expect(one, message("request", [10]))
 
     def test_forget_ends_connections(self, transports: Workers) -> None:
-        """`forget` ends the connections to a peer: requests of the peer are lost, and none is ignored.
+        """`forget` ends the connections to a peer, and none of the peer's requests is silently ignored.
 
-        The peer is told at once, or when it sends the next message.
+        The peer's inbox gets `lost` at once, or when the peer sends the next message.
         """
         for first in (0, 1):
             with transports() as workers:
@@ -237,7 +238,7 @@ class LossTests:
             send_until_it_arrives(one, zero, message("again", [11]))
 
     def test_reject_ends_connections(self, transports: Workers) -> None:
-        """`reject` ends the connections to a peer, which stays known and may connect again."""
+        """`reject` ends the connections to a peer. The peer stays known and may connect again."""
         for first in (0, 1):
             with transports() as workers:
                 zero, one = workers[first], workers[1 - first]
@@ -264,7 +265,7 @@ def _cut(zero: Worker, one: Worker, cutting: resources.Cutting, keep: Iterable[s
 
 
 def send_until_it_arrives(sender: Worker, receiver: Worker, parts: list[bytes]) -> None:
-    """Send a message, again if a loss hits it: after a cut there may be more losses to notice."""
+    """Send a message until it arrives: after a cut, the first ones may be lost too."""
     call = f"send({receiver.id}, ...) after the peer was lost and found"
     error: str | None = None
     for attempt in range(5):

@@ -24,7 +24,7 @@ _LARGE = (8 << 20) + 5
 
 
 class MessageTests:
-    """Tests of what arrives."""
+    """Tests of how messages arrive."""
 
     def test_one_message(self, transports: Workers) -> None:
         """A message arrives.
@@ -37,9 +37,9 @@ class MessageTests:
             one.expect(zero, parts)
 
     def test_message_before_learn(self, transports: Workers) -> None:
-        """A message of a peer whose address was not learned yet arrives, at the latest when it is.
+        """A message of a peer arrives even if this worker has not learned the peer's address yet.
 
-        The workers of a group do not learn each other at the same moment.
+        It arrives at the latest after `learn`. Workers of a group call `learn` at different times.
         """
         with transports(2, learn=False) as (zero, one):
             zero.learn(one)
@@ -52,7 +52,7 @@ class MessageTests:
             zero.expect(one, parts, reply=True)
 
     def test_both_directions(self, transports: Workers) -> None:
-        """Each of two workers may send first, and both at once."""
+        """Either of two workers may send first, or both at the same time."""
         for first in range(6):
             with transports() as workers:
                 for sender in workers if first % 2 else workers[::-1]:
@@ -62,9 +62,10 @@ class MessageTests:
 
     @pytest.mark.parametrize("kind", ["one part", "among others"])
     def test_sizes_of_parts(self, transports: Workers, kind: str) -> None:
-        """Parts of every size arrive: also of no bytes, and around each power of two.
+        """Parts of every size arrive: empty ones, and those around each power of two.
 
-        Look at limits of buffers, headers and packets, and at loops around partial reads and writes.
+        If it fails, look at limits of buffers, headers and packets, and at loops around partial reads and
+        writes.
         """
         with transports() as (zero, one):
             for size in SIZES:
@@ -74,7 +75,7 @@ class MessageTests:
                 one.expect(zero, parts)
 
     def test_numbers_of_parts(self, transports: Workers) -> None:
-        """Messages with any number of parts arrive: also with none, and with thousands.
+        """Messages with any number of parts arrive, from none to thousands.
 
         A system call takes 1024 buffers at most (`IOV_MAX`).
         """
@@ -85,7 +86,7 @@ class MessageTests:
                 one.expect(zero, parts)
 
     def test_empty_parts(self, transports: Workers) -> None:
-        """Parts without bytes arrive, wherever in a message they are."""
+        """Empty parts arrive, at any place in a message."""
         with transports() as (zero, one):
             for sizes in itertools.chain.from_iterable(
                 itertools.product((0, 5), repeat=count) for count in range(1, 5)
@@ -115,7 +116,7 @@ class MessageTests:
                 one.expect(zero, parts)
 
     def test_large_message(self, transports: Workers) -> None:
-        """A message of 8 MiB arrives, and so do small ones before and after it."""
+        """A message of 8 MiB arrives, as do small ones before and after it."""
         with transports() as (zero, one):
             sent = [
                 message("before", [7]),
@@ -127,7 +128,7 @@ class MessageTests:
                 one.expect(zero, parts)
 
     def test_same_contents(self, transports: Workers) -> None:
-        """Messages that are equal arrive as often as they were sent."""
+        """Equal messages arrive as often as they were sent."""
         with transports() as (zero, one):
             parts = message("same", [17, 0, 4096])
             zero.send_all(1, [parts] * 20)
@@ -135,7 +136,7 @@ class MessageTests:
                 one.expect(zero, parts)
 
     def test_peers_are_told_apart(self, transports: Workers) -> None:
-        """A message is delivered with the worker id of its sender, and to its receiver alone."""
+        """A message is delivered only to its receiver, with the worker id of its sender."""
         with transports(3) as workers:
             pairs = list(itertools.permutations(workers, 2))
             for sender, receiver in pairs:
@@ -152,7 +153,7 @@ class MessageTests:
     def test_idle_connection(self, transports: Workers) -> None:
         """A connection without messages for three seconds is not lost, and carries messages again.
 
-        Look at time limits of sockets, which are for the start of a connection.
+        If it fails, look at the time limits of sockets: they must apply only while a connection starts.
         """
         with transports() as (zero, one):
             for sender, receiver in ((zero, one), (one, zero)):
@@ -165,9 +166,9 @@ class MessageTests:
                 receiver.expect(sender, message("after", [8]))
 
     def test_sent_memory(self, transports: Workers) -> None:
-        """What was sent is what arrives, even if its memory changes once the transport has let go of it.
+        """A message arrives unchanged, even if its memory is reused once the transport has released it.
 
-        A transport that keeps a part after `send` keeps a reference to it as long as it needs its bytes.
+        A transport that keeps a part after `send` must hold a reference to it while it needs the bytes.
         """
         with transports() as (zero, one):
             for round_ in range(20):
@@ -178,9 +179,9 @@ class MessageTests:
                 one.expect(zero, expected)
 
     def test_delivered_memory(self, transports: Workers) -> None:
-        """The memory of a delivered part is not used again for what arrives later.
+        """The memory of a delivered part is not reused for later messages.
 
-        Delivered parts become the memory of tensors; give each message memory of its own.
+        Delivered parts become the memory of tensors, so give each message its own memory.
         """
         with transports() as (zero, one):
             for place in range(30):

@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, Phase, strategies
 
 T = TypeVar("T")
 
-#: Seconds in which a failing example is made smaller; an example that hangs costs a time limit each.
+#: How many seconds to spend on making a failing example smaller. One that hangs takes a time limit.
 SHRINKING = 10.0
 
 
 def holds_for(
     check: Callable[[T], None], examples_of: strategies.SearchStrategy[T], *, examples: int
 ) -> None:
-    """See that ``check`` raises nothing for any example.
+    """Check that ``check`` raises nothing for any example.
 
     :param examples: how many are tried.
     :raises Exception: what ``check`` raises for the smallest failing example that was found.

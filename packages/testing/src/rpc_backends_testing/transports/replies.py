@@ -1,4 +1,4 @@
-"""Replies: on the connection by which the request came, between requests, in both directions."""
+"""Replies: on the connection of their request, mixed with requests, in both directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReplyTests:
     def test_reply(self, transports: Workers) -> None:
         """A worker that has received a request can send replies to it.
 
-        Replies have `reply=True`; the transport sends them on the connection of the request.
+        A reply has `reply=True`. The transport sends it on the connection of the request.
         """
         with transports() as workers:
             for caller, callee in (workers, workers[::-1]):
@@ -50,7 +50,7 @@ class ReplyTests:
                 zero.expect(one, message(("reply", place), [100, 10]), reply=True)
 
     def test_any_conversation(self, transports: Workers) -> None:
-        """Requests and replies of both workers arrive, each kind in order, however they are mixed."""
+        """Requests and replies of both workers arrive in any mix. Each kind keeps its order."""
 
         def check(steps: Sequence[Step]) -> None:
             with transports() as workers:
@@ -74,7 +74,7 @@ class ReplyTests:
     def test_reply_uses_the_connection_of_its_request(
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
-        """A reply goes back on the connection of its request, though there is another to that worker.
+        """A reply goes back on the connection of its request, even if there is another one.
 
         Each worker has sent a request to the other. The connection of worker 1's request is cut; its
         reply to worker 0 must arrive, because the connection of worker 0's request is whole.
@@ -113,7 +113,7 @@ class ReplyTests:
     def test_no_reply_on_another_connection(
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
-        """A reply does not arrive on any connection but that of its request.
+        """A reply arrives on no connection other than that of its request.
 
         The connection of the request is cut, another one is whole. The caller was told of the loss, so
         the reply must not arrive: `send` raises an error, or a transport in C++ reports `kUnsent`.
@@ -142,7 +142,7 @@ class ReplyTests:
 
 
 def _first_requests(workers: Sequence[Worker]) -> None:
-    """Let each worker have a request that it can reply to."""
+    """Send each worker a request that it can reply to."""
     for caller, callee in (workers, workers[::-1]):
         caller.send(callee.id, message("first", [6]))
         callee.expect(caller, message("first", [6]))
@@ -151,7 +151,7 @@ def _first_requests(workers: Sequence[Worker]) -> None:
 def _expect_mixed(
     sender: Worker, receiver: Worker, requests: list[Parts], replies: list[Parts]
 ) -> None:
-    """See that the requests arrive in order, and the replies; either may overtake the other."""
+    """Check that requests arrive in order, and replies too. One kind may overtake the other."""
     states = {(0, 0)}
     for _ in range(len(requests) + len(replies)):
         parts = receiver.receive(sender.id)

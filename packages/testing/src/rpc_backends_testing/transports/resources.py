@@ -1,4 +1,4 @@
-"""What this process has open: connections that can be cut, and what a transport leaves behind."""
+"""The open connections, files and threads of this process: to cut them, and to find leftovers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from rpc_backends_testing.deviations import deviate
 from rpc_backends_testing.resource_leaks import opened
 
-#: Seconds that threads which have done their work may take to end.
+#: How many seconds a thread may take to end after it has done its work.
 _ENDING = 1.0
 
 
 def connections() -> set[str]:
-    """Return the connected stream sockets of this process, as the system names them."""
+    """Return the connected stream sockets of this process, by their names in ``/proc``."""
     return set(_connected())
 
 
 def cut(names: set[str]) -> None:
-    """End these connections, as a network does that breaks; both ends stay alive."""
+    """End these connections, as a broken network would. Both ends stay alive."""
     for name, descriptor in _connected().items():
         if name in names:
             with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
@@ -70,7 +70,7 @@ class Cutting:
     before: frozenset[str] = frozenset()
 
     def expect_at_most(self, ends: int, call: str) -> None:
-        """See that ``call`` has closed connections: of both workers' ends so many may be left.
+        """Check that ``call`` has closed connections.
 
         :raises DeviationError: there are more.
         """
@@ -92,16 +92,16 @@ class Cutting:
 
 
 class Remainder:
-    """Compares what this process has open with what it had when this was made.
+    """Compares what this process has open with what it had open when this object was made.
 
-    What only the garbage collector would close counts as open.
+    An object that only the garbage collector would close counts as open.
     """
 
     def __init__(self) -> None:
         self._before = opened(collect=False)
 
     def now(self, seconds: float) -> str:
-        """Return in words what is open and was not; wait up to ``seconds`` until it is nothing.
+        """Return, as text, what was opened since; wait up to ``seconds`` until all is closed.
 
         A thread that has done its work takes a moment to end.
         """
@@ -113,7 +113,7 @@ class Remainder:
         return found
 
     def check(self, call: str) -> None:
-        """See that ``call`` has left nothing open.
+        """Check that ``call`` has left nothing open.
 
         :raises DeviationError: it has.
         """

@@ -19,7 +19,7 @@ class ThreadTests:
     """Tests of concurrency, and of a peer that does not receive."""
 
     def test_all_at_once(self, transports: Workers) -> None:
-        """Four workers send requests and replies to each other at the same time; all arrive, in order."""
+        """Four workers send requests and replies to each other at the same time. All arrive, in order."""
         with transports(4) as workers:
             pairs = list(itertools.permutations(workers, 2))
             for caller, callee in pairs:
@@ -50,7 +50,7 @@ class ThreadTests:
                         )
 
     def test_first_messages_cross(self, transports: Workers) -> None:
-        """Two workers that connect to each other at the same moment both get their messages.
+        """If two workers connect to each other at the same time, both get their messages.
 
         The two connections cross. Neither may be taken for a second one that is not needed and be
         closed with a message on its way.
@@ -65,9 +65,9 @@ class ThreadTests:
                     receiver.expect(sender, message((round_, sender.id), [9, 2000]))
 
     def test_many_threads(self, transports: Workers) -> None:
-        """Messages that many threads send to one peer all arrive, those of a thread in order.
+        """All messages that many threads send to one peer arrive. Those of one thread arrive in order.
 
-        The agent calls a transport in C++ on many threads at once, and one in Python on one per peer.
+        The agent calls a C++ transport on many threads at once, and a Python transport on one per peer.
         """
         with transports() as (zero, one):
             sent = [[message((thread, i), [3, 700 + i]) for i in range(50)] for thread in range(8)]
@@ -92,7 +92,7 @@ class ThreadTests:
                 places[thread] += 1
 
     def test_peer_that_receives_nothing(self, transports: Workers) -> None:
-        """A peer that takes no messages holds up the messages to it, and those to no other peer.
+        """A peer that takes no messages delays only the messages to itself.
 
         `send` of a transport in C++ returns all the same. Once the peer takes messages, all arrive.
         """
@@ -124,7 +124,7 @@ class ThreadTests:
     def test_metrics_and_forget_while_sending(
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
-        """`metrics` and `forget` do not wait for a `send` that waits for its peer; `forget` ends it."""
+        """`metrics` and `forget` return while a `send` waits for its peer. `forget` ends that `send`."""
         with transports(3) as (zero, one, two):
             zero.may_lose.update((1, 2))
             one.may_lose.add(0)
@@ -154,7 +154,7 @@ class ThreadTests:
             one.take_messages()
 
     def test_close_while_others_send(self, transports: Workers) -> None:
-        """`close` while threads send returns in time; a `send` after it raises an error."""
+        """`close` returns in time while threads send. A later `send` raises an error."""
         with transports(3) as (zero, one, two):
             for worker in (zero, one, two):
                 worker.may_lose.update((0, 1, 2))

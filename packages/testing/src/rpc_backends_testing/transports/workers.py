@@ -1,4 +1,4 @@
-"""Workers of a test: each has a transport under test and an inbox; no agent, and no process."""
+"""The workers of a test: each is a transport under test with an inbox, without agent and process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rpc_backends_testing.transports.resources import Remainder
 
 MakeTransport = Callable[[int], Any]
 
-#: Seconds that a transport has to flush what was sent before close(), in tests that say no other.
+#: The default ``linger`` of tests: how many seconds close() may wait for messages to leave.
 LINGER = 2.0
-#: Seconds that close() may take beyond ``linger``: it ends threads.
+#: How many seconds close() may take beyond ``linger``, to end its threads.
 CLOSING = 10.0
 
 
@@ -83,7 +83,7 @@ class Worker:
         self.do(f"send({peer}, ..., reply={reply}) of several messages", send)
 
     def try_send(self, peer: int, parts: Sequence[bytes], *, reply: bool = False) -> str | None:
-        """Send a message that need not arrive; return the error in words, or None."""
+        """Send a message that need not arrive; return the error as text, or None."""
         try:
             self.limits.call(
                 self.called(_send(peer, parts, reply)), lambda: self._send(peer, parts, reply)
@@ -95,7 +95,7 @@ class Worker:
         return None
 
     def stop_receiving(self, sender: Worker) -> None:
-        """Take no more messages: those of ``sender`` after the next one stay where they are."""
+        """Take no more messages: after the next one of ``sender``, the transport has to wait."""
         self.inbox.block()
         sender.send(self.id, [b"held"])
         self.inbox.wait_until_holding(self.limits.seconds)
@@ -155,7 +155,7 @@ class Worker:
         return event.parts
 
     def expect(self, sender: Worker, parts: Sequence[bytes], *, reply: bool = False) -> None:
-        """See that the next message from ``sender`` has exactly these parts."""
+        """Check that the next message from ``sender`` has exactly these parts."""
         call = sender.called(_send(self.id, parts, reply))
         event = self._take(
             call,
@@ -171,7 +171,7 @@ class Worker:
             raise deviate(call, wanted, f"it gets deliver({sender.id}, {found})")
 
     def expect_lost(self, peer: int, after: str) -> None:
-        """See that the loss of ``peer`` is reported, with a reason.
+        """Check that the loss of ``peer`` is reported, with a reason.
 
         :param after: what happened.
         """
@@ -181,11 +181,11 @@ class Worker:
         )
 
     def expect_found(self, peer: int, after: str) -> None:
-        """See that the peer is reported as connected again after it was lost."""
+        """Check that the peer is reported as connected again after it was lost."""
         self._take(after, f"found({peer})", lambda e: e.kind == "found" and e.peer == peer, peer)
 
     def expect_another_loss(self, peer: int, before: int, after: str) -> None:
-        """See that more losses of ``peer`` are reported than ``before``."""
+        """Check that more losses of ``peer`` are reported than ``before``."""
         if not self.inbox.wait_for(lambda _: len(self.losses(peer)) > before, self.limits.seconds):
             self.limits.note_passed()
             raise self.deviation(
@@ -193,7 +193,7 @@ class Worker:
             )
 
     def expect_lost_or_error(self, peer: int, sending: Sending, after: str) -> None:
-        """See that ``sending`` fails, or the loss of ``peer`` is reported."""
+        """Check that ``sending`` fails, or the loss of ``peer`` is reported."""
         self.may_lose.add(peer)
         if not self.inbox.wait_for(lambda _: bool(self.losses(peer)), self.limits.seconds):
             sending.wait(self.limits.seconds)
@@ -218,7 +218,7 @@ class Worker:
         self.inbox.wait_for(found, self.limits.seconds)
 
     def got(self, sender: Worker, parts: Sequence[bytes], given_up: Callable[[], bool]) -> bool:
-        """Return whether this message has arrived; wait until it has, or the sender gives it up."""
+        """Wait until this message has arrived or the sender reports a loss; return whether it arrived."""
 
         def arrived() -> bool:
             return any(
@@ -259,7 +259,7 @@ class Worker:
     # --- at the end ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """See that nothing has happened that no test asked for."""
+        """Check that the test has expected every event that happened."""
         self._check_inbox()
         for event in self.inbox.events:
             if event.kind == "deliver" and not event.taken and event.parts not in self.may_get:
@@ -283,7 +283,7 @@ class Worker:
     # --- words ---------------------------------------------------------------------------------------
 
     def called(self, text: str) -> str:
-        """Return a call of the transport as one would write it."""
+        """Return a call of the transport as it is written in Python."""
         return f"{self.name}.{text}"
 
     def deviation(self, text: str, expected: str, got: str) -> DeviationError:
@@ -393,14 +393,14 @@ class Workers:
 
 
 def _in_python(transport: Any) -> Any:
-    """Return a transport in C++ as one in Python; the package that declares its interface knows how."""
+    """Wrap a C++ transport as a Python one. The package that declares its interface does this."""
     from rpc_backends_agents import in_python
 
     return in_python(transport)
 
 
 def _of(args: threading.ExceptHookArgs) -> str:
-    """Return in words what has ended a thread."""
+    """Return, as text, the error that has ended a thread."""
     frames = traceback.extract_tb(args.exc_traceback)
     where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{args.exc_type.__name__}: {args.exc_value}{where}"

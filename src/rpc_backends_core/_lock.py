@@ -1,0 +1,306 @@
+"""The lock: which packages with backends and hooks a process may load, and the hashes of their files.
+
+``rpc-backends lock`` writes it. If ``RPC_BACKENDS_LOCK`` names it, the registry compares it with what is
+installed each time it scans the packages, before it imports one. Without the variable, nothing imports
+this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.machinery import all_suffixes
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from rpc_backends_core import _discovery
+from rpc_backends_core._errors import LockError, SettingError
+from rpc_backends_core._settings import LOCK
+
+if TYPE_CHECKING:
+    from rpc_backends_core._discovery import Scan
+
+#: The version of the file format.
+VERSION = 1
+#: Of a package's metadata, only these files decide what is loaded; others differ between installers.
+_METADATA = ("METADATA", "entry_points.txt")
+_SUFFIXES = tuple(all_suffixes())
+#: The most differences that an error shows.
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed distribution with backends or hooks.
+
+    :ivar backends: the names of its backends, sorted.
+    :ivar hooks: the names of its hook packages, sorted.
+    :ivar editable: the folder of an editable install, whose files have no hashes; None for any other.
+    :ivar files: the SHA-256 of each file in hexadecimal, by path relative to site-packages.
+    """
+
+    distribution: str
+    version: str
+    backends: list[str]
+    hooks: list[str]
+    editable: str | None
+    files: dict[str, str]
+
+
+def installed() -> list[Package]:
+    """Return what is installed, with the hashes that the files have now, sorted by name.
+
+    :raises LockError: a package has no list of its files, or a file was changed after the installation.
+    """
+    packages = []
+    problems: list[str] = []
+    for found in _distributions(_discovery.scan()):
+        recorded = {} if found.editable else _recorded(found.dist)
+        hashes = {}
+        if not recorded and not found.editable:
+            problems.append(f"{found.origin} has no RECORD with its files; install it from a wheel")
+        for path, expected in recorded.items():
+            actual = _hash(Path(found.dist.locate_file(path)))
+            if actual is None or actual != (expected or actual):
+                what = "is missing" if actual is None else "was changed after the installation"
+                problems.append(f"{found.origin}: {path} {what}; install the package again")
+            else:
+                hashes[path] = actual
+        package = found.package(hashes)
+        problems += [f"{found.origin}: {one}" for one in _intruders(found.dist, hashes)]
+        packages.append(package)
+    if problems:
+        raise LockError(f"the installed packages cannot be locked: {_listed(problems)}")
+    return packages
+
+
+def write(path: Path, packages: Iterable[Package]) -> None:
+    """Write a lock file."""
+    document = {"version": VERSION, "packages": [asdict(one) for one in packages]}
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def read(path: Path) -> list[Package]:
+    """Read a lock file.
+
+    :raises SettingError: it cannot be read, or is not a lock file of this version.
+    """
+    try:
+        document = json.loads(path.read_text())
+        if document["version"] != VERSION:
+            raise SettingError(
+                f"the lock file {path} has version {document['version']!r}, and this rpc-backends-core "
+                f"reads {VERSION}. Write it again: rpc-backends lock {path}"
+            )
+        return [Package(**one) for one in document["packages"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, SettingError):
+            raise
+        raise SettingError(
+            f"the lock file {path} cannot be read: {type(error).__name__}: {error}. Write it: "
+            f"rpc-backends lock {path}"
+        ) from error
+
+
+def check(file: str, scan: Scan) -> None:
+    """Compare the installed packages with a lock file, without importing one.
+
+    :param file: the path of the lock file.
+    :param scan: the packages that were found.
+    :raises LockError: they differ; the message says how.
+    :raises SettingError: the file cannot be read.
+    """
+    found = differences(read(Path(file)), scan)
+    if found:
+        raise LockError(
+            f"the installed packages differ from the lock {file}, so none is loaded: {_listed(found)}. "
+            "Undo this change; or, if it is right, write the lock again: rpc-backends lock "
+            f"{file}. Without {LOCK} nothing is checked."
+        )
+
+
+def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[str]:
+    """Return how the installed packages differ from those of a lock, one line each.
+
+    :param scan: the packages that were found; None searches for them.
+    """
+    locked = {_normal(one.distribution): one for one in packages}
+    texts = []
+    there = set()
+    for found in _distributions(scan if scan is not None else _discovery.scan()):
+        there.add(found.key)
+        package = locked.get(found.key)
+        if package is None:
+            texts.append(f"{found.origin} is not in the lock ({found.provides})")
+        else:
+            texts += [f"{found.origin}: {text}" for text in _changes(package, found)]
+    texts += [
+        f"{one.distribution} {one.version} is in the lock, and is not installed"
+        for key, one in locked.items()
+        if key not in there
+    ]
+    return texts
+
+
+@dataclass
+class _Found:
+    """An installed distribution with the names that it declares."""
+
+    dist: Any
+    name: str
+    version: str
+    backends: list[str]
+    hooks: list[str]
+
+    @property
+    def key(self) -> str:
+        return _normal(self.name)
+
+    @property
+    def origin(self) -> str:
+        return f"{self.name} {self.version}".strip()
+
+    @property
+    def editable(self) -> str | None:
+        return _editable(self.dist)
+
+    @property
+    def provides(self) -> str:
+        names = (("backend", self.backends), ("hooks", self.hooks))
+        return "; ".join(f"{what} {', '.join(found)}" for what, found in names if found)
+
+    def package(self, files: dict[str, str]) -> Package:
+        return Package(
+            self.name, self.version, self.backends, self.hooks, self.editable, dict(files)
+        )
+
+
+def _distributions(scan: Scan) -> list[_Found]:
+    """Return the distributions of a scan, sorted by name; a name may be there twice."""
+    found: dict[tuple[str, str], _Found] = {}
+    for kind, records in (("backends", scan.backends), ("hooks", scan.hooks)):
+        for record in records:
+            name, version = record.distribution or "an unknown package", record.version or ""
+            dist = record.entry_point.dist
+            one = found.setdefault((name, version), _Found(dist, name, version, [], []))
+            getattr(one, kind).append(record.name)
+    return [found[key] for key in sorted(found)]
+
+
+def _changes(locked: Package, found: _Found) -> Iterator[str]:
+    if found.version != locked.version:
+        yield f"the lock has version {locked.version}"
+        return
+    editable = found.editable
+    if editable != locked.editable:
+        if editable is None:
+            yield f"the lock has an editable install of {locked.editable}"
+        else:
+            yield (
+                f"it is an editable install of {editable}, whose files cannot be checked; install a "
+                "wheel"
+            )
+        return
+    if (found.backends, found.hooks) != (locked.backends, locked.hooks):
+        yield f"it declares {found.provides}, and not what the lock has"
+    for path, expected in locked.files.items():
+        actual = _hash(Path(found.dist.locate_file(path)))
+        if actual != expected:
+            yield f"{path} {'is missing' if actual is None else 'was changed'}"
+    yield from _intruders(found.dist, locked.files)
+
+
+def _recorded(dist: Any) -> dict[str, str | None]:
+    """Return the files in a distribution's RECORD that a process may read, with the hashes in it."""
+    files = {}
+    for row in csv.reader((dist.read_text("RECORD") or "").splitlines()):
+        path = PurePosixPath(row[0]) if row else PurePosixPath("..")
+        is_metadata = path.parts[0].endswith(".dist-info")
+        if ".." in path.parts or path.is_absolute() or path.suffix == ".pyc":
+            continue  # scripts are not imported; Python makes .pyc files from the others
+        if not is_metadata or path.name in _METADATA:
+            algorithm, _, digest = (row[1] if len(row) > 1 else "").partition("=")
+            files[str(path)] = _hexadecimal(digest) if algorithm == "sha256" else None
+    return files
+
+
+def _hexadecimal(digest: str) -> str:
+    return base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _intruders(dist: Any, files: Iterable[str]) -> Iterator[str]:
+    """Yield what Python would import in place of the package's files, or beside them."""
+    modules = [PurePosixPath(path) for path in files if path.endswith(_SUFFIXES)]
+    known = {Path(dist.locate_file(str(path))).resolve() for path in modules}
+    yield from sorted({text for path in modules for text in _shadows(path, known)})
+    folders = {parent for path in modules for parent in path.parents if parent.parts}
+    for folder in sorted({path.parent for path in modules if path.parent.parts}):
+        where = Path(dist.locate_file(str(folder)))
+        for entry in sorted(where.iterdir()) if where.is_dir() else ():
+            if entry.is_dir():
+                is_package = entry.name.isidentifier() and entry.name != "__pycache__"
+                strange = is_package and folder / entry.name not in folders and any(entry.iterdir())
+            else:
+                strange = entry.name.endswith(_SUFFIXES) and entry.resolve() not in known
+            if strange:
+                yield f"{folder / entry.name} does not belong to the package"
+
+
+def _shadows(module: PurePosixPath, known: set[Path]) -> Iterator[str]:
+    """Yield the file that Python finds for a module's top-level name, if it is not the package's."""
+    parts = [*module.parent.parts, module.name.partition(".")[0]]
+    path = None
+    for count, part in enumerate(parts, start=1):
+        spec = _spec(".".join(parts[:count]), path)
+        if spec is None:
+            return  # the file is missing, which its hash shows
+        if spec.has_location and spec.origin:
+            if Path(spec.origin).resolve() not in known:
+                yield f"Python imports {part} from {spec.origin}, which does not belong to the package"
+            return
+        path = spec.submodule_search_locations  # a namespace package: look inside
+
+
+def _spec(name: str, path: Any) -> Any:
+    """Return the spec of a module that was not imported; unlike `find_spec`, import no parent."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _editable(dist: Any) -> str | None:
+    """Return the folder that a distribution is installed from in editable mode; None if it is not."""
+    try:
+        origin = json.loads(dist.read_text("direct_url.json") or "{}")
+    except ValueError:
+        origin = {}
+    if origin.get("dir_info", {}).get("editable"):
+        return unquote(urlsplit(origin.get("url", "")).path)
+    record = dist.read_text("RECORD") or ""
+    return "an unknown folder" if "__editable__" in record else None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _listed(texts: list[str]) -> str:
+    more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return "; ".join([*texts[:_SHOWN], *more])
