@@ -1,6 +1,7 @@
 """Measure what the flight recorder, and interceptors in Python, add to a call.
 
-On TENSORPIPE and on ZEROMQ, no-ops from one process to another; both have the interceptor:
+On TENSORPIPE and on ZEROMQ (or others, with --backend), no-ops from one process to another, one at a
+time and with calls in flight (their total time, per call). Both processes have the interceptor:
 
 * *recorder*: the recorder of rpc-backends-inspect;
 * *observer*: `on_end` is called after each call, which does not wait for it;
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 import _interceptor_tasks
-from _report import Report, parser, run
+from _report import Bar, Report, parser, run
 
 from rpc_backends_bench.calls import start_pair
 from rpc_backends_bench.participants import Group
@@ -38,6 +39,10 @@ SIDES: dict[str, dict[str, str]] = {
     "observer": {"MEASURED_INTERCEPTOR": "Observer"},
     "policy": {"MEASURED_INTERCEPTOR": "Policy"},
 }
+#: A no-op with the recorder is no slower than this, and calls in flight reach 0.97 of the rate.
+_RECORDER_BARS = {"no-op": Bar(high=1.03), "calls in flight": Bar(high=1 / 0.97)}
+_WINDOW = 32
+_WINDOW_S = 0.25
 #: After this time a block ends, even if it has made fewer calls.
 _BLOCK_TIMEOUT_S = 10.0
 
@@ -86,29 +91,35 @@ def start(group: Group, *, intercepted: bool) -> None:
     block(group)
 
 
-def block(group: Group) -> float:
-    """Return the median time of a no-op."""
+def block(group: Group) -> dict[str, float]:
+    """Return the median time of a no-op, and the time per call of calls in flight."""
     group.resume()
     (times,) = group.latency("latency.noop", 200, _BLOCK_TIMEOUT_S).values()
+    rate = group.throughput(_WINDOW, _WINDOW_S)
     group.suspend()
-    return statistics.median(times)
+    return {"no-op": statistics.median(times), "calls in flight": 1 / rate}
 
 
-def measure(backend: str, number: int, rounds: int, rng: random.Random, report: Report) -> None:
+def measure(
+    backend: str, sides: list[str], number: int, rounds: int, rng: random.Random, report: Report
+) -> None:
     """Measure one backend with one process set."""
     with contextlib.ExitStack() as stack:
         groups = {}
-        for side, variables in SIDES.items():
+        for side in sides:
+            variables = SIDES[side]
             env = {"RPC_BACKENDS_RECORDER": "off", **variables}
             group = groups[side] = Group(Subject(side, backend), 2, seconds=900, env=env)
             stack.callback(group.close)
             group.open()
             start(group, intercepted=bool(variables))
         for turn in range(rounds):
-            times = {side: block(groups[side]) for side in shuffled([*SIDES], rng)}
-            for side in list(SIDES)[1:]:
-                pair = (times[side], times["bare"])
-                report.add_pair(f"{backend}: {side}", "no-op", (number, turn), pair)
+            times = {side: block(groups[side]) for side in shuffled(sides, rng)}
+            for side in sides[1:]:
+                for row, value in times[side].items():
+                    bar = _RECORDER_BARS[row] if side == "recorder" else None
+                    pair = (value, times["bare"][row])
+                    report.add_pair(f"{backend}: {side}", row, (number, turn), pair, bar)
         for group in groups.values():
             group.resume()
             group.stop()
@@ -119,7 +130,15 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--sets", type=int, default=4, help="number of process sets (4)")
     options.add_argument("--rounds", type=int, default=8, help="rounds with each process set (8)")
+    options.add_argument(
+        "--backend", action="append", help="a backend; may repeat (TENSORPIPE, ZEROMQ)"
+    )
+    options.add_argument(
+        "--side", action="append", choices=list(SIDES)[1:], help="what to measure (all)"
+    )
     arguments = options.parse_args()
+    backends = arguments.backend or BACKENDS
+    sides = ["bare", *(arguments.side or list(SIDES)[1:])]
     if arguments.quick:
         arguments.sets, arguments.rounds = 1, 3
     if min(arguments.sets, arguments.rounds) < 1:
@@ -129,15 +148,15 @@ def main() -> int:
 
     def measure_all(progress: Progress) -> None:
         for number in range(arguments.sets):
-            for backend in BACKENDS:
+            for backend in backends:
                 progress.describe(f"{backend}, process set {number + 1}")
-                measure(backend, number, arguments.rounds, rng, report)
+                measure(backend, sides, number, arguments.rounds, rng, report)
                 progress.advance(1)
 
     with tempfile.TemporaryDirectory() as folder:
         write_hook_package(Path(folder))
         sys.path.append(folder)  # workers get the same path
-        return run(report, arguments, arguments.sets * len(BACKENDS), measure_all)
+        return run(report, arguments, arguments.sets * len(backends), measure_all)
 
 
 if __name__ == "__main__":

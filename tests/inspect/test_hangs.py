@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch._C._distributed_rpc import _rref_context_get_debug_info
 from torch.distributed import rpc
 
 from support import steps
@@ -22,6 +25,7 @@ from support.workers import WorkerContext, Workers
 
 LIMIT = 60.0
 LOCK = threading.Lock()
+HELD: list[Any] = []
 
 
 # --- what the workers do ----------------------------------------------------------------------------
@@ -79,6 +83,29 @@ def call_under_lock(me: WorkerContext, to: str, function: Any, *arguments: Any) 
 
 def shut_down_in_background(me: WorkerContext) -> None:
     threading.Thread(target=rpc.shutdown, daemon=True).start()
+
+
+def hold_rref_of(me: WorkerContext, owner: str) -> None:
+    held = rpc.remote(owner, torch.add, (torch.ones(2), 1))
+    held.to_here()
+    HELD.append(held)
+
+
+def use_and_delete_rref(me: WorkerContext) -> None:
+    held = rpc.remote("worker1", torch.add, (torch.ones(2), 1))
+    held.to_here()
+    del held
+    # The deletion is a message too: wait until no RRef is left at its owner.
+    while int(_rref_context_get_debug_info()["num_forks"]):
+        time.sleep(0.01)
+
+
+def hold(rref: Any) -> None:
+    HELD.append(rref)
+
+
+def share_rref_with(me: WorkerContext, user: str) -> None:
+    rpc.rpc_sync(user, hold, (rpc.RRef(torch.ones(2)),))
 
 
 def make_process_group(me: WorkerContext, url: str) -> None:
@@ -140,6 +167,16 @@ def test_a_stopped_worker_is_named(two: Workers) -> None:
     )
 
 
+def test_a_killed_worker_is_named(two: Workers) -> None:
+    """It leaves nothing behind that would tell of it."""
+    two[1].kill()
+    two[0].call(shut_down_in_background)
+    assert cause(two, "shutdown", "'worker1'").startswith(
+        "'worker0' waits in shutdown for 'worker1': 'worker1' is not among the workers that were "
+        f"inspected, on {socket.gethostname()!r}: it has ended, or it runs elsewhere"
+    )
+
+
 def test_a_worker_that_holds_the_gil_shows_where(two: Workers) -> None:
     two[0].call(call_in_background, "worker1", hold_gil)
     text = cause(two, "slow", "hold_gil")
@@ -167,7 +204,30 @@ def test_a_shutdown_names_the_missing_worker(two: Workers) -> None:
     step.worker.kill()
 
 
-def test_a_deadlock_with_a_barrier_is_named(two: Workers, tmp_path: Path) -> None:
+def test_an_rref_that_is_held_at_shutdown_is_named(two: Workers) -> None:
+    two[1].call(hold_rref_of, "worker0")
+    two[0].call(shut_down_in_background)
+    assert cause(two, "rref").startswith("RRefs of 'worker0' are still in use: 'worker1' holds 1. ")
+
+
+def test_a_shared_rref_that_is_held_at_shutdown_is_named(two: Workers) -> None:
+    two[0].call(share_rref_with, "worker1")
+    two[0].call(shut_down_in_background)
+    assert cause(two, "rref").startswith(
+        "RRefs of 'worker0' are still in use: 1 that it has shared are held by 'worker1'. "
+    )
+
+
+def test_deleted_rrefs_are_not_named(two: Workers) -> None:
+    two.run(use_and_delete_rref)
+    two[0].call(shut_down_in_background)
+    assert cause(two, "shutdown")
+    assert [one for one in inspect(two)["causes"] if one["kind"] == "rref"] == []
+
+
+def test_a_call_and_a_barrier_that_wait_for_each_other_are_named(
+    two: Workers, tmp_path: Path
+) -> None:
     two.run(make_process_group, f"file://{tmp_path}/group")
     step = two[0].start(call_barrier, "worker1")
     assert (

@@ -60,6 +60,11 @@ void TransportAgent::set_interceptors(std::shared_ptr<InterceptorChain> intercep
   core_->set_interceptors(std::move(interceptors));
 }
 
+void TransportAgent::set_call_log(std::shared_ptr<CallLog> log) {
+  TORCH_CHECK(!rpcAgentRunning_, "calls are recorded from the start of the agent");
+  core_->set_call_log(std::move(log));
+}
+
 const rpc::WorkerInfo& TransportAgent::getWorkerInfo(const std::string& name) const {
   return core_->members.by_name(name);
 }

@@ -18,6 +18,8 @@
 
 namespace rpc_backends {
 
+class CallLog;
+
 struct AgentOptions {
   size_t num_worker_threads = 16;
   std::chrono::milliseconds rpc_timeout{60000};
@@ -52,6 +54,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
                                      float rpc_timeout_seconds, const DeviceMap& device_map, const Contexts& contexts);
   // Sets the interceptors for incoming requests; only before the agent starts.
   void set_interceptors(std::shared_ptr<InterceptorChain> interceptors);
+  // Records the requests that arrive; only before the agent starts.
+  void set_call_log(std::shared_ptr<CallLog> log);
 
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
   const WorkerInfo& getWorkerInfo(torch::distributed::rpc::worker_id_t id) const override;

@@ -74,6 +74,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed.rpc");  // registers the base class
   bind_transports(module);
   bind_call_interceptor(module);
+  bind_recorder(module);
 
   py::class_<Traffic>(module, "Traffic")
       .def_readonly("sent", &Traffic::sent)
@@ -133,10 +134,11 @@ PYBIND11_MODULE(_C, module) {
                                      name, order);
            },
            py::arg("interceptor"), py::arg("name"), py::arg("order"))
+      .def("record_calls",
+           [](InterceptingAgent& self, const Recorder& recorder) { self.record(recorder.log(), recorder.failed_calls()); },
+           py::arg("recorder"))
       .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
            py::arg("timeout") = 0.0, Unlocked());
-
-  bind_recorder(module);
 
   module.def("send_warnings_to", [](py::function sink) {
     send_warnings_to(from_cpp<const std::string&>(std::move(sink), [](py::error_already_set& error) {

@@ -31,6 +31,17 @@ class Cell {
     version_.store(version + 2, std::memory_order_release);
   }
 
+  // Returns the value on the only thread that may write it now.
+  Value own() const {
+    Words words;
+    for (size_t i = 0; i < words.size(); ++i) {
+      words[i] = words_[i].load(std::memory_order_relaxed);
+    }
+    Value value;
+    std::memcpy(static_cast<void*>(&value), words.data(), sizeof(Value));
+    return value;
+  }
+
   std::optional<Value> read() const {
     for (int tries = 0; tries < 100; ++tries) {
       const uint64_t version = version_.load(std::memory_order_acquire);

@@ -121,6 +121,7 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
   const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
   const bool is_retried = is_retried_by_torch(message->type());
   const uint64_t call = calls_.next_id();
+  last_call_sent = call;
   Parts parts = encode_checked(std::move(message), call, contexts);
   const uint64_t bytes = size_of(parts);
   FuturePtr future = calls_.add(call, {peer, {}, bytes, last_to_leave(parts), timeout, {}, {}}, started, may_wait);
@@ -296,12 +297,14 @@ void TransportAgent::Core::refuse(int peer, const Parts& parts, const std::strin
 // A request that interceptors see before it runs.
 class TransportAgent::Core::IncomingCall final : public InterceptedCall {
  public:
-  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, uint64_t bytes, Contexts arrived)
+  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, uint64_t bytes, Contexts arrived,
+               CallLog::Place* recorded)
       : InterceptedCall(core->interceptors_, Direction::kIncoming, peer, std::chrono::milliseconds(0),
                         std::move(arrived)),
         core_(std::move(core)),
         call_(call),
-        bytes_(bytes) {}
+        bytes_(bytes),
+        recorded_(recorded) {}
 
  protected:
   void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
@@ -312,10 +315,14 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   }
 
   void finish(JitFuture* answer) override {
+    const int64_t ended = CallLog::now_us();
     if (answer != nullptr) {
       core_->reply(peer_id_, call_, *answer);
     } else {
       core_->reply_nothing(peer_id_);
+    }
+    if (recorded_ != nullptr) {
+      core_->call_log_->end(recorded_, answer, ended);
     }
   }
 
@@ -332,17 +339,24 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   const std::shared_ptr<Core> core_;
   const uint64_t call_;
   const uint64_t bytes_;
+  CallLog::Place* const recorded_;
 };
 
 void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
+  CallLog::Place* const recorded = call_log_ ? call_log_->begin_incoming(peer, *request.message, request.call) : nullptr;
   if (interceptors_ && interceptors_->wants(Direction::kIncoming)) {
-    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(request.contexts))
+    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(request.contexts),
+                                   recorded)
         ->begin(std::move(request.message));
     return;
   }
   execute(std::move(request.message), peer, bytes,
-          [self = shared_from_this(), peer, call = request.call](JitFuture& response) {
+          [self = shared_from_this(), peer, call = request.call, recorded](JitFuture& response) {
+            const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
             self->reply(peer, call, response);
+            if (recorded != nullptr) {  // after the answer has left, which does not wait for it
+              self->call_log_->end(recorded, &response, ended);
+            }
           });
 }
 

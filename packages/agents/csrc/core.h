@@ -13,6 +13,7 @@
 
 #include "agent.h"
 #include "answers.h"
+#include "call_log.h"
 #include "calls.h"
 #include "codec.h"
 #include "event_order.h"
@@ -40,8 +41,9 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::unordered_map<std::string, std::string> gil_metrics() const;
   void add_gil_wait(std::chrono::microseconds wait);
 
-  // Both only before start().
+  // All only before start().
   void set_interceptors(std::shared_ptr<InterceptorChain> interceptors) { interceptors_ = std::move(interceptors); }
+  void set_call_log(std::shared_ptr<CallLog> log) { call_log_ = std::move(log); }
   void on_lost(std::function<void(int, const std::string&)> tell) { tell_lost_ = std::move(tell); }
 
   Transport& transport() { return *transport_; }
@@ -93,6 +95,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   const std::unique_ptr<torch::distributed::rpc::RequestCallback> callback_;
   std::function<void(int, const std::string&)> tell_lost_;
   std::shared_ptr<InterceptorChain> interceptors_;
+  std::shared_ptr<CallLog> call_log_;  // null if calls are not recorded
   Answers answers_;
   const std::shared_ptr<ThreadPool> thread_pool_;
   Calls calls_;

@@ -128,16 +128,56 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
   if (inner_->getRpcTimeout() != default_timeout) {
     inner_->setRpcTimeout(default_timeout);  // Python sets the timeout of the installed agent only
   }
-  if (!interceptors_->wants(Direction::kOutgoing)) {
-    return inner_->send(to, std::move(message), rpc_timeout_seconds, device_map);
-  }
   auto timeout = default_timeout;
   if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
   }
+  if (!call_log_) {
+    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+  }
+  CallLog::Place* const place = call_log_->begin_outgoing(to, *message, timeout);
+  if (place == nullptr) {
+    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+  }
+  last_call_sent = 0;
+  FuturePtr answer;
+  try {
+    answer = pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+  } catch (const std::exception& error) {
+    call_log_->failed(place, error.what());
+    throw;
+  } catch (...) {
+    call_log_->failed(place, "an exception without a text");
+    throw;
+  }
+  if (last_call_sent != 0) {
+    call_log_->sent(place, last_call_sent);
+  }
+  if (failed_calls_) {
+    return FailedCalls::watch(failed_calls_, call_log_, place, std::move(answer));
+  }
+  CallLog::end_with(call_log_, place, *answer);
+  return answer;
+}
+
+c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                                float rpc_timeout_seconds,
+                                                                std::chrono::milliseconds timeout,
+                                                                const DeviceMap& device_map) {
+  if (!interceptors_->wants(Direction::kOutgoing)) {
+    return inner_->send(to, std::move(message), rpc_timeout_seconds, device_map);
+  }
   return std::make_shared<OutgoingCall>(interceptors_, inner_, transport_agent_, to, rpc_timeout_seconds, timeout,
                                         device_map)
       ->send(std::move(message));
+}
+
+void InterceptingAgent::record(std::shared_ptr<CallLog> log, std::shared_ptr<FailedCalls> failed) {
+  call_log_ = std::move(log);
+  failed_calls_ = std::move(failed);
+  if (transport_agent_) {
+    transport_agent_->set_call_log(call_log_);
+  }
 }
 
 const rpc::WorkerInfo& InterceptingAgent::getWorkerInfo(const std::string& name) const {

@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "call_log.h"
+#include "failed_calls.h"
 #include "forks.h"
 #include "interceptor_chain.h"
 
@@ -43,17 +45,26 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;
 
+  // Records the requests that this worker sends, and those that arrive at a TransportAgent; only before the agent starts.
+  // `failed`: who delays the errors of calls; may be null.
+  void record(std::shared_ptr<CallLog> log, std::shared_ptr<FailedCalls> failed);
   InterceptorChain& interceptors() { return *interceptors_; }
   // Like TransportAgent::is_forked().
   bool is_forked() const { return birthplace_.is_elsewhere(); }
 
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
+  // Sends a request through the interceptors.
+  c10::intrusive_ptr<JitFuture> pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                        float rpc_timeout_seconds, std::chrono::milliseconds timeout,
+                                        const DeviceMap& device_map);
 
   const Birthplace birthplace_;
   const std::shared_ptr<RpcAgent> inner_;
   const std::shared_ptr<TransportAgent> transport_agent_;  // the same agent if it is a TransportAgent, or else null
   const std::shared_ptr<InterceptorChain> interceptors_;
+  std::shared_ptr<CallLog> call_log_;  // null if calls are not recorded
+  std::shared_ptr<FailedCalls> failed_calls_;
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };
 

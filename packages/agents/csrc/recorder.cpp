@@ -1,5 +1,6 @@
 #include "recorder.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,32 +20,31 @@
 #include "capsule.h"
 #include "json.h"
 #include "log.h"
+#include "names.h"
 
 namespace rpc_backends {
 
 namespace {
 
+// Seconds between two dumps, and the number of dumps that a worker keeps.
+constexpr auto kDumpPause = std::chrono::seconds(10);
+constexpr uint64_t kMostDumps = 20;
+// The dumps that this process has written.
+std::atomic<uint64_t> dumps_written{0};
+// Microseconds of a state with the last calls.
+constexpr int64_t kLast = 5'000'000;
+// The eventfd of the recorder that SIGUSR1 wakes, and what it writes there.
+std::atomic<int> signalled{-1};
+constexpr uint64_t kSignal = uint64_t{1} << 32;
+
+void on_signal(int /*number*/) {
+  const int saved = errno;
+  [[maybe_unused]] const ssize_t written = ::write(signalled, &kSignal, sizeof kSignal);
+  errno = saved;
+}
+
 // Seconds that a reader of the socket may take for one step.
 constexpr time_t kReaderTimeout = 5;
-
-int64_t now_us() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-// Copies a text; one that is too long keeps its begin.
-template <size_t N>
-void put(char (&to)[N], std::string_view text) {
-  const size_t size = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), size);
-  to[size] = 0;
-}
-
-// Copies a name; one that is too long keeps its end, which says more.
-template <size_t N>
-void put_end(char (&to)[N], std::string_view text) {
-  put(to, text.size() < N ? text : text.substr(text.size() - (N - 1)));
-}
 
 const char* name_of(RecordedCall::State state) {
   switch (state) {
@@ -56,6 +56,8 @@ const char* name_of(RecordedCall::State state) {
       return "failed";
     case RecordedCall::State::kTimedOut:
       return "timed out";
+    case RecordedCall::State::kLost:
+      return "lost";
     case RecordedCall::State::kShutDown:
       return "shut down";
     default:
@@ -63,30 +65,17 @@ const char* name_of(RecordedCall::State state) {
   }
 }
 
-RecordedCall::State state_of(const End& end) {
-  switch (end.kind) {
-    case End::Kind::kAnswer:
-      return RecordedCall::State::kAnswered;
-    case End::Kind::kTimeout:
-      return RecordedCall::State::kTimedOut;
-    case End::Kind::kShutdown:
-      return RecordedCall::State::kShutDown;
-    case End::Kind::kDropped:
-      return RecordedCall::State::kDropped;
-    default:
-      return end.text.find("RPC ran for more than set timeout") != std::string::npos ? RecordedCall::State::kTimedOut
-                                                                                     : RecordedCall::State::kFailed;
-  }
-}
-
-void write_call(Json& json, const RecordedCall& call) {
+void write_call(Json& json, const RecordedCall& call, const CallLog& log, const std::map<int, std::string>& members) {
+  const auto member = members.find(call.peer_id);
   json.begin('{')
       .field("number", call.number)
-      .field("caller_number", call.caller_number)
+      .field("call", call.call)
       .field("direction", call.incoming ? "incoming" : "outgoing")
-      .field("peer", call.peer)
+      .field("peer", call.peer != 0               ? Names::instance().name_of(call.peer)
+                     : member != members.end() ? member->second
+                                               : std::string())
       .field("peer_id", call.peer_id)
-      .field("function", call.function)
+      .field("function", Names::instance().name_of(call.function))
       .field("type", type_name(call.type))
       .field("thread", call.thread)
       .field("begin_us", call.begin_us)
@@ -95,39 +84,18 @@ void write_call(Json& json, const RecordedCall& call) {
       .field("answer_bytes", call.answer_bytes)
       .field("timeout_ms", call.timeout_ms)
       .field("state", name_of(call.state))
-      .field("error", call.error)
+      .field("error", log.error(call.error))
       .end('}');
 }
 
 }  // namespace
 
-// Sees the end of one call.
-class Recorder::Watch final : public Observer {
- public:
-  Watch(std::shared_ptr<Recorder> recorder, const RecordedCall& call, Place* place)
-      : recorder_(std::move(recorder)), call_(call), place_(place) {}
-
-  bool wants_answers() const noexcept override { return false; }
-
-  void on_end(const End& end) override {
-    call_.answer_bytes = end.bytes;
-    call_.end_us = now_us();
-    call_.state = state_of(end);
-    put(call_.error, end.text);
-    recorder_->ended(call_, place_);
-  }
-
- private:
-  const std::shared_ptr<Recorder> recorder_;
-  RecordedCall call_;
-  Place* const place_;
-};
-
 Recorder::Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_t capacity, const Server& server)
     : agent_(std::move(agent)),
+      log_(std::make_shared<CallLog>(capacity)),
       server_(server),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      recent_(std::max<size_t>(capacity, 1)) {
+      failed_calls_(server.dumps.empty() ? nullptr : std::make_shared<FailedCalls>()) {
   if (wake_ < 0) {
     throw std::system_error(errno, std::generic_category(), "the recorder gets no eventfd");
   }
@@ -135,107 +103,16 @@ Recorder::Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_
 
 Recorder::~Recorder() {
   close_descriptors();
-  for (auto& chunk : chunks_) {
-    delete[] chunk.load();
-  }
 }
 
 void Recorder::on_start(const AgentInfo& agent) {
   worker_ = agent.worker;
   if (server_.listener >= 0) {
+    if (!server_.dumps.empty()) {
+      take_signal();
+    }
     thread_ = std::thread([self = shared_from_this()] { self->serve(); });
   }
-}
-
-Recorder::Place* Recorder::take_place() {
-  static thread_local size_t last = 0;  // where this thread found the last one
-  for (size_t chunk = 0; chunk < kChunks; ++chunk) {
-    Place* places = chunks_[chunk].load(std::memory_order_acquire);
-    if (places == nullptr) {
-      const std::lock_guard<std::mutex> lock(grow_mutex_);
-      places = chunks_[chunk].load(std::memory_order_acquire);
-      if (places == nullptr) {
-        places = new Place[kChunk];
-        chunks_[chunk].store(places, std::memory_order_release);
-      }
-    }
-    for (size_t i = 0; i < kChunk; ++i) {
-      const size_t at = (last + i) % kChunk;
-      bool free = false;
-      if (!places[at].taken.load(std::memory_order_relaxed) &&
-          places[at].taken.compare_exchange_strong(free, true, std::memory_order_acquire)) {
-        last = at;
-        return &places[at];
-      }
-    }
-  }
-  return nullptr;
-}
-
-void Recorder::on_request(RequestPtr request) {
-  const RequestHead& head = request->head();
-  RecordedCall call;
-  call.number = ++number_;
-  call.incoming = head.direction() == Direction::kIncoming;
-  call.thread = static_cast<uint64_t>(::pthread_self());
-  call.begin_us = now_us();
-  call.bytes = head.payload_bytes() + head.tensor_bytes();
-  call.timeout_ms = head.timeout().count();
-  call.peer_id = head.peer_id();
-  call.type = head.type();
-  put(call.peer, head.peer());
-  put_end(call.function, head.function());
-  if (call.incoming) {
-    const std::string_view context = request->context();
-    if (context.size() == sizeof(call.caller_number)) {
-      std::memcpy(&call.caller_number, context.data(), sizeof(call.caller_number));
-    }
-  } else {
-    request->attach({reinterpret_cast<const char*>(&call.number), sizeof(call.number)});
-  }
-  Place* const place = take_place();
-  if (place == nullptr) {
-    ++unrecorded_;
-  } else {
-    place->call.write(call);
-    request->observe(std::make_shared<Watch>(shared_from_this(), call, place));
-  }
-  request->pass();
-}
-
-void Recorder::ended(const RecordedCall& call, Place* place) {
-  place->call.write(call);  // so that nobody takes it for one in flight
-  place->taken.store(false, std::memory_order_release);
-  recent_[ended_++ % recent_.size()].write(call);
-}
-
-std::vector<RecordedCall> Recorder::in_flight() const {
-  std::vector<RecordedCall> found;
-  for (const auto& chunk : chunks_) {
-    const Place* places = chunk.load(std::memory_order_acquire);
-    for (size_t i = 0; places != nullptr && i < kChunk; ++i) {
-      if (!places[i].taken.load(std::memory_order_acquire)) {
-        continue;
-      }
-      const auto call = places[i].call.read();
-      if (call && call->state == RecordedCall::State::kInFlight) {
-        found.push_back(*call);
-      }
-    }
-  }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
-  return found;
-}
-
-std::vector<RecordedCall> Recorder::recent() const {
-  std::vector<RecordedCall> found;
-  for (const auto& cell : recent_) {
-    if (const auto call = cell.read()) {
-      found.push_back(*call);
-    }
-  }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.end_us < b.end_us; });
-  return found;
 }
 
 std::string Recorder::stacks() const {
@@ -259,37 +136,106 @@ std::string Recorder::stacks() const {
   }
 }
 
-std::string Recorder::state(bool all) const {
+void Recorder::take_signal() {
+  struct sigaction ours {};
+  ours.sa_handler = on_signal;
+  ours.sa_flags = SA_RESTART;
+  if (::sigaction(SIGUSR1, nullptr, &before_) != 0 || (before_.sa_flags & SA_SIGINFO) != 0 ||
+      before_.sa_handler != SIG_DFL) {
+    return;  // the program has its own handler
+  }
+  signalled = wake_;
+  takes_signal_ = ::sigaction(SIGUSR1, &ours, nullptr) == 0;
+}
+
+void Recorder::give_signal_back() {
+  struct sigaction now {};
+  if (std::exchange(takes_signal_, false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
+    ::sigaction(SIGUSR1, &before_, nullptr);
+    signalled = -1;
+  }
+}
+
+std::string Recorder::dump(const std::string& reason) const {
+  const std::lock_guard<std::mutex> lock(dump_mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (!last_dump_.empty() && now - dumped_ < kDumpPause) {
+    return last_dump_;
+  }
+  last_dump_ = write_dump(reason);
+  dumped_ = now;
+  return last_dump_;
+}
+
+std::string Recorder::write_dump(const std::string& reason) const {
+  const std::string text = state(Extent::kAll, reason);
+  const std::string path = server_.dumps + "/" + server_.host + "-" + std::to_string(::getpid()) + "-" + worker_ + "-" +
+      std::to_string(dumps_written % kMostDumps + 1) + ".json";
+  const std::string partial = path + ".partial";
+  // Names of functions and workers are not for other users.
+  const int file = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  bool written = file >= 0;
+  for (size_t at = 0; written && at < text.size();) {
+    const ssize_t size = ::write(file, text.data() + at, text.size() - at);
+    written = size > 0;
+    at += written ? static_cast<size_t>(size) : 0;
+  }
+  if (file >= 0) {
+    ::close(file);
+  }
+  if (!written || ::rename(partial.c_str(), path.c_str()) != 0) {
+    throw std::system_error(errno, std::generic_category(), "the dump " + path + " cannot be written");
+  }
+  ++dumps_written;
+  return path;
+}
+
+std::string Recorder::state(Extent extent, const std::string& reason) const {
+  const auto agent = agent_.lock();
+  std::map<int, std::string> members;
+  if (agent) {
+    for (const auto& member : agent->getWorkerInfos()) {
+      members[member.id_] = member.name_;
+    }
+  }
   Json json;
   json.begin('{')
-      .field("version", 1)
+      .field("version", 2)
       .field("worker", worker_)
       .field("backend", server_.backend)
       .field("group", server_.group)
+      .field("host", server_.host)
       .field("pid", ::getpid())
-      .field("time_us", now_us());
+      .field("time_us", CallLog::now_us())
+      .field("reason", reason)
+      .field("calls", log_->calls());
   json.key("in_flight").begin('[');
-  for (const RecordedCall& call : in_flight()) {
-    write_call(json, call);
+  for (const RecordedCall& call : log_->in_flight()) {
+    write_call(json, call, *log_, members);
   }
   json.end(']').key("recent").begin('[');
-  if (all) {
-    for (const RecordedCall& call : recent()) {
-      write_call(json, call);
+  const int64_t since = extent == Extent::kAll ? 0 : CallLog::now_us() - kLast;
+  for (const RecordedCall& call : extent == Extent::kShort ? std::vector<RecordedCall>() : log_->recent()) {
+    if (call.end_us >= since) {
+      write_call(json, call, *log_, members);
     }
   }
-  json.end(']').field("stacks", stacks());
+  json.end(']').field("stacks", extent == Extent::kAll ? stacks() : std::string());
   json.key("members").begin('[');
-  const auto agent = agent_.lock();
-  if (agent) {
-    for (const auto& member : agent->getWorkerInfos()) {
-      json.begin('{').field("name", member.name_).field("id", member.id_).end('}');
-    }
+  for (const auto& [id, name] : members) {
+    json.begin('{').field("name", name).field("id", id).end('}');
   }
   json.end(']').key("metrics").begin('{');
   if (agent) {
     for (const auto& [name, value] : agent->getDebugInfo()) {
       json.field(name, value);
+    }
+  }
+  json.end('}').key("held_rrefs").begin('{');
+  for (const auto& [owner, count] : log_->held_rrefs()) {
+    const std::string name = Names::instance().name_of(owner);
+    if (count > 0 && name != worker_) {  // an RRef of this worker has no user here
+      json.field(name, count);
     }
   }
   json.end('}').key("rrefs").begin('{');
@@ -300,17 +246,24 @@ std::string Recorder::state(bool all) const {
 }
 
 std::map<std::string, std::string> Recorder::metrics() const {
-  return {{"calls", std::to_string(number_)}, {"unrecorded", std::to_string(unrecorded_)}};
+  return {{"calls", std::to_string(log_->calls())}, {"unrecorded", std::to_string(log_->unrecorded())}};
 }
 
 void Recorder::on_stop() {
   if (birthplace_.is_elsewhere()) {
     return;
   }
+  give_signal_back();
+  if (failed_calls_) {
+    failed_calls_->stop();
+  }
   if (thread_.joinable()) {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
     thread_.join();
+    if (server_.dump_at_end) {
+      contained("while writing a dump", [&] { write_dump("end"); });
+    }
   }
   close_descriptors();  // torch may keep the agent, and with it this object, until the process ends
 }
@@ -335,7 +288,12 @@ void Recorder::serve() {
       return;
     }
     if (waited[1].revents != 0) {
-      return;
+      uint64_t what = 0;
+      [[maybe_unused]] const ssize_t size = ::read(wake_, &what, sizeof what);
+      if (what % kSignal != 0) {
+        return;  // on_stop()
+      }
+      contained("while writing a dump", [&] { dump("signal"); });
     }
     if (waited[0].revents == 0) {
       continue;
@@ -362,7 +320,9 @@ void Recorder::answer(int connection) const {
   if (::recv(connection, &wanted, 1, 0) != 1) {
     return;
   }
-  const std::string text = state(wanted == 'a');
+  const std::string text = state(wanted == 'a'     ? Extent::kAll
+                                 : wanted == 'l' ? Extent::kLast
+                                                 : Extent::kShort);
   for (size_t sent = 0; sent < text.size();) {
     const ssize_t now = ::send(connection, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
     if (now <= 0) {
@@ -376,13 +336,19 @@ void bind_recorder(pybind11::module_& module) {
   namespace py = pybind11;
   py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder", py::module_local())
       .def(py::init([](const std::shared_ptr<torch::distributed::rpc::RpcAgent>& agent, size_t capacity, int listener,
-                       int stack_file, int stack_signal, const std::string& backend, const std::string& group) {
+                       int stack_file, int stack_signal, const std::string& backend, const std::string& group,
+                       const std::string& host, const std::string& dumps, bool dump_at_end) {
              return std::make_shared<Recorder>(agent, capacity,
-                                               Recorder::Server{listener, stack_file, stack_signal, backend, group});
+                                               Recorder::Server{listener, stack_file, stack_signal, backend, group, host, dumps, dump_at_end});
            }),
            py::kw_only(), py::arg("agent"), py::arg("capacity"), py::arg("listener"), py::arg("stack_file"),
-           py::arg("stack_signal"), py::arg("backend"), py::arg("group"))
-      .def("state", &Recorder::state, py::arg("all"), py::call_guard<py::gil_scoped_release>())
+           py::arg("stack_signal"), py::arg("backend"), py::arg("group"), py::arg("host"), py::arg("dumps"), py::arg("dump_at_end"))
+      .def("dump", &Recorder::dump, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+      .def("wait_for_failures",
+           [](const Recorder& self, double seconds) { return self.failed_calls()->wait(seconds); }, py::arg("seconds"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
+           py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("stop", &Recorder::on_stop, py::call_guard<py::gil_scoped_release>())
       .def("__rpc_interceptor__", [](const std::shared_ptr<Recorder>& self) {
         return give_capsule<Interceptor>(self, kInterceptorCapsule);

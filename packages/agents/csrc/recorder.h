@@ -1,47 +1,27 @@
-// The flight recorder: an interceptor that keeps the calls in flight and the last calls of a worker, and shows them on a
-// Unix socket. It needs neither the GIL nor a lock of the agent, so it also answers when the worker hangs.
+// The flight recorder: it shows the calls of a worker on a Unix socket. It needs neither the GIL nor a lock of the agent,
+// so it also answers when the worker hangs.
 #pragma once
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
-#include <atomic>
-#include <cstdint>
-#include <functional>
+#include <signal.h>
+
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include "cell.h"
+#include "call_log.h"
+#include "failed_calls.h"
 #include "forks.h"
 #include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
 
-// One call. Texts that are too long are cut.
-struct RecordedCall {
-  enum class State : uint8_t { kInFlight, kAnswered, kFailed, kTimedOut, kShutDown, kDropped };
-
-  uint64_t number = 0;         // of this call among the recorded calls of this worker: 1, 2, 3...
-  uint64_t caller_number = 0;  // incoming calls: the number at the caller; 0 if it is not known
-  uint64_t thread = 0;         // the thread that made the call, or on which it arrived, as pthread_self() gives it
-  int64_t begin_us = 0;        // microseconds since 1970: when the call was made, or arrived
-  int64_t end_us = 0;          // 0 while it is in flight
-  uint64_t bytes = 0;          // of the request, with its tensors
-  uint64_t answer_bytes = 0;
-  int64_t timeout_ms = 0;
-  int32_t peer_id = -1;
-  int32_t type = 0;
-  uint8_t incoming = 0;
-  State state = State::kInFlight;
-  char peer[62] = {};
-  char function[128] = {};
-  char error[128] = {};
-};
-
+// An interceptor for the start and stop of the agent only; the agent itself writes the calls into the log.
 class Recorder final : public Interceptor, public std::enable_shared_from_this<Recorder> {
  public:
   // What the socket needs; Python makes these.
@@ -51,6 +31,9 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
     int stack_signal = 0;   // ...when this signal arrives
     std::string backend;
     std::string group;  // equal for the workers of a group
+    std::string host;
+    std::string dumps;  // the folder for dumps; empty if the worker writes none
+    bool dump_at_end = false;
   };
 
   // `capacity`: the number of ended calls to keep. Owns the descriptors in `server`, and closes them in on_stop().
@@ -58,43 +41,43 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   ~Recorder() override;
 
   void on_start(const AgentInfo& agent) override;
-  void on_request(RequestPtr request) override;
+  bool wants(Direction /*direction*/) const noexcept override { return false; }
+  void on_request(RequestPtr request) override { request->pass(); }
   void on_stop() override;
   std::map<std::string, std::string> metrics() const override;
 
-  // Returns the state of the worker as JSON. `all`: with the calls that have ended.
-  std::string state(bool all) const;
+  const std::shared_ptr<CallLog>& log() const { return log_; }
+  // Null if the worker writes no dumps.
+  const std::shared_ptr<FailedCalls>& failed_calls() const { return failed_calls_; }
+  // Writes a dump, unless it has just written one; returns the path of the last one. Throws std::system_error.
+  std::string dump(const std::string& reason) const;
+  // What a state has beside the calls in flight: nothing, the calls of the last seconds, or all calls and the stacks.
+  enum class Extent { kShort, kLast, kAll };
+
+  // Returns the state of the worker as JSON.
+  std::string state(Extent extent, const std::string& reason = {}) const;
 
  private:
-  class Watch;
-
-  // A place for a call in flight.
-  struct Place {
-    std::atomic<bool> taken{false};
-    Cell<RecordedCall> call;
-  };
-  static constexpr size_t kChunk = 256;
-  static constexpr size_t kChunks = 1024;
-
-  Place* take_place();
-  void ended(const RecordedCall& call, Place* place);
-  std::vector<RecordedCall> in_flight() const;
-  std::vector<RecordedCall> recent() const;
   std::string stacks() const;
   void serve();
   void answer(int connection) const;
+  std::string write_dump(const std::string& reason) const;
   void close_descriptors();
+  void take_signal();
+  void give_signal_back();
 
   const Birthplace birthplace_;
   const std::weak_ptr<torch::distributed::rpc::RpcAgent> agent_;
+  const std::shared_ptr<CallLog> log_;
   Server server_;
   int wake_;
   std::string worker_;
-  std::atomic<uint64_t> number_{0}, ended_{0}, unrecorded_{0};
-  std::vector<Cell<RecordedCall>> recent_;
-  std::atomic<Place*> chunks_[kChunks] = {};
-  std::mutex grow_mutex_;
-  mutable std::mutex stacks_mutex_;
+  const std::shared_ptr<FailedCalls> failed_calls_;
+  mutable std::mutex stacks_mutex_, dump_mutex_;
+  mutable std::string last_dump_;
+  mutable std::chrono::steady_clock::time_point dumped_;
+  struct sigaction before_ {};
+  bool takes_signal_ = false;
   std::thread thread_;
 };
 

@@ -350,22 +350,6 @@ std::string_view python_part(const InspectedRequest& request) {
   return {};
 }
 
-// Python pickles PythonUDF(function, arguments, keywords): the first global is PythonUDF, the second is the function.
-std::string python_function(std::string_view pickle) {
-  PickleScan scan(pickle);
-  int globals = 0;
-  for (int i = 0; i < kMostOpcodes; ++i) {
-    const auto found = scan.next();
-    if (found == PickleScan::Found::kEnd) {
-      break;
-    }
-    if (found == PickleScan::Found::kGlobal && ++globals == 2) {
-      return scan.global();
-    }
-  }
-  return {};
-}
-
 // Returns the function name, which is the last string of a script call; sets `end` to the position after it.
 std::string script_function(std::string_view pickle, size_t& end) {
   PickleScan scan(pickle);
@@ -500,6 +484,24 @@ uint64_t digest_of_payload(const InspectedRequest& request) {
 
 }  // namespace
 
+// Python pickles PythonUDF(function, arguments, keywords): the first global is PythonUDF, the second is the function.
+std::string python_function(std::string_view pickle, size_t& end) {
+  PickleScan scan(pickle);
+  int globals = 0;
+  end = 0;
+  for (int i = 0; i < kMostOpcodes; ++i) {
+    const auto found = scan.next();
+    if (found == PickleScan::Found::kEnd) {
+      break;
+    }
+    if (found == PickleScan::Found::kGlobal && ++globals == 2) {
+      end = scan.position();
+      return scan.global();
+    }
+  }
+  return {};
+}
+
 InspectedRequest inspect(const torch::distributed::rpc::Message& message) {
   InspectedRequest request;
   request.type = message.type();
@@ -514,7 +516,7 @@ std::string function_of(const InspectedRequest& request) {
   switch (request.type) {
     case MessageType::PYTHON_CALL:
     case MessageType::PYTHON_REMOTE_CALL:
-      return python_function(python_part(request));
+      return python_function(python_part(request), end);
     case MessageType::SCRIPT_CALL:
     case MessageType::SCRIPT_REMOTE_CALL:
       return script_function(request.payload, end);

@@ -24,6 +24,10 @@ InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 // operator, or the name of a TorchScript function. Empty if there is none or it cannot be read.
 std::string function_of(const InspectedRequest& request);
 
+// The name of the function in Python's pickle of a call; sets `end` to the position after it, up to which the name
+// depends on the bytes. Empty, with `end` at 0, if it cannot be read.
+std::string python_function(std::string_view pickle, size_t& end);
+
 // A digest of a call and its tensors. It leaves out ids of RRefs, which depend on the order of threads; messages that
 // consist only of such ids have the digest 0. It reads every byte of CPU tensors. Of tensors on other devices, and of
 // tensors whose storage is too small, it reads only type and size.

@@ -2,8 +2,10 @@
 // several units, so that two processors share the work and no unit needs much memory. This unit has the files that use
 // torch's RPC agents.
 #include "agent.cpp"
+#include "call_log.cpp"
 #include "calls.cpp"
 #include "core.cpp"
+#include "failed_calls.cpp"
 #include "intercepted_call.cpp"
 #include "intercepting_agent.cpp"
 #include "interceptor_chain.cpp"

@@ -65,6 +65,8 @@ class InterceptingAgent(_C.InterceptingAgent):
         super().__init__(inner)
         self.inner = inner
         self.closing: list[Callable[[], None]] = []
+        # Torch calls this for every RPC, and the method below takes twice the time.
+        self.__dict__["get_worker_info"] = inner.get_worker_info
 
     def __getattr__(self, name: str) -> Any:
         if name in {"inner", "closing"}:  # not set yet

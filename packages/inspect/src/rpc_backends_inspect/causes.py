@@ -12,13 +12,15 @@ from rpc_backends_inspect.workers import Call, WorkerState
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 #: Calls that began less than this many seconds ago do not explain a hang.
 _YOUNG = 1.0
+#: The most characters of an error that are shown.
+_SHOWN = 120
 
 
 @dataclass(frozen=True)
 class Cause:
     """One reason why workers wait.
 
-    :ivar kind: ``cycle``, ``threads``, ``gone``, ``shutdown`` or ``slow``.
+    :ivar kind: ``cycle``, ``threads``, ``gone``, ``shutdown``, ``rref``, ``missing`` or ``slow``.
     :ivar text: the reason in a sentence.
     :ivar workers: the names of the workers involved.
     """
@@ -33,12 +35,14 @@ class _Wait:
     """One thread that waits for another worker.
 
     :ivar reason: the function that it has called there, or the collective that it is in.
+    :ivar seconds: since when; 0 if it is not known.
     """
 
     worker: str
     target: str
     reason: str
     thread: Thread | None
+    seconds: float = 0.0
 
 
 def explain(states: Iterable[WorkerState]) -> list[Cause]:
@@ -51,8 +55,14 @@ def explain(states: Iterable[WorkerState]) -> list[Cause]:
     for name in dict.fromkeys(state.group for state in states if not state.problem):
         # The group of a worker that cannot be asked is unknown, so it counts for every group.
         group = _Group(state for state in states if state.problem or state.group == name)
-        found = [*group.gone(), *group.cycles(), *group.used_up(), *group.shutdowns()]
-        causes += found or list(group.slow())
+        found = [
+            *group.gone(),
+            *group.cycles(),
+            *group.used_up(),
+            *group.shutdowns(),
+            *group.rrefs(),
+        ]
+        causes += found or list(group.missing()) or list(group.slow())
     return causes
 
 
@@ -68,16 +78,45 @@ class _Group:
 
     def gone(self) -> Iterator[Cause]:
         """Find workers that cannot answer although others wait for them."""
-        for name, state in self.by_name.items():
-            waiting = [wait for wait in self._waits() if wait.target == name]
-            if state.problem and waiting:
-                callers = sorted({wait.worker for wait in waiting})
-                calls = f"{len(waiting)} call{'s' * (len(waiting) > 1)} of {_names(callers)} to it"
-                yield Cause(
-                    "gone",
-                    f"{name!r} (process {state.pid}) {state.problem}; {calls} cannot be answered",
-                    (name, *callers),
-                )
+        for name, waits in self._waits_by_target().items():
+            state = self.by_name.get(name)
+            if state.problem if state else self._loss(name):
+                text = f"{self._absence(name)}; {_calls(waits)} to it cannot be answered"
+                yield Cause("gone", text, (name, *_callers(waits)))
+
+    def missing(self) -> Iterator[Cause]:
+        """Find workers that were not inspected, and that others wait for."""
+        for name, waits in self._waits_by_target().items():
+            if name not in self.by_name:
+                text = f"{self._absence(name)}; {_calls(waits)} cannot end before it answers"
+                yield Cause("missing", text, (name, *_callers(waits)))
+
+    def _waits_by_target(self) -> dict[str, list[_Wait]]:
+        found: dict[str, list[_Wait]] = {}
+        for wait in self._waits():
+            if wait.seconds < _YOUNG and wait.target not in self.by_name:
+                continue
+            found.setdefault(wait.target, []).append(wait)
+        return found
+
+    def _absence(self, name: str) -> str:
+        """Say why a worker does not answer."""
+        state = self.by_name.get(name)
+        if state:
+            return f"{name!r} (process {state.pid}) {state.problem}"
+        hosts = _names(sorted({one.host for one in self.by_name.values() if one.host}))
+        return (
+            f"{name!r} is not among the workers that were inspected, on {hosts}: it has ended, or it "
+            f"runs elsewhere{self._loss(name)}"
+        )
+
+    def _loss(self, name: str) -> str:
+        """Return the error of the last call to a worker that was lost; empty if there is none."""
+        for one in self.by_name.values():
+            for call in reversed(one.recent):
+                if call.peer == name and call.state == "lost":
+                    return f" (error of {one.worker!r}: {_cut(call.error)})"
+        return ""
 
     def cycles(self) -> Iterator[Cause]:
         """Find workers that wait for each other."""
@@ -116,19 +155,46 @@ class _Group:
         here = [state for state in self.by_name.values() if _in_shutdown(state)]
         if not here:
             return
-        absent = [
-            state
-            for state in self.by_name.values()
-            if state not in here and any(state.worker in one.members.values() for one in here)
-        ]
-        for state in absent:
-            what = state.problem or _doing(state)
-            yield Cause(
-                "shutdown",
-                f"{_names(sorted(one.worker for one in here))} wait{'s' * (len(here) == 1)} in shutdown "
-                f"for {state.worker!r} (process {state.pid}), which {what}",
-                (*(one.worker for one in here), state.worker),
+        waiting = {state.worker for state in here}
+        members = sorted({name for state in here for name in state.members.values()})
+        who = f"{_names(sorted(waiting))} wait{'s' * (len(here) == 1)} in shutdown for"
+        for name in members:
+            state = self.by_name.get(name)
+            if name in waiting:
+                continue
+            if state is None or state.problem:
+                text = f"{who} {name!r}: {self._absence(name)}"
+            else:
+                text = f"{who} {name!r} (process {state.pid}), which {_doing(state)}"
+            yield Cause("shutdown", text, (*sorted(waiting), name))
+
+    def rrefs(self) -> Iterator[Cause]:
+        """Find RRefs that somebody holds while others are in ``shutdown``."""
+        if not any(map(_in_shutdown, self.by_name.values())):
+            return
+        for owner in sorted(
+            {name for one in self.by_name.values() for name in one.members.values()}
+        ):
+            holders = {
+                name: state.held_rrefs[owner]
+                for name, state in self.by_name.items()
+                if owner in state.held_rrefs
+            }
+            forks = (
+                self.by_name[owner].rrefs.get("num_forks", "0") if owner in self.by_name else "0"
             )
+            shared = int(forks) - sum(holders.values()) if forks.isdecimal() else 0
+            held = [f"{name!r} holds {count}" for name, count in holders.items()]
+            if shared > 0:
+                who = [name for name in self.by_name if name != owner]
+                held.append(f"{shared} that it has shared are held by {_names(who, ' or ')}")
+            if held:
+                yield Cause(
+                    "rref",
+                    f"RRefs of {owner!r} are still in use: {', '.join(held)}. shutdown waits until they "
+                    "are deleted; delete them before it",
+                    (owner, *holders),
+                )
 
     def slow(self) -> Iterator[Cause]:
         """Find the oldest call that a worker is running."""
@@ -156,7 +222,8 @@ class _Group:
     def _waits_of(self, state: WorkerState) -> Iterator[_Wait]:
         for call in state.in_flight:
             if not call.incoming:
-                yield _Wait(state.worker, call.peer, _short(call), state.thread(call.thread))
+                thread = state.thread(call.thread)
+                yield _Wait(state.worker, call.peer, _short(call), thread, call.seconds)
         for thread in state.threads:
             if collective := _collective(thread):
                 for other in self.by_name.values():
@@ -243,5 +310,19 @@ def _short(call: Call) -> str:
     return call.name.rpartition(".")[2]
 
 
-def _names(names: Iterable[str]) -> str:
-    return " and ".join(map(repr, names))
+def _callers(waits: Iterable[_Wait]) -> list[str]:
+    return sorted({wait.worker for wait in waits})
+
+
+def _calls(waits: list[_Wait]) -> str:
+    return f"{len(waits)} call{'s' * (len(waits) > 1)} of {_names(_callers(waits))}"
+
+
+def _cut(text: str) -> str:
+    """Return the first line, without its end if it is long."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+
+
+def _names(names: Iterable[str], between: str = " and ") -> str:
+    return between.join(map(repr, names))

@@ -17,6 +17,7 @@ _EXAMPLES = """\b
 Examples:
   rpc-backends inspect                     the workers of this host
   rpc-backends inspect --worker ps         one worker
+  rpc-backends inspect --watch             calls per second and their times, live
   rpc-backends inspect --save dumps        write their states to files
   rpc-backends inspect dumps/*.json        states of several hosts together
 """
@@ -34,6 +35,15 @@ Examples:
     metavar="DIR",
     help="Write each worker's state to a file in this folder.",
 )
+@click.option("--watch", is_flag=True, help="Show rates and times of calls until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 5.0),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --watch looks.",
+)
 @click.argument("dumps", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @json_option
 @debug_option
@@ -42,6 +52,8 @@ def command(
     pids: tuple[int, ...],
     stacks: bool,
     save: Path | None,
+    watch: bool,
+    interval: float,
     dumps: tuple[Path, ...],
     as_json: bool,
 ) -> None:
@@ -51,6 +63,11 @@ def command(
     has written, for example on several hosts. If DUMPS are given, no worker is asked. Arguments of
     calls are never recorded.
     """
+    if watch:
+        if dumps or save or stacks:
+            raise click.UsageError("--watch works without dumps, --save and --stacks.")
+        _watch(worker, pids, interval, as_json=as_json)
+        return
     from rpc_backends_inspect import causes
 
     states = _states(worker, pids, dumps)
@@ -73,6 +90,33 @@ def command(
     from rpc_backends_inspect.view import show
 
     show(states, found, stacks=stacks)
+
+
+def _watch(worker: str | None, pids: tuple[int, ...], interval: float, *, as_json: bool) -> None:
+    """Watch until Ctrl-C; with JSON, print a line after each interval."""
+    import json
+    import sys
+
+    from rpc_backends_inspect import watching, workers
+
+    if not as_json and not sys.stdout.isatty():
+        raise Failure(
+            "--watch needs a terminal, and stdout is none; with --json it prints a line for each interval"
+        )
+
+    def read() -> list[WorkerState]:
+        return workers.running(worker=worker, pids=pids, last=True)
+
+    if not read():
+        _states(worker, pids, ())  # says what is missing
+    if not as_json:
+        watching.watch(read, interval)
+        return
+    try:
+        for line in watching.lines(read, interval):
+            print(json.dumps(line), flush=True)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return
 
 
 def _states(

@@ -11,6 +11,9 @@ from rpc_backends_core.spi import RefusedError, hookimpl
 #: The version of rpc_backends_core.spi that this package was written for.
 spi_version = (1, 0)
 _VARIABLE = "RPC_BACKENDS_RECORDER"
+_DUMPS = "RPC_BACKENDS_DUMP"
+_AT_END = "RPC_BACKENDS_DUMP_AT_END"
+_LIMIT = "RPC_BACKENDS_DUMP_SHUTDOWN_AFTER"
 #: The number of ended calls that a worker keeps if the variable is "on".
 _CALLS = 10_000
 
@@ -22,9 +25,20 @@ def rpc_backends_agent(backend: str | None, resolved: Any) -> Generator[None, An
     calls = _calls(os.environ.get(_VARIABLE, ""))
     if calls == 0:
         return agent
+    from rpc_backends_inspect.dumps import Dumps
     from rpc_backends_inspect.recording import record
 
-    return record(agent, backend or "", _group(getattr(resolved, "options", None)), calls)
+    return record(
+        agent,
+        backend or "",
+        _group(getattr(resolved, "options", None)),
+        calls,
+        Dumps(
+            folder=os.environ.get(_DUMPS, ""),
+            shutdown_limit=_limit(os.environ.get(_LIMIT, "")),
+            at_end=os.environ.get(_AT_END, "") == "on",
+        ),
+    )
 
 
 def _group(options: Any) -> str:
@@ -33,6 +47,18 @@ def _group(options: Any) -> str:
     if url not in {"", "env://"}:
         return url
     return "env://" + ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
+def _limit(value: str) -> float:
+    from rpc_backends_inspect.dumps import SHUTDOWN_LIMIT
+
+    try:
+        seconds = float(value or SHUTDOWN_LIMIT)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 1e6:
+        raise RefusedError(f"{_LIMIT} is {value!r}; it must be a number of seconds above 0")
+    return seconds
 
 
 def _calls(value: str) -> int:

@@ -33,6 +33,8 @@ _TITLES = {
     "threads": "No thread is left",
     "gone": "Gone",
     "shutdown": "Shutdown",
+    "rref": "RRefs",
+    "missing": "Not found",
     "slow": "Slow",
 }
 

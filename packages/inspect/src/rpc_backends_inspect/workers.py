@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_inspect import folder
+from rpc_backends_inspect import sockets
 from rpc_backends_inspect.stacks import Thread, parse
 
 #: Seconds for a worker to answer.
 _ANSWER = 5.0
-_VERSION = 1
-_ENDED = "has ended without a shutdown"
+_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Call:
     """A call that a worker has made or received.
 
+    :ivar call: the number that the caller's agent gave it, the same on both sides; 0 if it is not known.
     :ivar seconds: how long it took; for a call in flight, its age.
     :ivar thread: the thread that made it, or on which it arrived.
     """
 
     number: int
-    caller_number: int
+    call: int
     incoming: bool
     peer: str
     peer_id: int
@@ -36,6 +36,7 @@ class Call:
     type: str
     thread: int
     begin_us: int
+    end_us: int
     seconds: float
     bytes: int
     answer_bytes: int
@@ -54,7 +55,11 @@ class WorkerState:
     """The state of a worker.
 
     :ivar group: the address where its group meets, the same for all its workers.
-    :ivar problem: why the state is unknown (the worker has ended, or is stopped); empty if it is known.
+    :ivar reason: why it wrote a dump; empty if it was asked.
+    :ivar calls: how many calls it has recorded so far.
+    :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; without those that
+        the owner itself has sent it.
+    :ivar problem: why the state is unknown (the worker is stopped, say); empty if it is known.
     """
 
     worker: str
@@ -62,13 +67,17 @@ class WorkerState:
     problem: str = ""
     backend: str = ""
     group: str = ""
+    host: str = ""
     time_us: int = 0
+    reason: str = ""
+    calls: int = 0
     members: dict[int, str] = field(default_factory=dict)
     in_flight: list[Call] = field(default_factory=list)
     recent: list[Call] = field(default_factory=list)
     threads: list[Thread] = field(default_factory=list)
     metrics: dict[str, str] = field(default_factory=dict)
     rrefs: dict[str, str] = field(default_factory=dict)
+    held_rrefs: dict[str, int] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def thread(self, number: int) -> Thread | None:
@@ -80,30 +89,29 @@ class NoStateError(ValueError):
     """A document is no worker's state; the text says what is wrong with it."""
 
 
-def running(*, worker: str | None = None, pids: Collection[int] = ()) -> list[WorkerState]:
+def running(
+    *, worker: str | None = None, pids: Collection[int] = (), last: bool = False
+) -> list[WorkerState]:
     """Ask this user's workers on this host, all at the same time.
 
     :param worker: only workers with this name.
     :param pids: only workers of these processes; none means all.
+    :param last: only the calls that ended in the last five seconds, and no stacks.
     """
-    wanted = [
-        one
-        for one in folder.sockets()
-        if (not pids or one.pid in pids) and (worker is None or worker.startswith(one.worker))
-    ]
+    wanted = []
+    for one in sockets.connect_all(_ANSWER):
+        if not pids or one.pid in pids:
+            wanted.append(one)
+        else:
+            one.connection.close()
     if not wanted:
         return []
     with ThreadPoolExecutor(min(32, len(wanted))) as pool:
-        states = list(pool.map(_ask, wanted))
-    missed = {name for state in states for name in state.members.values()}
-    missed -= {state.worker for state in states if not state.problem}
-    found = []
-    for one, state in zip(wanted, states, strict=True):
-        if state.problem == _ENDED and state.worker not in missed:
-            one.path.unlink(missing_ok=True)  # of an earlier run: no running worker expects it
-        elif worker in {None, state.worker}:
-            found.append(state)
-    return found
+        states = list(pool.map(partial(_ask, b"l" if last else b"a"), wanted))
+    return sorted(
+        (state for state in states if state and worker in {None, state.worker}),
+        key=lambda state: (state.worker, state.pid),
+    )
 
 
 def read(path: Path) -> WorkerState:
@@ -135,13 +143,17 @@ def parse_state(document: Any) -> WorkerState:
             pid=int(document["pid"]),
             backend=str(document["backend"]),
             group=str(document["group"]),
+            host=str(document["host"]),
             time_us=now,
+            reason=str(document["reason"]),
+            calls=int(document["calls"]),
             members={int(one["id"]): str(one["name"]) for one in document["members"]},
             in_flight=[_call(one, now) for one in document["in_flight"]],
             recent=[_call(one, now) for one in document["recent"]],
             threads=parse(str(document["stacks"])),
             metrics=dict(document["metrics"]),
             rrefs=dict(document["rrefs"]),
+            held_rrefs=dict(document["held_rrefs"]),
             document=document,
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -151,7 +163,7 @@ def parse_state(document: Any) -> WorkerState:
 def _call(one: dict[str, Any], now: int) -> Call:
     return Call(
         number=one["number"],
-        caller_number=one["caller_number"],
+        call=one["call"],
         incoming=one["direction"] == "incoming",
         peer=one["peer"],
         peer_id=one["peer_id"],
@@ -159,6 +171,7 @@ def _call(one: dict[str, Any], now: int) -> Call:
         type=one["type"],
         thread=one["thread"],
         begin_us=one["begin_us"],
+        end_us=one["end_us"],
         seconds=((one["end_us"] or now) - one["begin_us"]) / 1e6,
         bytes=one["bytes"],
         answer_bytes=one["answer_bytes"],
@@ -168,23 +181,22 @@ def _call(one: dict[str, Any], now: int) -> Call:
     )
 
 
-def _ask(one: folder.WorkerSocket) -> WorkerState:
-    match one.process_state():
-        case None | "Z":
-            return WorkerState(one.worker, one.pid, _ENDED)
-        case "T" | "t":
-            return WorkerState(one.worker, one.pid, "is stopped by a signal or a debugger")
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_ANSWER)
-            connection.connect(str(one.path))
-            connection.sendall(b"a")
+def _ask(what: bytes, one: sockets.WorkerSocket) -> WorkerState | None:
+    """Return a worker's state; None if its process has ended, but a child has inherited its socket."""
+    with one.connection as connection:
+        match one.process_state():
+            case None | "Z":
+                return None
+            case "T" | "t":
+                return WorkerState(one.worker, one.pid, "is stopped by a signal or a debugger")
+        try:
+            connection.sendall(what)
             with connection.makefile("rb") as stream:
                 text = stream.read()
-        return parse_state(json.loads(text))
-    except TimeoutError:
-        return WorkerState(one.worker, one.pid, f"does not answer within {_ANSWER:.0f} s")
-    except OSError as error:
-        return WorkerState(one.worker, one.pid, f"cannot be asked: {error}")
-    except ValueError as error:
-        return WorkerState(one.worker, one.pid, f"gives no valid answer: {error}")
+            return parse_state(json.loads(text))
+        except TimeoutError:
+            return WorkerState(one.worker, one.pid, f"does not answer within {_ANSWER:.0f} s")
+        except OSError as error:
+            return WorkerState(one.worker, one.pid, f"cannot be asked: {error}")
+        except ValueError as error:
+            return WorkerState(one.worker, one.pid, f"gives no valid answer: {error}")

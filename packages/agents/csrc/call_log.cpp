@@ -1,0 +1,297 @@
+#include "call_log.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "names.h"
+#include "request_inspector.h"
+
+namespace rpc_backends {
+
+namespace {
+
+constexpr size_t kMostErrors = 1024;
+constexpr size_t kMaxErrorLength = 400;
+
+// Numbers of names by bytes that are equal for equal names, for one thread. A thread calls few functions of few workers,
+// so most look-ups compare a few bytes.
+class Known {
+ public:
+  // Returns the number for bytes that begin with known ones; empty if there are none.
+  std::optional<uint32_t> find(std::string_view bytes) {
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& entry = entries_[last_];
+      if (!entry.bytes.empty() && bytes.substr(0, entry.bytes.size()) == entry.bytes) {
+        return entry.number;
+      }
+      last_ = (last_ + 1) % entries_.size();
+    }
+    return std::nullopt;
+  }
+
+  void add(std::string_view bytes, uint32_t number) {
+    if (bytes.size() <= kMost) {
+      last_ = (last_ + 1) % entries_.size();
+      entries_[last_] = {std::string(bytes), number};
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 512;
+  struct Entry {
+    std::string bytes;
+    uint32_t number = 0;
+  };
+  std::array<Entry, 8> entries_;
+  size_t last_ = 0;
+};
+
+// The bytes of a pickle without the opcodes PROTO and FRAME, which contains the pickle's length.
+std::string_view without_frame(std::string_view pickle) {
+  constexpr size_t kProto = 2;
+  constexpr size_t kFrame = 9;
+  if (pickle.size() > kProto + kFrame && static_cast<unsigned char>(pickle[kProto]) == 0x95) {
+    return pickle.substr(kProto + kFrame);
+  }
+  return {};
+}
+
+uint32_t function_number(const InspectedRequest& request) {
+  if (request.type != torch::distributed::rpc::MessageType::PYTHON_CALL) {
+    return calls_function(request.type) ? Names::instance().number_of(function_of(request)) : 0;
+  }
+  // The function's name depends only on the bytes up to its end.
+  static thread_local Known known;
+  const std::string_view pickle = request.payload.substr(std::min<size_t>(1, request.payload.size()));
+  const std::string_view bytes = without_frame(pickle);
+  if (const auto number = known.find(bytes)) {
+    return *number;
+  }
+  size_t end = 0;
+  const uint32_t number = Names::instance().number_of(python_function(pickle, end));
+  if (!bytes.empty() && end > pickle.size() - bytes.size()) {
+    known.add(pickle.substr(0, end).substr(pickle.size() - bytes.size()), number);
+  }
+  return number;
+}
+
+uint32_t peer_number(const std::string& name) {
+  static thread_local std::pair<std::string, uint32_t> last;
+  if (last.first != name || last.second == 0) {
+    last = {name, Names::instance().number_of(name)};
+  }
+  return last.second;
+}
+
+uint64_t bytes_of_message(const torch::distributed::rpc::Message& message) {
+  return message.payload().size() + (message.tensors().empty() ? 0 : tensor_bytes_of(message));
+}
+
+}  // namespace
+
+RecordedCall::State state_of_error(std::string_view text) {
+  const auto says = [&](std::string_view part) { return text.find(part) != std::string_view::npos; };
+  if (says("RPC ran for more than set timeout")) {
+    return RecordedCall::State::kTimedOut;
+  }
+  if (says("has been shut down")) {
+    return RecordedCall::State::kShutDown;
+  }
+  // ZEROMQ and UCX; TENSORPIPE.
+  return says("is lost") || says("connection") || says("eof") || says("EOF") || says("ECONNRE") || says("EPIPE")
+      ? RecordedCall::State::kLost
+      : RecordedCall::State::kFailed;
+}
+
+int64_t CallLog::now_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+CallLog::CallLog(size_t capacity) : recent_(std::max<size_t>(capacity, 1)) {}
+
+CallLog::~CallLog() {
+  for (auto& chunk : chunks_) {
+    delete[] chunk.load();
+  }
+}
+
+CallLog::Place* CallLog::take_place() {
+  static thread_local size_t last = 0;  // where this thread found the last one
+  for (size_t chunk = 0; chunk < kChunks; ++chunk) {
+    Place* places = chunks_[chunk].load(std::memory_order_acquire);
+    if (places == nullptr) {
+      const std::lock_guard<std::mutex> lock(grow_mutex_);
+      places = chunks_[chunk].load(std::memory_order_acquire);
+      if (places == nullptr) {
+        places = new Place[kChunk];
+        chunks_[chunk].store(places, std::memory_order_release);
+      }
+    }
+    for (size_t i = 0; i < kChunk; ++i) {
+      const size_t at = (last + i) % kChunk;
+      bool free = false;
+      if (!places[at].taken.load(std::memory_order_relaxed) &&
+          places[at].taken.compare_exchange_strong(free, true, std::memory_order_acquire)) {
+        last = at;
+        return &places[at];
+      }
+    }
+  }
+  return nullptr;
+}
+
+CallLog::Place* CallLog::begin(RecordedCall& call, const Message& message) {
+  const InspectedRequest request = inspect(message);
+  call.number = ++number_;
+  call.thread = static_cast<uint64_t>(::pthread_self());
+  call.begin_us = now_us();
+  call.bytes = bytes_of_message(message);
+  call.type = static_cast<uint16_t>(request.type);
+  call.function = function_number(request);
+  Place* const place = take_place();
+  if (place == nullptr) {
+    ++unrecorded_;
+  } else {
+    place->call.write(call);
+  }
+  return place;
+}
+
+CallLog::Place* CallLog::begin_outgoing(const torch::distributed::rpc::WorkerInfo& to, const Message& message,
+                                        std::chrono::milliseconds timeout) {
+  RecordedCall call;
+  call.timeout_ms = static_cast<uint32_t>(timeout.count());
+  call.peer_id = to.id_;
+  call.peer = peer_number(to.name_);
+  return begin(call, message);
+}
+
+CallLog::Place* CallLog::begin_incoming(int peer_id, const Message& message, uint64_t number) {
+  RecordedCall call;
+  call.incoming = 1;
+  call.call = number;
+  call.peer_id = peer_id;
+  return begin(call, message);
+}
+
+void CallLog::sent(Place* place, uint64_t number) {
+  RecordedCall call = place->call.own();
+  call.call = number;
+  place->call.write(call);
+}
+
+void CallLog::end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer) {
+  place->kept = log;  // not in the callback, which so needs no memory of its own
+  answer.addCallback(
+      [place](JitFuture& done) {
+        const auto kept = std::move(place->kept);
+        kept->end(place, &done, now_us());
+      },
+      /*uses_future=*/false);
+}
+
+void CallLog::end(Place* place, JitFuture* answer, int64_t end_us) {
+  RecordedCall call = place->call.own();
+  if (answer == nullptr) {
+    call.state = RecordedCall::State::kDropped;
+  } else if (answer->hasError()) {
+    const std::string error = answer->tryRetrieveErrorMessage();
+    call.state = state_of_error(error);
+    call.error = keep_error(error);
+  } else {
+    call.state = RecordedCall::State::kAnswered;
+    call.answer_bytes = bytes_of_message(*answer->constValue().toCustomClass<Message>());
+    if (!call.incoming) {
+      count_rref(call);
+    }
+  }
+  end(place, call, end_us);
+}
+
+void CallLog::failed(Place* place, const std::string& error) {
+  RecordedCall call = place->call.own();
+  call.state = state_of_error(error);
+  call.error = keep_error(error);
+  end(place, call, now_us());
+}
+
+void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
+  call.end_us = end_us;
+  place->call.write(call);  // so that nobody takes it for one in flight
+  place->taken.store(false, std::memory_order_release);
+  recent_[ended_++ % recent_.size()].write(call);
+}
+
+std::vector<RecordedCall> CallLog::in_flight() const {
+  std::vector<RecordedCall> found;
+  for (const auto& chunk : chunks_) {
+    const Place* places = chunk.load(std::memory_order_acquire);
+    for (size_t i = 0; places != nullptr && i < kChunk; ++i) {
+      if (!places[i].taken.load(std::memory_order_acquire)) {
+        continue;
+      }
+      const auto call = places[i].call.read();
+      if (call && call->state == RecordedCall::State::kInFlight) {
+        found.push_back(*call);
+      }
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  return found;
+}
+
+std::vector<RecordedCall> CallLog::recent() const {
+  std::vector<RecordedCall> found;
+  for (const auto& cell : recent_) {
+    if (const auto call = cell.read()) {
+      found.push_back(*call);
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.end_us < b.end_us; });
+  return found;
+}
+
+void CallLog::count_rref(const RecordedCall& call) {
+  int64_t more = 0;
+  switch (call.type) {
+    case kPythonRemoteCall:
+    case kScriptRemoteCall:
+    case kRRefForkRequest:
+      more = 1;
+      break;
+    case kRRefUserDelete:
+      more = -1;
+      break;
+    default:
+      return;
+  }
+  const std::lock_guard<std::mutex> lock(rrefs_mutex_);
+  held_rrefs_[call.peer] += more;
+}
+
+std::map<uint32_t, int64_t> CallLog::held_rrefs() const {
+  const std::lock_guard<std::mutex> lock(rrefs_mutex_);
+  return held_rrefs_;
+}
+
+uint32_t CallLog::keep_error(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(errors_mutex_);
+  errors_.push_back(text.substr(0, kMaxErrorLength));
+  if (errors_.size() > kMostErrors) {
+    errors_.pop_front();
+    ++errors_before_;
+  }
+  return errors_before_ + static_cast<uint32_t>(errors_.size());
+}
+
+std::string CallLog::error(uint32_t number) const {
+  const std::lock_guard<std::mutex> lock(errors_mutex_);
+  return number > errors_before_ && number - errors_before_ <= errors_.size() ? errors_[number - errors_before_ - 1]
+                                                                              : std::string();
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,127 @@
+"""Dumps that a worker writes by itself: after a timeout, after a loss, and in a long ``shutdown``.
+
+The recorder writes them on SIGUSR1 too, in C++.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from logging import getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rpc_backends_inspect import causes, workers
+
+if TYPE_CHECKING:
+    from rpc_backends_agents import Recorder
+
+_log = getLogger(__name__)
+#: Seconds between two looks at the threads.
+_PERIOD = 1.0
+#: Seconds after which a shutdown takes long; torch waits for five minutes.
+SHUTDOWN_LIMIT = 30.0
+_API = os.path.join("torch", "distributed", "rpc", "api.py")  # noqa: PTH118, the end of a path
+
+
+@dataclass(frozen=True)
+class Dumps:
+    """Which dumps a worker writes by itself.
+
+    :ivar folder: where; empty for none.
+    :ivar shutdown_limit: seconds after which a shutdown takes long.
+    :ivar at_end: whether it writes one when it stops, with which ``rpc-backends trace`` draws a run.
+    """
+
+    folder: str = ""
+    shutdown_limit: float = SHUTDOWN_LIMIT
+    at_end: bool = False
+
+
+NO_DUMPS = Dumps()
+
+
+def folder_for(value: str) -> str:
+    """Return the folder for dumps, made if need be; empty for none.
+
+    :raises OSError: it cannot be made, or not be written.
+    """
+    if not value:
+        return ""
+    folder = Path(value).absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be written")
+    return str(folder)
+
+
+class Watcher:
+    """A thread that explains failed calls, and notices that ``shutdown`` takes long.
+
+    :param limit: seconds after which a shutdown takes long.
+    """
+
+    def __init__(self, recorder: Recorder, worker: str, limit: float = SHUTDOWN_LIMIT) -> None:
+        self._recorder = recorder
+        self._worker = worker
+        self._limit = limit
+        self._shutdown_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="rpc-dumps", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it ends when the recorder stops."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (failures := self._recorder.wait_for_failures(_PERIOD)) >= 0:
+            if failures:
+                self._recorder.explain(self._explanation("call"))
+            self._watch_shutdown()
+
+    def _watch_shutdown(self) -> None:
+        if not _in_shutdown():
+            self._shutdown_since = None
+        elif self._shutdown_since is None:
+            self._shutdown_since = time.monotonic()
+        elif time.monotonic() - self._shutdown_since >= self._limit:
+            self._shutdown_since = float("inf")  # once
+            _log.warning(
+                "RPC worker %r has been in shutdown for %.0f s. %s",
+                self._worker,
+                self._limit,
+                self._explanation("shutdown"),
+            )
+
+    def _explanation(self, reason: str) -> str:
+        """Write a dump; return where it is, and the likely reason."""
+        try:
+            path = self._recorder.dump(reason)
+            found = causes.explain(workers.running())
+        except Exception as error:  # the call must get its error whatever happens here
+            _log.exception("the dump of RPC worker %r failed", self._worker)
+            return f"No RPC dump: {error}."
+        mine = [cause for cause in found if self._worker in cause.workers] or found
+        why = (
+            f"Likely reason: {mine[0].text}." if mine else "No worker of this host waits for long."
+        )
+        return f"RPC dump: {path}. {why}"
+
+
+def _in_shutdown() -> bool:
+    for outermost in sys._current_frames().values():
+        frame = outermost
+        while frame:
+            if frame.f_code.co_name == "shutdown" and frame.f_code.co_filename.endswith(_API):
+                return True
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+    return False

@@ -1,0 +1,180 @@
+"""``rpc-backends inspect --watch``: rates and times of calls, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from rpc_backends_cli import console, grid
+from rpc_backends_inspect.workers import Call, WorkerState
+
+#: The most rows of a frame.
+_ROWS = 30
+#: The least characters that are shown of a long name of a worker.
+_WIDEST = 12
+
+
+@dataclass(frozen=True)
+class Row:
+    """The calls of a worker to one peer and function that ended in an interval.
+
+    :ivar calls: calls per second.
+    :ivar bytes: bytes of requests and answers per second.
+    :ivar p50: seconds within which half of the calls ended; so ``p90`` and ``p99``.
+    :ivar failed: calls that ended with an error.
+    :ivar in_flight: calls that have not ended.
+    """
+
+    worker: str
+    peer: str
+    function: str
+    calls: float
+    bytes: float
+    p50: float
+    p90: float
+    p99: float
+    failed: int
+    in_flight: int
+
+
+class Meter:
+    """Makes rows from states that are read one after the other."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, int], WorkerState] = {}
+
+    def rows(self, states: Iterable[WorkerState]) -> list[Row]:
+        """Return the outgoing calls since the last states, the busiest first; none the first time."""
+        rows: list[Row] = []
+        for state in states:
+            before = self._before.get((state.worker, state.pid))
+            self._before[state.worker, state.pid] = state
+            if before and not before.problem and not state.problem:
+                rows += _rows(before, state)
+        return sorted(rows, key=lambda row: (-row.calls, -row.in_flight, row.worker, row.function))
+
+
+def _rows(before: WorkerState, now: WorkerState) -> Iterator[Row]:
+    seconds = max((now.time_us - before.time_us) / 1e6, 1e-3)
+    ended = [call for call in now.recent if call.end_us > before.time_us]
+    # The recorder forgets calls of a fast worker; its count does not.
+    share = max((now.calls - before.calls) / len(ended), 1.0) if ended else 1.0
+    groups: dict[tuple[str, str], tuple[list[Call], list[Call]]] = {}
+    for calls, index in ((ended, 0), (now.in_flight, 1)):
+        for call in calls:
+            if not call.incoming:
+                groups.setdefault((call.peer, call.name), ([], []))[index].append(call)
+    for (peer, function), (done, waiting) in groups.items():
+        times = sorted(call.seconds for call in done)
+        yield Row(
+            worker=now.worker,
+            peer=peer,
+            function=function,
+            calls=len(done) * share / seconds,
+            bytes=sum(call.bytes + call.answer_bytes for call in done) * share / seconds,
+            p50=_percentile(times, 0.5),
+            p90=_percentile(times, 0.9),
+            p99=_percentile(times, 0.99),
+            failed=sum(call.state != "answered" for call in done),
+            in_flight=len(waiting),
+        )
+
+
+def _percentile(times: list[float], share: float) -> float:
+    return times[min(int(len(times) * share), len(times) - 1)] if times else 0.0
+
+
+def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> RenderableType:
+    """Return one screen."""
+    states = list(states)
+    lines = [
+        Text.assemble((state.worker, "bold"), f" {state.problem}", style="red")
+        for state in states
+        if state.problem
+    ]
+    table = grid("worker", "to", "function", "calls/s", "bytes/s", "p50", "p99", "failed", "open")
+    for row in rows[:_ROWS]:
+        table.add_row(
+            row.worker,
+            row.peer,
+            row.function.rpartition(".")[2],
+            f"{row.calls:,.0f}",
+            _bytes(row.bytes),
+            _time(row.p50),
+            _time(row.p99),
+            str(row.failed) if row.failed else "",
+            str(row.in_flight) if row.in_flight else "",
+        )
+    for column in table.columns:
+        # A narrow terminal cuts the function's name, and no number.
+        column.no_wrap = True
+        column.overflow = "ellipsis" if column.header == "function" else "ignore"
+        if column.header != "function":
+            widest = max(len(str(cell)) for cell in (column.header, *column.cells))
+            column.min_width = min(widest, _WIDEST)
+    total = sum(row.calls for row in rows)
+    head = Text(f"{len(states)} workers, {total:,.0f} calls/s; every {seconds:g} s; Ctrl-C ends")
+    more = (
+        [Text(f"... and {len(rows) - _ROWS} more rows; --json has all")]
+        if len(rows) > _ROWS
+        else []
+    )
+    return Group(head, *lines, table, *more)
+
+
+def watch(read: Callable[[], list[WorkerState]], seconds: float) -> None:
+    """Show frames until Ctrl-C."""
+    meter = Meter()
+    states = read()
+    with Live(
+        frame(states, meter.rows(states), seconds), console=console(), auto_refresh=False
+    ) as live:
+        try:
+            while True:
+                time.sleep(seconds)
+                states = read()
+                live.update(frame(states, meter.rows(states), seconds), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def lines(read: Callable[[], list[WorkerState]], seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield what each interval measured."""
+    meter = Meter()
+    meter.rows(read())
+    while True:
+        time.sleep(seconds)
+        states = read()
+        yield {
+            "time_us": max((state.time_us for state in states), default=0),
+            "seconds": seconds,
+            "workers": [{"worker": one.worker, "problem": one.problem} for one in states],
+            "rows": [asdict(row) for row in meter.rows(states)],
+        }
+
+
+def _time(seconds: float) -> str:
+    if not seconds:
+        return ""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{_short(seconds * factor)} {unit}"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{_short(count)} {unit}"
+        count /= 1000
+    return f"{_short(count)} GB"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"

@@ -1,0 +1,147 @@
+"""Dumps that workers write by themselves (``RPC_BACKENDS_DUMP``)."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed import rpc
+
+from rpc_backends_inspect import workers as inspected
+from support import steps
+from support.workers import WorkerContext, Workers
+
+LIMIT = 60.0
+_EVENT = threading.Event()
+
+
+def wait_for_event() -> None:
+    _EVENT.wait()
+
+
+def finish(me: WorkerContext) -> None:
+    _EVENT.set()
+
+
+def call_with_timeout(me: WorkerContext, to: str, seconds: float) -> str:
+    try:
+        rpc.rpc_sync(to, wait_for_event, timeout=seconds)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def end_process() -> None:
+    os._exit(0)
+
+
+def call_lost(me: WorkerContext, to: str) -> str:
+    try:
+        rpc.rpc_sync(to, end_process, timeout=60)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def release_signal(me: WorkerContext) -> None:
+    """Undo what the processes of these tests do at their start."""
+    faulthandler.unregister(signal.SIGUSR1)
+
+
+def shut_down_in_background(me: WorkerContext) -> None:
+    threading.Thread(target=rpc.shutdown, daemon=True).start()
+
+
+def call_many_with_timeout(me: WorkerContext, to: str, count: int) -> list[str]:
+    errors = []
+    for future in [rpc.rpc_async(to, wait_for_event, timeout=0.2) for _ in range(count)]:
+        try:
+            future.wait()
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+def wait_for_dumps(folder: Path, count: int = 1) -> list[Path]:
+    end = time.monotonic() + LIMIT
+    while len(found := sorted(folder.glob("*.json"))) < count:
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "dumps"
+
+
+@pytest.fixture(params=["TENSORPIPE", "ZEROMQ"])
+def two(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> Iterator[Workers]:
+    env = {
+        "RPC_BACKENDS_RECORDER": "on",
+        "RPC_BACKENDS_DUMP": str(folder),
+        "RPC_BACKENDS_DUMP_SHUTDOWN_AFTER": "0.5",
+    }
+    with Workers(2, env=env) as workers:
+        workers.run(
+            steps.join, f"file://{tmp_path}/store", backend=request.param, num_worker_threads=2
+        )
+        yield workers
+
+
+def test_a_timeout_names_the_dump_and_the_reason(two: Workers, folder: Path) -> None:
+    error = two[0].call(call_with_timeout, "worker1", 1.5)
+    (dump,) = wait_for_dumps(folder)
+    assert f"RPC dump: {dump}. Likely reason: 'worker0' has waited 1." in error
+    assert "there, 'worker1' is at wait_for_event (test_dumps.py:" in error
+    assert error.startswith("RPCErr:1:") or "RPC ran for more than set timeout" in error
+    state = inspected.read(dump)
+    assert [call.function for call in state.in_flight] == [f"{__name__}.wait_for_event"]
+    assert dump.stat().st_mode & 0o777 == 0o600
+    two[1].call(finish)
+
+
+def test_a_lost_worker_is_named_in_the_error(two: Workers, folder: Path) -> None:
+    error = two[0].call(call_lost, "worker1")
+    (dump,) = wait_for_dumps(folder)
+    assert f"RPC dump: {dump}. " in error
+    two[0].kill()
+
+
+def test_a_signal_makes_a_dump(tmp_path: Path, folder: Path) -> None:
+    """Also in a worker that executes no Python, such as this one, which waits for its next task."""
+    env = {"RPC_BACKENDS_RECORDER": "on", "RPC_BACKENDS_DUMP": str(folder)}
+    with Workers(1, env=env) as workers:
+        workers.run(release_signal)
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
+        os.kill(workers[0].pid, signal.SIGUSR1)
+        (dump,) = wait_for_dumps(folder)
+        assert inspected.read(dump).document["reason"] == "signal"
+
+
+def test_many_timeouts_make_one_dump(two: Workers, folder: Path) -> None:
+    errors = two[0].call(call_many_with_timeout, "worker1", 100)
+    (dump,) = wait_for_dumps(folder)
+    assert len(errors) == 100
+    assert all(str(dump) in error for error in errors)
+    two[1].call(finish)
+
+
+def test_a_long_shutdown_makes_a_dump(two: Workers, folder: Path) -> None:
+    two[0].call(shut_down_in_background)
+    (dump,) = wait_for_dumps(folder)
+    assert inspected.read(dump).document["reason"] == "shutdown"
+    two[0].kill()
+
+
+def test_the_programs_own_handler_of_the_signal_stays(two: Workers, folder: Path) -> None:
+    """These workers have one, which prints their stacks."""
+    os.kill(two[0].pid, signal.SIGUSR1)
+    two.run(steps.leave)
+    assert list(folder.glob("*.json")) == []

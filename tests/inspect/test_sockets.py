@@ -1,0 +1,122 @@
+"""The sockets of workers: only their user reads them, and nobody else can pose as a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_inspect import sockets, workers
+from support import steps
+from support.workers import Workers
+
+_BECOME = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+"""
+
+
+def as_other_user(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run a program as a user without rights, with pipes."""
+    return subprocess.Popen(
+        # Not with Popen's `user`: that user may not be able to execute this Python.
+        [sys.executable, "-c", _BECOME + textwrap.dedent(program), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with sockets.listen() as listener:
+        yield listener
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Workers]:
+    """One worker with a recorder, and with a temporary folder of its own."""
+    (tmp_path / "tmp").mkdir()
+    env = {"RPC_BACKENDS_RECORDER": "on", "TMPDIR": str(tmp_path / "tmp")}
+    with Workers(1, env=env) as started:
+        started.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
+        yield started
+
+
+def test_a_socket_is_found_with_its_process(listener: socket.socket) -> None:
+    found = [one for one in sockets.connect_all(1.0) if one.pid == os.getpid()]
+    assert [f"\0{one.name}".encode() for one in found] == [listener.getsockname()]
+    for one in found:
+        one.connection.close()
+
+
+def test_a_killed_worker_leaves_no_files(worker: Workers, tmp_path: Path) -> None:
+    assert workers.running(pids=[worker[0].pid])
+    worker[0].kill()
+    assert list((tmp_path / "tmp").rglob("*")) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_another_user_reads_nothing(worker: Workers) -> None:
+    (name,) = [one.name for one in sockets.connect_all(5.0) if one.pid == worker[0].pid]
+    curious = as_other_user(
+        """
+        one = socket.socket(socket.AF_UNIX)
+        one.connect("\\0" + sys.argv[1])
+        try:
+            one.sendall(b"a")
+            print(one.recv(100))
+        except OSError as error:
+            print(type(error).__name__)
+        """,
+        name,
+    )
+    output, _ = curious.communicate(timeout=60)
+    assert output in {"b''\n", "ConnectionResetError\n", "BrokenPipeError\n"}
+    assert [one.problem for one in workers.running(pids=[worker[0].pid])] == [""]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_socket_of_another_user_is_not_taken() -> None:
+    impostor = as_other_user(
+        """
+        one = socket.socket(socket.AF_UNIX)
+        one.bind("\\0" + sys.argv[1])
+        one.listen()
+        print("ready", flush=True)
+        sys.stdin.read()
+        """,
+        f"rpc-backends-inspect-{os.geteuid()}-0",
+    )
+    assert impostor.stdin is not None
+    assert impostor.stdout is not None
+    with impostor.stdin, impostor.stdout:
+        assert impostor.stdout.readline() == "ready\n"
+        assert [one for one in sockets.connect_all(1.0) if one.pid == impostor.pid] == []
+        assert workers.running(pids=[impostor.pid]) == []
+    impostor.wait()
+
+
+def test_an_unreadable_answer_is_reported(listener: socket.socket) -> None:
+    """A process that only looks like a worker does not break the command."""
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1)
+            connection.sendall(json.dumps({"version": 99}).encode())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    (state,) = workers.running(pids=[os.getpid()])
+    thread.join()
+    assert state.problem.startswith("gives no valid answer: its version is 99")

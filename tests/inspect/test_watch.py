@@ -1,0 +1,112 @@
+"""`rpc-backends inspect --watch`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch.distributed import rpc
+
+from rpc_backends_inspect import watching, workers
+from support import steps
+from support.workers import WorkerContext, Workers
+
+STOP = threading.Event()
+
+
+def call_until_stopped(me: WorkerContext, to: str) -> None:
+    def run() -> None:
+        while not STOP.is_set():
+            rpc.rpc_sync(to, torch.add, (torch.ones(100), 1))
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Two workers, one of which calls the other all the time."""
+    folder = tmp_path_factory.mktemp("watch")
+    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as started:
+        started.run(steps.join, f"file://{folder}/store", backend="ZEROMQ")
+        started[0].call(call_until_stopped, "worker1")
+        yield started
+        for worker in started:
+            worker.kill()
+
+
+def command(workers: Workers, *arguments: str) -> list[str]:
+    pids = [text for worker in workers for text in ("--pid", str(worker.pid))]
+    return [sys.executable, "-m", "rpc_backends_cli", "inspect", "--watch", *pids, *arguments]
+
+
+def test_rates_and_times_are_those_of_the_calls(busy: Workers) -> None:
+    command_ = command(busy, "--json", "--interval", "0.5")
+    with subprocess.Popen(command_, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        process.stdout.close()
+    (row,) = found["rows"]
+    assert (row["worker"], row["peer"], row["function"]) == (
+        "worker0",
+        "worker1",
+        "torch.ops.aten.add",
+    )
+    assert row["calls"] > 10
+    assert row["bytes"] / row["calls"] > 400  # each call sends and gets tensors of 400 bytes
+    assert 0 < row["p50"] <= row["p90"] <= row["p99"] < 1
+    assert row["calls"] * row["p50"] < 2  # one call at a time
+    assert row["failed"] == 0
+
+
+def test_a_frame_shows_the_calls(busy: Workers) -> None:
+    meter = watching.Meter()
+    pids = [worker.pid for worker in busy]
+    meter.rows(workers.running(pids=pids, last=True))
+    rows: list[watching.Row] = []
+    while not rows:
+        states = workers.running(pids=pids, last=True)
+        rows = meter.rows(states)
+    out = io.StringIO()
+    Console(file=out, width=80).print(watching.frame(states, rows, 1.0))
+    head, titles, line, *_ = out.getvalue().splitlines()
+    assert head.startswith("2 workers, ")
+    assert titles.split()[-6:] == ["calls/s", "bytes/s", "p50", "p99", "failed", "open"]
+    assert line.split()[:3] == ["worker0", "worker1", "add"]
+
+
+def test_it_ends_on_ctrl_c(busy: Workers) -> None:
+    master, slave = pty.openpty()
+    try:
+        with subprocess.Popen(command(busy), stdout=slave, stderr=slave) as process:
+            shown = b""
+            while b"worker1" not in shown:
+                shown += os.read(master, 4096)
+            process.send_signal(signal.SIGINT)
+            os.close(slave)
+            with contextlib.suppress(OSError):  # the other end is closed
+                while os.read(master, 4096):
+                    pass
+            assert process.wait() == 0
+    finally:
+        os.close(master)
+
+
+def test_it_needs_a_terminal_or_json(busy: Workers, tmp_path: Path) -> None:
+    done = subprocess.run(command(busy), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "--watch needs a terminal, and stdout is none; with --json" in " ".join(
+        done.stderr.split()
+    )
