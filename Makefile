@@ -40,8 +40,8 @@ SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 # pytest exits with 5 if no test matches. That is no failure if PYTEST_ARGS selects tests of another suite.
 NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
 
-# Two files at a time, in the order of collection, which conftest.py sorts: slow files first.
-BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
+# Three files at a time, because most tests wait, in the order of collection, which conftest.py sorts: slow files first.
+BY_FILE := -n 3 --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not thorough and not installed and not torch_suites and not whole_suite
 
 # A name made from TORCH, so that another TORCH has another stamp file.
@@ -85,11 +85,15 @@ define run_tests
 	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend ZEROMQ --rpc-tier torch \
 	    -n 3 -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suites on ZEROMQ"; \
+	echo "==> pytest: UCX passes the conformance suite"; \
+	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend UCX $(if $(LESS),,--rpc-tier torch) \
+	    -n 3 -q $(PYTEST_ARGS) \
+	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suite on UCX"; \
 	echo "==> pytest: ZEROMQ encrypts its TCP connections"; \
 	$(BIN)/python -m pytest --pyargs rpc_backends_testing.chapters.test_security \
 	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
-	echo "==> pytest: this project's tests (two files at a time)"; \
+	echo "==> pytest: this project's tests (three files at a time)"; \
 	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite $(LESS)" $(BY_FILE) \
 	    --durations=10 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
@@ -102,7 +106,7 @@ endef
 test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
-test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported dependencies
+test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported dependencies (torch: TORCH)
 	$(LOWEST_VENV)/bin/python -m pytest tests -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
 lint: setup  ## ruff: lint and format check

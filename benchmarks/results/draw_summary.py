@@ -40,7 +40,7 @@ ROWS = [
     ("group.memory", 16, "memory of a worker, group of 16"),
     ("group.join", 16, "the 16th worker joins"),
 ]
-ENGINES = {"TENSORPIPE": ("#d55e00", "s"), "ZEROMQ": ("#0072b2", "o")}
+ENGINES = {"TENSORPIPE": ("#d55e00", "s"), "ZEROMQ": ("#0072b2", "o"), "UCX": ("#009e73", "^")}
 
 
 def plan() -> Plan:
@@ -94,7 +94,7 @@ def draw(results: Results, file: Path) -> None:
     axes.set_xlabel("ratio to stock torch: further left is better")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=2, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=len(ENGINES), frameon=False)
     figure.savefig(file, bbox_inches="tight")
 
 

@@ -10,7 +10,7 @@ if a figure has grown, a call had a wrong result, or the group did not shut down
 
 This adds four peers, which the workers call too. Peers are killed, suspended and resumed at random, and
 killed ones are replaced. Every call of a worker must end within its timeout, with the right result or an
-error, and no worker may end. With ``--static`` the group is static, so nobody joins later: the peers are
+error, and no worker may end. With ``--static`` the group is static, so no worker joins: the peers are
 killed one after the other, and the workers continue.
 """
 

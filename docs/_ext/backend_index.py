@@ -1,4 +1,4 @@
-"""Makes docs/backends.md of the conformance reports in docs/reports, if run as a program."""
+"""Makes docs/backends.md from the conformance reports in docs/reports, if run as a program."""
 
 from __future__ import annotations
 

@@ -3,7 +3,15 @@
 from pathlib import Path
 
 from setuptools import Extension, setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
+
+try:
+    from torch import compiled_with_cxx11_abi
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"error: {error.name} is not installed here, and this package is compiled against torch. Install "
+        "torch and setuptools, and then this package with `pip install --no-build-isolation`."
+    ) from None
 
 
 class Build(BuildExtension):
@@ -53,6 +61,8 @@ setup(
                 str(Path("src/rpc_backends_agents/include").resolve()),
                 *include_paths(),
             ],
+            # CppExtension sets it for the other module; strings pass between the two.
+            define_macros=[("_GLIBCXX_USE_CXX11_ABI", str(int(compiled_with_cxx11_abi())))],
             language="c++",
             extra_compile_args=FLAGS,
         ),

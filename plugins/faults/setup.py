@@ -39,6 +39,13 @@ def include_folders() -> list[str]:
     return found
 
 
+def abi() -> str:
+    """Return torch's ``_GLIBCXX_USE_CXX11_ABI``, because strings pass between this and the agents."""
+    import torch
+
+    return str(int(torch.compiled_with_cxx11_abi()))
+
+
 setup(
     ext_modules=[
         Extension(
@@ -46,6 +53,7 @@ setup(
             sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.cpp")),
             depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.h")),
             include_dirs=include_folders(),
+            define_macros=[("_GLIBCXX_USE_CXX11_ABI", abi())],
             language="c++",
             extra_compile_args=[
                 "-std=c++20",

@@ -42,6 +42,13 @@ def include_folders() -> list[str]:
     return found
 
 
+def abi() -> str:
+    """Return torch's ``_GLIBCXX_USE_CXX11_ABI``, because strings pass between this and the agents."""
+    import torch
+
+    return str(int(torch.compiled_with_cxx11_abi()))
+
+
 UCX = folder_of("libucx") or Path()
 
 setup(
@@ -51,6 +58,7 @@ setup(
             sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.cpp")),
             depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.h")),
             include_dirs=include_folders(),
+            define_macros=[("_GLIBCXX_USE_CXX11_ABI", abi())],
             # The wheel libucx-cu12 holds them; library.py loads them before the extension is imported.
             libraries=["ucp", "ucs"],
             library_dirs=[str(UCX / "lib")],

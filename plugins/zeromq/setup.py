@@ -40,6 +40,13 @@ def include_folders() -> list[str]:
     return found
 
 
+def abi() -> str:
+    """Return torch's ``_GLIBCXX_USE_CXX11_ABI``, because strings pass between this and the agents."""
+    import torch
+
+    return str(int(torch.compiled_with_cxx11_abi()))
+
+
 setup(
     ext_modules=[
         Extension(
@@ -47,6 +54,7 @@ setup(
             sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.cpp")),
             depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").glob("*.h")),
             include_dirs=include_folders(),
+            define_macros=[("_GLIBCXX_USE_CXX11_ABI", abi())],
             libraries=["dl"],
             language="c++",
             extra_compile_args=[

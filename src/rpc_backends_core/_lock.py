@@ -245,35 +245,59 @@ def _hash(path: Path) -> str | None:
 
 def _intruders(dist: Any, files: Iterable[str]) -> Iterator[str]:
     """Yield what Python would import in place of the package's files, or beside them."""
-    modules = [PurePosixPath(path) for path in files if path.endswith(_SUFFIXES)]
-    known = {Path(dist.locate_file(str(path))).resolve() for path in modules}
-    yield from sorted({text for path in modules for text in _shadows(path, known)})
-    folders = {parent for path in modules for parent in path.parents if parent.parts}
+    paths = {PurePosixPath(path) for path in files}
+    modules = sorted(path for path in paths if path.name.endswith(_SUFFIXES))
+    yield from _shadows(dist, modules)
+    folders = {parent for path in paths for parent in path.parents}
     for folder in sorted({path.parent for path in modules if path.parent.parts}):
         where = Path(dist.locate_file(str(folder)))
         for entry in sorted(where.iterdir()) if where.is_dir() else ():
+            path = folder / entry.name
             if entry.is_dir():
-                is_package = entry.name.isidentifier() and entry.name != "__pycache__"
-                strange = is_package and folder / entry.name not in folders and any(entry.iterdir())
+                strange = path not in folders and _is_importable(entry)
             else:
-                strange = entry.name.endswith(_SUFFIXES) and entry.resolve() not in known
+                strange = path not in paths and entry.name.endswith(_SUFFIXES)
             if strange:
-                yield f"{folder / entry.name} does not belong to the package"
+                yield f"{path} does not belong to the package"
 
 
-def _shadows(module: PurePosixPath, known: set[Path]) -> Iterator[str]:
-    """Yield the file that Python finds for a module's top-level name, if it is not the package's."""
-    parts = [*module.parent.parts, module.name.partition(".")[0]]
-    path = None
-    for count, part in enumerate(parts, start=1):
-        spec = _spec(".".join(parts[:count]), path)
-        if spec is None:
-            return  # the file is missing, which its hash shows
-        if spec.has_location and spec.origin:
-            if Path(spec.origin).resolve() not in known:
-                yield f"Python imports {part} from {spec.origin}, which does not belong to the package"
-            return
-        path = spec.submodule_search_locations  # a namespace package: look inside
+def _is_importable(folder: Path) -> bool:
+    """Return whether a folder has a module; those that Python compiles into __pycache__ do not count."""
+    if folder.name == "__pycache__" or not folder.name.isidentifier():
+        return False
+    return any(
+        path.name.endswith(_SUFFIXES) and path.parent.name != "__pycache__"
+        for path in folder.rglob("*")
+    )
+
+
+def _shadows(dist: Any, modules: Iterable[PurePosixPath]) -> Iterator[str]:
+    """Yield the modules that Python would import from other files than the package's."""
+    ours: dict[str, list[Path]] = {}  # by module
+    for module in modules:
+        parts = [*module.parent.parts, module.name.partition(".")[0]]
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        ours.setdefault(name, []).append(Path(dist.locate_file(str(module))))
+    specs: dict[str, Any] = {}
+    for name in ours:
+        parts = name.split(".")
+        path = None
+        for part in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+            if part not in specs:
+                spec = specs[part] = _spec(part, path)
+                if spec and spec.has_location and not _is_one(spec.origin, ours.get(part, [])):
+                    yield (
+                        f"Python imports {part} from {spec.origin}, which does not belong to the package"
+                    )
+            spec = specs[part]
+            if spec is None or spec.has_location:
+                break  # a missing file shows by its hash, and the folder of a package is its own
+            path = spec.submodule_search_locations  # a namespace package: look inside
+
+
+def _is_one(origin: str, files: Iterable[Path]) -> bool:
+    found = Path(origin)
+    return found.exists() and any(file.exists() and file.samefile(found) for file in files)
 
 
 def _spec(name: str, path: Any) -> Any:

@@ -73,6 +73,18 @@ def test_a_backend_that_cannot_start_is_reported(command: Any) -> None:
     assert ended.json["complete"] is True
 
 
+def test_a_hook_package_that_hangs_at_import_is_named(command: Any) -> None:
+    """Hook packages are imported first, and backends in the same way."""
+    hangs = "import time\ntime.sleep(600)"
+    command.install("rpc-sleepy", {"sleepy": "HOOKS"}, hangs, group="rpc.backends.hooks")
+
+    ended = command("bench", "TENSORPIPE", *SMALL, "--timeout", "15")
+
+    assert ended.status == 1
+    for part in ("rpc-sleepy 1.0", "rpc_sleepy.py:2", "15 s", "pip uninstall"):
+        assert part in ended.stderr
+
+
 def test_a_backend_whose_worker_dies_is_reported(command: Any) -> None:
     dies = "threading.Timer(0.0, os._exit, [9]).start() if rank == 1 else None"
     command.install(

@@ -50,6 +50,17 @@ def test_a_packages_command_is_listed_and_runs(command: Any) -> None:
     assert command("greet", "Ada").stdout == "Hello Ada.\n"
 
 
+def test_a_package_that_hangs_at_import_does_not_hang_the_help(command: Any) -> None:
+    hangs = "import time\ntime.sleep(600)"
+    command.install("rpc-pigeons", {"greet": "greet"}, hangs, group=COMMANDS)
+
+    ended = command("--help")
+
+    assert ended.status == 0
+    (line,) = (line for line in ended.stdout.splitlines() if line.startswith("  greet "))
+    assert "(rpc_pigeons:greet of rpc-pigeons 1.0" in line
+
+
 def test_a_packages_module_is_imported_only_when_needed(
     command: Any,
 ) -> None:

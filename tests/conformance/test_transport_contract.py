@@ -35,7 +35,7 @@ class TestUnfinished(TransportContract):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 class TestSocketTransport(TransportContract):
     """The transport of SOCKETS keeps what a transport promises."""
 
@@ -44,8 +44,113 @@ class TestSocketTransport(TransportContract):
         return SocketTransport()
 
 
-def _pytest(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_mine.py").write_text(dedent(_IN_A_MODULE))
+@pytest.mark.thorough
+class TestSocketTransportBetweenProcesses(TestSocketTransport):
+    """The transport of SOCKETS keeps it also if its peers are in another process."""
+
+    processes = 2
+
+
+_BETWEEN = """
+from rpc_backends_testing import TransportContract
+from rpc_backends_agents.transports.sockets import SocketTransport
+
+ADDRESSES = {}
+
+class LearnsFromItsModule(SocketTransport):
+    def listen(self, worker_id, name, inbox):
+        ADDRESSES[worker_id] = super().listen(worker_id, name, inbox)
+        return ADDRESSES[worker_id]
+
+    def learn(self, peer, name, address):
+        super().learn(peer, name, ADDRESSES[peer])
+
+class EndsItsProcess(SocketTransport):
+    def learn(self, peer, name, address):
+        import os
+        os.kill(os.getpid(), 11) if peer == 0 else super().learn(peer, name, address)
+
+class DeliversTexts(SocketTransport):
+    def _read(self, connection, peer, peer_calls):
+        self._inbox.deliver(peer, ["text"])
+
+class LeavesAThread(SocketTransport):
+    def close(self, linger):
+        import threading
+        super().close(linger)
+        if self._me == bytes([1, 0, 0, 0]):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+class TestSockets(TransportContract):
+    processes = 2
+    def make_transport(self, worker_id):
+        return SocketTransport()
+
+class TestLearns(TransportContract):
+    def make_transport(self, worker_id):
+        return LearnsFromItsModule()
+
+class TestLearnsBetween(TestLearns):
+    processes = 2
+
+class TestEnds(TestSockets):
+    def make_transport(self, worker_id):
+        return EndsItsProcess()
+
+class TestTexts(TestSockets):
+    def make_transport(self, worker_id):
+        return DeliversTexts()
+
+class TestLeaves(TestSockets):
+    def make_transport(self, worker_id):
+        return LeavesAThread()
+
+class TestCannotBeMade(TestSockets):
+    def make_transport(self, worker_id):
+        if worker_id:
+            raise OSError("no port")
+        return SocketTransport()
+"""
+
+
+@pytest.mark.slow
+def test_between_processes_a_sound_transport_passes(tmp_path: Path) -> None:
+    some = (
+        "any_conversation",
+        "lost_peer_is_found",
+        "peer_that_receives_nothing",
+        "close_flushes",
+        "nobody_listens_after_close",
+        "connections_that_ended_are_closed",
+    )
+    done = _pytest(tmp_path, *(f"TestSockets::test_{name}" for name in some), source=_BETWEEN)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(some)} passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_between_processes_broken_transports_fail(tmp_path: Path) -> None:
+    """One of them is sound in one process: it shares a variable of its module."""
+    broken = {
+        "LearnsBetween": "worker0.learn(1, 'worker1', ITS ADDRESS)",
+        "Ends": "worker1.learn(0, 'worker0', ITS ADDRESS)",
+        "Texts": "worker1: inbox.deliver(..., ['text'])",
+        "Leaves": "1 x thread left in the second process",
+        "CannotBeMade": "OSError: no port",
+    }
+    tests = [f"Test{name}::test_one_message" for name in (*broken, "Learns")]
+    done = _pytest(tmp_path, *tests, source=_BETWEEN)
+    assert f"{len(broken)} failed, 1 passed" in done.stdout, done.stdout
+    assert "FAILED test_mine.py::TestLearns::" not in done.stdout
+    for words in broken.values():
+        assert words in done.stdout, done.stdout
+    assert "RuntimeError: the second process has ended by SIGSEGV" in done.stdout
+
+
+def _pytest(
+    folder: Path, *tests: str, source: str = _IN_A_MODULE
+) -> subprocess.CompletedProcess[str]:
+    (folder / "test_mine.py").write_text(dedent(source))
     options = [
         "-q",
         "-p",

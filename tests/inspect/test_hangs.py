@@ -183,7 +183,7 @@ def test_a_worker_that_holds_the_gil_shows_where(two: Workers) -> None:
     assert "'worker1' is at hold_gil (test_hangs.py:" in text
 
 
-def test_a_thread_pool_that_nested_calls_use_up_is_named(two: Workers) -> None:
+def test_a_used_up_thread_pool_is_named(two: Workers) -> None:
     for _ in range(2):
         two[0].call(call_under_lock_once, "worker1", update, "worker0")
     text = cause(two, "threads")
@@ -193,7 +193,7 @@ def test_a_thread_pool_that_nested_calls_use_up_is_named(two: Workers) -> None:
     )
 
 
-def test_a_shutdown_names_who_has_not_come(two: Workers) -> None:
+def test_a_shutdown_names_the_missing_worker(two: Workers) -> None:
     two[0].call(shut_down_in_background)
     step = two[1].start(sleep_here)
     text = cause(two, "shutdown")
@@ -225,9 +225,7 @@ def test_deleted_rrefs_are_not_named(two: Workers) -> None:
     assert [one for one in inspect(two)["causes"] if one["kind"] == "rref"] == []
 
 
-def test_a_call_and_a_barrier_that_wait_for_each_other_are_named(
-    two: Workers, tmp_path: Path
-) -> None:
+def test_a_deadlock_with_a_barrier_is_named(two: Workers, tmp_path: Path) -> None:
     two.run(make_process_group, f"file://{tmp_path}/group")
     step = two[0].start(call_barrier, "worker1")
     assert (

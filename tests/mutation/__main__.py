@@ -14,7 +14,7 @@ import time
 
 from mutation.mutants import mutants
 from mutation.running import run, sound
-from mutation.survivors import SOUND, listed, share
+from mutation.survivors import SOUND, is_equivalent, listed, share
 
 
 def main() -> int:
@@ -40,9 +40,11 @@ def main() -> int:
         fates.append(fate)
         if not fate.killed_by:
             survivors.append(fate.mutant)
+    killed, equivalent = len(chosen) - len(survivors), sum(map(is_equivalent, survivors))
     print(
-        f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed in "
-        f"{time.monotonic() - started:.0f} s: {share(fates):.1%} of those that are not equivalent"
+        f"{killed} of {len(chosen)} mutants killed in {time.monotonic() - started:.0f} s: "
+        f"{killed / max(len(chosen), 1):.1%} of all; {share(fates):.1%} without the {equivalent} "
+        "survivors that are equivalent"
     )
     unknown = [one for one in survivors if (one.fault, one.before) not in reasons]
     for one in survivors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mutation.mutants import Mutant
 from mutation.running import Fate
 
 #: The transport that is mutated.
@@ -13,15 +14,15 @@ FILE = Path(__file__).parent / "survivors.txt"
 
 def share(fates: list[Fate]) -> float:
     """Return the share of mutants that were killed, of all that are not known to be equivalent."""
-    reasons = listed()
     survivors = [fate.mutant for fate in fates if not fate.killed_by]
-    missed = [
-        one
-        for one in survivors
-        if not reasons.get((one.fault, one.before), "").startswith("equivalent")
-    ]
+    missed = [one for one in survivors if not is_equivalent(one)]
     killed = len(fates) - len(survivors)
     return killed / max(killed + len(missed), 1)
+
+
+def is_equivalent(mutant: Mutant) -> bool:
+    """Return whether the reason says that the mutant keeps every promise."""
+    return listed().get((mutant.fault, mutant.before), "").startswith("equivalent")
 
 
 def listed() -> dict[tuple[str, str], str]:

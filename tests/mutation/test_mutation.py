@@ -32,20 +32,18 @@ def _survivors(fates: list[Fate]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_tests_kill_a_sample_of_mutants_and_pass_without_a_fault() -> None:
+def test_the_tests_kill_a_sample_of_mutants() -> None:
     """The sample has each 20th mutant that is not known to survive: that takes a whole run."""
     reasons = listed()
     killable = [one for one in mutants(SOUND.read_text()) if (one.fault, one.before) not in reasons]
-    intact, *fates = sorted(
-        _fates([sound(SOUND.read_text()), *killable[::_EVERY]]), key=lambda fate: fate.mutant.line
-    )
-    assert not intact.killed_by, intact.got
-    assert not _survivors(fates)
+    assert not _survivors(_fates(killable[::_EVERY]))
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
 def test_the_tests_kill_mutants_but_those_listed() -> None:
+    (intact,) = _fates([sound(SOUND.read_text())])
+    assert not intact.killed_by, intact.got
     fates = _fates(list(mutants(SOUND.read_text())))
     assert not _survivors(fates)
     assert share(fates) >= _WANTED

@@ -99,7 +99,7 @@ class Echo:
     """Worker 1 in a process of its own, which sends back what it gets.
 
     :param me: the transport of worker 0.
-    :param watched: whether worker 0 is told of the end of the process.
+    :param watched: whether worker 0 watches for the end of the process.
     """
 
     def __init__(self, me: Any, *, media: str = "shm", watched: bool = True) -> None:

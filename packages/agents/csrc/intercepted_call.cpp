@@ -189,7 +189,7 @@ class Decision {
 
 class PassingRequest final : public Request, public Decision, public std::enable_shared_from_this<PassingRequest> {
  public:
-  // `step`: the number of the interceptor, counted from the end where the request starts.
+  // `step`: the interceptor's place in the order in which the request passes the interceptors, from 0.
   PassingRequest(std::shared_ptr<InterceptedCall> call, size_t position, size_t step,
                  std::shared_ptr<MessageHead> message, PassingRequestPtr from)
       : Decision(std::move(call), position, std::move(from)), step_(step), message_(std::move(message)) {}

@@ -180,7 +180,12 @@ def a_capsule(name: bytes) -> Any:
 
 
 #: A capsule does not copy its name.
-_NAMES = (b"rpc_backends.Transport.1", b"rpc_backends.Transport.99", b"other")
+_NAMES = (
+    b"rpc_backends.Transport.1",
+    b"rpc_backends.Transport.99",
+    b"other",
+    b"rpc_backends.Transport.2.old-strings",
+)
 #: What a transport gives in place of a capsule for this agent, and what the error says.
 WRONG_CAPSULES = {
     "older": (
@@ -194,6 +199,11 @@ WRONG_CAPSULES = {
         "Upgrade the agents: pip install --upgrade rpc-backends-agents",
     ),
     "another": (a_capsule(_NAMES[2]), "returned 'other'; it must return a capsule named"),
+    "other layout of std::string": (
+        a_capsule(_NAMES[3]),
+        "was compiled with _GLIBCXX_USE_CXX11_ABI=0, and the installed rpc-backends-agents with "
+        "_GLIBCXX_USE_CXX11_ABI=1, .* --force-reinstall rpc-backends-agents",
+    ),
     "text": ("something", "returned 'something'; it must return a capsule named"),
     "nothing": (None, "returned None; it must return a capsule named"),
 }

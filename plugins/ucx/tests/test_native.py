@@ -1,4 +1,4 @@
-"""The transport in C++: messages, order, losses, strangers, and what is left behind."""
+"""The C++ transport: messages and their order, losses, processes outside the group, leftovers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_message_may_have_many_parts_or_none(count: int) -> None:
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
 def test_messages_arrive_once_and_in_order(media: str) -> None:
-    """Also where small messages could overtake large ones, and the peer stands still meanwhile."""
+    """Also while the peer is suspended, when small messages could overtake large ones."""
     me = transport(0, trusted=media == "tcp")
     with Echo(me, media=media) as peer:
         me.send(1, [b"first"], False)
@@ -96,7 +96,7 @@ def test_a_peer_that_closes_is_lost_with_the_reason() -> None:
     me.close(0)
 
 
-def test_a_rejected_peer_is_lost_at_both_ends_and_found_again() -> None:
+def test_a_rejected_peer_is_lost_then_found() -> None:
     me, peer = pair()
     me.send(1, [b"hello"], False)
     next_event(peer, me)
@@ -114,8 +114,8 @@ def test_a_rejected_peer_is_lost_at_both_ends_and_found_again() -> None:
         one.close(1)
 
 
-def test_a_message_larger_than_the_limit_ends_the_connection() -> None:
-    """The sender does not know the limit here; workers of a group publish it."""
+def test_a_too_large_message_ends_the_connection() -> None:
+    """In this test the sender does not know the limit. Workers of a group publish it."""
     me, peer = transport(0), transport(1, max_message=1000)
     learn(me, 0, 1, peer.address())
     learn(peer, 1, 0, me.address())
@@ -156,7 +156,7 @@ def test_a_process_without_proof_gets_nothing_through() -> None:
         one.close(0)
 
 
-def test_a_peer_that_greets_before_it_is_known_is_let_in_when_it_is() -> None:
+def test_an_early_greeting_is_answered_later() -> None:
     me = transport(0)
     later: list[object] = []
 
@@ -176,7 +176,7 @@ def test_a_peer_that_greets_before_it_is_known_is_let_in_when_it_is() -> None:
         one.close(1)
 
 
-def test_a_peer_that_does_not_answer_is_lost_after_the_handshake_timeout() -> None:
+def test_a_silent_peer_is_lost_after_the_timeout() -> None:
     me, peer = transport(0, handshake_timeout=0.2), transport(1)
     learn(me, 0, 1, peer.address())
     begun = time.monotonic()
@@ -205,8 +205,8 @@ def test_an_idle_worker_uses_no_processor_time(media: str) -> None:
         me.close(1)
 
 
-def test_shared_memory_has_no_name_and_is_the_user_s_alone() -> None:
-    """So nothing is left behind by a worker that is killed, and no other user can open it."""
+def test_shared_memory_is_private_and_unlinked() -> None:
+    """So a killed worker leaves nothing behind, and no other user can open its memory."""
     me = transport(0)
     links = [path for path in Path("/proc/self/fd").iterdir() if is_shared_memory(path)]
 

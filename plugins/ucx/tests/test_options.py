@@ -85,7 +85,7 @@ def test_a_setting_that_ucx_does_not_have_is_refused() -> None:
 # --- which transports are permitted ----------------------------------------------------------------
 
 
-def test_without_a_trusted_network_only_private_shared_memory_is_used() -> None:
+def test_only_private_shared_memory_is_used_by_default() -> None:
     assert config()["TLS"] == "self,posix,cma"
     assert config(transports=["posix"])["TLS"] == "posix"
 
@@ -101,7 +101,7 @@ def test_other_transports_need_a_trusted_network(name: str) -> None:
     assert settings_of(None, {"UCX_TLS": name, f"{P}TRUSTED_NETWORK": "1"}).transports == (name,)
 
 
-def test_a_trusted_network_uses_all_but_what_leaves_files_behind() -> None:
+def test_a_trusted_network_uses_all_except_sysv() -> None:
     assert config(trusted_network=True)["TLS"] == "^sysv"
 
 

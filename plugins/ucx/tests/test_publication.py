@@ -40,7 +40,7 @@ def test_a_publication_arrives_unchanged(a_secret: Secret) -> None:
     assert MINE.address_bytes == bytes(range(110))
 
 
-def test_no_character_of_a_sealed_publication_can_be_changed(a_secret: Secret) -> None:
+def test_any_change_of_a_sealed_publication_is_noticed(a_secret: Secret) -> None:
     text = publication.seal(MINE, a_secret)
 
     for place in range(len(text)):

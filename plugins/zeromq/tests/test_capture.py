@@ -49,7 +49,7 @@ def fail_in_a_worker() -> None:
 
 
 def call_with_secrets(me: WorkerContext, to: str) -> None:
-    """Make the calls whose contents the capture is searched for."""
+    """Make calls whose contents must not be in the capture."""
     tensor = torch.frombuffer(bytearray(TENSOR * 1000), dtype=torch.uint8)
     answer, text = rpc.rpc_sync(to, echo_on_a_worker, args=(tensor, TEXT))
     assert torch.equal(answer, tensor)

@@ -77,7 +77,7 @@ class StoreAccess:
 class BoundedStore:
     """A store whose requests have a time limit.
 
-    :param seconds: how long a request may take, beyond the time that it is told to wait.
+    :param seconds: how long a request may take, in addition to the timeout in the request itself.
     """
 
     def __init__(self, store: Any, seconds: float) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_NUMBER = re.compile(r"(.+)\.(\d+)")
+#: A capsule's name: the interface, its version, and how std::string is laid out (abi.h).
+_NAME = re.compile(r"(.+)\.(\d+)(\.old-strings)?")
 
 
 def mismatch(giver: object, method: str, what: str, found: object, wanted: str) -> str:
@@ -18,13 +19,20 @@ def mismatch(giver: object, method: str, what: str, found: object, wanted: str) 
     """
     kind = type(giver)
     head = f"the {what} {kind.__module__}.{kind.__qualname__}"
-    theirs = _NUMBER.fullmatch(found) if isinstance(found, str) else None
-    ours = _NUMBER.fullmatch(wanted)
+    theirs = _NAME.fullmatch(found) if isinstance(found, str) else None
+    ours = _NAME.fullmatch(wanted)
     assert ours is not None, wanted
     if theirs is None or theirs[1] != ours[1]:
         return (
             f"{head} cannot be used: its {method}() returned {found!r}; it must return a capsule named "
             f"{wanted!r}. Fix the package that provides it."
+        )
+    if theirs[3] != ours[3]:
+        return (
+            f"{head} was compiled with {_abi(theirs)}, and the installed rpc-backends-agents with "
+            f"{_abi(ours)}, because torch differed. Compile both again for this torch: pip install "
+            "--no-build-isolation --no-deps --force-reinstall rpc-backends-agents "
+            f"{_distribution(kind.__module__)}"
         )
     built = (
         f"{head} was built for version {theirs[2]} of the {what} interface, and the installed "
@@ -37,6 +45,10 @@ def mismatch(giver: object, method: str, what: str, found: object, wanted: str) 
         f"{built}Upgrade the package that provides it: pip install --upgrade {package}. If you compile "
         f"it yourself, compile it again with the headers of this version."
     )
+
+
+def _abi(name: re.Match[str]) -> str:
+    return f"_GLIBCXX_USE_CXX11_ABI={0 if name[3] else 1}"
 
 
 def _distribution(module: str) -> str:

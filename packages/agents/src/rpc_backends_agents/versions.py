@@ -1,4 +1,4 @@
-"""Whether the installed core has the interface that the agents need."""
+"""Checks that the installed core has the interface that the agents need."""
 
 from __future__ import annotations
 

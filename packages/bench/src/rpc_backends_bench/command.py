@@ -25,6 +25,7 @@ from rpc_backends_cli import (
     debug_option,
     json_option,
     print_json,
+    require_loadable,
     stdout_for_json,
 )
 
@@ -119,6 +120,14 @@ Exit status: 0 everything was measured, 1 a backend failed, 2 an argument is inv
     help="Keep idle cores from sleeping (Linux, as root). Makes the ratios of backends that sleep "
     "between messages repeatable.",
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for loading a package.",
+)
 @json_option
 @debug_option
 def command(
@@ -134,6 +143,7 @@ def command(
     seed: int,
     no_pin: bool,
     awake: bool,
+    timeout: float,
     as_json: bool,
 ) -> None:
     """Measure backends side by side.
@@ -150,7 +160,7 @@ def command(
     _check_awake(awake)
     old = _read(old_file)
     with stdout_for_json(as_json):  # loads packages, which may print
-        subjects = _subjects(names, reference, file, _peers(peers))
+        subjects = _subjects(names, reference, file, _peers(peers), timeout)
     results, interrupted = measure_plan(plan, subjects, awake=awake, quiet=as_json)
     comparison = None if old is None else compare(old, results)
     written = _write(results, comparison, out)
@@ -215,9 +225,16 @@ def _peers(names: Sequence[str]) -> list[Subject]:
 
 
 def _subjects(
-    names: Sequence[str], reference: str | None, file: Path | None, peers: Sequence[Subject]
+    names: Sequence[str],
+    reference: str | None,
+    file: Path | None,
+    peers: Sequence[Subject],
+    limit: float,
 ) -> list[Subject]:
-    """Return what is measured, after loading each backend once to check that it works."""
+    """Return what is measured, after loading each backend once to check that it works.
+
+    :param limit: time limit in seconds for loading a package.
+    """
     try:
         named = [requested.parse(name) for name in names]
         named += requested.read(file) if file else []
@@ -233,6 +250,7 @@ def _subjects(
     try:
         plugins = [one.name for one in records() if one.source == "plugin"]
         subjects = requested.arrange(named, chosen, plugins, peers)
+        require_loadable([one.name for one in subjects if not one.peer and not one.own], limit)
         for subject in (one for one in subjects if not one.peer):
             _check(subject)
     except (SubjectError, RpcBackendsError) as error:

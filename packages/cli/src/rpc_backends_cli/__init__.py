@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rpc_backends_cli.loading import require_loadable as require_loadable
     from rpc_backends_cli.output import Failure as Failure
     from rpc_backends_cli.output import console as console
     from rpc_backends_cli.output import debug_option as debug_option
@@ -31,6 +32,7 @@ _MODULES = {
     "grid": "output",
     "json_option": "output",
     "print_json": "output",
+    "require_loadable": "loading",
     "stdout_for_json": "output",
 }
 

@@ -31,6 +31,10 @@ _ELSEWHERE = {
 }
 
 
+#: Seconds that the import of a package may take for its line in the help.
+_HELP_SECONDS = 5.0
+
+
 class Application(click.Group):
     """A group that imports commands by name, so that a broken one does not affect the others.
 
@@ -60,12 +64,22 @@ class Application(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Import the command that was asked for, however long that takes."""
+        self._asked = args[0]
+        return super().resolve_command(ctx, args)
+
+    #: The command that was asked for; all others are imported for a line of help only.
+    _asked: str | None = None
+
     def _get_installed(self, name: str) -> click.Command | None:
         claims = self._installed.get(name)
         if claims is None:
             return _unavailable(name, _ELSEWHERE[name]) if name in _ELSEWHERE else None
         try:
-            return installed.load_command(claims)
+            if name == self._asked:
+                return installed.load_command(claims)
+            return installed.load_command_within(claims, _HELP_SECONDS)
         except installed.UnusableError as error:
             return _unavailable(name, str(error))
 

@@ -5,6 +5,7 @@ Each is an entry point. A broken one is reported when it is used and does not af
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,35 @@ def load_command(claims: list[Record]) -> click.Command:
             f"{found.value} of {found.origin} is not a click.Command. {remedy(found)}"
         )
     return loaded
+
+
+def load_command_within(claims: list[Record], seconds: float) -> click.Command:
+    """Import the subcommand as :func:`load_command` does, on a thread of its own.
+
+    If the import hangs, the thread keeps running until the process ends.
+
+    :raises UnusableError: it cannot be used, or was not imported in time.
+    """
+    loaded: list[click.Command] = []
+    errors: list[UnusableError] = []
+
+    def load() -> None:
+        try:
+            loaded.append(load_command(claims))
+        except UnusableError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not loaded:
+        (found,) = claims
+        raise UnusableError(
+            f"{found.value} of {found.origin} was not imported within {seconds:g} s. {remedy(found)}"
+        )
+    return loaded[0]
 
 
 def run_check(found: Record) -> Section:

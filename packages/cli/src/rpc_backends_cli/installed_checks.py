@@ -38,9 +38,7 @@ def _section(key: str, number: int, found: Record, limit: float) -> Section:
         findings = [Finding(**finding) for finding in section["findings"]]
         return Section(key, section["title"], findings)
     if text is None:
-        text = f"{found.value} of {found.origin}: {outcome.error}\n"
-        if outcome.timed_out:
-            text += f"The limit was {limit:g} s; change it with --timeout.\n"
+        text = f"{found.value} of {found.origin}: {outcome.error}{isolation.limit_note(outcome, limit)}\n"
         text += remedy(found)
     return Section(key, found.name, [Finding("problem", "not checked", text)])
 

@@ -104,6 +104,11 @@ def run(
         return [_outcome(step, reported[step], step in late) for step in steps]
 
 
+def limit_note(outcome: Outcome, limit: float) -> str:
+    """Return a line that says how to change the time limit; empty if it was not exceeded."""
+    return f"\nThe limit was {limit:g} s; change it with --timeout." if outcome.timed_out else ""
+
+
 def _outcome(step: Step, reported: list[Any], timed_out: bool) -> Outcome:
     output = step.worker.output
     found = _DUMP.search(output)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpc_backends_cli import isolation
-from rpc_backends_cli.installed import unloadable
-from rpc_backends_cli.output import origin
+from rpc_backends_cli.installed import remedy, unloadable
+from rpc_backends_cli.output import Failure, origin
 from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_cli.report import Finding, Section, seconds
 
@@ -37,6 +37,31 @@ class Loaded:
     complete: bool = True
 
 
+def require_loadable(names: Sequence[str], limit: float) -> None:
+    """See that backends, and all hook packages, neither hang nor crash while they are imported.
+
+    Each is imported in another process first. Other errors are left to who imports it here.
+
+    :param names: backends, each of them known.
+    :param limit: time limit in seconds for one package.
+    :raises Failure: a package hangs or crashes; the text names it.
+    """
+    from rpc_backends_core.spi.inspection import default_registry, record
+
+    hooks = {hook_id(found): found for found in default_registry().hook_packages()}
+    items = [*(("hook", name) for name in hooks), *(("backend", name) for name in names)]
+    for (kind, name), loaded in load_all(items, limit).items():
+        if loaded.failure is None or loaded.complete:
+            continue
+        if kind == "backend":
+            raise Failure(unloadable(record(name), loaded.failure))
+        found = hooks[name]
+        raise Failure(
+            f"Hook package {found.origin} cannot be used: loading {found.value}: {loaded.failure}\n"
+            f"{remedy(found)}"
+        )
+
+
 def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
     """Load each of ``items``; ``limit`` is in seconds for one item."""
     left, results = list(items), dict[Item, Loaded]()
@@ -47,8 +72,7 @@ def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
         if left:
             # Loading the first item ended the process; try the rest in a new process.
             failure = outcome.error or "the process ended without a result"
-            if outcome.timed_out:
-                failure += f"\nThe limit was {limit:g} s; change it with --timeout."
+            failure += isolation.limit_note(outcome, limit)
             results[left.pop(0)] = Loaded(None, failure, complete=False)
     return results
 
@@ -110,9 +134,7 @@ def call_hooks(found: Record, limit: float) -> Loaded:
     (outcome,) = isolation.run(_call_hooks, [(hook_id(found),)], limit)
     if outcome.error is None:
         return Loaded(None, outcome.result)
-    failure = f"while {outcome.stage}: {outcome.error}"
-    if outcome.timed_out:
-        failure += f"\nThe limit was {limit:g} s; change it with --timeout."
+    failure = f"while {outcome.stage}: {outcome.error}{isolation.limit_note(outcome, limit)}"
     return Loaded(None, failure, complete=False)
 
 

@@ -39,9 +39,7 @@ def check(backend: str, limit: float) -> Finding:
         "timed_out": failed.timed_out,
         "limit_seconds": limit,
     }
-    text = f"failed while {stage}: {failed.error}"
-    if failed.timed_out:
-        text += f"\nThe limit was {limit:g} s; change it with --timeout."
+    text = f"failed while {stage}: {failed.error}{isolation.limit_note(failed, limit)}"
     return Finding("problem", backend, text, data)
 
 

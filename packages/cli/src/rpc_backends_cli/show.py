@@ -111,13 +111,13 @@ def _look(me: WorkerContext, name: str) -> Page | _Refused:
 
 def _unloadable(name: str, outcome: Outcome, limit: float) -> str:
     """Return the message for a process that hung or crashed while it loaded a backend."""
+    from rpc_backends_cli import isolation
     from rpc_backends_cli.installed import unloadable
     from rpc_backends_core.spi import RpcBackendsError
     from rpc_backends_core.spi.inspection import record
 
     text = f"{outcome.error} while {outcome.stage or 'it started'}"
-    if outcome.timed_out:
-        text += f"\nThe limit was {limit:g} s; change it with --timeout."
+    text += isolation.limit_note(outcome, limit)
     try:
         found = record(name)
     except RpcBackendsError:

@@ -33,7 +33,9 @@ class WorkerDevices:
     @classmethod
     def of_this_process(cls, name: str, options: Any) -> WorkerDevices:
         """Return the devices of this process, from its options and its hardware."""
-        accelerator = torch.accelerator.current_accelerator()
+        # The other functions raise in torch 2.6 and 2.7 if there is no accelerator.
+        available = torch.accelerator.is_available()
+        accelerator = torch.accelerator.current_accelerator() if available else None
         count = torch.accelerator.device_count() if accelerator is not None else 0
         return cls(
             name,

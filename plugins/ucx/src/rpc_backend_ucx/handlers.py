@@ -45,6 +45,11 @@ BACKEND = Backend(
     construct_rpc_backend_options_handler=construct_rpc_backend_options,
     init_backend_handler=init_backend,
     options_type=UCXRpcBackendOptions,
+    make_transport=UCXTransport,
+    excluded_requirements={
+        "transport.send_to_forgotten_unknown_peer": "a worker that rejects another one without a "
+        "connection to it can call it again only after that worker has called"
+    },
     capabilities=frozenset(
         {
             Capability.STATIC_GROUPS,
@@ -58,5 +63,5 @@ BACKEND = Backend(
         }
     ),
     description="UCX: shared memory and fast networks, not encrypted, CPU tensors, no TensorPipe",
-    spi_version=(1, 0),
+    spi_version=(1, 1),
 )

@@ -111,9 +111,9 @@ def described(name: str, rank: int | None) -> str:
 def check_worker(
     found: Published, *, group: str, worker_id: int, name: str, rank: int | None
 ) -> None:
-    """Check that a record is that of the expected worker of this group.
+    """Check that a record belongs to the expected worker of this group.
 
-    :raises PublicationError: it is another one's.
+    :raises PublicationError: it belongs to another worker or group.
     """
     who = described(name, rank)
     if found.group != group:

@@ -93,7 +93,7 @@ class SocketTransport(Transport):
 
 
 def receive(connection: socket.socket, size: int) -> bytearray:
-    """Return the next ``size`` bytes. Allocates as they arrive: ``size`` is not to be trusted."""
+    """Return the next ``size`` bytes. Allocates as they arrive, since ``size`` may be false."""
     data = bytearray()
     while len(data) < size and (piece := connection.recv(min(size - len(data), 1 << 20))):
         data += piece

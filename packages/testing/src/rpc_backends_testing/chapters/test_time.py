@@ -172,9 +172,9 @@ def test_timeout_of_to_here(me: WorkerContext, rpc_timeout_factor: float) -> Non
 
 @in_group(2)
 def test_timeout_of_remote(me: WorkerContext, rpc_timeout_factor: float) -> None:
-    """The timeout of `remote` fires, and `to_here` of its RRef is an error then.
+    """After `remote` has timed out, `to_here` of its RRef raises an error.
 
-    The timeout is that of the message that creates the RRef. Its response comes when the value exists.
+    The timeout applies to the message that creates the RRef. Its response comes when the value exists.
     """
     with closed_gate(rpc_timeout_factor) as gate:
         begun = time.monotonic()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 
 import pytest
 
 from rpc_backends_testing.transports import resources
 from rpc_backends_testing.transports.content import message
 from rpc_backends_testing.transports.losses import send_until_it_arrives
-from rpc_backends_testing.transports.workers import Worker, Workers
+from rpc_backends_testing.transports.workers import CLOSING, Sending, Worker, Workers
 
 _MUCH = [1 << 20] * 32
 
@@ -53,11 +53,7 @@ class ClosingTests:
             zero.expect(one, message("reply", [4]), reply=True)
             zero.may_lose.add(1)
             one.may_lose.add(0)
-            started = time.monotonic()
-            zero.close(30.0)
-            took = time.monotonic() - started
-            if took > 10.0 * transports.limits.timeout_factor:
-                raise zero.deviation("close(30)", "returns when all has left", f"took {took:.0f} s")
+            zero.close(30.0, seconds=CLOSING)
 
     def test_close_waits_for_linger_at_most(self, transports: Workers) -> None:
         """`close(linger)` returns after `linger` seconds even if the peer takes no messages.
@@ -99,6 +95,46 @@ class ClosingTests:
             del worker
         remainder.check("close(0) of a transport that has not listened")
 
+    def test_close_waits_for_its_threads(self, transports: Workers) -> None:
+        """`close(0)` returns when the transport's threads have ended, also one that calls the inbox.
+
+        The agent that owns the inbox is destroyed after `close`.
+        """
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            one.stop_receiving(zero)
+            closing = Sending(one.called("close(0)"), lambda: one.close(0))
+            returned = closing.wait(0.3)
+            one.inbox.unblock()
+            if returned and closing.error is None:
+                raise one.deviation(
+                    "close(0) while inbox.deliver(0, ...) runs",
+                    "returns when the thread that calls the inbox has ended",
+                    "returns before",
+                )
+            closing.wait(CLOSING * transports.limits.timeout_factor)
+            if closing.error is not None:
+                raise closing.error
+            _settle(one)
+            one.take_messages()
+
+    def test_close_with_a_silent_stranger(self, transports: Workers) -> None:
+        """`close(0)` ends the thread that waits for a connection to say whose it is."""
+        before, remainder = transports.listening(), resources.Remainder()
+        with transports(1) as (zero,), contextlib.ExitStack() as strangers:
+            addresses = [place for place in resources.listening() if place not in before]
+            if not addresses:
+                pytest.skip("the transport listens at no stream socket")
+            strangers.enter_context(resources.connect(addresses[0]))
+            _settle(zero)
+            zero.close(0)
+            left = remainder.now(resources.ENDING)  # the stranger's socket, at least
+            if "thread" in left:
+                raise zero.deviation(
+                    "close(0) while a stranger is connected", "no thread is left", left
+                )
+
     def test_close_without_peers(self, transports: Workers) -> None:
         """A transport that has sent nothing can be closed, with peers and without."""
         remainder = resources.Remainder()
@@ -112,9 +148,9 @@ class ClosingTests:
         """After `close` the address of the worker is free: nobody can connect to it."""
         with transports() as (zero, one):
             zero.may_lose.add(1)
-            before = resources.listening()
+            before = transports.listening()
             one.close(0)
-            left = resources.listening()
+            left = transports.listening()
             if before and len(left) >= len(before):
                 raise one.deviation("close(0)", "stops to listen", f"something listens at {left}")
             zero.try_send(1, message("late", [4]))
@@ -129,7 +165,7 @@ class ClosingTests:
     ) -> None:
         """When `close` has returned, no socket, file or thread of the transport is left.
 
-        Also after connections have ended in other ways, which is when some are forgotten.
+        Transports often forget connections that have ended in another way, so these are tested too.
         """
         remainder = resources.Remainder()
         with transports(3) as (zero, one, two):

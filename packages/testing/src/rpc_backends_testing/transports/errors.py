@@ -10,6 +10,7 @@ import pytest
 from rpc_backends_testing.deviations import DeviationError
 from rpc_backends_testing.transports import resources
 from rpc_backends_testing.transports.content import message
+from rpc_backends_testing.transports.losses import send_until_it_arrives
 from rpc_backends_testing.transports.workers import Worker, Workers
 
 #: Texts that are no transport's address.
@@ -36,19 +37,25 @@ class ErrorTests:
             _still_works(zero, one)
 
     def test_send_to_forgotten_unknown_peer(self, transports: Workers) -> None:
-        """`forget` and `reject` ignore a worker that is not known, and one without connections."""
+        """`forget` and `reject` ignore a worker that is not known.
+
+        A known worker without connections may be rejected, too. It may be reported as lost, and is then
+        found again.
+        """
         with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
             zero.forget(_UNKNOWN)
             zero.reject(_UNKNOWN)
             zero.reject(1)
-            zero.may_lose.add(1)
+            send_until_it_arrives(zero, one, message("again", [10]))
             _still_works(zero, one)
             zero.reject(_UNKNOWN)
             zero.forget(_UNKNOWN)
             zero.forget(_UNKNOWN)
             _still_works(zero, one)
 
-    def test_forget_twice(self, transports: Workers) -> None:
+    def test_forget_twice(self, transports: Workers, cutting: resources.Cutting) -> None:
         """A peer can be forgotten twice, and after it has closed its transport."""
         with transports(3) as (zero, one, two):
             zero.may_lose.update((1, 2))
@@ -59,6 +66,14 @@ class ErrorTests:
             one.close(0)
             zero.forget(1)
             _still_works(zero, two)
+        with transports() as (zero, one):
+            zero.may_lose.add(1)
+            one.may_lose.add(0)
+            zero.stop_receiving(one)  # so that the transport cannot notice the cut yet
+            cutting.cut(cutting.connections() - cutting.before)
+            zero.forget(1)
+            zero.inbox.unblock()
+            zero.take_messages()
 
     @pytest.mark.parametrize("address", NO_ADDRESSES, ids=["empty", "garbage"])
     def test_learn_invalid_address(self, transports: Workers, address: str) -> None:
@@ -142,9 +157,9 @@ class ErrorTests:
 
         Port scanners and monitoring make such connections.
         """
-        before = resources.listening()
+        before = transports.listening()
         with transports() as (zero, one):
-            addresses = [place for place in resources.listening() if place not in before]
+            addresses = [place for place in transports.listening() if place not in before]
             if not addresses:
                 pytest.skip("the transport listens at no stream socket")
             with contextlib.ExitStack() as strangers:

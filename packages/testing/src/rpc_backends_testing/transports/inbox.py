@@ -55,27 +55,27 @@ class Inbox:
         """Keep a message."""
         memory = [self._view(part) for part in parts]
         copies = [bytes(view) for view in memory]
-        self._keep(Event("deliver", self._peer("deliver", peer), copies, memory))
+        self.keep(Event("deliver", self._peer("deliver", peer), copies, memory))
 
     def lost(self, peer: int, reason: str) -> None:
         """Keep the loss of a peer."""
         if not isinstance(reason, str) or not reason:
-            self._complain(
+            self.complain(
                 f"lost({peer!r}, {reason!r})", "the reason is a text that says what happened"
             )
-        self._keep(Event("lost", self._peer("lost", peer), reason=str(reason)))
+        self.keep(Event("lost", self._peer("lost", peer), reason=str(reason)))
 
     def found(self, peer: int) -> None:
         """Keep the event that a peer was found again."""
-        self._keep(Event("found", self._peer("found", peer)))
+        self.keep(Event("found", self._peer("found", peer)))
 
     def unsent(self, peer: int, reason: str) -> None:
         """Keep the event that a reply could not be sent. Only transports in C++ report it."""
-        self._keep(Event("unsent", self._peer("unsent", peer), reason=reason))
+        self.keep(Event("unsent", self._peer("unsent", peer), reason=reason))
 
     def disordered(self, last: int, order: int) -> None:
         """Keep an error in the numbers of events. Only transports in C++ number them."""
-        self._complain(
+        self.complain(
             f"receive(event) gives event.order={order} after {last}",
             "the numbers of events go up by one, in the order in which receive() returns them",
         )
@@ -117,7 +117,8 @@ class Inbox:
         with self._changed:
             return self._changed.wait_for(lambda: condition(self.events), seconds)
 
-    def _keep(self, event: Event) -> None:
+    def keep(self, event: Event) -> None:
+        """Keep an event; wait as long as messages are not taken."""
         with self._changed:
             if event.kind == "deliver" and self._blocked:
                 self._held += 1
@@ -129,7 +130,7 @@ class Inbox:
 
     def _peer(self, method: str, peer: object) -> int:
         if type(peer) is not int:
-            self._complain(f"{method}({peer!r}, ...)", "the peer is a worker id, an int")
+            self.complain(f"{method}({peer!r}, ...)", "the peer is a worker id, an int")
             raise TypeError(f"{method}: peer is {peer!r}; it must be an int.")
         return peer
 
@@ -137,15 +138,16 @@ class Inbox:
         try:
             view = memoryview(part)
         except TypeError:
-            self._complain(
+            self.complain(
                 f"deliver(..., [{part!r}])", "each part has memory: bytes, bytearray, ..."
             )
             raise
         if not view.c_contiguous:
-            self._complain(f"deliver(..., [{part!r}])", "the memory of each part is contiguous")
+            self.complain(f"deliver(..., [{part!r}])", "the memory of each part is contiguous")
             raise TypeError("a part is not contiguous")
         return view.cast("B") if view.nbytes else view
 
-    def _complain(self, call: str, rule: str) -> None:
+    def complain(self, call: str, rule: str) -> None:
+        """Note that the transport has used the inbox against a rule."""
         with self._changed:
             self.wrong.append(f"{call}; {rule}")

@@ -35,7 +35,7 @@ class Limits:
     def seconds(self) -> float:
         """Seconds that a wait may take now."""
         limit = SECONDS if self.passed < _ENOUGH else SECONDS_WHEN_BROKEN
-        return max(limit * self.timeout_factor, self._least)
+        return max(limit, self._least) * self.timeout_factor
 
     @contextlib.contextmanager
     def at_least(self, seconds: float) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -76,49 +75,13 @@ class LossTests:
             zero.send(2, message("next", [11]))
             two.expect(zero, message("next", [11]))
 
-    def test_nothing_twice_after_a_cut(
-        self, transports: Workers, cutting: resources.Cutting
-    ) -> None:
-        """Messages in flight when a connection is cut arrive in order, each once or not at all.
-
-        If one does not arrive, its sender's inbox gets `lost`. No message is ever sent again.
-        """
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            failed = 0
-            for place in range(400):
-                if place % 97 == 50:
-                    cutting.cut(cutting.connections() - cutting.before)
-                failed += zero.try_send(1, _numbered(place)) is not None
-            if not failed and not any(event.kind == "lost" for event in zero.inbox.events):
-                zero.inbox.wait_for(lambda events: any(e.kind == "lost" for e in events), 1.0)
-            send_until_it_arrives(zero, one, message("last", [5]))
-            numbers = [
-                _number(zero, event.parts)
-                for event in one.take_messages()
-                if event.parts not in one.may_get
-            ]
-            if any(one >= next_ for one, next_ in itertools.pairwise(numbers)):
-                place = next(i for i, (a, b) in enumerate(itertools.pairwise(numbers)) if a >= b)
-                raise zero.deviation(
-                    "send(1, ...) while connections are cut",
-                    "each message arrives once at most, in order",
-                    f"message {numbers[place + 1]} arrives after message {numbers[place]}",
-                )
-            lost = any(event.kind == "lost" for event in zero.inbox.events)
-            if len(numbers) < 400 and not lost and not failed:
-                raise zero.deviation(
-                    "send(1, ...) while connections are cut",
-                    "each message arrives, or send() raises an error, or the inbox gets lost(1, ...)",
-                    f"{400 - len(numbers)} of 400 messages do not arrive, and there is no loss",
-                )
-
     def test_no_part_of_a_message(self, transports: Workers, cutting: resources.Cutting) -> None:
         """A message whose connection is cut halfway is not delivered, not even in part."""
         with transports() as (zero, one):
             zero.send(1, message("first", [10]))
             one.expect(zero, message("first", [10]))
+            if not cutting.connections() - cutting.before:
+                pytest.skip(NO_CONNECTION)
             one.stop_receiving(zero)
             zero.may_lose.add(1)
             one.may_lose.add(0)
@@ -128,8 +91,6 @@ class LossTests:
             names = cutting.connections() - cutting.before
             cutting.cut(names)
             one.inbox.unblock()
-            if not names:
-                pytest.skip(NO_CONNECTION)
             zero.expect_lost_or_error(
                 1, sending, "(the connection is cut while worker0 sends 47 MiB)"
             )
@@ -293,14 +254,3 @@ def send_until_it_arrives(sender: Worker, receiver: Worker, parts: list[bytes]) 
         f"{receiver.name}'s inbox gets the message: both workers live",
         f"it does not, five times in a row; the last error: {error or 'a loss'}",
     )
-
-
-def _numbered(place: int) -> list[bytes]:
-    return [place.to_bytes(8, "little"), b"x" * (place % 50)]
-
-
-def _number(sender: Worker, parts: list[bytes]) -> int:
-    number = int.from_bytes(parts[0], "little") if parts else -1
-    if number < 0 or parts != _numbered(number):
-        raise sender.deviation("send(1, ...) while connections are cut", "whole messages", "a part")
-    return number

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-from hypothesis import strategies as st
 
 from rpc_backends_testing.transports import resources
-from rpc_backends_testing.transports.content import Parts, message, shown
-from rpc_backends_testing.transports.messages import message_sizes
-from rpc_backends_testing.transports.properties import holds_for
-from rpc_backends_testing.transports.workers import Worker, Workers
-
-#: One message of a conversation: whether worker 1 sends it, whether it is a reply, sizes of its parts.
-Step = tuple[bool, bool, list[int]]
+from rpc_backends_testing.transports.content import message, shown
+from rpc_backends_testing.transports.workers import Workers
 
 NO_CONNECTION = (
     "the transport has no stream socket in this process, so no connection of it can be cut; override "
@@ -43,33 +35,11 @@ class ReplyTests:
     def test_reply_before_the_callee_calls(self, transports: Workers) -> None:
         """A reply arrives although the callee has never sent a request to the caller."""
         with transports() as (zero, one):
-            for place in range(50):
+            for place in range(5):
                 zero.send(1, message(("request", place), [10, 100]))
                 one.expect(zero, message(("request", place), [10, 100]))
                 one.send(0, message(("reply", place), [100, 10]), reply=True)
                 zero.expect(one, message(("reply", place), [100, 10]), reply=True)
-
-    def test_any_conversation(self, transports: Workers) -> None:
-        """Requests and replies of both workers arrive in any mix. Each kind keeps its order."""
-
-        def check(steps: Sequence[Step]) -> None:
-            with transports() as workers:
-                _first_requests(workers)
-                sent: dict[tuple[int, bool], list[Parts]] = {}
-                for place, (by_one, reply, sizes) in enumerate(steps):
-                    parts = message(place, sizes)
-                    workers[by_one].send(1 - by_one, parts, reply=reply)
-                    sent.setdefault((int(by_one), reply), []).append(parts)
-                for sender in workers:
-                    _expect_mixed(
-                        sender,
-                        workers[1 - sender.id],
-                        sent.get((sender.id, False), []),
-                        sent.get((sender.id, True), []),
-                    )
-
-        step = st.tuples(st.booleans(), st.booleans(), message_sizes)
-        holds_for(check, st.lists(step, min_size=1, max_size=8), examples=30)
 
     def test_reply_uses_the_connection_of_its_request(
         self, transports: Workers, cutting: resources.Cutting
@@ -134,35 +104,9 @@ class ReplyTests:
             one.may_lose.add(0)
             cutting.cut(of_zero)
             zero.expect_lost(1, "(the connection of worker0's requests to worker1 is cut)")
-            cutting.wait_until_gone(of_zero, 1.0)  # the callee, too, has seen it then
+            # The callee, too, has seen it then.
+            cutting.wait_until_gone(of_zero, transports.limits.seconds)
             one.try_send(0, message("reply", [20]), reply=True)
             # What was sent after the reply on the connection that is whole has arrived after it.
             one.send(0, message("later", [30]))
             zero.expect(one, message("later", [30]))
-
-
-def _first_requests(workers: Sequence[Worker]) -> None:
-    """Send each worker a request that it can reply to."""
-    for caller, callee in (workers, workers[::-1]):
-        caller.send(callee.id, message("first", [6]))
-        callee.expect(caller, message("first", [6]))
-
-
-def _expect_mixed(
-    sender: Worker, receiver: Worker, requests: list[Parts], replies: list[Parts]
-) -> None:
-    """Check that requests arrive in order, and replies too. One kind may overtake the other."""
-    states = {(0, 0)}
-    for _ in range(len(requests) + len(replies)):
-        parts = receiver.receive(sender.id)
-        reached = {(i + 1, j) for i, j in states if i < len(requests) and requests[i] == parts}
-        reached |= {(i, j + 1) for i, j in states if j < len(replies) and replies[j] == parts}
-        if not reached:
-            awaited = [requests[i] for i, _ in states if i < len(requests)]
-            awaited += [replies[j] for _, j in states if j < len(replies)]
-            raise sender.deviation(
-                f"send({receiver.id}, ...)",
-                f"{receiver.name}'s inbox gets {' or '.join(map(shown, awaited[:2]))} next",
-                f"it gets deliver({sender.id}, {shown(parts)})",
-            )
-        states = reached

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import os
 import socket
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from rpc_backends_testing.deviations import deviate
 from rpc_backends_testing.resource_leaks import opened
 
 #: How many seconds a thread may take to end after it has done its work.
-_ENDING = 1.0
+ENDING = 1.0
 
 
 def connections() -> set[str]:
@@ -74,7 +76,7 @@ class Cutting:
 
         :raises DeviationError: there are more.
         """
-        limit = time.monotonic() + _ENDING
+        limit = time.monotonic() + ENDING
         while (left := len(self.connections() - self.before)) > ends:
             if time.monotonic() > limit:
                 raise deviate(
@@ -87,7 +89,8 @@ class Cutting:
     def wait_until_gone(self, names: set[str], seconds: float) -> None:
         """Wait until these connections are closed, at most for a time."""
         end = time.monotonic() + seconds
-        while names & self.connections() and time.monotonic() < end:
+        # A socket that was cut is not connected, and the transport has not closed it yet.
+        while names & (self.connections() | set(_sockets())) and time.monotonic() < end:
             time.sleep(0.005)
 
 
@@ -117,11 +120,18 @@ class Remainder:
 
         :raises DeviationError: it has.
         """
-        found = self.now(_ENDING)
+        found = self.now(ENDING)
         if found != "nothing":
             raise deviate(
                 call, "no socket, file or thread is left when it has returned", f"{found} left"
             )
+
+
+def escaped(args: threading.ExceptHookArgs) -> str:
+    """Return in words what has ended a thread."""
+    frames = traceback.extract_tb(args.exc_traceback)
+    where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{args.exc_type.__name__}: {args.exc_value}{where}"
 
 
 def _sockets() -> dict[str, int]:

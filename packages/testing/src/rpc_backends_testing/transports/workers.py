@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from rpc_backends_testing.deviations import DeviationError, deviate
+from rpc_backends_testing.transports import resources
 from rpc_backends_testing.transports.content import Parts, difference, shown
 from rpc_backends_testing.transports.inbox import Event, Inbox
 from rpc_backends_testing.transports.limits import Limits
-from rpc_backends_testing.transports.resources import Remainder
+from rpc_backends_testing.transports.second_process import RemoteTransport, SecondProcess, in_python
 
 MakeTransport = Callable[[int], Any]
 
@@ -41,11 +41,15 @@ class Worker:
         self.address = ""
         self.may_lose: set[int] = set()
         self.may_get: list[list[bytes]] = []
-        self.native = hasattr(transport, "__rpc_transport__")
-        self.given = transport
-        self.transport = _in_python(transport) if self.native else transport
+        self.transport = transport
+        if isinstance(transport, RemoteTransport):
+            self.native = transport.native
+        else:
+            self.native = hasattr(transport, "__rpc_transport__")
+            self.transport = in_python(transport) if self.native else transport
         self.limits = limits
         self.closed = False
+        self._takes_all = False
         self._sending: dict[int, threading.Lock] = {}
 
     # --- the methods of the transport ----------------------------------------------------------------
@@ -239,7 +243,8 @@ class Worker:
         return [one for one in list(self.inbox.events) if one.kind == "lost" and one.peer == peer]
 
     def take_messages(self) -> list[Event]:
-        """Return all messages that have arrived, and count them as expected."""
+        """Return all messages that have arrived. These, and those that arrive later, are expected."""
+        self._takes_all = True
         found = [one for one in list(self.inbox.events) if one.kind == "deliver"]
         for event in found:
             event.taken = True
@@ -262,7 +267,8 @@ class Worker:
         """Check that the test has expected every event that happened."""
         self._check_inbox()
         for event in self.inbox.events:
-            if event.kind == "deliver" and not event.taken and event.parts not in self.may_get:
+            expected = event.taken or self._takes_all or event.parts in self.may_get
+            if event.kind == "deliver" and not expected:
                 raise deviate(
                     f"{_name(event.peer)}.send({self.id}, ...)",
                     f"{self._inbox()} gets each message once",
@@ -325,18 +331,21 @@ class Workers:
 
     :param make: makes the transport of the worker with the id given.
     :param limits: the time limits of the run.
+    :param second: the process for all workers but worker 0; None if they are in this one.
     """
 
-    def __init__(self, make: MakeTransport, limits: Limits) -> None:
+    def __init__(
+        self, make: MakeTransport, limits: Limits, second: SecondProcess | None = None
+    ) -> None:
         self._make = make
         self.limits = limits
+        self._second = second
 
     def make(self, worker_id: int) -> Worker:
         """Make a worker, which does not listen."""
+        make = self._second.make if self._second and worker_id else self._make
         try:
-            transport = self.limits.call(
-                f"make_transport({worker_id})", lambda: self._make(worker_id)
-            )
+            transport = self.limits.call(f"make_transport({worker_id})", lambda: make(worker_id))
         except DeviationError:
             raise
         except Exception as error:
@@ -352,9 +361,14 @@ class Workers:
         nothing may be left open.
         """
         workers: list[Worker] = []
-        remainder = Remainder()
+        if self._second:
+            self._second.call("begin")
+        remainder = resources.Remainder()
         escaped: list[str] = []
-        before, threading.excepthook = threading.excepthook, lambda args: escaped.append(_of(args))
+        before, threading.excepthook = (
+            threading.excepthook,
+            lambda args: escaped.append(resources.escaped(args)),
+        )
         try:
             with self._started(workers, size, learn):
                 yield workers
@@ -363,6 +377,12 @@ class Workers:
         if escaped:
             raise deviate("(a thread of the transport)", "it ends without an exception", escaped[0])
         remainder.check("close(0) of all workers")
+        if self._second:
+            self._second.check("close(0) of all workers")
+
+    def listening(self) -> list[object]:
+        """Return the addresses at which stream sockets of the workers' processes listen."""
+        return resources.listening() + (self._second.call("listening") if self._second else [])
 
     @contextlib.contextmanager
     def _started(self, workers: list[Worker], size: int, learn: bool) -> Iterator[None]:
@@ -390,20 +410,6 @@ class Workers:
         worker.inbox.unblock()
         if not worker.closed:
             worker.close(0)
-
-
-def _in_python(transport: Any) -> Any:
-    """Wrap a C++ transport as a Python one. The package that declares its interface does this."""
-    from rpc_backends_agents import in_python
-
-    return in_python(transport)
-
-
-def _of(args: threading.ExceptHookArgs) -> str:
-    """Return, as text, the error that has ended a thread."""
-    frames = traceback.extract_tb(args.exc_traceback)
-    where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{args.exc_type.__name__}: {args.exc_value}{where}"
 
 
 def _name(worker_id: int) -> str:

@@ -23,12 +23,15 @@
 #include <utility>
 #include <vector>
 
+#include "rpc_backends_agents/abi.h"
+
 namespace rpc_backends {
 
 // An extension module passes its interceptor to rpc_backends_agents.intercept() as an object with a method
 // __rpc_interceptor__(). The method returns a capsule with this name that holds a std::shared_ptr<Interceptor>*. The
-// number in the name increases with every incompatible change of this header.
-inline constexpr const char* kInterceptorCapsule = "rpc_backends.Interceptor.2";
+// number in the name increases with every incompatible change of this header. The name also differs between the two
+// layouts of std::string.
+inline constexpr const char* kInterceptorCapsule = "rpc_backends.Interceptor.2" RPC_BACKENDS_ABI;
 
 // Limits on the context that interceptors attach to a request: the bytes of one interceptor; the bytes of all together,
 // including their names and two more bytes each; and the length of a name.

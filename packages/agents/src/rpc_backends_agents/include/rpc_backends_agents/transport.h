@@ -19,12 +19,14 @@
 #include <utility>
 #include <vector>
 
+#include "rpc_backends_agents/abi.h"
+
 namespace rpc_backends {
 
 // An extension module passes its transport to the agent as an object with a method __rpc_transport__(). The method
 // returns a capsule with this name that holds a std::shared_ptr<Transport>*. The number in the name increases with
-// every incompatible change of this header.
-inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.2";
+// every incompatible change of this header. The name also differs between the two layouts of std::string.
+inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.2" RPC_BACKENDS_ABI;
 
 // The transport cannot do what was asked; the user sees the text.
 class TransportError : public std::runtime_error {
