@@ -225,9 +225,7 @@ def test_deleted_rrefs_are_not_named(two: Workers) -> None:
     assert [one for one in inspect(two)["causes"] if one["kind"] == "rref"] == []
 
 
-def test_a_call_and_a_barrier_that_wait_for_each_other_are_named(
-    two: Workers, tmp_path: Path
-) -> None:
+def test_a_deadlock_with_a_barrier_is_named(two: Workers, tmp_path: Path) -> None:
     two.run(make_process_group, f"file://{tmp_path}/group")
     step = two[0].start(call_barrier, "worker1")
     assert (

@@ -110,3 +110,10 @@ def test_it_needs_a_terminal_or_json(busy: Workers, tmp_path: Path) -> None:
     assert "--watch needs a terminal, and stdout is none; with --json" in " ".join(
         done.stderr.split()
     )
+
+
+def test_asking_for_stacks_does_a_busy_worker_no_harm(busy: Workers) -> None:
+    """The stacks are read while the threads run, which may crash whoever reads them."""
+    pids = [worker.pid for worker in busy]
+    for _ in range(100):
+        assert [state.problem for state in workers.running(pids=pids)] == ["", ""]

@@ -5,7 +5,10 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
 #include <unistd.h>
 
@@ -115,15 +118,54 @@ void Recorder::on_start(const AgentInfo& agent) {
   }
 }
 
+namespace {
+
+// Makes faulthandler write the stacks of all threads. It reads them without the GIL, and may crash if a thread runs
+// Python at the same time. So it runs in a copy of this process, which alone would crash, and which the program cannot
+// see: it has no signal for its parent, and waits for children do not find it.
+void dump_stacks(int file, int signal) {
+  constexpr int kTries = 3;
+  constexpr int kMostMilliseconds = 2000;
+  for (int i = 0; i < kTries; ++i) {
+    if (::ftruncate(file, 0) != 0 || ::lseek(file, 0, SEEK_SET) != 0) {
+      return;
+    }
+    const long child = ::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr);
+    if (child == 0) {  // only system calls from here on
+      for (const int fatal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL}) {
+        struct sigaction plain {};
+        plain.sa_handler = SIG_DFL;
+        ::sigaction(fatal, &plain, nullptr);
+      }
+      ::prctl(PR_SET_DUMPABLE, 0);  // no core file
+      ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), signal);  // handled before this returns
+      ::_exit(0);
+    }
+    if (child < 0) {
+      return;
+    }
+    int status = 0;
+    int waited = 0;
+    for (; ::waitpid(static_cast<pid_t>(child), &status, __WALL | WNOHANG) == 0; ++waited) {
+      if (waited == kMostMilliseconds) {
+        ::kill(static_cast<pid_t>(child), SIGKILL);
+      }
+      ::usleep(1000);
+    }
+    if (WIFEXITED(status)) {
+      return;
+    }
+  }
+}
+
+}  // namespace
+
 std::string Recorder::stacks() const {
   const std::lock_guard<std::mutex> lock(stacks_mutex_);
   if (server_.stack_file < 0) {
     return {};
   }
-  if (::ftruncate(server_.stack_file, 0) != 0 || ::lseek(server_.stack_file, 0, SEEK_SET) != 0) {
-    return {};
-  }
-  ::pthread_kill(::pthread_self(), server_.stack_signal);  // handled before this returns
+  dump_stacks(server_.stack_file, server_.stack_signal);
   std::string text;
   char piece[4096];
   for (off_t at = 0;;) {
