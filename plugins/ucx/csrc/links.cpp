@@ -25,6 +25,9 @@ constexpr std::chrono::milliseconds kLongestPause{5000};
 constexpr std::chrono::seconds kReadTime{5};
 // After so many calls of ucp_worker_progress(), UCX has handled everything that was in its queue before them.
 constexpr int kDrain = 64;
+// How long a copy from the memory of a peer may take before its connection is closed anyway.
+constexpr std::chrono::seconds kCopyTime{5};
+constexpr int kEveryPeer = -1;
 // The most greetings that wait for a lookup. Unknown processes can send them, so there is a limit.
 constexpr size_t kMostStrangers = 1000;
 // Up to so many bytes, copying parts into the header of an active message is worth it.
@@ -87,6 +90,7 @@ struct Links::Link {
 // A payload that is being received.
 struct Links::Fetch {
   Links* links;
+  int peer;
   Token token;
   Incoming::Target target;
 };
@@ -412,6 +416,15 @@ void Links::close_endpoint(Link& link) {
   if (link.endpoint == nullptr) {
     return;
   }
+  // UCX aborts the process if an endpoint is destroyed while it copies from the peer's memory.
+  const auto copies = [this, peer = link.peer] {
+    return std::any_of(fetching_.begin(), fetching_.end(), [peer](const Fetch* one) { return one->peer == peer; });
+  };
+  for (const auto end = Clock::now() + kCopyTime; copies() && Clock::now() < end;) {
+    if (ucp_worker_progress(worker_.get()) == 0) {
+      break;  // it waits for the peer, and does not copy
+    }
+  }
   endpoints_.erase(link.endpoint);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
@@ -434,6 +447,12 @@ void Links::say_goodbye(Link& link, bool comes_back, const std::string& reason) 
   }
   Goodbye head;
   head.token = link.token;
+  head.complete = link.next_number;
+  for (const Outgoing* const outgoing : leaving_) {
+    if (outgoing->peer == link.peer) {
+      head.complete = std::min(head.complete, outgoing->number);
+    }
+  }
   head.comes_back = comes_back ? 1 : 0;
   std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
   bytes += reason.substr(0, kLongestReason);
@@ -445,14 +464,19 @@ void Links::goodbye(const Goodbye& head, const std::string& reason) {
   if (link == nullptr) {
     return;
   }
+  deliver_below(checked_, link->peer, head.complete);
+  deliver_below(fetched_, link->peer, head.complete);
+  if (owner_of(head.token) != link) {
+    return;  // one of these messages was malformed
+  }
   end_incoming(*link);
   lose(*link, reason, head.comes_back != 0);
 }
 
 void Links::reject(int peer, const std::string& reason) {
   Link* const link = find(peer);
-  if (link == nullptr) {
-    return;
+  if (link == nullptr || link->endpoint == nullptr) {
+    return;  // there is no connection to close
   }
   ++services_.counters.rejected;
   services_.callback_thread.report("the connection to " + called(peer) + " is closed: " + reason);
@@ -540,6 +564,8 @@ void Links::send(int peer, Parts parts) {
 
 void Links::post(Link& link, std::unique_ptr<Outgoing> owned) {
   Outgoing& outgoing = *owned;
+  outgoing.peer = link.peer;
+  outgoing.number = link.next_number;
   const auto pieces = outgoing.pieces(link.token, link.next_number++);
   outgoing.pending = 1;
   leaving_.insert(owned.release());
@@ -699,7 +725,7 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
       deliver(*link, target);
       return UCS_OK;
     }
-    auto owned = std::make_unique<Fetch>(Fetch{this, token, std::move(target)});
+    auto owned = std::make_unique<Fetch>(Fetch{this, link->peer, token, std::move(target)});
     Fetch* const fetch = owned.get();
     fetching_.insert(fetch);
     owned.release();
@@ -751,15 +777,25 @@ void Links::on_fetched(void* request, ucs_status_t status, size_t /*size*/, void
   });
 }
 
-// Delivers data that was copied from the memory of peers. A peer sends a goodbye before it reuses this memory. So data is
-// delivered only if no goodbye arrived before the copy was complete.
+// Delivers data that was copied from the memory of peers. A peer that gives up this memory first sends a goodbye, which
+// names the messages that were read before. So all copied data is checked against the goodbyes that have arrived since.
 void Links::deliver_fetched() {
-  std::vector<Fetch> fetched;
-  fetched.swap(fetched_);
+  std::move(fetched_.begin(), fetched_.end(), std::back_inserter(checked_));
+  fetched_.clear();
   for (int i = 0; i < kDrain && ucp_worker_progress(worker_.get()) != 0; ++i) {
   }
   do_later();
-  for (const Fetch& fetch : fetched) {
+  deliver_below(checked_, kEveryPeer, UINT64_MAX);
+}
+
+void Links::deliver_below(std::vector<Fetch>& fetches, int peer, uint64_t number) {
+  std::vector<Fetch> all;
+  all.swap(fetches);
+  for (Fetch& fetch : all) {
+    if (peer != kEveryPeer && (fetch.peer != peer || fetch.target.number >= number)) {
+      fetches.push_back(std::move(fetch));
+      continue;
+    }
     Link* const link = owner_of(fetch.token);
     if (link == nullptr) {
       continue;

@@ -90,6 +90,8 @@ class Links {
   ucs_status_t take(wire::Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched);
   void deliver(Link& link, const Incoming::Target& target);
   void deliver_fetched();
+  // Delivers those of `fetches` that are of this peer, and of messages with smaller numbers. The others stay.
+  void deliver_below(std::vector<Fetch>& fetches, int peer, uint64_t number);
   bool do_later();
   void run_later(std::function<void()> task) { later_.push_back(std::move(task)); }
 
@@ -136,6 +138,7 @@ class Links {
   std::unordered_set<Outgoing*> leaving_;  // owned until the destructor
   std::unordered_set<Fetch*> fetching_;    // owned
   std::vector<Fetch> fetched_;             // complete, to be delivered
+  std::vector<Fetch> checked_;             // to be delivered next
   std::vector<std::unique_ptr<Outgoing>> sent_;
   std::deque<std::function<void()>> later_;  // tasks that must not run inside a callback of UCX
   int closing_endpoints_ = 0;

@@ -31,6 +31,8 @@ class Outgoing {
   std::vector<Piece> pieces(wire::Token token, uint64_t number);
 
   Links* links = nullptr;
+  int peer = -1;
+  uint64_t number = 0;  // on the link to the peer
   // The number of active messages that UCX has not completed. Use it with the transport's lock.
   size_t pending = 0;
   bool has_failed = false;

@@ -67,11 +67,12 @@ static_assert(sizeof(PartOfMessage) == 32);
 
 struct Goodbye {
   Token token;
+  uint64_t complete = 0;    // messages with smaller numbers were read by the receiver before their memory was given up
   uint32_t comes_back = 0;  // whether the receiver may greet again
   uint32_t reserved = 0;
   // The reason follows as text.
 };
-static_assert(sizeof(Goodbye) == 24);
+static_assert(sizeof(Goodbye) == 32);
 
 inline constexpr uint64_t kLarge = uint64_t{1} << 63;
 inline constexpr size_t kMaxParts = 65536;

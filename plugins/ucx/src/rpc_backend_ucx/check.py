@@ -39,7 +39,7 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
         findings.append(
             Finding("warning", name, f"UCX does not use this variable{hint}", {"nearest": close})
         )
-    findings += [_transports(there), *_missing(there)]
+    findings += [_transports(there), *_missing(there, here)]
     try:
         here = settings_of(None, environ)
     except RpcBackendsError as error:
@@ -64,7 +64,7 @@ def _transports(there: list[str]) -> Finding:
     return Finding("ok", "transports here", ", ".join(shown), {"transports": devices})
 
 
-def _missing(there: list[str]) -> list[Finding]:
+def _missing(there: list[str], here: Settings) -> list[Finding]:
     """Return a finding for each faster transport that is missing."""
     has = {one.partition("/")[0] for one in there}
     findings = []
@@ -85,7 +85,7 @@ def _missing(there: list[str]) -> list[Finding]:
                     f"RDMA locks memory, and `ulimit -l` allows {soft >> 10} KiB; make it unlimited",
                 )
             )
-    if "cma" not in has:
+    if "cma" not in has and "RNDV_SCHEME" not in here.more:
         findings.append(
             Finding(
                 "warning",

@@ -46,10 +46,6 @@ BACKEND = Backend(
     init_backend_handler=init_backend,
     options_type=UCXRpcBackendOptions,
     make_transport=UCXTransport,
-    excluded_requirements={
-        "transport.send_to_forgotten_unknown_peer": "a worker that rejects another one without a "
-        "connection to it can call it again only after that worker has called"
-    },
     capabilities=frozenset(
         {
             Capability.STATIC_GROUPS,

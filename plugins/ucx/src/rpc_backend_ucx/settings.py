@@ -108,7 +108,8 @@ def settings_of(
         net_devices=devices,
         poll_time=_poll_time(environ) if poll_time is None else poll_time,
         keepalive=options.keepalive if options else _KEEPALIVE,
-        more=_without_prefix(options.settings if options else {}),
+        more=_rendezvous(trusted is True, environ)
+        | _without_prefix(options.settings if options else {}),
     )
 
 
@@ -124,6 +125,16 @@ def check_names(settings: Settings, known: Iterable[str]) -> None:
             close = nearest(name, there)
             hint = f" Did you mean UCX_{close}?" if close else ""
             raise SettingError(f"UCX has no setting UCX_{name}.{hint}")
+
+
+def _rendezvous(trusted: bool, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return how the parts of large messages are sent.
+
+    Within a host, sender and receiver copy at the same time, through shared memory. UCX's own choice, to
+    copy from the other process (``cma``), took 1.2 to 1.5 times as long for 1 to 64 MiB on a machine with
+    free cores.
+    """
+    return {} if trusted or "UCX_RNDV_SCHEME" in environ else {"RNDV_SCHEME": "am"}
 
 
 def _permitted(
