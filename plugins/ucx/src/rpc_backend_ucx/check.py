@@ -39,13 +39,13 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
         findings.append(
             Finding("warning", name, f"UCX does not use this variable{hint}", {"nearest": close})
         )
-    findings += [_transports(there), *_missing(there, here)]
+    findings += [_transports(there), *_missing(there)]
     try:
         here = settings_of(None, environ)
     except RpcBackendsError as error:
         findings.append(Finding("problem", "settings", str(error)))
     else:
-        findings += [_secret(here), _network(here), _between(here)]
+        findings += [*_cma(there, here), _secret(here), _network(here), _between(here)]
     return Section("ucx", _TITLE, findings)
 
 
@@ -64,7 +64,7 @@ def _transports(there: list[str]) -> Finding:
     return Finding("ok", "transports here", ", ".join(shown), {"transports": devices})
 
 
-def _missing(there: list[str], here: Settings) -> list[Finding]:
+def _missing(there: list[str]) -> list[Finding]:
     """Return a finding for each faster transport that is missing."""
     has = {one.partition("/")[0] for one in there}
     findings = []
@@ -85,15 +85,6 @@ def _missing(there: list[str], here: Settings) -> list[Finding]:
                     f"RDMA locks memory, and `ulimit -l` allows {soft >> 10} KiB; make it unlimited",
                 )
             )
-    if "cma" not in has and "RNDV_SCHEME" not in here.more:
-        findings.append(
-            Finding(
-                "warning",
-                "cma",
-                "large tensors within this host are copied twice, because workers may not read each "
-                f"other's memory: {_why_no_cma()}",
-            )
-        )
     if not any(one.startswith(("cuda", "rocm", "ze")) for one in has):
         why = (
             "UCX's CUDA module cannot be loaded; the NVIDIA driver's libcuda may be missing"
@@ -113,6 +104,16 @@ def _missing(there: list[str], here: Settings) -> list[Finding]:
             )
         )
     return findings
+
+
+def _cma(there: list[str], here: Settings) -> list[Finding]:
+    if "RNDV_SCHEME" in here.more or any(one.startswith("cma/") for one in there):
+        return []
+    text = (
+        "large tensors within this host are copied twice, because workers may not read each "
+        f"other's memory: {_why_no_cma()}"
+    )
+    return [Finding("warning", "cma", text)]
 
 
 def _why_no_cma() -> str:
