@@ -27,6 +27,7 @@ from rpc_backends_cli import (
     print_json,
     require_loadable,
     stdout_for_json,
+    timeout_option,
 )
 
 _USAGE, _INTERRUPTED = 2, 130
@@ -120,14 +121,7 @@ Exit status: 0 everything was measured, 1 a backend failed, 2 an argument is inv
     help="Keep idle cores from sleeping (Linux, as root). Makes the ratios of backends that sleep "
     "between messages repeatable.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for loading a package.",
-)
+@timeout_option("Time limit for loading a package.")
 @json_option
 @debug_option
 def command(

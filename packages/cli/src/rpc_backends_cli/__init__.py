@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rpc_backends_cli.output import json_option as json_option
     from rpc_backends_cli.output import print_json as print_json
     from rpc_backends_cli.output import stdout_for_json as stdout_for_json
+    from rpc_backends_cli.output import timeout_option as timeout_option
     from rpc_backends_cli.report import Finding as Finding
     from rpc_backends_cli.report import Section as Section
 
@@ -34,6 +35,7 @@ _MODULES = {
     "print_json": "output",
     "require_loadable": "loading",
     "stdout_for_json": "output",
+    "timeout_option": "output",
 }
 
 __all__ = list(_MODULES)

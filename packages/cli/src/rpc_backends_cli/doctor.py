@@ -15,6 +15,7 @@ from rpc_backends_cli.output import (
     json_option,
     print_json,
     stdout_for_json,
+    timeout_option,
     unexpected,
 )
 
@@ -137,14 +138,7 @@ Examples:
 """,
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for loading a package, and for the calls over a backend.",
-)
+@timeout_option("Time limit for loading a package, and for the calls over a backend.")
 @click.option(
     "--calls/--no-calls", default=True, help="Whether to make real calls.  [default: calls]"
 )

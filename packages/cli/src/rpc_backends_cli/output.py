@@ -132,3 +132,18 @@ def debug_option(function: _Function) -> _Function:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+
+
+def timeout_option(help_text: str) -> Callable[[_Function], _Function]:
+    """Return the option ``--timeout``, in seconds.
+
+    :param help_text: what the time limit is for.
+    """
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=60,
+        show_default=True,
+        metavar="SECONDS",
+        help=help_text,
+    )

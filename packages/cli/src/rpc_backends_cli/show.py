@@ -22,6 +22,7 @@ from rpc_backends_cli.output import (
     json_option,
     origin,
     print_json,
+    timeout_option,
 )
 
 if TYPE_CHECKING:
@@ -232,14 +233,7 @@ Examples:
 """,
 )
 @click.argument("name")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for loading the package.",
-)
+@timeout_option("Time limit for loading the package.")
 @json_option
 @debug_option
 def command(name: str, timeout: float, as_json: bool) -> None:
