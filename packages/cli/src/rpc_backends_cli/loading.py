@@ -40,7 +40,7 @@ class Loaded:
 def require_loadable(names: Sequence[str], limit: float) -> None:
     """See that backends, and all hook packages, neither hang nor crash while they are imported.
 
-    Each is imported in another process first. Other errors are left to who imports it here.
+    Each is imported in another process first. Other errors are left to the process that uses it.
 
     :param names: backends, each of them known.
     :param limit: time limit in seconds for one package.
