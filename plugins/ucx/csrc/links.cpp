@@ -599,6 +599,8 @@ void Links::post(Link& link, std::unique_ptr<Outgoing> owned) {
   ++services_.counters.messages_sent;
   if (outgoing.pending > 1) {
     services_.releaser.hold(outgoing.parts);
+    // UCX does not signal that there is room for the rest, so a thread must poll.
+    services_.inbox.nudge();
   }
   completed(outgoing);
 }

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import stat
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rpc_backend_ucx.library import native
-from support.ucx_transports import Echo, events_of, learn, next_event, pair, proof, transport
+from support.ucx_transports import (
+    TIMEOUT,
+    Echo,
+    events_of,
+    learn,
+    next_event,
+    pair,
+    proof,
+    transport,
+)
 
 pytestmark = pytest.mark.usefixtures("shared_memory_files")
 
@@ -65,6 +77,28 @@ def test_messages_arrive_once_and_in_order(media: str) -> None:
             kind, _, parts, _ = next_event(me)
             assert (kind, int.from_bytes(parts[0], "little")) == ("message", number)
         me.close(1)
+
+
+def test_a_message_larger_than_the_queue_leaves_while_a_thread_sleeps() -> None:
+    """UCX sends the rest of the message when it is polled, and signals nothing."""
+    me = transport(0, poll_time=0.0)
+    events: queue.Queue[Any] = queue.Queue()
+
+    def receive() -> None:
+        while (event := me.receive(TIMEOUT)) is not None:
+            events.put(event)
+
+    receiver = threading.Thread(target=receive)
+    parts = [bytes(200_000)] * 6
+    with Echo(me):
+        me.send(1, [b"first"], False)
+        receiver.start()
+        events.get(timeout=TIMEOUT)
+        for _ in range(10):
+            me.send(1, parts, False)
+            assert events.get(timeout=5)[2] == parts
+        me.close(1)
+        receiver.join()
 
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
