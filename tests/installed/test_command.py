@@ -79,5 +79,5 @@ def test_subcommands_come_with_their_packages(
         lines = below.partition("\n\n")[0].splitlines()
         return {line.split()[0] for line in lines if line[2] != " "}
 
-    assert commands(alone) == {"list", "show", "doctor", "new"}
+    assert commands(alone) == {"list", "show", "doctor", "lock", "new"}
     assert commands(installed) - commands(alone) == {"conformance", "bench"}
