@@ -40,7 +40,7 @@ ROWS = [
     ("group.memory", 16, "memory of a worker, group of 16"),
     ("group.join", 16, "the 16th worker joins"),
 ]
-ENGINES = {"TENSORPIPE": ("#d55e00", "s"), "ZEROMQ": ("#0072b2", "o")}
+ENGINES = {"TENSORPIPE": ("#d55e00", "s"), "ZEROMQ": ("#0072b2", "o"), "UCX": ("#009e73", "^")}
 
 
 def plan() -> Plan:
