@@ -4,12 +4,13 @@
 # repository (editable). It is made once, updated if a pyproject.toml changes, and made anew if TORCH
 # changes or the set-up was interrupted.
 #
-# Variables:  PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST_ARGS="-k name -x"
+# Variables:  PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST_ARGS="-k name -x"  ONLY="2.9 py3.12"
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 PYTEST_ARGS ?=
+ONLY ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -47,7 +48,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all test-quick test-lowest lint typecheck format wheels soak bench clean
+.PHONY: help setup demo docs reports test test-all test-quick test-lowest matrix lint typecheck format wheels soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -108,6 +109,9 @@ test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported dependencies (torch: TORCH)
 	$(LOWEST_VENV)/bin/python -m pytest tests -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
+
+matrix: setup  ## the tests with each torch and Python, 30 min a pair (ONLY="2.9 2.15 py3.12")
+	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)"
 
 lint: setup  ## ruff: lint and format check
 	@echo "==> ruff"

@@ -59,7 +59,7 @@ def make_environments(folder: Path) -> tuple[Environment, Environment]:
     Both see the same third-party packages: torch reads the metadata of each when it is imported.
     """
     ours = distributions(ROOT)
-    needed = {one for path in ours for one in read_project(path)["dependencies"]}
+    needed = {one for path in ours for one in read_project(path).get("dependencies", [])}
     others = {one for one in needed if not one.startswith("rpc-backend")}
     base = Environment.of_links(folder / "base", {*others, "numpy"})  # torch warns without numpy
     installed = Environment.on(base, folder / "installed")

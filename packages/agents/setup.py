@@ -1,10 +1,16 @@
-"""Builds the C++ extension of the agents against the torch of this environment."""
+"""Builds the C++ extension of the agents against the torch of this environment.
 
+The dependencies are here and not in pyproject.toml, because those of a wheel differ: it needs the minor
+version of torch that it was compiled for.
+"""
+
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 try:
+    from torch import __version__ as torch_version
     from torch import compiled_with_cxx11_abi
     from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 except ModuleNotFoundError as error:
@@ -34,12 +40,19 @@ FLAGS = [
     "-Wno-unused-parameter",
     "-fvisibility=hidden",
 ]
+#: For example ``2.13``.
+TORCH = ".".join(torch_version.split(".")[:2])
+IS_SDIST = {"sdist", "egg_info"} & set(sys.argv)
 #: A module of its own, which links to nothing of torch.
 NATIVE = "csrc/native_transport.cpp"
 #: The files that the translation units include.
 PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*") if str(path) != NATIVE)
 
 setup(
+    install_requires=[
+        "rpc-backends-core>=0.1.0",
+        "torch>=2.6,<2.16" if IS_SDIST else f"torch=={TORCH}.*",
+    ],
     ext_modules=[
         CppExtension(
             "rpc_backends_agents._C",
@@ -62,7 +75,10 @@ setup(
                 *include_paths(),
             ],
             # CppExtension sets it for the other module; strings pass between the two.
-            define_macros=[("_GLIBCXX_USE_CXX11_ABI", str(int(compiled_with_cxx11_abi())))],
+            define_macros=[
+                ("_GLIBCXX_USE_CXX11_ABI", str(int(compiled_with_cxx11_abi()))),
+                ("RPC_BACKENDS_TORCH", f'"{TORCH}"'),
+            ],
             language="c++",
             extra_compile_args=FLAGS,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,24 @@ def test_an_sdist_contains_all_sources(distribution: str, tmp_path: Path) -> Non
     assert {str(path.relative_to(folder)) for path in sources} <= names
 
 
+def test_a_wheel_needs_the_torch_that_it_was_compiled_for(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    minor = ".".join(metadata.version("torch").split(".")[:2])
+    with zipfile.ZipFile(wheels["rpc-backends-agents"]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+        assert f"Requires-Dist: torch=={minor}.*\n" in archive.read(name).decode()
+    sdist = build_sdist(FOLDERS["rpc-backends-agents"], tmp_path)
+    with tarfile.open(sdist) as archive:
+        (info,) = (
+            name for name in archive.getnames() if name.count("/") == 1 and "PKG-INFO" in name
+        )
+        text = archive.extractfile(info).read().decode()  # type: ignore[union-attr]
+    (found,) = (line for line in text.splitlines() if line.startswith("Requires-Dist: torch"))
+    supported = read_project(ROOT)["dependencies"][0]
+    assert Requirement(found.partition(": ")[2]) == Requirement(supported)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_wheel_built_from_an_sdist_is_the_same(
@@ -85,7 +104,7 @@ def test_the_command_installs_neither_suite_nor_bench() -> None:
     while waiting:
         name = waiting.pop()
         needed.add(name)
-        requirements = map(Requirement, read_project(FOLDERS[name])["dependencies"])
+        requirements = map(Requirement, read_project(FOLDERS[name]).get("dependencies", []))
         waiting += [one.name for one in requirements if one.name in FOLDERS]
     assert needed == {CORE, *COMMAND}
 

@@ -379,7 +379,7 @@ def distributions(root: Path) -> list[Path]:
 
 def third_party(folders: Iterable[Path]) -> list[str]:
     """Return the requirements of this repository's distributions on third parties."""
-    needed = [text for folder in folders for text in read_project(folder)["dependencies"]]
+    needed = [text for folder in folders for text in read_project(folder).get("dependencies", [])]
     return [text for text in needed if not Requirement(text).name.startswith("rpc-backend")]
 
 

@@ -1,8 +1,9 @@
-"""The agents and the core negotiate the version of the core's interface."""
+"""The agents check the versions of the core's interface and of torch."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 import rpc_backends_agents
 from rpc_backends_agents.versions import SPI_VERSION
@@ -36,3 +37,20 @@ def test_another_core_is_refused_with_what_to_upgrade(
         rpc_backends_agents.__getattr__("start_agent")
     for part in (f"version {MAJOR}.{MINOR} of", ".".join(map(str, version)), upgrade):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("installed", ["2.5.1", "3.13.0+cu130"])
+def test_another_torch_is_refused_with_a_command(
+    monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", installed)
+    with pytest.raises(ImportError, match=r"was compiled for torch 2\.\d+, ") as caught:
+        rpc_backends_agents.__getattr__("start_agent")
+    assert f"torch {installed} is installed" in str(caught.value)
+    assert "pip install --force-reinstall --no-deps --no-build-isolation" in str(caught.value)
+
+
+def test_another_build_of_the_same_torch_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    minor = ".".join(torch.__version__.split(".")[:2])
+    monkeypatch.setattr(torch, "__version__", f"{minor}.99+cu130")
+    assert callable(rpc_backends_agents.__getattr__("start_agent"))

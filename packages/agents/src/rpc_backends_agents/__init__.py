@@ -49,12 +49,14 @@ def __getattr__(name: str) -> Any:
     """Import on first use: not every use of this package needs the extension.
 
     :raises SpiVersionError: the installed core is too old or too new.
+    :raises ImportError: the extension was compiled for another torch.
     """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from rpc_backends_agents.versions import check_core
+    from rpc_backends_agents.versions import check_core, check_torch
 
     check_core()
+    check_torch()
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,93 @@
+"""Runs the tests with each supported pair of torch and Python, and writes docs/compatibility.md.
+
+::
+
+    make matrix                            # all pairs: about 30 minutes each on two cores
+    make matrix ONLY="2.9 2.15 py3.12"     # torch 2.9 and 2.15, with Python 3.12
+
+An environment needs up to 6 GB and is deleted after its run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from matrix import pairs, results
+from matrix.stages import STAGES, PreparationError, Trial
+
+
+def main() -> int:
+    """Run the chosen pairs; return 1 if a stage of one fails, and 2 if a pair cannot be tried."""
+    parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--only", default="", help="versions, such as '2.9 2.15 py3.12' (default: all)"
+    )
+    parser.add_argument(
+        "--stages",
+        default="",
+        help=f"some of: {' '.join(one.name for one in STAGES)}; does not write the page",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=pairs.ROOT / "build/matrix", help="for environments and logs"
+    )
+    parser.add_argument("--keep", action="store_true", help="do not delete the environments")
+    given = parser.parse_args()
+    stages = [one for one in STAGES if not given.stages or one.name in given.stages.split()]
+    torches = pairs.newest_of_each_minor(pairs.published_torch(), pairs.supported_torch())
+    try:
+        chosen = pairs.choose(torches, pairs.supported_pythons(), given.only)
+    except ValueError as error:
+        parser.error(str(error))
+    status = 0
+    for number, pair in enumerate(chosen, 1):
+        print(f"==> {number}/{len(chosen)}: {pair}", flush=True)
+        python = pairs.interpreter(pair.python)
+        if python is None:
+            print(f"    not tried: no Python {pair.python} on this machine", flush=True)
+            status = 2
+            continue
+        folder = given.folder / f"{pair.torch}-py{pair.python}"
+        shutil.rmtree(folder, ignore_errors=True)
+        trial = Trial(pair, python, folder)
+        try:
+            trial.prepare()
+        except PreparationError as error:
+            print(f"    not tried: {error}", flush=True)
+            status = 2
+            continue
+        outcomes = {}
+        for stage in stages:
+            outcome = outcomes[stage.name] = trial.run(stage)
+            print(
+                f"    {stage.name}: {outcome.status}, {outcome.cell()} ({outcome.seconds} s)",
+                flush=True,
+            )
+        row = results.Row(
+            trial.torch_build(), str(pair.python), _commit(), f"{datetime.date.today()}", outcomes
+        )
+        if not given.stages:
+            results.write(row)
+        if not row.is_green:
+            print(f"    the logs are in {folder / 'logs'}", flush=True)
+            status = max(status, 1)
+        if not given.keep:
+            shutil.rmtree(folder / "venv")
+            shutil.rmtree(folder / "sources")
+    return status
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(
+        command, cwd=pairs.ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The results of all pairs: a JSON file that runs add to, and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from packaging.version import Version
+
+from matrix.pairs import ROOT
+
+FILE = ROOT / "docs/compatibility.json"
+PAGE = ROOT / "docs/compatibility.md"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one stage.
+
+    :ivar status: ``passed`` or ``failed``.
+    :ivar passed: how many tests passed; None if the stage has no tests.
+    """
+
+    status: str
+    seconds: int
+    passed: int | None = None
+    failed: int | None = None
+    skipped: int | None = None
+
+    def cell(self) -> str:
+        """Return the text of the outcome in the table."""
+        if self.status == "passed":
+            return "yes" if self.passed is None else str(self.passed)
+        return "**failed**" if not self.failed else f"**{self.failed} failed**, {self.passed}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The results of one pair.
+
+    :ivar torch: with the build, for example ``2.9.1+cu128``.
+    :ivar python: the minor version, for example ``3.12``.
+    :ivar commit: the short name of the commit that was tested.
+    :ivar date: the day of the run.
+    """
+
+    torch: str
+    python: str
+    commit: str
+    date: str
+    stages: Mapping[str, Outcome]
+
+    @property
+    def is_green(self) -> bool:
+        """Whether every stage passed."""
+        return all(one.status == "passed" for one in self.stages.values())
+
+
+def read() -> list[Row]:
+    """Return the rows of the file; none if there is no file."""
+    if not FILE.exists():
+        return []
+    return [_row(one) for one in json.loads(FILE.read_text())["pairs"]]
+
+
+def write(row: Row) -> None:
+    """Put a row into the file, in place of an older one of the same pair, and write the page."""
+    key = (Version(row.torch).public, row.python)
+    rows = [one for one in read() if (Version(one.torch).public, one.python) != key] + [row]
+    rows.sort(key=lambda one: (Version(one.torch), Version(one.python)))
+    FILE.write_text(
+        json.dumps({"version": 1, "pairs": [asdict(one) for one in rows]}, indent=1) + "\n"
+    )
+    PAGE.write_text(page(rows))
+
+
+def page(rows: list[Row]) -> str:
+    """Return the page with the table of ``rows``."""
+    from matrix.stages import STAGES
+
+    titles = ["torch", "Python", *(stage.title for stage in STAGES), "commit", "tested on"]
+    lines = [_row_of(titles), "|---" * len(titles) + "|"]
+    for row in rows:
+        cells = [
+            row.stages[stage.name].cell() if stage.name in row.stages else "" for stage in STAGES
+        ]
+        lines.append(_row_of([row.torch, row.python, *cells, f"`{row.commit}`", row.date]))
+    return _HEAD + "\n".join(lines) + "\n" + _FOOT
+
+
+def _row(found: Mapping[str, Any]) -> Row:
+    stages = {name: Outcome(**one) for name, one in found["stages"].items()}
+    return Row(**{**found, "stages": stages})
+
+
+def _row_of(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+_HEAD = """\
+# Versions that were tested
+
+`make matrix` makes an environment for each pair of torch and Python, builds the wheels of every
+distribution in it, and runs the tests of each column. It writes this page. A number is the count of
+tests that passed.
+
+"""
+_FOOT = """
+- **import**: all packages are imported, with warnings as errors.
+- **doctor**: `rpc-backends doctor` reports no error.
+- **torch's suites** are those of that version of torch. TENSORPIPE and FAULTY_TENSORPIPE run all of
+  them; the other backends run those that need no TensorPipe.
+- **TENSORPIPE** to **UCX**: the [conformance suite](how-to/conformance.md).
+
+No machine of these runs had a GPU. Builds of torch with CUDA were tested without one.
+"""

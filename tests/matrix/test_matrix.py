@@ -1,0 +1,58 @@
+"""The command that tries other versions: which pairs it chooses, what it counts, and its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from matrix import results
+from matrix.pairs import Pair, choose, newest_of_each_minor
+from matrix.results import Outcome, Row
+from matrix.stages import counts_of
+
+TORCHES = [Version("2.9.1"), Version("2.10.0")]
+PYTHONS = [Version("3.11"), Version("3.12")]
+
+
+def test_the_newest_supported_version_of_each_minor_is_taken() -> None:
+    published = map(Version, ["2.10.0", "2.5.1", "2.9.0", "2.9.1", "3.0.0"])
+    assert newest_of_each_minor(published, SpecifierSet(">=2.6,<3")) == TORCHES
+
+
+@pytest.mark.parametrize(
+    ("only", "chosen"),
+    [
+        ("", [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ("2.10", [(1, 0), (1, 1)]),
+        ("py3.12", [(0, 1), (1, 1)]),
+        ("2.9.1 py3.11", [(0, 0)]),
+    ],
+)
+def test_only_chooses_versions(only: str, chosen: list[tuple[int, int]]) -> None:
+    expected = [Pair(TORCHES[torch], PYTHONS[python]) for torch, python in chosen]
+    assert choose(TORCHES, PYTHONS, only) == expected
+
+
+@pytest.mark.parametrize("word", ["2.1", "py3.9", "newest"])
+def test_an_unknown_version_is_refused_with_the_supported_ones(word: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{word}' is no supported .*2\.9, 2\.10 .*py3\.11"):
+        choose(TORCHES, PYTHONS, word)
+
+
+def test_a_report_of_pytest_is_counted(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite tests="9" failures="1" errors="2" skipped="3"/></testsuites>'
+    )
+    assert counts_of(report) == (3, 3, 3)
+
+
+def test_a_failure_stands_in_its_row() -> None:
+    outcomes = {"import": Outcome("passed", 1), "core": Outcome("failed", 9, 7, 2, 0)}
+    row = Row("2.9.1+cu128", "3.12", "abc1234", "2026-01-01", outcomes)
+    page = results.page([row])
+    assert "| 2.9.1+cu128 | 3.12 | yes |  | **2 failed**, 7 |" in page
+    assert not row.is_green
