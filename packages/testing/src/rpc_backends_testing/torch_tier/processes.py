@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -43,6 +46,29 @@ def start(test: Any) -> None:
 
 def _process(*, target: Callable[..., None], **settings: Any) -> BaseProcess:
     process: BaseProcess = context().Process(  # type: ignore[attr-defined]
-        target=functools.partial(run_without_races, target), **settings
+        target=functools.partial(_run, target), **settings
     )
     return process
+
+
+def _run(target: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    with _template_folder():
+        run_without_races(target, *args, **kwargs)
+
+
+@contextmanager
+def _template_folder() -> Iterator[None]:
+    """Give this process a folder of its own for the modules that RemoteModule writes.
+
+    torch up to 2.9 makes that folder when it is imported, and adds it to `sys.path`. In a forked process
+    that is the fork server's folder, and `sys.path` is that of the process that started the test.
+    """
+    from torch.distributed.nn.jit import instantiator
+
+    if not hasattr(instantiator, "INSTANTIATED_TEMPLATE_DIR_PATH"):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        instantiator.INSTANTIATED_TEMPLATE_DIR_PATH = folder
+        sys.path.append(folder)
+        yield
