@@ -27,5 +27,5 @@ def test_the_table_shows_the_actual_defaults() -> None:
     assert shown["max_message_bytes"] == f"{options.MAX_MESSAGE_BYTES >> 30} GiB"
     assert shown["max_unanswered_bytes"] == f"{options.MAX_UNANSWERED_BYTES >> 30} GiB"
     assert shown["heartbeat_timeout"] == f"{options.HEARTBEAT_TIMEOUT:g}"
-    assert (shown["num_worker_threads"], shown["heartbeat"]) == ("16", "a sixth of that")
+    assert (shown["num_worker_threads"], shown["heartbeat"]) == ("16", "a sixth of the timeout")
     assert options.HEARTBEATS == 6
