@@ -12,9 +12,9 @@ START = 15.0
 START_AGAIN = 5.0
 #: After this many groups have not formed in time, and none has, no other is started.
 GIVE_UP_AFTER = 3
-#: Seconds that a test of a chapter has at least, after a test of the chapter has hung, and after three
-#: in a row have.
+#: Seconds that a test has at least after a test of its chapter has hung.
 _AFTER_ONE = 10.0
+#: The same after three tests of its chapter in a row have hung.
 _AFTER_THREE = 5.0
 
 

@@ -1,7 +1,8 @@
 """Devices: tensors on accelerators go where the device maps say.
 
-A backend that declares them takes the options ``device_maps`` (by callee, this worker's devices to the
-callee's) and ``devices`` (this worker's devices that RPC uses), like torch's TensorPipe options.
+A backend that declares device maps takes the options ``device_maps`` (for each callee, a map from this
+worker's devices to the callee's) and ``devices`` (this worker's devices that RPC uses), like torch's
+TensorPipe options.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def accelerators(me: WorkerContext) -> tuple[str, int]:
 
 def need_accelerators(workers: Workers, count: int) -> str:
     """Return the type of the accelerators, or skip the test if there are fewer than ``count``."""
-    # A worker looks, because the process that workers are forked from must not use accelerators.
+    # A worker counts them, because the process that workers are forked from must not use accelerators.
     kind, found = workers[0].call(accelerators)
     if found < count:
         pytest.skip(f"it needs {count} accelerator(s), and this machine has {found}")
@@ -134,7 +135,7 @@ def use_map(me: WorkerContext) -> None:
 
 
 def test_cpu_to_cpu(rpc_groups: Groups) -> None:
-    """A device map from CPU to CPU is accepted, known to the agent, and changes nothing."""
+    """A device map from CPU to CPU is accepted, the agent returns it, and it changes nothing."""
     with rpc_groups.workers(2) as workers:
         given = {"device_maps": {"worker1": {"cpu": "cpu"}}}
         workers[0].call(expect_options, rpc_groups.subject, {"device_maps": None})

@@ -51,7 +51,7 @@ class Scale(torch.nn.Module):
 
 #: The objects that this worker keeps, by name.
 KEPT: dict[str, Any] = {}
-#: The living things that were made here.
+#: Weak references to the things that were made here.
 MADE: list[weakref.ref[Thing]] = []
 
 

@@ -85,7 +85,7 @@ class ReplyTests:
     ) -> None:
         """A reply arrives on no connection other than that of its request.
 
-        The connection of the request is cut, another one is whole. The caller was told of the loss, so
+        The connection of the request is cut, another one is whole. The caller's inbox got the loss, so
         the reply must not arrive: `send` raises an error, or a transport in C++ reports `kUnsent`.
         """
         with transports() as (zero, one):
@@ -104,9 +104,9 @@ class ReplyTests:
             one.may_lose.add(0)
             cutting.cut(of_zero)
             zero.expect_lost(1, "(the connection of worker0's requests to worker1 is cut)")
-            # The callee, too, has seen it then.
+            # After this wait the callee, too, has noticed the cut.
             cutting.wait_until_gone(of_zero, transports.limits.seconds)
             one.try_send(0, message("reply", [20]), reply=True)
-            # What was sent after the reply on the connection that is whole has arrived after it.
+            # If the reply took the whole connection, it would arrive before this later message.
             one.send(0, message("later", [30]))
             zero.expect(one, message("later", [30]))

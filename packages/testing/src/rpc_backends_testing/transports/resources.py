@@ -128,7 +128,7 @@ class Remainder:
 
 
 def escaped(args: threading.ExceptHookArgs) -> str:
-    """Return in words what has ended a thread."""
+    """Return a description of the exception that has ended a thread."""
     frames = traceback.extract_tb(args.exc_traceback)
     where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{args.exc_type.__name__}: {args.exc_value}{where}"
