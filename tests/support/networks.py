@@ -84,7 +84,7 @@ def hosts(number: int) -> Iterator[list[Host]]:
 
 def _make_namespace(stack: contextlib.ExitStack, what: str) -> str:
     if os.geteuid() != 0:
-        pytest.skip("network namespaces take root")
+        pytest.skip("network namespaces need root")
     if shutil.which("ip") is None:
         pytest.skip("there is no `ip` here (iproute2)")
     name = f"rpct{os.getpid()}-{next(_numbers)}-{what}"

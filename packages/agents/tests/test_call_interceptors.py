@@ -128,7 +128,7 @@ def test_the_end_of_a_failed_call_has_its_error(me: WorkerContext) -> None:
     observer = Observer()
     with two_agents(None, observer):
         error_of(rpc.rpc_async("b", operator.truediv, args=(1, 0)))
-        # torch answers with the exception as a value, so that the call as such has not failed
+        # Torch answers with the exception as a value, so for the agent the call has not failed.
         call, _, error = observer.ended.get(timeout=AT_ONCE)
         assert (call.direction, call.function, error) == ("incoming", "_operator.truediv", None)
         error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), torch.ones(3))))
