@@ -103,7 +103,7 @@ class World:
         """Let the store serve a request, after all earlier ones; return the event of its end.
 
         :param size: bytes in and out.
-        :param seconds: the time without that for the bytes; the cost of a request by default.
+        :param seconds: the time besides that for the bytes; by default the cost of a request.
         """
         costs = self.costs
         took = (costs.request if seconds is None else seconds) + costs.byte * size

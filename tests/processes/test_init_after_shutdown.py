@@ -1,7 +1,7 @@
-"""Several groups, one after another, of the same processes or others and under the same ranks or others.
+"""Several groups, one after another: of the same or other processes, under the same or other ranks.
 
-In stock torch, processes that have had different numbers of groups never meet, and a process
-cannot get another rank than it had first.
+In stock torch, processes that have been in different numbers of groups never meet, and a process must
+keep its first rank.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_the_same_workers_meet_again_under_the_same_ranks(anywhere: Meeting) -> 
 
 
 def test_the_same_workers_meet_again_under_other_ranks(anywhere: Meeting) -> None:
-    """Stock torch: "Container is already initialized with worker_id"."""
+    """Stock torch raises "Container is already initialized with worker_id"."""
     with Workers(3, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1, 2: 2})
         assert_a_group_works(workers, anywhere, {0: 1, 1: 0, 2: 2})
@@ -174,7 +174,7 @@ def test_distributed_autograd_works_under_other_ranks(where: Meeting) -> None:
 def test_leaving_a_later_group_that_used_rrefs_is_quick(where: Meeting, dynamic: bool) -> None:
     """Torch makes one RRefContext in a process and cannot delete the RRefs of a later group.
 
-    The test does not claim that an RRef of a later group works, only that trying costs no time.
+    The test checks only that an attempt costs no time, and not that an RRef of a later group works.
     """
     join = steps.join_dynamic if dynamic else steps.join
     with Workers(2, env=where.env) as workers:

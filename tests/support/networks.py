@@ -188,7 +188,7 @@ class Capture:
                     stopping = self._stopped.recv(1) == b""
 
     def count(self, what: bytes) -> int:
-        """Return how many packets contain some bytes."""
+        """Return how many packets contain these bytes."""
         return sum(what in packet for packet in self.packets)
 
     @property

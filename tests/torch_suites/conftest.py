@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         _STOCK,
         action="store_true",
-        help="run torch's RPC suites against stock torch, with no installed backend in place",
+        help="run torch's RPC suites against stock torch, without the installed backends",
     )
 
 
@@ -167,7 +167,7 @@ def _row(name: str, count: Counter[str]) -> str:
 
 
 def _not_run_lines() -> list[str]:
-    """Return the release of torch, and which tests were not run for want of a GPU."""
+    """Return the release of torch, and which tests were not run because there is no GPU."""
     import torch
 
     from . import suites
