@@ -29,7 +29,7 @@ _MAX_BUSY = 0.15
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: the range in which the ratio of ours to the reference must lie."""
+    """A bar: the range in which the ratio of our figure to the reference's must lie."""
 
     high: float = float("inf")
     low: float = 0.0

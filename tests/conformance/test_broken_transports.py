@@ -43,7 +43,7 @@ Failures = dict[str, list[tuple[str, str, float]]]
 
 
 def _run(folder: Path, *, whole: bool) -> Failures:
-    """Run tests on every broken transport: all of them, or only the one for the promise it breaks."""
+    """Run tests on every broken transport: all tests, or only the one for the promise that it breaks."""
     classes = "\n".join(
         f"class Test{name}(TransportContract):\n"
         f"    timeout_factor = {1.0 if whole else _TIMEOUT_FACTOR}\n"

@@ -30,7 +30,7 @@ def store() -> Any:
 
 @pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    """Yield a function that connects one more worker to a store of each kind."""
+    """Yield a function that connects one more worker to the store; each kind of store in turn."""
     if request.param == "HashStore":
         shared = dist.HashStore()
         yield lambda: shared

@@ -748,7 +748,7 @@ def test_hooks_are_notified_once_of_a_load_or_failure(site: Site, registry: Regi
 
 
 def test_a_failing_listener_is_an_error_that_names_it(site: Site, registry: Registry) -> None:
-    """The backend is loaded all the same, and the hooks are not notified again."""
+    """The backend is loaded in spite of the error, and the hooks are not notified again."""
     site.add_hooks("m", "@hookimpl\ndef rpc_backends_loaded(record): raise OSError('mine')\n")
     site.add_backend("PIGEON")
     with pytest.raises(HookError, match=r"rpc_backends_loaded of the .*rpc-hooks-m 1\.0") as caught:

@@ -72,7 +72,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def shifted(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the same, as if the second worker were on another host whose clock is an hour ahead."""
+    """Return `documents` as if the second worker were on another host, whose clock is an hour ahead."""
     first, second = copy.deepcopy(documents)
     second["host"] = "elsewhere"
     second["time_us"] += SHIFT_US

@@ -415,7 +415,7 @@ def check(text: str, title: str, kind: Kind) -> None:
     """Check that an error names the package, what is wrong and what to do."""
     package = distribution_of(title)
     if kind.metadata is None:
-        package = package.replace("-", "_")  # the name of the folder, for want of metadata
+        package = package.replace("-", "_")  # without metadata, the name is that of the folder
     for part in (f"{package} 0.3", *kind.words):
         assert part in text
     assert any(remedy in text for remedy in ("pip install", "pip uninstall", "Its author must"))

@@ -57,7 +57,7 @@ def sound(source: str) -> Mutant:
 
 
 def run(mutants: Iterable[Mutant], jobs: int = 2) -> Iterator[Fate]:
-    """Run the tests on each mutant until one fails, and yield the mutants' fates as they come."""
+    """Run the tests on each mutant until one test fails, and yield the results as they come."""
     import hypothesis  # noqa: F401  # imported once, before processes are forked
     import pytest  # noqa: F401
 

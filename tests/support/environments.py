@@ -173,7 +173,7 @@ class Environment:
 
     @classmethod
     def on(cls, base: Environment, root: Path) -> Environment:
-        """Make an empty environment that sees the packages of `base` after its own."""
+        """Make an empty environment in which Python finds the packages of `base` after its own."""
         environment = cls._empty(root)
         environment.add_path(base.site_packages, name="base")
         return environment

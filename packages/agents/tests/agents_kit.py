@@ -204,7 +204,7 @@ def two_agents(others: dict[str, Any] | None = None, **settings: Any) -> Iterato
 
 
 def change(parts: list[bytes], **fields: Any) -> list[bytes]:
-    """Return a frame with changed fields in its head; a function gets the old value."""
+    """Return a frame with changed fields in its head; a function computes the value from the old one."""
     values = dict(zip(FIELDS, HEAD.unpack_from(parts[0]), strict=True))
     for name, value in fields.items():
         values[name] = value(values[name]) if callable(value) else value

@@ -75,7 +75,7 @@ class Recorder:
 
 
 class WrongCapsule:
-    """An object that gives no interceptor."""
+    """An object whose `__rpc_interceptor__` returns no interceptor."""
 
     def __rpc_interceptor__(self) -> Any:
         return object()

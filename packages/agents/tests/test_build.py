@@ -1,4 +1,4 @@
-"""How our extensions are built: with torch's layout of std::string, and not without torch."""
+"""How our extensions are built: with torch's layout of std::string, and only if torch is installed."""
 
 from __future__ import annotations
 

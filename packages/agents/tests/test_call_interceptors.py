@@ -42,7 +42,7 @@ class Policy(CallInterceptor):
 
 
 class IncomingPolicy(Policy):
-    """The same for calls that arrive."""
+    """Does the same as `Policy`, for calls that arrive."""
 
     on_outgoing = CallInterceptor.on_outgoing
 
@@ -174,7 +174,7 @@ def test_the_interceptor_is_freed_after_shutdown(me: WorkerContext) -> None:
 
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "call_policy" / "rpc_call_policy.py"
-#: The same at the caller, because TENSORPIPE shows no calls that arrive.
+#: The example's policy, changed to run at the caller: TENSORPIPE shows interceptors no calls that arrive.
 AT_THE_CALLER = EXAMPLE.read_text().replace("on_incoming", "on_outgoing")
 
 

@@ -113,5 +113,5 @@ def test_calls_to_itself_need_few_threads(me: Any) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        # A separate job answers each call, so each caller needs up to two threads; the receivers need 8.
+        # A separate job answers each call, so each caller needs up to two threads. 8 are for receivers.
         assert int(agent.get_metrics()["agent.threads"]) <= 2 * callers + 8

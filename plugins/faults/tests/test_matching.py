@@ -79,8 +79,8 @@ def remote_scripted(to: str) -> Any:
     return created(rpc.remote(to, scripted, args=(torch.ones(2),)))
 
 
-#: RRefs that must stay alive. Whenever an RRef cannot be created, torch marks the first RRef of the
-#: process that could not be: the handlers in ``RRef::handleError`` are static and keep its address.
+#: RRefs that must stay alive. Whenever an RRef cannot be created, torch marks the first such RRef of the
+#: process: the handlers in ``RRef::handleError`` are static and keep the address of that RRef.
 _REFERENCES: list[Any] = []
 
 

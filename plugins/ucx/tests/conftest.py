@@ -38,7 +38,7 @@ def shared_memory_files() -> Iterator[set[str]]:
     """Return the files of UCX in /dev/shm, and check after the test that there are no others."""
     before = _ucx_files()
     yield before
-    # A file has its name for a moment, until the worker that makes it has opened it.
+    # A file keeps its name for a moment, until the worker that creates it has opened it.
     until = time.monotonic() + 10
     while left := _ucx_files() - before:
         assert time.monotonic() < until, left

@@ -57,7 +57,7 @@ def reset_peak(pid: int) -> None:
 def test_unsent_calls_take_bounded_memory_and_all_arrive(
     tmp_path: Path, medium: str, limit: int | None
 ) -> None:
-    """The receiver is suspended; the sender's calls wait beyond the limit."""
+    """While the receiver is suspended, the sender's calls beyond the limit wait."""
     options = {} if limit is None else {"max_unanswered_bytes": limit}
     with Workers(2, seconds=120) as workers:
         sender, receiver = workers

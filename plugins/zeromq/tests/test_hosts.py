@@ -169,7 +169,7 @@ def number_of_runs(me: WorkerContext, caller: str) -> int:
 
 
 def user_timeouts(me: WorkerContext, port: int) -> list[int]:
-    """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections that have a port."""
+    """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections from or to a port."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""Backends that each break the contract in one way, for tests of the suite that must find it.
+"""Backends that each break the contract in one way, to check that the suite finds it.
 
 Each is TENSORPIPE with code inserted at one place: where torch sends a call, packs a message, runs a
 function, or calls the agent. They are installed as a package of their own (`conftest.py`), so that the

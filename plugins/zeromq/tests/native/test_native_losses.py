@@ -245,7 +245,7 @@ def test_a_forgotten_peer_is_refused_until_learned_again(pair: tuple[Worker, Wor
     one.transport.forget(0)
     one.transport.forget(0)
     one.transport.forget(17)
-    # The reply to worker 0's last request is still sent: it may have announced there that it leaves.
+    # The reply to worker 0's last request is still sent: by that request it may have said that it leaves.
     one.send(0, b"answer", reply=True)
     assert zero.message() == (1, [b"answer"])
     with pytest.raises(TransportError, match="worker 0 is not known"):

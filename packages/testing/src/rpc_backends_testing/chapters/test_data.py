@@ -366,7 +366,7 @@ def test_shared_storage(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_one_tensor_twice(me: WorkerContext) -> None:
-    """If a message has one tensor twice, both share memory at the receiver."""
+    """If a message has one tensor twice, both copies share memory at the receiver."""
     tensor = torch.zeros(3)
     sevens = torch.full((3,), 7.0)
     expect(_write_there([tensor, tensor, torch.zeros(3)])).gives([sevens, sevens, torch.zeros(3)])
@@ -544,7 +544,7 @@ def receive(message: Message, value: Any) -> tuple[Difference | None, list[Any],
 
 
 def _places(message: Message, value: Any) -> list[Any]:
-    """Return how the tensors of ``value`` share memory; an empty list if it differs from ``message``."""
+    """Return how the tensors of ``value`` share memory; if it is not ``message``, an empty list."""
     if difference(message.build(), value) is not None:
         return []
     return sharing(value, message.keeps_sharing())
@@ -576,7 +576,7 @@ def _expect_message(message: Message, way: str) -> None:
 
 @in_group(2, seconds=60)
 def test_any_message(me: WorkerContext) -> None:
-    """A message arrives whatever tensors it has, of any sizes, views and nesting, in their order.
+    """A message arrives unchanged, whatever the sizes, views, nesting and order of its tensors.
 
     The failing message that is shown is the smallest that was found. Look at the order of parts, at sizes
     at which a storage becomes a part of its own, and at views that share a storage.

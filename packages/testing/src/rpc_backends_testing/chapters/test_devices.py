@@ -36,7 +36,7 @@ def join_with(me: WorkerContext, subject: Subject, url: str, given: dict[str, An
 
 
 def expect_options(me: WorkerContext, subject: Subject, given: dict[str, Any]) -> None:
-    """Check that the backend has the options, so that no worker waits for one that could not start."""
+    """Check that the backend has the options. Without them the others would wait for this worker."""
     member = rpc.BackendType[subject.name]
     construct: Any = rpc.backend_registry.construct_rpc_backend_options
     expect(
@@ -106,7 +106,7 @@ def send_unfinished(me: WorkerContext, mine: str) -> None:
 
 
 def test_unknown_worker(rpc_groups: Groups) -> None:
-    """All workers refuse a device map to an unknown worker, by name.
+    """All workers refuse a device map to an unknown worker, with an error that names it.
 
     The workers must exchange their maps before any `init_rpc` returns.
     """
@@ -114,7 +114,7 @@ def test_unknown_worker(rpc_groups: Groups) -> None:
 
 
 def test_no_such_source(rpc_groups: Groups) -> None:
-    """All workers refuse a device map from a device that the worker lacks, by name."""
+    """All workers refuse a map from a missing device, with an error that names the map's worker."""
     maps = {"worker1": {f"cuda:{NO_INDEX}": "cpu"}}
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
@@ -146,7 +146,7 @@ def test_cpu_to_cpu(rpc_groups: Groups) -> None:
 
 @requirement("devices", capability=Capability.DEVICES)
 def test_no_such_device(rpc_groups: Groups) -> None:
-    """All workers refuse `devices` with a device that the worker lacks, by name."""
+    """All workers refuse `devices` with a missing device, with an error that names the worker."""
     refused(rpc_groups, {"devices": [f"cuda:{NO_INDEX}"]}, "worker0")
 
 

@@ -491,9 +491,9 @@ def test_dropped_at_once(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_passed_on_keeps_alive(me: WorkerContext) -> None:
-    """A value lives as long as any worker has an RRef to it, also after its creator has dropped it.
+    """A value lives as long as any worker has an RRef to it, even if the first user drops its RRef.
 
-    The owner counts forks. It confirms the third worker's fork before it drops the first one's.
+    The owner counts forks. It must confirm the third worker's fork before it drops the first worker's.
     """
     rref = hold()
     expect(sync("worker2", keep, args=("passed on", rref))).gives(None)

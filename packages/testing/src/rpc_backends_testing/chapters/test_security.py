@@ -54,7 +54,7 @@ def return_payload(me: WorkerContext, marker: bytes) -> None:
 
 
 def repeat(reverse: bytes, times: int) -> bytes:
-    """Return the marker many times. It arrives reversed, so that only the result has it as it is."""
+    """Return the marker many times. The argument is reversed, so that only the result has the marker."""
     return reverse[::-1] * times
 
 

@@ -349,7 +349,7 @@ def test_nothing_is_left_behind(me: WorkerContext, rpc_timeout_factor: float) ->
     expect_works()
 
 
-#: The name of the number of pending requests in the debug information of agents.
+#: The names of the numbers of pending requests in the debug information of agents.
 COUNTS = ("agent.client_active_calls", "agent.num_pending_requests")
 
 

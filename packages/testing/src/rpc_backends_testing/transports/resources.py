@@ -89,7 +89,7 @@ class Cutting:
     def wait_until_gone(self, names: set[str], seconds: float) -> None:
         """Wait until these connections are closed, at most for a time."""
         end = time.monotonic() + seconds
-        # A socket that was cut is not connected, and the transport has not closed it yet.
+        # Cut sockets count, too: they are not connected, but the transport may not have closed them yet.
         while names & (self.connections() | set(_sockets())) and time.monotonic() < end:
             time.sleep(0.005)
 

@@ -1,7 +1,7 @@
 """A second process, which has the transports of all workers of a test but worker 0.
 
-Tests call the methods of such a transport through :class:`RemoteTransport`, and its inbox is here. Each
-call and each event is a message on a pipe, and its sender waits for the result.
+Tests call the methods of such a transport through :class:`RemoteTransport`. The transport's inbox is in
+the process of the tests. Each call and each event is a message on a pipe; its sender waits for a result.
 """
 
 from __future__ import annotations
