@@ -28,7 +28,7 @@ def loaded_packages() -> list[Record]:
 
 
 class Backend:
-    """A backend registered in the process that counts the calls of its handlers."""
+    """A registered backend, which counts the calls of its handlers."""
 
     def __init__(self, name: str = "MINE", error: BaseException | None = None) -> None:
         self.constructed: list[Any] = []
@@ -239,7 +239,7 @@ def test_a_refusal_reaches_the_caller_and_the_handler_is_not_called(
         """,
     )
     backend = Backend()
-    for _ in range(2):  # it is no defect: the package stays
+    for _ in range(2):  # a refusal is no defect, so the package stays in use
         with pytest.raises(RefusedError, match="MINE is not allowed here"):
             functions.init_backend("MINE")
     assert backend.initialised == []

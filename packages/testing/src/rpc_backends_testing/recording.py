@@ -101,8 +101,8 @@ def verdict(report: Report) -> str:
     if report.stopped:
         version += f"; {report.stopped}"
     if report.verdict == "partial":
-        return f"{name}: nothing failed, in a part of the suite ({version})"
-    part = "" if report.complete else ", seen in a part of the suite"
+        return f"{name}: nothing failed, but only a part of the suite ran ({version})"
+    part = "" if report.complete else "; only a part of the suite ran"
     return f"{name} {report.verdict}{part} ({version})"
 
 

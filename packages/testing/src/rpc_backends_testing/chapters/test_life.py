@@ -267,7 +267,7 @@ def test_unknown_worker(me: WorkerContext) -> None:
 
 
 def test_all_gather(rpc_groups: Groups) -> None:
-    """`rpc.api._all_gather` gives each worker the values of all workers, repeatedly.
+    """`rpc.api._all_gather` gives each worker the values of all workers, every time it is called.
 
     Programs and torch's own shutdown use it. It calls Python functions on the first worker by name, and
     then on all others.

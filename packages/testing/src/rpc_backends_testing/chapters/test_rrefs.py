@@ -199,7 +199,7 @@ def test_remote_builtin(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_remote_python(me: WorkerContext) -> None:
-    """`remote` with a Python function returns an RRef, and `to_here` fetches its value, repeatedly.
+    """`remote` with a Python function returns an RRef, and `to_here` fetches its value every time.
 
     The call is a PYTHON_REMOTE_CALL; PYTHON_RREF_FETCH_CALL fetches the value.
     """
