@@ -231,7 +231,7 @@ def call(world: World, caller: int, callee: int, size: int = 0) -> Steps:
 
 
 def call_all(world: World, caller: int, callees: list[int], size: int = 0) -> Steps:
-    """Call workers at once and wait for all answers.
+    """Call workers, all at the same time, and wait for all answers.
 
     :param size: payload bytes of each call, without parts that do not grow with the group.
     """

@@ -357,7 +357,7 @@ def closure(requirements: Iterable[str]) -> list[str]:
 
 
 def link_distribution(distribution: metadata.Distribution, folder: Path) -> None:
-    """Link a folder to all files of a distribution."""
+    """Make links in a folder to all files of a distribution."""
     files = distribution.files
     assert files, f"{distribution.name} does not list its files"
     for first in sorted({file.parts[0] for file in files} - {"..", "__pycache__"}):

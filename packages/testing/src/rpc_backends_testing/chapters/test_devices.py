@@ -106,7 +106,7 @@ def send_unfinished(me: WorkerContext, mine: str) -> None:
 
 
 def test_unknown_worker(rpc_groups: Groups) -> None:
-    """All workers refuse a device map to an unknown worker, with an error that names it.
+    """If a device map names an unknown worker, all workers get an error that names it.
 
     The workers must exchange their maps before any `init_rpc` returns.
     """
@@ -114,13 +114,13 @@ def test_unknown_worker(rpc_groups: Groups) -> None:
 
 
 def test_no_such_source(rpc_groups: Groups) -> None:
-    """All workers refuse a map from a missing device, with an error that names the map's worker."""
+    """If a device map has a source that its worker lacks, all workers get an error with its name."""
     maps = {"worker1": {f"cuda:{NO_INDEX}": "cpu"}}
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
 
 def test_no_such_target(rpc_groups: Groups) -> None:
-    """All workers refuse a device map to a device that the callee lacks."""
+    """If a device map has a target that the callee lacks, all workers get an error."""
     maps = {"worker1": {"cpu": f"cuda:{NO_INDEX}"}}
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
@@ -146,7 +146,7 @@ def test_cpu_to_cpu(rpc_groups: Groups) -> None:
 
 @requirement("devices", capability=Capability.DEVICES)
 def test_no_such_device(rpc_groups: Groups) -> None:
-    """All workers refuse `devices` with a missing device, with an error that names the worker."""
+    """If `devices` has a device that its worker lacks, all workers get an error with its name."""
     refused(rpc_groups, {"devices": [f"cuda:{NO_INDEX}"]}, "worker0")
 
 
