@@ -34,7 +34,8 @@ PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
 NATIVE_FILES := $(NATIVE:%=%/setup.py) \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
-# The tools, and UCX's headers, that build our distributions. They are installed with torch, so that a build needs no other environment.
+# What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build
+# needs no other environment.
 BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
@@ -53,7 +54,7 @@ TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(VENV)/.installed  ## the virtual environment; every other target does this when it has to
+setup: $(VENV)/.installed  ## the virtual environment; other targets make it if they need it
 
 demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
 	PYTHONPATH=examples $(BIN)/python -m demo
@@ -62,7 +63,7 @@ docs: setup  ## the documentation site, in build/docs/html; a warning is an erro
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/docs/doctrees docs build/docs/html
 	@echo "==> build/docs/html/index.html"
 
-reports: setup  ## run the conformance suite on our backends, and make docs/backends.md of the reports (30 min)
+reports: setup  ## run the conformance suite on our backends, and make docs/backends.md from the reports (30 min)
 	for name in TENSORPIPE FAULTY_TENSORPIPE ZEROMQ; do \
 	    $(BIN)/rpc-backends conformance $$name --report docs/reports/$$name --badge docs/reports/$$name.svg \
 	        && rm docs/reports/$$name.html || exit 1; \

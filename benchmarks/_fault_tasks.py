@@ -16,12 +16,12 @@ def can_have_rules(me: WorkerContext) -> bool:
 
 
 def set_rules(me: WorkerContext, count: int) -> None:
-    """Replace the rules by ``count`` rules, none of which applies to a message of the benchmark."""
+    """Replace the rules with ``count`` rules, none of which applies to a message of the benchmark."""
     names: list[str] = me.memory.setdefault("rules", [])
     while names:
         faults.remove(names.pop())
     for number in range(count):
-        # Half of the rules match the function, because that is the most expensive field to find.
+        # Half of the rules name a function, because the function is the most expensive field to find.
         which = (
             {"function": f"*.train.step_{number}"} if number % 2 else {"receiver": f"ps{number}"}
         )

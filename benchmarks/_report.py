@@ -29,7 +29,7 @@ _MAX_BUSY = 0.15
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: the range in which the ratio of ours to the reference must lie."""
+    """A bar: the range in which the ratio of our figure to the reference's must lie."""
 
     high: float = float("inf")
     low: float = 0.0
@@ -43,7 +43,7 @@ class Bar:
         return f"{middle:.2f} +/- {self.high - middle:.2f}"
 
     def judge(self, found: Ratio | None) -> Verdict:
-        """Judge a ratio by its interval; "open" if a limit lies in it, or there were too few rounds."""
+        """Judge a ratio by its interval; "open" if it has a limit of the bar, or rounds were too few."""
         if found is None or found.pairs < ENOUGH:
             return "open"
         if self.low <= found.low and found.high <= self.high:

@@ -138,7 +138,7 @@ def main() -> None:
     sys.path += _settings["folders"]
     for name in _settings["before"]:
         importlib.import_module(name)
-    # Otherwise the number of young objects decides in which measurement a garbage collection falls.
+    # Otherwise the number of new objects would decide which measurement has a garbage collection in it.
     gc.collect()
     gc.freeze()
     times, found = PROGRAMS[_settings["situation"]][_settings["side"]]()

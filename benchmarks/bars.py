@@ -21,7 +21,7 @@ from rpc_backends_bench.command import measure_plan, set_environment
 from rpc_backends_bench.plan import BY_ID, FULL, QUICK, MiB, Plan
 from rpc_backends_bench.subjects import parse
 
-#: A row of the bench, and the value of what it depends on.
+#: A row of the bench, and for which size or number it is taken; None if the row has only one figure.
 Place = tuple[str, int | None]
 
 _SAME, _NO_MORE, _HALF = Bar(1.03, 0.97), Bar(1.0), Bar(0.5)

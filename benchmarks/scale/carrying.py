@@ -88,7 +88,7 @@ class SimulatedGroup:
         return [ends[worker] * self.protocol.sockets for worker in range(self.world.size)]
 
 
-#: The largest group of which the phase `mesh`, in which all workers call all others, is simulated.
+#: The largest group whose phase `mesh` is simulated. In this phase all workers call all others.
 _LARGEST_MESH = 64
 
 

@@ -15,9 +15,9 @@ _BYTES_TOLERANCE = 0.25
 def differences(count: Count) -> list[str]:
     """Return a text for each difference from the simulation; empty if there is none.
 
-    In each phase these are compared: store requests of the whole group by kind (the worker that comes
-    last makes more, and which one that is varies); calls and connections of each worker; and, with a
-    tolerance, bytes from the store.
+    In each phase these are compared: store requests by kind, of the whole group (the last
+    worker to arrive makes more than the others, and any worker may be the last); calls and
+    connections of each worker; and, with a tolerance, bytes from the store.
     """
     simulate = dynamic_group if count.dynamic else static_group
     simulated = {phase.name: phase for phase in simulate(count.subject, count.size)}

@@ -226,7 +226,7 @@ class _Counted:
         self._count.phases.append(phase)
 
     def has_room(self, pairs: int) -> bool:
-        """Return whether there is memory for this many more connected pairs; record it if not.
+        """Return whether there is memory for this many more connected pairs; record a lack of memory.
 
         The last phase with calls has shown how much memory a pair takes.
         """

@@ -241,7 +241,7 @@ def _or_not(one: Count, phase: str, what: str, form: Callable[[Any], str]) -> st
 
 
 def _grown(one: Count, phase: str, what: str) -> float:
-    """Return by how much a resource has grown since before the workers joined; the median."""
+    """Return the median growth of a resource since the time before the workers joined."""
     held = one.phase(phase).held
     return statistics.median(
         now[what] - before[what] for now, before in zip(held, one.before, strict=True)

@@ -1,6 +1,6 @@
 """The protocols of the backends, for simulated workers: form a group, join, leave.
 
-Each function makes the same requests as the function in the sources that its docstring names. A test
+Each function makes the same requests as the function that its docstring names in the sources. A test
 compares the simulation with real groups. If it fails, a protocol has changed and its function here must
 be changed too.
 """

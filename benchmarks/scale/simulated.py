@@ -103,7 +103,7 @@ class World:
         """Let the store serve a request, after all earlier ones; return the event of its end.
 
         :param size: bytes in and out.
-        :param seconds: the time without that for the bytes; the cost of a request by default.
+        :param seconds: the time besides that for the bytes; by default the cost of a request.
         """
         costs = self.costs
         took = (costs.request if seconds is None else seconds) + costs.byte * size
@@ -231,7 +231,7 @@ def call(world: World, caller: int, callee: int, size: int = 0) -> Steps:
 
 
 def call_all(world: World, caller: int, callees: list[int], size: int = 0) -> Steps:
-    """Call workers at once and wait for all answers.
+    """Call workers, all at the same time, and wait for all answers.
 
     :param size: payload bytes of each call, without parts that do not grow with the group.
     """

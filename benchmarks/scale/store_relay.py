@@ -92,7 +92,7 @@ class StoreRelay:
     def requests(self) -> list[Requests]:
         """Return the requests of each worker so far; no request may be in progress.
 
-        :raises UnknownRequestError: the relay met an unknown request and could not count on.
+        :raises UnknownRequestError: the relay met an unknown request and could not continue to count.
         """
         return self._run(self._copies())
 

@@ -11,7 +11,7 @@ from torch.distributed import rpc
 
 from rpc_backends_cli.processes import WorkerContext
 
-#: How long a wait in the store lasts before it is repeated, in seconds. It is never repeated, so the
+#: How long a wait in the store may last, in seconds. This is so long that no wait is repeated, so the
 #: number of requests does not depend on how long workers wait for each other.
 _NEVER_S = 10_000.0
 #: The functions of `torch.distributed.rpc.api` that send a call.

@@ -186,7 +186,7 @@ def progress_line(plan: Plan, seconds: float, calls: int, samples: Samples) -> s
 
 
 def shortened(text: str) -> str:
-    """Return the first line of an error, and the reason of a crash, or else the end of its text."""
+    """Return the first line of an error, and then the reason of a crash or else the end of the text."""
     first, _, rest = text.partition("\n")
     reason = rest.rfind("terminate called")
     return f"{first}\n{rest[reason:][:_MAX_ERROR_TEXT] if reason >= 0 else rest[-_MAX_ERROR_TEXT:]}"

@@ -53,7 +53,7 @@ def be_a_peer(
 
 @dataclass
 class Peer:
-    """A peer: the only process of its `Workers`, so that everything of it is freed after its end."""
+    """A peer. It is the only process of its `Workers`, so that all its resources are freed at its end."""
 
     name: str
     workers: Workers

@@ -48,8 +48,8 @@ def choose(names: Sequence[str] = ()) -> Choice:
     """Return the backends to train over.
 
     :param names: the backends; if empty, the demo's default backends that are installed.
-    :raises RpcBackendsError: a backend in ``names`` is unknown or cannot be used, or all default backends
-        are.
+    :raises RpcBackendsError: a backend in ``names`` is unknown or cannot be used, or no default backend
+        can be used.
     """
     from rpc_backends_core.spi import RpcBackendsError, UnknownBackendError
 

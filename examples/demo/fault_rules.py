@@ -1,7 +1,7 @@
 """Writes a plan's faults as rules for rpc-backends-faults, and counts how often the rules fired.
 
 The rules work with any backend, and an environment variable passes them to the workers. So this module
-does not import rpc-backends-faults, and the training code does not know about it.
+does not import rpc-backends-faults, and the training code is the same as without faults.
 """
 
 from __future__ import annotations

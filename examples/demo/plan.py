@@ -45,7 +45,7 @@ class Faults:
 
 
 # Calls inside a distributed autograd context use a message type that FAULTY_TENSORPIPE cannot make fail.
-# So the faults affect the calls outside of it: the trainers' barriers and the fetching of the weights.
+# So the faults affect calls outside a context: the trainers' barriers and the fetching of the weights.
 # PYTHON_REMOTE_CALL does not fail here, because each ``rpc.remote`` sends a new RRef id: a retry would be
 # a new message, which would fail again.
 _FAULTS = Faults(

@@ -26,8 +26,8 @@ def made_up(
 
     :param factors: by row, by how much the values of ``OURS`` differ from those of the reference.
     :param others: names of more backends, whose values are distributed like the reference's.
-    :param noise: standard deviation of the logarithm of each value. The drift, which all share, is ten
-        times as large.
+    :param noise: standard deviation of the logarithm of each value. The drift, which is the same for all
+        backends, is ten times as large.
     """
     chance = random.Random(seed)
     subjects = [

@@ -52,7 +52,7 @@ def test_a_run_writes_results_page_plots_and_comparison(command: Any, tmp_path: 
 
     assert old.status == 0, old.stderr
     assert old.stderr == ""
-    assert old.json["comparison"]["compared"] == 0  # of no row in common
+    assert old.json["comparison"]["compared"] == 0  # the two runs have no row in common
     measured = {row["id"]: set(row["results"]) for row in old.json["rows"]}
     assert measured == {one: {"TENSORPIPE", "TENSORPIPE@torch"} for one in plan.choose(["group"])}
 
@@ -74,7 +74,7 @@ def test_a_backend_that_cannot_start_is_reported(command: Any) -> None:
 
 
 def test_a_hook_package_that_hangs_at_import_is_named(command: Any) -> None:
-    """Hook packages are imported first, and backends in the same way."""
+    """Hook packages are imported before backends, in the same way."""
     hangs = "import time\ntime.sleep(600)"
     command.install("rpc-sleepy", {"sleepy": "HOOKS"}, hangs, group="rpc.backends.hooks")
 

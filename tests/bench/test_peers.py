@@ -178,7 +178,7 @@ def test_descendants_are_children_and_theirs() -> None:
     with shell, contextlib.ExitStack() as stack:
         stack.callback(shell.kill)
         grandchild, child = map(int, shell.stdout.readline().split())
-        # Callbacks run in reverse order: the child ends by itself once the grandchild has ended.
+        # Callbacks run in reverse order. The child is killed first, because it ends with the grandchild.
         for pid in (grandchild, child):
             stack.callback(os.kill, pid, 9)
 

@@ -116,7 +116,7 @@ def test_a_hang_shows_the_stacks_of_all_workers(command: Any) -> None:
         stack = ended.stderr.partition(f"--- {worker}\n")[2].partition("---")[0]
         assert "in wait_for_the_wind\n" in stack
         assert "in join\n" in stack
-        assert "processes/worker.py" not in stack  # nobody needs the frames of the harness
+        assert "processes/worker.py" not in stack  # frames of the harness do not help an author
 
 
 def test_no_group_starts_after_several_failed(command: Any) -> None:
@@ -209,7 +209,7 @@ def test_wrong_arguments_are_status_2(command: Any, given: tuple[str, ...], erro
     assert ended.stdout == ""
     assert error in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "--rpc-" not in ended.stderr  # those are options of pytest
+    assert "--rpc-" not in ended.stderr  # names of pytest's options, which this command hides
 
 
 def test_an_unloadable_backend_is_status_2_with_the_cause(command: Any) -> None:

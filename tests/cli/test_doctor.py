@@ -50,7 +50,7 @@ def test_doctor_makes_calls_over_every_backend(command: Any) -> None:
     assert _levels(ended, "backends") == [
         ("FAULTY_TENSORPIPE", "ok"),
         ("TENSORPIPE", "ok"),
-        ("TENSORPIPE", "note"),  # torch's own, behind the plugin
+        ("TENSORPIPE", "note"),  # torch's own backend, which the plugin shadows
         ("UCX", "ok"),
         ("ZEROMQ", "ok"),
     ]
@@ -402,7 +402,7 @@ def test_an_unknown_name_is_a_problem_with_the_nearest_one(command: Any) -> None
 
 
 def test_an_unknown_name_is_printed_as_a_problem(command: Any) -> None:
-    """No section has to have findings: no backend is loaded here."""
+    """The output is right although other sections have no findings: no backend is loaded here."""
     ended = command("doctor", "NOPE", "--no-calls")
 
     assert ended.status == 1

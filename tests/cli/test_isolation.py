@@ -34,7 +34,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process still runs after five seconds; a kill takes a while."""
+    """Return whether a process still runs after five seconds; a killed process takes a while to end."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:

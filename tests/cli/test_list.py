@@ -46,7 +46,7 @@ def test_no_plugin_is_imported(command: Any) -> None:
     ended = command("list", "--json")
 
     assert ("LOUD", "found", "rpc-backend-loud") in _states(ended)
-    assert "about rpc-backend-loud" in ended.stdout  # the summary comes from the metadata
+    assert "about rpc-backend-loud" in ended.stdout  # this summary comes from the metadata
 
 
 @pytest.mark.slow

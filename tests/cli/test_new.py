@@ -36,7 +36,7 @@ INSTALL = ".github/install-rpc-backends.sh"
 
 
 def made(command: Any) -> list[str]:
-    """Return what there is in the folder in which the command ran, its own packages apart."""
+    """Return what is in the folder in which the command ran, except the test's own packages."""
     return sorted(p.name for p in command.packages.parent.iterdir() if p != command.packages)
 
 
@@ -117,7 +117,7 @@ def test_a_bad_name_is_refused_with_a_good_one(command: Any, name: str) -> None:
         ("--", ""),
     ],
 )
-def test_a_suggestion_is_a_name_that_is_taken_then(text: str, good: str) -> None:
+def test_a_suggested_name_is_itself_valid(text: str, good: str) -> None:
     assert suggestion(text) == good
     assert not good or scaffold.member_name(good) == good
 
@@ -132,14 +132,14 @@ def test_a_bad_package_is_refused(name: str) -> None:
 def test_an_installed_name_is_refused_with_the_package_that_has_it(command: Any) -> None:
     command.install("rpc-backend-loft", {"PIGEON": "B", "Dove": "B"}, "B = None")
 
-    for name in ("PIGEON", "DOVE"):  # names are one name in any case
+    for name in ("PIGEON", "DOVE"):  # names that differ only in case are the same name
         ended = command("new", name)
         assert ended.status == 1
         assert f"the name {name} is taken by rpc-backend-loft 1.0." in ended.stderr
     assert made(command) == []
 
 
-def test_torchs_own_names_are_refused_where_nothing_of_ours_has_them(command: Any) -> None:
+def test_the_names_of_torchs_own_backends_are_refused(command: Any) -> None:
     ended = command("new", "TENSORPIPE", "--package", "mine")
 
     assert ended.status == 1
@@ -147,7 +147,7 @@ def test_torchs_own_names_are_refused_where_nothing_of_ours_has_them(command: An
     assert "torch " in ended.stderr
 
 
-def test_a_package_that_is_there_is_refused(command: Any) -> None:
+def test_the_name_of_an_installed_package_is_refused(command: Any) -> None:
     ended = command("new", "MY_BACKEND", "--package", "rich")
 
     assert ended.status == 1
@@ -155,7 +155,7 @@ def test_a_package_that_is_there_is_refused(command: Any) -> None:
     assert made(command) == []
 
 
-def test_a_folder_that_is_there_is_refused_and_left_as_it_is(command: Any) -> None:
+def test_an_existing_folder_is_refused_and_left_unchanged(command: Any) -> None:
     folder = command.packages.parent / "rpc-backend-my-backend"
     folder.mkdir()
     (folder / "mine").write_text("mine")
@@ -167,7 +167,7 @@ def test_a_folder_that_is_there_is_refused_and_left_as_it_is(command: Any) -> No
     assert [p.name for p in folder.iterdir()] == ["mine"]
 
 
-def test_a_folder_in_a_folder_that_is_not_there_is_refused(command: Any) -> None:
+def test_a_path_in_a_missing_folder_is_refused(command: Any) -> None:
     ended = command("new", "MY_BACKEND", "--path", "no/such")
 
     assert ended.status == 1
@@ -176,7 +176,7 @@ def test_a_folder_in_a_folder_that_is_not_there_is_refused(command: Any) -> None
 
 
 def test_a_half_written_folder_is_removed(tmp_path: Path) -> None:
-    texts = {"first": "written", "second": "\ud800"}  # which no file in UTF-8 can hold
+    texts = {"first": "written", "second": "\ud800"}  # UTF-8 cannot encode this text
 
     with pytest.raises(UnicodeEncodeError):
         scaffold.write(tmp_path / "new", texts)
@@ -284,7 +284,7 @@ def tool(folder: Path, *command: str) -> None:
 
 
 def test_what_is_written_is_formatted_and_without_lint(all_variants: Path) -> None:
-    """By the rules in its own pyproject.toml, which ruff finds, and by more."""
+    """The rules are those in its own pyproject.toml, which ruff finds, and some more."""
     rules = "--extend-select=D", "--ignore=D1,D203,D213"
     tool(all_variants, "ruff", "check", "--no-cache", *rules, ".")
     tool(all_variants, "ruff", "format", "--no-cache", "--check", ".")

@@ -40,7 +40,7 @@ def test_the_page_has_what_the_json_has(command: Any) -> None:
         assert any(
             line.split()[:2] == [option["name"], option["default"]] for line in text.splitlines()
         )
-    words = " ".join(text.split())  # a long line goes on in the next one
+    words = " ".join(text.split())  # long lines are wrapped
     for name, meaning in page["capabilities"].items():
         assert f" {name} {meaning} " in words
 

@@ -18,7 +18,7 @@ from support.packages import write_package
 _PACKAGE = Path(__file__).parent / "rpc_broken_backends"
 #: The backend that leaves files on the machine, which other suites would find.
 _LITTERS = "LEAVES_A_FILE_IN_SHARED_MEMORY"
-#: It takes seconds for each backend, and no broken backend needs such a size.
+#: Leaves out a test that takes seconds for each backend, and that finds none of the broken ones.
 _NOT_OF_BROKEN = ("-k", "not test_256_mib")
 Run = Callable[..., dict[str, Any]]
 
@@ -85,9 +85,9 @@ def _run_broken(
     folder: Path,
     packages: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Run the suite on the broken backends of the tests with this fixture, all but one in one run.
+    """Run the suite on the broken backends that the session's tests with this fixture need.
 
-    In one run, a hang of one backend does not delay the others.
+    All backends except :data:`_LITTERS` share one run, so that a hang of one does not delay the others.
 
     :param chapters: the chapters to run, by backend; empty for all.
     """

@@ -1,4 +1,4 @@
-"""The tests of transports are themselves tested: each transport that breaks a promise fails its test."""
+"""`TransportContract` is tested itself: a transport that breaks a promise fails the test for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from support.environments import clean_environ
 
 pytestmark = pytest.mark.timeout(3600)
 
-#: The factor of the time limits of the test for a promise: they are for a transport that is slow, and
-#: none of these is. A whole run has the time limits that an author has.
+#: Multiplies the time limits when only the test for a promise runs: the limits allow for slow transports,
+#: and none of these is slow. A whole run has the time limits that an author has.
 _TIMEOUT_FACTOR = 0.3
-#: Seconds in which a whole run on a broken transport must have told what is wrong.
+#: Seconds in which a whole run on a broken transport must have reported a failure.
 _SOON = 60.0
-#: Writes down the failures, in the process that collects the reports of the others.
+#: A conftest.py that writes the failures to a file, in the process that collects all reports.
 _PLUGIN = """
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ Failures = dict[str, list[tuple[str, str, float]]]
 
 
 def _run(folder: Path, *, whole: bool) -> Failures:
-    """Run the tests on every broken transport: those for its promise, or all."""
+    """Run tests on every broken transport: all tests, or only the one for the promise that it breaks."""
     classes = "\n".join(
         f"class Test{name}(TransportContract):\n"
         f"    timeout_factor = {1.0 if whole else _TIMEOUT_FACTOR}\n"
@@ -80,7 +80,7 @@ def _run(folder: Path, *, whole: bool) -> Failures:
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
-    """Run the test for its promise on each broken transport."""
+    """Run on each broken transport the test for the promise that it breaks."""
     return _run(tmp_path_factory.mktemp("broken"), whole=False)
 
 
@@ -105,7 +105,7 @@ def test_a_whole_run_finds_what_is_broken_soon(name: str, all_failures: Failures
 
 
 def _assert_found(name: str, failed: list[tuple[str, str, float]]) -> None:
-    """See that the test for the promise has failed, and names the method at fault."""
+    """Check that the test for the promise has failed, and names the method at fault."""
     texts: list[Any] = [text for test, text, _ in failed if test == BROKEN[name].test]
     assert texts, f"failed: {[test for test, _, _ in failed]}"
     assert BROKEN[name].names in texts[0], texts[0]

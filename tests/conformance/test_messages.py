@@ -1,4 +1,4 @@
-"""Messages of the property-based tests: what they are, and that exchanged parts are noticed."""
+"""Messages of the property-based tests: how they are made, and that the tests notice exchanged parts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_separate_memory_is_not_taken_for_shared() -> None:
 
 
 def test_small_views_may_be_copied() -> None:
-    """Torch's own agent copies them."""
+    """Torch's own agent copies small views."""
     views = [View(0, 0, (8192,), (1,)), View(0, 0, (4096,), (1,)), View(0, 0, (4097,), (1,))]
     message = Message((Storage(8192, "uint8", 0),), views)
     assert message.keeps_sharing() == [True, False, True]
@@ -94,5 +94,5 @@ def test_exchanged_and_merged_parts_fail(tmp_path: Path, name: str) -> None:
 
     (result,) = ended.json["results"]
     assert result["outcome"] == "failed", ended.stdout
-    # The smallest message that shows it: two tensors, each of a part of its own.
+    # The smallest message that shows the fault: two tensors, each in a part of its own.
     assert result["call"].count("<uint8") == 2

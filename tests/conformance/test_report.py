@@ -76,7 +76,7 @@ def report(*results: Result, **more: Any) -> Report:
         (False, False, 3, Outcome.NOT_DECLARED),
     ],
 )
-def test_the_outcome_of_a_requirement(
+def test_the_outcome_depends_on_result_and_declaration(
     works: bool, declared: bool, since: int, outcome: Outcome
 ) -> None:
     assert settle(works, declared=declared, since=since, suite_version=2) is outcome
@@ -102,7 +102,9 @@ def test_an_excluded_requirement_has_to_fail(works: bool, outcome: Outcome, decl
         ([result("a.x", Outcome.EXCLUDED), failed("a.y")], True, "does not conform"),
     ],
 )
-def test_the_verdict(results: list[Result], complete: bool, expected: str) -> None:
+def test_the_verdict_depends_on_outcomes_and_completeness(
+    results: list[Result], complete: bool, expected: str
+) -> None:
     assert report(*results, complete=complete).verdict == expected
 
 
@@ -119,7 +121,9 @@ def test_the_verdict(results: list[Result], complete: bool, expected: str) -> No
         (False, [Outcome.NOT_RUN], "not declared"),
     ],
 )
-def test_the_state_of_a_capability(declared: bool, outcomes: list[Outcome], state: str) -> None:
+def test_the_state_of_a_capability_depends_on_outcomes(
+    declared: bool, outcomes: list[Outcome], state: str
+) -> None:
     results = [result(f"life.{n}", outcome, "c") for n, outcome in enumerate(outcomes)]
 
     assert report(*results, declared=["c"] if declared else []).capabilities() == {"c": state}
@@ -179,10 +183,10 @@ def test_the_summary_counts_outcomes_by_chapter() -> None:
 
 def test_the_last_line_names_a_partial_run() -> None:
     assert verdict(report(complete=False)) == (
-        "PIGEON: nothing failed, in a part of the suite (suite version 3)"
+        "PIGEON: nothing failed, but only a part of the suite ran (suite version 3)"
     )
     assert verdict(report(failed("a.b"), complete=False)) == (
-        "PIGEON does not conform, seen in a part of the suite (suite version 3)"
+        "PIGEON does not conform; only a part of the suite ran (suite version 3)"
     )
 
 

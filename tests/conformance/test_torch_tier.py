@@ -43,7 +43,7 @@ def start_group(me: WorkerContext, folder: Path) -> bool:
     def make_group_slowly(*args: Any, **kwargs: Any) -> None:
         make_group(*args, **kwargs)
         if me.index == 1:
-            time.sleep(0.5)  # time in which the other process could go on
+            time.sleep(0.5)  # without the barrier, the other process would go on meanwhile
             ready.touch()
 
     def target() -> None:

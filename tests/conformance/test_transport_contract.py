@@ -1,4 +1,4 @@
-"""The tests of a transport: they pass on a sound one, need no torch, and say what is missing."""
+"""`TransportContract`: a sound transport passes, no torch is needed, and errors say what is missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestUnfinished(TransportContract):
 
 @pytest.mark.thorough
 class TestSocketTransport(TransportContract):
-    """The transport of SOCKETS keeps what a transport promises."""
+    """The transport of SOCKETS meets the contract."""
 
     def make_transport(self, worker_id: int) -> SocketTransport:
         """Return a new transport."""
@@ -46,7 +46,7 @@ class TestSocketTransport(TransportContract):
 
 @pytest.mark.thorough
 class TestSocketTransportBetweenProcesses(TestSocketTransport):
-    """The transport of SOCKETS keeps it also if its peers are in another process."""
+    """The transport of SOCKETS also meets the contract if its peers are in another process."""
 
     processes = 2
 
@@ -130,7 +130,7 @@ def test_between_processes_a_sound_transport_passes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_between_processes_broken_transports_fail(tmp_path: Path) -> None:
-    """One of them is sound in one process: it shares a variable of its module."""
+    """One of them passes if all workers are in one process: they share a variable of its module."""
     broken = {
         "LearnsBetween": "worker0.learn(1, 'worker1', ITS ADDRESS)",
         "Ends": "worker1.learn(0, 'worker0', ITS ADDRESS)",
@@ -234,7 +234,7 @@ def test_a_call_that_does_not_return_is_reported_with_its_stack() -> None:
     never.set()
 
 
-def test_limits_are_short_once_a_transport_is_known_to_be_broken() -> None:
+def test_limits_are_short_after_two_were_exceeded() -> None:
     limits = Limits()
     assert limits.seconds == SECONDS
     limits.note_passed()

@@ -34,7 +34,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make waits for a store look again after a tenth of a second instead of a second."""
+    """Make waits for a store check it every tenth of a second instead of every second."""
     monkeypatch.setattr(waiting, "_SLICE", 0.1)
 
 
@@ -60,7 +60,7 @@ def registry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 @pytest.fixture
 def with_torchs(registry: Registry) -> Registry:
-    """Register torch's own TENSORPIPE in that registry."""
+    """Register torch's own TENSORPIPE in the registry of :func:`registry`."""
     from torch.distributed.rpc import backend_registry
 
     handlers: Any = (
@@ -73,7 +73,7 @@ def with_torchs(registry: Registry) -> Registry:
 
 @pytest.fixture(scope="session")
 def children() -> Iterator[Children]:
-    """Give processes that have imported torch and not installed the bridge."""
+    """Return processes that have imported torch and not installed the bridge."""
     made = Children()
     yield made
     made.close()

@@ -67,7 +67,8 @@ class Site:
     ) -> Path:
         """Install a distribution and return its ``.dist-info``.
 
-        :param backends: entry points, value by name or as pairs; the same for `hooks`.
+        :param backends: entry points: a mapping of names to values, or pairs of both.
+        :param hooks: entry points of hook packages, in the same form.
         :param modules: source (dedented) by module name.
         :param metadata: contents of METADATA, if not the usual ones; None for no such file.
         """
@@ -88,7 +89,7 @@ class Site:
 
     def add_backend(self, name: str, source: str = BACKEND, version: str = "1.0") -> str:
         """Install ``rpc-backend-NAME`` with one backend; return the name of its module."""
-        # A name that no installed plugin has: a plugin's module may be imported already.
+        # Installed plugins have no module of this name, so it is not imported yet.
         module = f"sample_backend_{name.lower()}"
         self.add(
             f"rpc-backend-{name.lower()}",
@@ -250,7 +251,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Workers:
-    """Threads that stand for workers; their results and errors are kept by key."""
+    """Threads that stand for workers. Their results and errors are kept by key."""
 
     def __init__(self) -> None:
         self._threads: dict[Any, threading.Thread] = {}
@@ -307,7 +308,7 @@ def joining(store: Any, name: str, rank: int, world_size: int | None, **options:
 
 
 def form(store: Any, world_size: int, **options: Any) -> list[Any]:
-    """Form a static group of workers w0, w1, ... in threads; return the group as each sees it."""
+    """Form a static group of workers w0, w1, ... in threads; return each worker's group object."""
     workers = Workers()
     for rank in range(world_size):
         workers.start(rank, joining(store, f"w{rank}", rank, world_size, **options))

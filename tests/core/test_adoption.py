@@ -77,7 +77,7 @@ def test_it_may_register_all_its_backends_at_once(site: Site, registry: Registry
 
 
 def test_a_helper_module_may_register_it(site: Site, registry: Registry) -> None:
-    """A package of several modules registers wherever its entry point's import leads."""
+    """The backend may be registered by any module that the import of the entry point imports."""
     site.add("loft", modules={"loft": OLD_STYLE})
     add(site, source="from loft import construct, init")
     registry.backend("CARRIER")

@@ -114,12 +114,14 @@ def test_private_names_are_not_looked_up(site: Site, registry: Registry) -> None
     site.add_backend("PIGEON")
     for name in ("_repr_html_", "__wrapped__", "_PRIVATE"):
         assert not hasattr(BackendType, name)
-    # Nothing was scanned: tools that inspect a class ask for many such names.
+    # Nothing was scanned. Tools that inspect a class look up many such names.
     assert registry._plugins is None
 
 
 @pytest.mark.parametrize("name", ["mro", "name", "value", "register"])
-def test_a_plugin_named_like_a_class_attribute(site: Site, registry: Registry, name: str) -> None:
+def test_a_plugin_may_have_the_name_of_a_class_attribute(
+    site: Site, registry: Registry, name: str
+) -> None:
     module = site.add_backend("PIGEON")
     site.add("rpc-backend-odd", backends={name: f"{module}:BACKEND"})
     (record,) = [one for one in api.records() if one.name == name]

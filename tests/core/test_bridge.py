@@ -44,7 +44,7 @@ def test_installing_scans_nothing_and_imports_little(site: Site, children: Child
     )
     new = json.loads(output)
     assert not [name for name in new if name.partition(".")[0] in (*HEAVY, "sample_backend_pigeon")]
-    # Little else may be imported: every `import torch` pays for it.
+    # Nothing else may be imported, because it would slow down every `import torch`.
     assert [name for name in new if not name.startswith("rpc_backends_core")] == []
 
 
@@ -168,7 +168,7 @@ from rpc_backends_core import _patches as patches
 patches.install()
 rpc.backend_registry.register_backend("MINE", print, print)
 from rpc_backends_core._default_registry import default_registry
-default_registry()._plugins = None  # as where MINE was registered while torch was being imported
+default_registry()._plugins = None  # as if MINE had been registered during the import of torch
 import os
 os.environ["RPC_BACKENDS_DENY"] = "TYPO"
 patches.uninstall()
@@ -423,7 +423,7 @@ def test_a_later_success_clears_the_failure(children: Children) -> None:
 def test_without_a_private_name_the_rest_works(
     children: Children,
 ) -> None:
-    # _bridge.torch_internals says what fails without each name. Importing torch never fails.
+    # Importing torch never fails. _bridge.torch_internals says what fails without each name.
     children.run(
         SNAPSHOT
         + """

@@ -141,7 +141,7 @@ def test_errors_invent_no_name_for_broken_metadata(site: Site) -> None:
     assert "None" not in str(caught.value)
 
 
-# --- what cannot be read, and what nothing reads ----------------------------------------------------
+# --- unreadable entry points, and misspelt groups ---------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [b"[rpc.backends]\nODD\n", b"[rpc.backends]\nODD\xff = x:y\n"])

@@ -35,7 +35,7 @@ def join_error(store: Any, key: str, text: str, world_size: int | None = 2) -> s
 @pytest.mark.parametrize("text", GARBAGE)
 def test_an_invalid_group_names_its_key(store: Any, text: str) -> None:
     if text == "":
-        text = " "  # an empty value means a missing one
+        text = " "  # an empty value counts as a missing one
     assert "under '0/group'" in join_error(store, "0/group", text)
 
 

@@ -54,7 +54,7 @@ def test_the_timeout_names_the_missing_member(
     assert "waited 0.5 s" in text
     assert len(workers.errors) == 2
     assert {type(error) for error in workers.errors.values()} == {GroupTimeoutError}
-    # A later member does not wait for those that have given up.
+    # A member that comes later does not wait for those that have given up.
     with pytest.raises(GroupError, match="waited"):
         groups[1].exchange(None)
 

@@ -30,7 +30,7 @@ def store() -> Any:
 
 @pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    """Yield a function that connects one more worker to a store of each kind."""
+    """Yield a function that connects one more worker to the store; each kind of store in turn."""
     if request.param == "HashStore":
         shared = dist.HashStore()
         yield lambda: shared
@@ -117,7 +117,7 @@ def test_a_restarted_worker_takes_over_its_slot(store: Any) -> None:
     groups = workers.all_results()
     assert [member.name for member in groups[0].members] == ["w0", "w1"]
     assert groups[0].members == groups[1].members
-    # If that attempt is still alive after all, it waits for the next group.
+    # If the first attempt is alive after all, it waits for the next group.
     store.set("rpc_backends/1/group", '{"error": "it waited here"}')
     dead.join()
     assert str(dead.errors[0]) == "it waited here"
@@ -136,7 +136,7 @@ def wait_for_key(store: Any, key: str) -> None:
 
 
 def die_while_arriving(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """Make the next worker stop right before or after it counts itself as arrived."""
+    """Make the next worker stop right before or after it adds itself to the number of arrivals."""
     real = dist.PrefixStore.add
 
     def dying(store: Any, key: str, amount: int) -> int:
@@ -155,7 +155,7 @@ def test_a_worker_killed_while_arriving_can_be_restarted(
     store: Any, monkeypatch: pytest.MonkeyPatch, when: str, dying_rank: int
 ) -> None:
     workers = Workers()
-    if dying_rank == 1:  # the last to arrive
+    if dying_rank == 1:  # then the dying worker is the last to arrive
         workers.start(0, joining(store, "w0", 0, 2))
         wait_for_key(store, "0/arrived")
     die_while_arriving(monkeypatch, when)
@@ -166,7 +166,7 @@ def test_a_worker_killed_while_arriving_can_be_restarted(
     before = store.get(slot)
     workers.start(dying_rank, joining(store, f"w{dying_rank}", dying_rank, 2))
     if dying_rank == 0:
-        # A worker that arrives before the slot is taken over would take the dead worker for a live one.
+        # If worker 1 arrived before the slot is taken over, it would count the dead worker as a member.
         wait_until(lambda: bool(store.get(slot) != before))
         workers.start(1, joining(store, "w1", 1, 2))
     assert len(workers.all_results()) == 2

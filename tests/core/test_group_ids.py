@@ -17,7 +17,7 @@ Fixed = list[int | None]
 
 
 def cases() -> Iterator[Fixed]:
-    """Yield all small groups and some large ones: for each worker, an id of an earlier group or None."""
+    """Yield all small groups and some large ones: each worker's id in an earlier group, or None."""
     for size in range(1, 5):
         yield from map(list, itertools.product([None, *range(size + 1)], repeat=size))
     dice = random.Random(1)

@@ -35,8 +35,8 @@ def count(world_size: int, *, exchanges: int) -> list[int]:
 @pytest.mark.parametrize("exchanges", [0, 1, 3])
 def test_requests_per_worker_do_not_grow(exchanges: int) -> None:
     counts = {size: count(size, exchanges=exchanges) for size in SIZES}
-    # About six requests to form the group and leave it, and three for each exchange. The last to arrive
-    # makes a few more, and the last may be another worker in each step.
+    # A worker makes about six requests to form and leave the group, and three for each exchange. The last
+    # to arrive makes a few more. In the worst case, the same worker is last in each step.
     most = 13 + 5 * exchanges
     for size, each in counts.items():
         assert each[-1] <= most, (size, each)

@@ -1,4 +1,4 @@
-"""What a backend's handlers do wrong is an error that names backend, package and handler."""
+"""A mistake of a backend's handler is an error that names backend, package and handler."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def started(
 
 
 @pytest.mark.parametrize("returned", ["None", "'agent'", "store"])
-def test_what_is_no_agent_is_refused(site: Site, children: Children, returned: str) -> None:
+def test_a_result_that_is_no_agent_is_refused(
+    site: Site, children: Children, returned: str
+) -> None:
     error = started(site, children, init=f"return {returned}")
     assert error.startswith(f"rpc_backends_core._errors.BackendContractError: the {INIT_HANDLER}")
     for part in (f"returned {returned[:4]}" if returned != "store" else "Store", "RpcAgent", FIX):
@@ -74,7 +76,9 @@ def test_what_is_no_agent_is_refused(site: Site, children: Children, returned: s
 
 
 @pytest.mark.parametrize("returned", ["None", "{}", "rpc_timeout"])
-def test_what_is_no_options_is_refused(site: Site, children: Children, returned: str) -> None:
+def test_a_result_that_is_no_options_object_is_refused(
+    site: Site, children: Children, returned: str
+) -> None:
     error = started(site, children, construct=f"return {returned}")
     assert error.startswith(
         f"rpc_backends_core._errors.BackendContractError: the {CONSTRUCT_HANDLER}"

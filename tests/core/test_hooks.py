@@ -28,7 +28,7 @@ def loaded_packages() -> list[Record]:
 
 
 class Backend:
-    """A backend registered in the process that counts the calls of its handlers."""
+    """A registered backend, which counts the calls of its handlers."""
 
     def __init__(self, name: str = "MINE", error: BaseException | None = None) -> None:
         self.constructed: list[Any] = []
@@ -201,7 +201,7 @@ def test_a_hook_package_may_use_a_backend_at_import(site: Site, registry: Regist
             return "theirs"
         """,
     )
-    # Loading the plugin notifies the hooks. They are imported for that, and ask for the same plugin.
+    # Loading the plugin notifies the hooks, so the hook package is imported. It uses the same plugin.
     registry.backend("PIGEON")
     assert agent_to_install("agent") == "theirs"
     assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
@@ -239,7 +239,7 @@ def test_a_refusal_reaches_the_caller_and_the_handler_is_not_called(
         """,
     )
     backend = Backend()
-    for _ in range(2):  # it is no defect: the package stays
+    for _ in range(2):  # a refusal is no defect, so the package stays in use
         with pytest.raises(RefusedError, match="MINE is not allowed here"):
             functions.init_backend("MINE")
     assert backend.initialised == []
@@ -319,7 +319,7 @@ def test_an_unloadable_package_is_named_and_skipped(
     assert backend.constructed == [(60.0, "env://", {"window": 1})]
     found = {one.distribution: (one.state, one.error is None) for one in loaded_packages()}
     assert found == {"rpc-hooks-broken": ("failed", False), "rpc-hooks-healthy": ("loaded", True)}
-    # From now on it is as if it were not installed.
+    # From now on the broken package is treated as if it were not installed.
     seen = len(calls(healthy))
     assert functions.construct_rpc_backend_options("MINE") == "options"
     assert len(calls(healthy)) == seen + 1
@@ -339,7 +339,7 @@ def test_each_unloadable_package_is_reported(site: Site, registry: Registry) -> 
 def test_a_variable_makes_an_unloadable_package_an_error(
     site: Site, registry: Registry, monkeypatch: pytest.MonkeyPatch, defect: str, variable: str
 ) -> None:
-    """The user has set one of its variables and so counts on it: no call goes on without it."""
+    """A user who sets a variable of a package relies on the package, so no call continues without it."""
     monkeypatch.setenv(variable, "something")
     site.add_hooks("broken", UNLOADABLE[defect])
     site.add_hooks("healthy", WRAP_ALL)
@@ -482,7 +482,7 @@ def test_a_failing_hook_is_an_error_that_names_it(
 ) -> None:
     source, cause, words = FAILING[failure]
     site.add_hooks("broken", source)
-    for healthy in ("a", "z"):  # one goes around it, the other is within
+    for healthy in ("a", "z"):  # one hook wraps the broken one, the other is wrapped by it
         site.add_hooks(healthy, WRAP_ALL)
     Backend()
     for _ in range(2):  # the package stays, and fails again
@@ -505,7 +505,7 @@ def test_a_failing_hook_is_an_error_that_names_it(
 
 
 def test_a_failing_method_names_its_own_package(site: Site, registry: Registry) -> None:
-    """Packages whose hooks are the code of one library are told apart."""
+    """The error names the right package even if the hooks of several come from one library."""
     site.add(
         "hook-library",
         modules={
@@ -533,7 +533,7 @@ def test_a_failing_method_names_its_own_package(site: Site, registry: Registry) 
 
 
 def test_a_failing_hook_stays_in_use(site: Site, registry: Registry) -> None:
-    """A package that fails in one call takes part in the next."""
+    """A hook that fails in one call is called again in the next."""
     module = site.add_hooks(
         "failing",
         """
@@ -579,7 +579,7 @@ def test_a_wrapper_may_return_none_for_none(site: Site, registry: Registry) -> N
 
 
 def test_a_hook_failing_in_an_inner_call_is_named_once(site: Site, registry: Registry) -> None:
-    """The handler of one backend makes options of another; the hook fails in the inner call."""
+    """One backend's handler constructs another backend's options. The hook fails in that inner call."""
     site.add_hooks(
         "broken",
         """
@@ -702,7 +702,7 @@ def test_threads_import_the_hook_packages_once(site: Site, registry: Registry) -
     site.add_hooks("broken", "import time; time.sleep(0.05); raise OSError('boom')")
     module = site.add_hooks("slow", SLOW)
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("default")  # as in a program
+        warnings.simplefilter("default")  # the filter that programs have
         assert at_once(4, lambda _: agent_to_install("agent")).all_results() == ["agent"] * 4
     assert [warning.category for warning in warned] == [HookWarning]
     assert calls(module) == ["import"]
@@ -723,7 +723,7 @@ def test_an_agents_backend_is_that_of_its_thread(site: Site, registry: Registry)
     assert agents == [("agent", "A", "a"), ("agent", "B", "b")]
 
 
-# --- being told of a load --------------------------------------------------------------------------
+# --- notification of a load ------------------------------------------------------------------------
 
 LISTENING = """
     @hookimpl
@@ -748,7 +748,7 @@ def test_hooks_are_notified_once_of_a_load_or_failure(site: Site, registry: Regi
 
 
 def test_a_failing_listener_is_an_error_that_names_it(site: Site, registry: Registry) -> None:
-    """The backend is loaded all the same, and the hooks are not notified again."""
+    """The backend is loaded in spite of the error, and the hooks are not notified again."""
     site.add_hooks("m", "@hookimpl\ndef rpc_backends_loaded(record): raise OSError('mine')\n")
     site.add_backend("PIGEON")
     with pytest.raises(HookError, match=r"rpc_backends_loaded of the .*rpc-hooks-m 1\.0") as caught:

@@ -16,7 +16,7 @@ from rpc_backends_core._registry import Registry
 def load_error(
     site: Site, source: str, value: str = "sample_backend_odd:BACKEND"
 ) -> BackendLoadError:
-    """Install a backend with that source; return the error that requesting it raises."""
+    """Install a backend with this source; return the error raised when the backend is requested."""
     modules = {"sample_backend_odd": source}
     site.add("rpc-backend-odd", "1.2", backends={"ODD": value}, modules=modules)
     with pytest.raises(BackendLoadError) as caught:

@@ -316,7 +316,7 @@ def test_options_are_constructed_through_the_hooks(site: Site) -> None:
 
 
 def with_declared_type(construct: Callable[..., Any]) -> None:
-    """Register MINE with a known options type, so that nothing constructs options to find it out."""
+    """Register MINE with a known options type, so that no options are constructed to find the type."""
     api.register_backend("MINE", construct, init)
     registry = default_registry()
     registry.learn_options_type(registry.find("MINE"), Options)

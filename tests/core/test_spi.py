@@ -129,7 +129,7 @@ def test_a_backend_for_another_core_is_refused(
     assert isinstance(caught.value.__cause__, spi.SpiVersionError)
     for part in ("'PIGEON'", "rpc-backend-pigeon 1.0", *words):
         assert part.format(kind="backend") in str(caught.value)
-    assert "--force-reinstall" not in str(caught.value)  # which would not help
+    assert "--force-reinstall" not in str(caught.value)  # reinstalling would not help
     assert registry.find("PIGEON").state == "failed"
 
 
@@ -154,7 +154,7 @@ def test_an_object_with_handlers_may_declare_a_version(site: Site, registry: Reg
 
 
 def test_a_library_that_refuses_the_core_is_quoted(site: Site, registry: Registry) -> None:
-    """As rpc-backends-agents does when a backend imports it."""
+    """For example, rpc-backends-agents refuses a core when a backend imports it."""
     source = "from rpc_backends_core import spi\nraise spi.SpiVersionError('Upgrade the loft')"
     site.add_backend("PIGEON", source)
     with pytest.raises(
@@ -289,7 +289,7 @@ def test_a_callers_own_store_has_no_group(site: Site, children: Children) -> Non
 
 
 def test_a_parameter_group_must_have_a_default(site: Site, registry: Registry) -> None:
-    """A program that calls ``init_backend`` itself, as torch's signature has it, gives no group."""
+    """A program that calls ``init_backend`` with torch's signature passes no group."""
     site.add_backend("PIGEON", KEEPING.format(parameter=", group"))
     with pytest.raises(spi.BackendLoadError, match="missing a required argument: 'group'"):
         registry.backend("PIGEON")

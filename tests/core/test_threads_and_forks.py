@@ -62,7 +62,7 @@ def test_concurrent_success_and_failure_leave_a_consistent_record(
     ended = {"success": threading.Event(), "failure": threading.Event()}
 
     class EntryPoint:
-        """Loads in one thread and fails in the other, one after the other."""
+        """An entry point whose loading succeeds in one thread, and fails in the other."""
 
         def load(self) -> Any:
             how = threading.current_thread().name

@@ -12,7 +12,7 @@ INTENDED = RuntimeError("RPCErr:2:Send attempt failed intentionally for torch.op
 
 
 def undecodable(prefix: bytes = b"RPCErr:2:Send attempt failed intentionally for ") -> Exception:
-    """Return the error of Python for a text in which torch has put bytes that are not UTF-8."""
+    """Return Python's error for a text of torch that contains bytes that are not UTF-8."""
     with pytest.raises(UnicodeDecodeError) as caught:
         (prefix + b"\x80\x05").decode()
     return caught.value

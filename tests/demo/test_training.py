@@ -113,7 +113,8 @@ def test_each_call_fails_as_often_as_planned(tmp_path: Path, backend: str) -> No
     # Plain calls: one rendezvous before each step, one after the epoch, one for the parameters.
     calls = steps + 2
     contexts = steps
-    if faults.by:  # rules also affect autograd contexts: a call and the optimizer's own
+    # Rules also affect autograd contexts: one call in each step, and one context of the optimizer.
+    if faults.by:
         calls += steps
         contexts += 1
     for part in parts:

@@ -1,4 +1,4 @@
-"""The test of the site needs every package; `make test-lowest` installs only those without C++."""
+"""Leave out the tests of the site where packages with C++ are missing, as in `make test-lowest`."""
 
 from __future__ import annotations
 

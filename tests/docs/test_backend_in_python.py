@@ -1,4 +1,4 @@
-"""The guide shows the very files that the tests run."""
+"""The guide shows the files that the tests run."""
 
 from __future__ import annotations
 

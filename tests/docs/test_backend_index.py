@@ -1,4 +1,4 @@
-"""docs/backends.md is made of the reports in docs/reports."""
+"""docs/backends.md is generated from the reports in docs/reports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ INDEX = runpy.run_path(str(DOCS / "_ext" / "backend_index.py"))
 OURS = ("FAULTY_TENSORPIPE", "TENSORPIPE", "ZEROMQ")
 
 
-def test_the_page_is_the_one_of_the_reports() -> None:
-    """If it is not, run `python docs/_ext/backend_index.py`."""
+def test_the_page_agrees_with_the_reports() -> None:
+    """If the test fails, run `python docs/_ext/backend_index.py`."""
     assert (DOCS / "backends.md").read_text() == INDEX["page"](INDEX["reports"]())
 
 
@@ -26,7 +26,7 @@ def test_there_is_a_report_of_each_of_our_backends() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_backends_conform_with_what_they_declare(name: str) -> None:
-    """If a backend declares something else now, run `make reports`."""
+    """If the test fails because a backend's declaration has changed, run `make reports`."""
     (report,) = [one for one in INDEX["reports"]() if one.backend["name"] == name]
 
     assert report.verdict == "conforms"
@@ -34,7 +34,7 @@ def test_our_backends_conform_with_what_they_declare(name: str) -> None:
     assert "broken" not in report.capabilities().values()
 
 
-def test_each_badge_is_the_one_of_its_report() -> None:
+def test_each_badge_agrees_with_its_report() -> None:
     for report in INDEX["reports"]():
         file = DOCS / "reports" / f"{report.backend['name']}.svg"
         assert file.read_text() == badge.svg(report), file.name

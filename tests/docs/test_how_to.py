@@ -42,7 +42,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_a_command_has_the_options_that_a_page_shows(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "logs").mkdir()  # an argument that has to exist
+    (tmp_path / "logs").mkdir()  # some commands take this folder, which must exist
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     group: click.Command = cli

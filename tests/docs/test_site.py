@@ -50,7 +50,7 @@ def rows(page: Path) -> list[list[str]]:
 
 @cache
 def variables_in_the_code() -> set[str]:
-    """Return the variables that modules declare, and every string of the code that is a variable."""
+    """Return the variables that modules declare, and those that the code names in a string."""
     declared = {
         *settings.VARIABLES,
         *zeromq_variables.VARIABLES,

@@ -41,7 +41,7 @@ def report(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_the_small_backend_keeps_the_first_chapter(tmp_path: Path) -> None:
+def test_the_small_backend_passes_the_first_chapter(tmp_path: Path) -> None:
     found = report(tmp_path, "--chapter", "calls")
     assert found["verdict"] == "partial"
     assert {result["chapter"] for result in found["results"]} == {"calls"}

@@ -33,7 +33,7 @@ constexpr uint64_t kMaxMessage = 1 << 16;
 // Small, so that heads and parts take several frames.
 constexpr size_t kSmallFrame = 1000;
 
-// A frame of this fuzzer's libzmq, in the first bytes of a RawMessage.
+// A frame of the fuzzer's stand-in for libzmq. It is in the first bytes of a RawMessage.
 struct Memory {
   char* bytes;
   size_t size;
@@ -266,7 +266,7 @@ void write_seeds(const std::filesystem::path& folder) {
     wire.frames.clear();
     Packed(parts, kMaxMessage).send(the_socket(), "");
     write(static_cast<char>(sizes.size()));
-    // And in pieces, as a larger message arrives.
+    // The same in pieces, as larger messages arrive.
     if (sizes == std::vector<size_t>{100, 0, 30}) {
       std::string& head = wire.frames[0].bytes;
       head[sizeof(wire::Header) + 7] = static_cast<char>(0x80);

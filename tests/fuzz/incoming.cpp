@@ -1,7 +1,7 @@
-// Whatever active messages arrive on a link of UCX, Incoming makes messages of them or says that they are none.
+// For any active messages on a link of UCX, Incoming returns messages or reports malformed input.
 //
-// An input is a row of active messages: a byte with the kind and whether the payload is put in its place at once, two
-// bytes with the size of the header, two with that of the payload, then both.
+// An input is a list of active messages. The first byte of each says its kind, and whether its payload is put in
+// place at once. Then come the size of its header and that of its payload, in two bytes each, and then both.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

@@ -41,7 +41,7 @@ std::string read_in_pieces(const uint8_t* data, size_t length, size_t size) {
     const size_t now = std::min(size, length - at);
     check(::write(ends[1], data + at, now) == static_cast<ssize_t>(now));
     at += now;
-    // The reader must be blocked twice in a row: the second call finds anything the first has left.
+    // Reads until the reader is blocked twice in a row: the second call finds anything that the first has left.
     for (int blocked = 0; blocked < 2 && !over;) {
       const MessageReader::Outcome outcome = reader.next(ends[0]);
       if (outcome == MessageReader::Outcome::kBlocked) {

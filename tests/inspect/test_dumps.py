@@ -50,7 +50,7 @@ def call_lost(me: WorkerContext, to: str) -> str:
 
 
 def release_signal(me: WorkerContext) -> None:
-    """Undo what the processes of these tests do at their start."""
+    """Remove the handler of SIGUSR1 that the processes of these tests set at their start."""
     faulthandler.unregister(signal.SIGUSR1)
 
 
@@ -115,7 +115,7 @@ def test_a_lost_worker_is_named_in_the_error(two: Workers, folder: Path) -> None
 
 
 def test_a_signal_makes_a_dump(tmp_path: Path, folder: Path) -> None:
-    """Also in a worker that executes no Python, such as this one, which waits for its next task."""
+    """The worker executes no Python at that time: it waits for its next task."""
     env = {"RPC_BACKENDS_RECORDER": "on", "RPC_BACKENDS_DUMP": str(folder)}
     with Workers(1, env=env) as workers:
         workers.run(release_signal)
@@ -141,7 +141,7 @@ def test_a_long_shutdown_makes_a_dump(two: Workers, folder: Path) -> None:
 
 
 def test_the_programs_own_handler_of_the_signal_stays(two: Workers, folder: Path) -> None:
-    """These workers have one, which prints their stacks."""
+    """The handler of these workers prints their stacks."""
     os.kill(two[0].pid, signal.SIGUSR1)
     two.run(steps.leave)
     assert list(folder.glob("*.json")) == []

@@ -76,7 +76,7 @@ def call_barrier(me: WorkerContext, to: str) -> None:
 
 
 def call_under_lock(me: WorkerContext, to: str, function: Any, *arguments: Any) -> None:
-    """Make a call on a thread; this worker cannot answer `fetch`."""
+    """Take the lock, so that this worker cannot answer `fetch`, and make a call on a thread."""
     LOCK.acquire()
     call_in_background(me, to, function, *arguments)
 
@@ -126,7 +126,7 @@ def inspect(workers: Workers, *arguments: str) -> dict[str, Any]:
 
 
 def cause(workers: Workers, kind: str, text: str = "") -> str:
-    """Ask until there is a cause of this kind with this text; return it whole."""
+    """Inspect until a cause of this kind contains this text; return the whole text."""
     end = time.monotonic() + LIMIT
     while True:
         found = inspect(workers)["causes"]
@@ -168,7 +168,7 @@ def test_a_stopped_worker_is_named(two: Workers) -> None:
 
 
 def test_a_killed_worker_is_named(two: Workers) -> None:
-    """It leaves nothing behind that would tell of it."""
+    """A killed worker leaves no trace, so it is named as one that was not inspected."""
     two[1].kill()
     two[0].call(shut_down_in_background)
     assert cause(two, "shutdown", "'worker1'").startswith(

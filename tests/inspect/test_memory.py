@@ -12,7 +12,7 @@ from support import steps
 from support.workers import WorkerContext, Workers
 
 BLOCK = 100_000
-#: What the heap may grow by, in bytes: a recorded call has about a hundred bytes.
+#: Bytes by which the heap may grow. A recorded call takes about a hundred bytes.
 GROWTH = 8 << 20
 
 
@@ -38,7 +38,7 @@ def own_memory(me: WorkerContext) -> int:
 def test_a_million_recorded_calls_need_no_more_memory(backend: str, tmp_path: Path) -> None:
     with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
         workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
-        workers[0].call(call_many, "worker1", BLOCK)  # fills the ring, and the pools of torch
+        workers[0].call(call_many, "worker1", BLOCK)  # fills the recorder's ring and torch's pools
         before = [workers[0].call(own_memory), workers[1].call(own_memory)]
         for _ in range(1_000_000 // BLOCK):
             workers[0].call(call_many, "worker1", BLOCK)

@@ -27,7 +27,7 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)
 def as_other_user(program: str, *arguments: str) -> subprocess.Popen[str]:
     """Run a program as a user without rights, with pipes."""
     return subprocess.Popen(
-        # Not with Popen's `user`: that user may not be able to execute this Python.
+        # Popen's `user` would not do: that user may not be allowed to execute this Python.
         [sys.executable, "-c", _BECOME + textwrap.dedent(program), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`rpc-backends trace`: a picture of a run, with the clocks of hosts aligned."""
+"""`rpc-backends trace`: it draws a run, with the clocks of the hosts aligned."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def shifted(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the same, as if the second worker were on another host, an hour ahead."""
+    """Return `documents` as if the second worker were on another host, whose clock is an hour ahead."""
     first, second = copy.deepcopy(documents)
     second["host"] = "elsewhere"
     second["time_us"] += SHIFT_US
@@ -110,7 +110,7 @@ def test_each_arrow_joins_a_call_and_its_execution(documents: list[dict[str, Any
 
 
 def test_slices_of_a_row_do_not_overlap(documents: list[dict[str, Any]]) -> None:
-    """Unless one encloses the other: viewers can show only that."""
+    """One slice may enclose another. Viewers cannot show slices that overlap in another way."""
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in events(documents):
         if event["ph"] == "X":
@@ -126,7 +126,7 @@ def test_slices_of_a_row_do_not_overlap(documents: list[dict[str, Any]]) -> None
 
 def test_sizes_and_functions_are_shown(documents: list[dict[str, Any]]) -> None:
     shown = Counter(event["args"]["function"] for event in events(documents) if event["ph"] == "X")
-    assert shown[f"{__name__}.add_remotely"] == 6  # made and served
+    assert shown[f"{__name__}.add_remotely"] == 6  # each of three calls at caller and callee
     (sizes,) = {
         event["args"]["answer bytes"] > 4000
         for event in events(documents)
@@ -147,7 +147,7 @@ def test_clocks_of_hosts_are_aligned_by_calls(shifted: list[dict[str, Any]]) -> 
 
 
 def test_aligned_executions_lie_inside_their_calls(shifted: list[dict[str, Any]]) -> None:
-    """But for the error of the alignment, which is less than the time of a message."""
+    """The error of the alignment is less than the time of a message."""
     offsets = [0, SHIFT_US]
     first, second = (parse_state(document) for document in shifted)
     from rpc_backends_inspect import clocks

@@ -67,7 +67,7 @@ def test_rates_and_times_are_those_of_the_calls(busy: Workers) -> None:
     assert row["calls"] > 10
     assert row["bytes"] / row["calls"] > 400  # each call sends and gets tensors of 400 bytes
     assert 0 < row["p50"] <= row["p90"] <= row["p99"] < 1
-    assert row["calls"] * row["p50"] < 2  # one call at a time
+    assert row["calls"] * row["p50"] < 2  # calls are made one at a time, and times are in seconds
     assert row["failed"] == 0
 
 
@@ -113,7 +113,7 @@ def test_it_needs_a_terminal_or_json(busy: Workers, tmp_path: Path) -> None:
 
 
 def test_asking_for_stacks_does_a_busy_worker_no_harm(busy: Workers) -> None:
-    """The stacks are read while the threads run, which may crash whoever reads them."""
+    """The stacks are read while the threads run. A careless reader could crash the process."""
     pids = [worker.pid for worker in busy]
     for _ in range(100):
         assert [state.problem for state in workers.running(pids=pids)] == ["", ""]

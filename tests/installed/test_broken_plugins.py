@@ -26,9 +26,9 @@ class Kind:
     :ivar source: the source of its module; ``{name}`` is the name of the backend.
     :ivar entry_points: its ``entry_points.txt``; ``{name}`` and ``{module}`` are filled in.
     :ivar metadata: more lines of its ``METADATA``; None for an empty file.
-    :ivar name: the name of the backend, if another than that of the kind.
+    :ivar name: the name of the backend; None for one that is made from the kind's title.
     :ivar section: the section of doctor's report that has the error.
-    :ivar unreached: why `init_rpc` does not have the error; None if it does.
+    :ivar unreached: why `init_rpc` does not raise the error; None if it does.
     """
 
     words: tuple[str, ...]
@@ -76,7 +76,7 @@ def handler(old: str, new: str) -> str:
 
 
 def hooks(source: str) -> dict[str, Any]:
-    """Return what a kind of hook package has in common with others."""
+    """Return the fields of a kind of broken hook package with this source."""
     return {
         "source": "from rpc_backends_core import hookimpl\n" + dedent(source),
         "entry_points": "[rpc.backends.hooks]\n{name} = {module}\n",
@@ -415,7 +415,7 @@ def check(text: str, title: str, kind: Kind) -> None:
     """Check that an error names the package, what is wrong and what to do."""
     package = distribution_of(title)
     if kind.metadata is None:
-        package = package.replace("-", "_")  # known by its folder only
+        package = package.replace("-", "_")  # without metadata, the name is that of the folder
     for part in (f"{package} 0.3", *kind.words):
         assert part in text
     assert any(remedy in text for remedy in ("pip install", "pip uninstall", "Its author must"))
@@ -454,7 +454,7 @@ def test_doctor_names_a_package_that_breaks_torch(
 
 
 def test_a_broken_hook_package_is_a_warning(environment: Environment) -> None:
-    """A program that does not ask for it runs without it."""
+    """A program that sets no variable of the package runs without it."""
     titles = [title for title, kind in KINDS.items() if kind.section == "hooks"]
     result = environment.run(
         """

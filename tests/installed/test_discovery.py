@@ -48,7 +48,7 @@ def test_records_name_the_origin_of_each_backend(
 
 
 def test_discovery_imports_no_plugin(make_environment: MakeEnvironment, tmp_path: Path) -> None:
-    """Neither listing the backends nor using another one imports a plugin, however slow its import is."""
+    """A plugin is imported neither when backends are listed nor when another backend is used."""
     slow = backend_package(tmp_path, SLOW_BACKEND, name="SLOW", distribution="rpc-backend-slow")
     environment = make_environment(backend_package(tmp_path), slow)
 

@@ -219,7 +219,7 @@ def test_the_program_gets_a_hooks_refusal(
     assert result.stderr == ""
 
 
-# The same, and prints with which error the start failed.
+# Tries to start TENSORPIPE, and prints the error.
 FAILING_START = program(
     START,
     """
@@ -281,7 +281,7 @@ def test_an_unloadable_package_is_reported_and_left_out(
     assert first.count("HookWarning") == 1, result
     assert "rpc-broken-hooks 0.9" in first, result
     assert "pip uninstall rpc-broken-hooks" in first, result
-    assert "rpc-broken-hooks" not in second, "it was not left out"
+    assert "rpc-broken-hooks" not in second, "the broken package was not left out"
     assert "rpc-tracing" not in result.stderr, "another package was blamed"
 
 

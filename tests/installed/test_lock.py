@@ -83,7 +83,7 @@ def start(
 
 
 def check(environment: Environment) -> Result:
-    """Run the command that CI runs."""
+    """Run `rpc-backends lock --check`, as CI does."""
     return environment.command("rpc-backends", "lock", "--check", check=False)
 
 
@@ -204,7 +204,7 @@ def test_a_changed_environment_loads_nothing(
 
 
 def test_no_backend_starts_next_to_a_changed_one(locked: Environment) -> None:
-    """Not even TENSORPIPE, because a hook package sees every start."""
+    """This includes TENSORPIPE, because a hook package takes part in every start."""
     _change_a_file(locked)
     error, modules = start(locked, "TENSORPIPE")
     assert error is not None
@@ -259,7 +259,7 @@ def test_an_unreadable_lock_loads_nothing(locked: Environment, text: str | None)
 
 
 def test_an_editable_install_needs_consent(locked: Environment, tmp_path: Path) -> None:
-    """With `--allow-editable` its folder is locked, and its sources are not."""
+    """With `--allow-editable`, the lock has the folder of the sources, but not their contents."""
     source = tmp_path / "source"
     write_source(source)
     locked.uninstall("rpc-backend-pigeon")

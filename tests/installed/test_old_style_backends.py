@@ -22,7 +22,10 @@ def environment(
     wheels: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Environment:
-    """Install the core, FAULTY_TENSORPIPE and the other package, in either order. Do not change it."""
+    """Make an environment in which torch calls an old-style package before or after the core.
+
+    Tests must not change it.
+    """
     place = tmp_path_factory.mktemp("old-style")
     environment = Environment.like(core_only, place / "environment")
     environment.install(wheels[TENSORPIPE], wheels[FAULTY_TENSORPIPE])
@@ -152,12 +155,12 @@ REGISTERS = """
     rpc.backend_registry.register_backend("CARRIER", construct, init)
 
     def register():
-        pass  # the import has done it
+        pass  # the import has registered the backend
 """
 
 
 def carrier(installed: Environment, folder: Path, **groups: str) -> dict[str, str]:
-    """Install the old-style package; return the variables with which the environment sees it.
+    """Install the old-style package into a folder; return the variables that put it on ``sys.path``.
 
     :param groups: the value of its entry point in each group.
     """
@@ -212,7 +215,7 @@ def test_an_entry_point_makes_it_available_to_the_override(
 def test_a_package_that_registers_with_torch_may_have_an_entry_point(
     installed: Environment, tmp_path: Path
 ) -> None:
-    """It is registered at the end of `import torch`, and the registration is the one that is used."""
+    """The backend is registered at the end of `import torch`. This registration takes precedence."""
     groups = {GROUP: "torch_carrier", TORCH_GROUP: "torch_carrier:register"}
     result = installed.run(
         """

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "packages" / "agents"
 COMPILES_AGENTS = ("install-rpc-backends", "./packages/agents")
-#: By the package's transport, what is given to the command.
+#: The values of the command's option `--transport`.
 TRANSPORTS = ("tensorpipe", "python", "c++")
 
 CALL = """
@@ -43,7 +43,7 @@ class Package:
     """A new package.
 
     :ivar name: the backend.
-    :ivar environment: one in which it is installed, with all that it needs.
+    :ivar environment: an environment with the package and its dependencies.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Package:
 def with_agents(
     installed: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
-    """Make an environment with what a new package is built, tested and checked with."""
+    """Make an environment with the tools that build, test and check a new package."""
     made = Environment.like(installed, tmp_path_factory.mktemp("agents"))
     made.install(wheels["rpc-backends-agents"])
     made.link("setuptools", "ninja", "hatchling", "editables", "build", "mypy", "ruff")
@@ -137,7 +137,7 @@ def test_it_conforms_untouched(package: Package, tmp_path: Path) -> None:
     assert found["backend"]["name"] == package.name
     assert found["verdict"] == "conforms"
     assert "broken" not in found["capabilities"].values()
-    # What works is declared: an author starts from what is true.
+    # Every capability that works is declared, so an author starts with a correct declaration.
     assert "works, not declared" not in found["capabilities"].values(), found["capabilities"]
 
 
@@ -147,7 +147,7 @@ def run_command(package: Package, command: str, **variables: str) -> None:
 
 
 def run_in(environment: Environment, folder: Path, command: str, **variables: str) -> None:
-    """Run a command line without a network. Our own C++ is not compiled again."""
+    """Run a command line without a network, and without compiling this project's C++ again."""
     programs = environment.root / "bin"
     with native.prebuilt(AGENTS) as prebuilt:
         done = subprocess.run(
@@ -157,7 +157,7 @@ def run_in(environment: Environment, folder: Path, command: str, **variables: st
                 **clean_environ(),
                 "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
                 "PIP_NO_INDEX": "1",
-                "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: without isolation
+                "PIP_NO_BUILD_ISOLATION": "0",  # 0 makes pip build without isolation
                 **(prebuilt if any(name in command for name in COMPILES_AGENTS) else {}),
                 **variables,
             },
@@ -191,7 +191,7 @@ def test_the_commands_of_its_readme_work(package: Package) -> None:
     ("name", "job"), [("test", "lint"), ("test", "test"), ("release", "build")]
 )
 def test_the_steps_of_its_workflows_run(package: Package, name: str, job: str) -> None:
-    """All but those that install from an index; of the suite, only the chapter of calls."""
+    """Steps that install from an index are left out. Of the suite, only the chapter `calls` runs."""
     text = (package.folder / ".github" / "workflows" / f"{name}.yml").read_text()
     steps = [step["run"] for step in yaml.safe_load(text)["jobs"][job]["steps"] if "run" in step]
     variables = {"RPC_BACKENDS_SOURCE": str(ROOT), "GITHUB_REF_NAME": "v0.1.0"}
@@ -229,7 +229,7 @@ GUIDES = ("write-a-backend.md", "write-a-backend-in-python.md", "write-a-backend
 def test_the_commands_of_a_guide_for_authors_work(
     name: str, with_agents: Environment, tmp_path: Path
 ) -> None:
-    """From the first to the end of the scaffold; of the suite, one chapter."""
+    """This runs the guide's commands for the new package, with one chapter of the suite."""
     environment = Environment.like(with_agents, tmp_path / "environment")
     (tmp_path / "home").mkdir()
     commands = commands_of(ROOT / "docs" / "how-to" / name)
@@ -237,7 +237,7 @@ def test_the_commands_of_a_guide_for_authors_work(
     commands = [one for one in commands if any(part in one for part in parts)]
 
     for command in commands:
-        if command.startswith("pytest --pyargs"):  # the same suite again
+        if command.startswith("pytest --pyargs"):  # would run the same suite again
             continue
         chapter = " --chapter metrics" if " conformance " in command else ""
         run_in(environment, ROOT, command + chapter, HOME=str(tmp_path / "home"))

@@ -70,7 +70,7 @@ def test_tensorpipe_carries_calls(installed: Environment, init: str) -> None:
 
 
 def test_tensorpipe_carries_calls_in_a_dynamic_group(installed: Environment) -> None:
-    """Joining and leaving a dynamic group waits for no worker, so the program waits."""
+    """Joining or leaving a dynamic group waits for no worker, so the program waits for the other one."""
     results = installed.run_workers(
         """
         import os, time, torch, torch.distributed.rpc as rpc

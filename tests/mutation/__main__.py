@@ -18,7 +18,7 @@ from mutation.survivors import SOUND, is_equivalent, listed, share
 
 
 def main() -> int:
-    """Run, print each fate, and return 1 if a mutant survives that is not listed."""
+    """Test the mutants, print each result, and return 1 if a mutant survives that is not listed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only each N-th mutant")
     parser.add_argument("--line", type=int, help="only mutants of this line")

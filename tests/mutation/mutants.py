@@ -39,10 +39,10 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 class Mutant:
     """A copy of a module with one fault.
 
-    :ivar line: where it is, in the source that was mutated.
-    :ivar fault: what was done, in words.
-    :ivar before: the statement or expression as it was, in one line.
-    :ivar source: the whole module.
+    :ivar line: the line of the fault in the original source.
+    :ivar fault: the change, in words.
+    :ivar before: the original statement or expression, in one line.
+    :ivar source: the source of the whole mutant.
     """
 
     line: int
@@ -54,7 +54,7 @@ class Mutant:
         return f"line {self.line}: {self.fault}: {self.before}"
 
 
-#: A change of a node: the node to put in its place, or None to leave the node away.
+#: A change of a node: returns the node that replaces it, or None to remove it.
 Change = Callable[[ast.AST], ast.AST | list[ast.stmt] | None]
 
 
@@ -67,7 +67,7 @@ def mutants(source: str) -> Iterator[Mutant]:
     caught = {id(node.type) for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)}
     for number, node in enumerate(ast.walk(tree)):
         if id(node) in caught:
-            continue  # in any order
+            continue  # the order of the exceptions in an `except` has no effect
         for fault, change in _changes(node):
             mutated = _changed(tree, number, change)
             if mutated is not None and mutated not in seen:
@@ -92,7 +92,7 @@ def _changed(tree: ast.Module, number: int, change: Change) -> str | None:
 
 
 def _drop_annotations(tree: ast.Module) -> None:
-    """Drop annotations: a fault in them does nothing."""
+    """Drop annotations, because a fault in them has no effect."""
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             node.annotation = None

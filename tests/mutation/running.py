@@ -20,7 +20,7 @@ from mutation.mutants import Mutant
 
 #: The name under which the tests import the mutant.
 MODULE = "transport_under_test"
-#: What time limits of the tests are multiplied by: nothing waits for one where a transport is sound.
+#: Multiplies the time limits of the tests. A sound transport does not reach any of them.
 TIMEOUT_FACTOR = 0.8
 #: Seconds that a run of all tests may take; the tests have limits of their own.
 SECONDS = 200.0
@@ -39,10 +39,10 @@ class TestMutant(TransportContract):
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant.
+    """The result of the tests on a mutant.
 
-    :ivar killed_by: the test that failed; empty if none has: the mutant has survived.
-    :ivar got: what that test says; or that the run did not end.
+    :ivar killed_by: the test that failed; empty if the mutant has survived.
+    :ivar got: the error of that test, or a text that says that the run did not end.
     """
 
     mutant: Mutant
@@ -52,13 +52,13 @@ class Fate:
 
 
 def sound(source: str) -> Mutant:
-    """Return the transport without a fault, to see that the tests pass on it."""
+    """Return the transport without a fault, to check that the tests pass on it."""
     return Mutant(0, "no fault", "", source)
 
 
 def run(mutants: Iterable[Mutant], jobs: int = 2) -> Iterator[Fate]:
-    """Run the tests on each mutant until one fails, and yield the mutants' fates as they come."""
-    import hypothesis  # noqa: F401  # so that not every process has to
+    """Run the tests on each mutant until one test fails, and yield the results as they come."""
+    import hypothesis  # noqa: F401  # imported once, before processes are forked
     import pytest  # noqa: F401
 
     import rpc_backends_testing.transports.contract  # noqa: F401
@@ -87,7 +87,7 @@ def run(mutants: Iterable[Mutant], jobs: int = 2) -> Iterator[Fate]:
 
 
 def _ended(running: dict[int, tuple[int, Mutant, Path, float]]) -> Iterator[Fate]:
-    """Wait until one process has ended, or its time is over; yield the fates of those that have."""
+    """Wait until a process has ended or its time is over; yield the results of all such processes."""
     done, _, _ = select.select(list(running), [], [], 1.0)
     for ended, (process, mutant, result, started) in list(running.items()):
         seconds = time.monotonic() - started

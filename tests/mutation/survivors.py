@@ -26,7 +26,7 @@ def is_equivalent(mutant: Mutant) -> bool:
 
 
 def listed() -> dict[tuple[str, str], str]:
-    """Return the reasons by fault and what it was before.
+    """Return the reasons, by fault and original code.
 
     The file has two lines for each: ``FAULT: BEFORE``, and the reason, indented.
     """

@@ -245,7 +245,7 @@ def test_all_workers_read_whose_engine_failed(where: Meeting) -> None:
         workers.run(steps.warm_up)
         before = workers.run(opened)
 
-        # A transport that no host has where these tests run.
+        # No machine that runs these tests has this transport.
         failures = workers.errors(steps.join, where.url, only={1: {"_transports": ["ibv"]}})
 
         assert "transport" in failures[1].text

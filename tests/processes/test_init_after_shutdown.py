@@ -1,7 +1,7 @@
-"""Several groups, one after another, of the same processes or others and under the same ranks or others.
+"""Several groups, one after another: of the same or other processes, under the same or other ranks.
 
-In stock torch, processes that have had different numbers of groups never meet, and a process
-cannot get another rank than it had first.
+In stock torch, processes that have been in different numbers of groups never meet, and a process must
+keep its first rank.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def my_rank(me: WorkerContext) -> int:
     return int(rpc.get_worker_info().id)
 
 
-def test_the_same_workers_under_the_same_ranks(anywhere: Meeting) -> None:
+def test_the_same_workers_meet_again_under_the_same_ranks(anywhere: Meeting) -> None:
     with Workers(2, env=anywhere.env) as workers:
         for _ in range(4):
             assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
         assert [worker.end() for worker in workers] == [0, 0]
 
 
-def test_the_same_workers_under_other_ranks(anywhere: Meeting) -> None:
-    """Stock torch: "Container is already initialized with worker_id"."""
+def test_the_same_workers_meet_again_under_other_ranks(anywhere: Meeting) -> None:
+    """Stock torch raises "Container is already initialized with worker_id"."""
     with Workers(3, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1, 2: 2})
         assert_a_group_works(workers, anywhere, {0: 1, 1: 0, 2: 2})
         assert_a_group_works(workers, anywhere, {0: 2, 1: 1, 2: 0})
 
 
-def test_groups_of_other_sizes(anywhere: Meeting) -> None:
+def test_later_groups_may_have_other_sizes(anywhere: Meeting) -> None:
     with Workers(4, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1, 2: 2, 3: 3})
@@ -102,7 +102,7 @@ def test_a_killed_job_restarts_on_the_same_store(tmp_path: Path) -> None:
         assert_a_group_works(workers, where, {2: 0, 3: 1})
 
 
-def test_two_processes_with_the_same_earlier_rank(anywhere: Meeting) -> None:
+def test_two_processes_with_one_earlier_rank_can_meet(anywhere: Meeting) -> None:
     """Torch fixes the worker id of a process for life, and two of these processes have the same one."""
     with Workers(3, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
@@ -119,14 +119,14 @@ def test_static_and_dynamic_groups_alternate(anywhere: Meeting) -> None:
             workers.run(steps.leave)
 
 
-def test_a_group_after_an_ungraceful_shutdown(anywhere: Meeting) -> None:
+def test_a_group_can_follow_an_ungraceful_shutdown(anywhere: Meeting) -> None:
     with Workers(2, env=anywhere.env) as workers:
         workers.run(steps.join, anywhere.url)
         workers.run(steps.leave, False)
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
 
 
-def test_other_names_and_options_in_a_later_group(anywhere: Meeting) -> None:
+def test_a_later_group_may_have_other_names_and_options(anywhere: Meeting) -> None:
     with Workers(2, env=anywhere.env) as workers:
         workers.run(steps.join, anywhere.url, num_worker_threads=2, rpc_timeout=20)
         workers.run(steps.leave)
@@ -149,7 +149,7 @@ def threads_and_timeout(me: WorkerContext) -> tuple[str, float]:
     return agent.get_metrics()["agent.thread_pool_size"], rpc.get_rpc_timeout()
 
 
-def test_another_backend_in_a_later_group(where: Meeting) -> None:
+def test_a_later_group_may_use_another_backend(where: Meeting) -> None:
     with Workers(2, env=where.env) as workers:
         assert_a_group_works(workers, where, {0: 0, 1: 1})
         assert_a_group_works(workers, where, {0: 0, 1: 1}, backend="FAULTY_TENSORPIPE")
@@ -174,7 +174,7 @@ def test_distributed_autograd_works_under_other_ranks(where: Meeting) -> None:
 def test_leaving_a_later_group_that_used_rrefs_is_quick(where: Meeting, dynamic: bool) -> None:
     """Torch makes one RRefContext in a process and cannot delete the RRefs of a later group.
 
-    The test does not claim that an RRef of a later group works, only that trying costs no time.
+    The test checks only that an attempt costs no time, and not that an RRef of a later group works.
     """
     join = steps.join_dynamic if dynamic else steps.join
     with Workers(2, env=where.env) as workers:

@@ -65,7 +65,7 @@ def form(workers: Any, where: Meeting, backend: str) -> None:
 
 
 def store_of(where: Meeting) -> Any:
-    """Return the store of the group as any process opens it that can reach its port."""
+    """Open the group's store, as any process that can reach its port can do."""
     port = int(where.url.rpartition(":")[2])
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     return dist.PrefixStore("0", dist.PrefixStore("rpc_backends", store))

@@ -1,4 +1,4 @@
-"""`RPC_BACKENDS_OVERRIDE` replaces the backend that a program names. The tests observe at the agent."""
+"""`RPC_BACKENDS_OVERRIDE` replaces the backend that a program names. The tests look at the agent."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_options_without_a_backend_are_overridden() -> None:
         seen = workers[0].call(start, {}, {"num_worker_threads": 3})
 
         assert seen.faulty
-        # There is no warning that the options have chosen the backend, for they have not.
+        # Torch's warning that the options choose the backend is left out, because they do not.
         assert seen.logged == [("INFO", LINE.format("the one of its TensorPipeRpcBackendOptions"))]
 
 

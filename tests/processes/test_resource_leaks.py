@@ -1,4 +1,4 @@
-"""What a process keeps open after RPC is shut down: what torch keeps once, and nothing of this project's.
+"""After RPC is shut down, a process keeps open what torch keeps once, and nothing of this project.
 
 Torch makes its RRefContext once in a process, in the first shutdown at the latest. It keeps the agent of
 the first group for the life of the process: the sleeping threads of its pool, its shared memory, and an
@@ -49,7 +49,7 @@ def new_files(after: Open, before: Open) -> Counter[str]:
 
 
 def no_more_open(after: list[Open], before: list[Open]) -> bool:
-    """Return whether no worker has new_files threads or files open than before."""
+    """Return whether no worker has new files open, and each has as many threads as before."""
     pairs = list(zip(after, before, strict=True))
     return all(one.threads == other.threads and not new_files(one, other) for one, other in pairs)
 

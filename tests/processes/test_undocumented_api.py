@@ -76,7 +76,7 @@ def barrier(me: WorkerContext) -> None:
 
 @pytest.mark.parametrize("world_size", [0, None], ids=["static", "dynamic"])
 def test_remote_modules_work(url: str, world_size: int | None) -> None:
-    """They ask the agent for its device map to the worker that holds the module."""
+    """A remote module asks the agent for its device map to the worker that has the module."""
     with Workers(2) as workers:
         workers.run(steps.join, url, world_size=world_size)
 

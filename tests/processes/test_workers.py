@@ -69,7 +69,7 @@ def start_something(me: WorkerContext) -> int:
 
 
 def end_in_time(*pids: int) -> bool:
-    """Return whether all of these processes end within ten seconds; a kill takes a while."""
+    """Return whether all of these processes end within ten seconds; a killed one takes a while."""
     deadline = time.monotonic() + 10
     while any(map(runs, pids)):
         if time.monotonic() > deadline:

@@ -50,7 +50,7 @@ def _imports_of(module: str) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             pairs = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} has a relative import; this reader knows none"
+            assert node.level == 0, f"{module} has a relative import, which is not supported here"
             pairs = [(node.module or "", alias.name) for alias in node.names]
         else:
             continue

@@ -23,7 +23,8 @@ BELOW = {
         "rpc_backend_tensorpipe",
         "rpc_backend_faulty_tensorpipe",
     },
-    # The agents are there where a transport in C++ is tested: it was built with their header.
+    # Only tests of transports in C++ import the agents. They are installed there, because such a
+    # transport is built with their header.
     "rpc_backends_testing": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_agents"},
     "rpc_backends_bench": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_testing"},
     "rpc_backend_ucx": {"rpc_backends_core", "rpc_backends_agents"},

@@ -115,7 +115,7 @@ def marked(mark: bytes) -> list[int]:
 
 
 def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Poll until a condition holds that no event announces."""
+    """Wait for a condition that no event reports, by polling."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"not true after {seconds:g} s"

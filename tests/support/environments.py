@@ -43,7 +43,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment without this project's and Python's variables, and with `extra`."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES_TO_DROP)}
     environ["OMP_NUM_THREADS"] = "1"
-    environ["RPC_BACKENDS_RECORDER"] = "off"  # its own tests turn it on
+    environ["RPC_BACKENDS_RECORDER"] = "off"  # the recorder's own tests turn it on
     environ.update(extra or {})
     return environ
 
@@ -173,14 +173,14 @@ class Environment:
 
     @classmethod
     def on(cls, base: Environment, root: Path) -> Environment:
-        """Make an empty environment that sees the packages of `base` after its own."""
+        """Make an empty environment in which Python finds the packages of `base` after its own."""
         environment = cls._empty(root)
         environment.add_path(base.site_packages, name="base")
         return environment
 
     @classmethod
     def like(cls, other: Environment, root: Path) -> Environment:
-        """Make a copy of another environment, which is a second faster than to install the same again."""
+        """Make a copy of another environment, which is a second faster than installing the same again."""
         environment = cls._empty(root)
         shutil.copytree(other.site_packages, environment.site_packages, dirs_exist_ok=True)
         for script in (other.root / "bin").iterdir():
@@ -357,9 +357,9 @@ def closure(requirements: Iterable[str]) -> list[str]:
 
 
 def link_distribution(distribution: metadata.Distribution, folder: Path) -> None:
-    """Link a folder to all files of a distribution."""
+    """Make links in a folder to all files of a distribution."""
     files = distribution.files
-    assert files, f"{distribution.name} does not say what it consists of"
+    assert files, f"{distribution.name} does not list its files"
     for first in sorted({file.parts[0] for file in files} - {"..", "__pycache__"}):
         link = folder / first
         if not link.is_symlink():  # several distributions may share a folder

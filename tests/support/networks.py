@@ -84,7 +84,7 @@ def hosts(number: int) -> Iterator[list[Host]]:
 
 def _make_namespace(stack: contextlib.ExitStack, what: str) -> str:
     if os.geteuid() != 0:
-        pytest.skip("network namespaces take root")
+        pytest.skip("network namespaces need root")
     if shutil.which("ip") is None:
         pytest.skip("there is no `ip` here (iproute2)")
     name = f"rpct{os.getpid()}-{next(_numbers)}-{what}"
@@ -188,7 +188,7 @@ class Capture:
                     stopping = self._stopped.recv(1) == b""
 
     def count(self, what: bytes) -> int:
-        """Return how many packets contain some bytes."""
+        """Return how many packets contain these bytes."""
         return sum(what in packet for packet in self.packets)
 
     @property

@@ -15,7 +15,7 @@ def made_once(
 ) -> Path:
     """Return the folder ``name`` of this run. The first process to ask fills it with ``make``.
 
-    The others wait for that. If ``make`` fails, the next process to ask tries again.
+    The other processes wait until it is filled. If ``make`` fails, the next process to ask tries again.
     """
     common = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

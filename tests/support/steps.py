@@ -83,7 +83,7 @@ def join(
     only: dict[int, dict[str, Any]] | None = None,
     **options: Any,
 ) -> None:
-    """Join a static group of all workers, unless arguments say otherwise; ``world_size=None`` is dynamic.
+    """Join a group, by default a static group of all workers; ``world_size=None`` makes it dynamic.
 
     TENSORPIPE uses only TCP unless ``_transports`` is given: setting up shared memory takes longer than
     most of the tests. ``_transports=None`` leaves the choice to TensorPipe.

@@ -12,7 +12,7 @@ from rpc_backend_ucx import processes
 from rpc_backend_ucx.library import native
 from rpc_backend_ucx.settings import settings_of
 
-#: Seconds that something may take that takes a moment. Nothing waits for it that goes well.
+#: Time limit in seconds for steps that take a moment; a passing test never waits that long.
 TIMEOUT = 60.0
 
 
@@ -52,7 +52,7 @@ def pair(**settings: Any) -> tuple[Any, Any]:
 
 
 def next_event(*waiting: Any) -> tuple[str, int, list[bytes], str]:
-    """Return the next event of the first of these transports; the others go on meanwhile."""
+    """Return the next event of the first of these transports; the others receive, and must get none."""
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         event = waiting[0].receive(0.01)

@@ -38,7 +38,7 @@ def template() -> Template:
         preload=[module for module in PLUGINS if find_spec(module.partition(".")[0])],
         variables=clean_environ(),
         path=[str(ROOT / "tests")],
-        # Test modules have the names that pytest gives them, and only from this repository.
+        # Workers import test modules under the names that pytest gives them, from this repository only.
         packages={folder: str(ROOT / folder) for folder in ("tests", "plugins")},
     )
 

@@ -18,7 +18,7 @@ NAME = "ZEROMQ"
 
 
 def eventually(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 30) -> Any:
-    """Poll until a condition holds that no event announces; return its value."""
+    """Wait for a condition that no event reports, by polling; return its value."""
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, f"never: {what()}"

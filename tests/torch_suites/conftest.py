@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         _STOCK,
         action="store_true",
-        help="run torch's RPC suites against stock torch, with no installed backend in place",
+        help="run torch's RPC suites against stock torch, without the installed backends",
     )
 
 
@@ -54,7 +54,7 @@ def torch_suites_stock(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Record the backend of each of torch's tests for the summary; properties travel in reports."""
+    """Record the backend of each of torch's tests for the summary, as a property, which reports carry."""
     ours = [item for item in items if item.path.parent == Path(__file__).parent]
     if not ours:
         return
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the results of torch's own tests, apart from all other tests."""
+    """Print the results of torch's own tests, separately from all other tests."""
     results = _Results()
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
@@ -167,7 +167,7 @@ def _row(name: str, count: Counter[str]) -> str:
 
 
 def _not_run_lines() -> list[str]:
-    """Return the release of torch, and which tests were not run for want of a GPU."""
+    """Return the release of torch, and which tests were not run because there is no GPU."""
     import torch
 
     from . import suites

@@ -1,4 +1,4 @@
-"""Which package provides a backend, found out in a process started as those of torch's tests are."""
+"""Finds out which package provides a backend, in a process started like those of torch's tests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _answer(backend: str, sending: Connection) -> None:
     if backend == "FAULTY_TENSORPIPE":
         # Torch registers the backend in this module, which only its fixture for this backend imports.
         importlib.import_module("torch.distributed.rpc._testing")
-    # As in torch's fixtures, the registry's enum: stock torch does not update the other one.
+    # Use the registry's enum, as torch's fixtures do: stock torch does not update `rpc.BackendType`.
     registry: Any = rpc.backend_registry
     member = registry.BackendType[backend]
     served = Served(

@@ -31,7 +31,7 @@ def test_torchs_suites_have_the_expected_number_of_tests(which: suites.Suites) -
         known = ", ".join(suites.EXPECTED_TESTS)
         pytest.skip(
             f"torch {release} has {tests} tests for {which.backend};"
-            f" what it should have is known for torch {known} only"
+            f" the expected number is known only for torch {known}"
         )
     assert tests == suites.EXPECTED_TESTS[release][which.backend]
 
@@ -40,7 +40,7 @@ def test_torchs_suites_have_the_expected_number_of_tests(which: suites.Suites) -
 def test_suites_run_on_the_expected_package(
     backend: str, torch_suites_stock: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    """The handlers in the tests' processes are the plugin's, or torch's with the option for stock."""
+    """The handlers in the tests' processes are the plugin's, or torch's own in a run on stock torch."""
     answer = served.ask(backend)
     record_property("torch_suites_served", [backend, answer.distribution])
     assert answer.one_enum or torch_suites_stock

@@ -36,9 +36,8 @@ def _fixture(backend: str) -> type[Any]:
             os.environ.pop(DENY, None)
             options = super().rpc_backend_options
             os.environ[OVERRIDE] = backend
-            os.environ[DENY] = (
-                "FAULTY_TENSORPIPE"  # it could pass these tests without injected faults
-            )
+            # FAULTY_TENSORPIPE is denied, because it would pass these tests without injected faults.
+            os.environ[DENY] = "FAULTY_TENSORPIPE"
             rules = old_options.rules(
                 options.messages_to_fail, options.messages_to_delay, options.num_fail_sends
             )

@@ -24,7 +24,7 @@ from torch.distributed import rpc
 from rpc_backends_agents import _C
 from rpc_backends_agents.transport import Inbox, Transport
 
-#: Time limit in seconds for what takes a moment; a passing test never waits that long.
+#: Time limit in seconds for steps that take a moment; a passing test never waits that long.
 TIME_LIMIT = 30.0
 #: Seconds within which something "immediate" has happened; a call that hangs takes `TIME_LIMIT`.
 AT_ONCE = 10.0
@@ -161,7 +161,7 @@ def no_current_agent() -> None:
 def start(agent: Any) -> None:
     """Start an agent and make it torch's current one."""
     no_current_agent()
-    dist_autograd._init(0)  # every call of torch uses it
+    dist_autograd._init(0)  # torch uses it in every call
     rpc.api._init_rpc_states(agent)
 
 
@@ -204,7 +204,7 @@ def two_agents(others: dict[str, Any] | None = None, **settings: Any) -> Iterato
 
 
 def change(parts: list[bytes], **fields: Any) -> list[bytes]:
-    """Return a frame with changed fields in its head; a function gets the old value."""
+    """Return a frame with changed fields in its head; a function computes the value from the old one."""
     values = dict(zip(FIELDS, HEAD.unpack_from(parts[0]), strict=True))
     for name, value in fields.items():
         values[name] = value(values[name]) if callable(value) else value
@@ -212,7 +212,7 @@ def change(parts: list[bytes], **fields: Any) -> list[bytes]:
 
 
 def eventually(condition: Callable[[], Any], what: str) -> None:
-    """Wait for a condition by polling, for want of an event."""
+    """Wait for a condition that no event reports, by polling."""
     until = time.monotonic() + TIME_LIMIT
     while not condition():
         assert time.monotonic() < until, f"never: {what}"

@@ -25,10 +25,10 @@ def build(folder: Path) -> Path:
 
 
 class Recorder:
-    """An interceptor that follows orders and records what it sees.
+    """An interceptor that follows orders and records its events.
 
-    :param orders: verbs for ``outgoing`` and ``incoming`` requests and for each ``answer``; ``observe``
-        to see answers; ``context``: bytes to attach.
+    :param orders: for ``outgoing``, ``incoming`` and ``answer``, a verb that says what to do with such a
+        message; for ``observe``, anything, to get answers; for ``context``, bytes to attach.
     """
 
     def __init__(self, library: Path, **orders: str | bytes) -> None:
@@ -75,7 +75,7 @@ class Recorder:
 
 
 class WrongCapsule:
-    """An object that gives no interceptor."""
+    """An object whose `__rpc_interceptor__` returns no interceptor."""
 
     def __rpc_interceptor__(self) -> Any:
         return object()

@@ -1,4 +1,4 @@
-"""How our extensions are built: with torch's layout of std::string, and not without torch."""
+"""How our extensions are built: with torch's layout of std::string, and only if torch is installed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_names_of_capsules_show_the_layout(abi: int, end: str, tmp_path: Pat
 def test_an_extension_is_compiled_with_the_layout_of_torch(
     folder: str, abi: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the agents, this is their extension that torch's tools do not build."""
+    """For the agents, this checks the extension that is built without torch's tools."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compiled_with_cxx11_abi", lambda: abi)
     monkeypatch.setattr(setuptools, "setup", lambda **settings: given.update(settings))

@@ -42,7 +42,7 @@ class Policy(CallInterceptor):
 
 
 class IncomingPolicy(Policy):
-    """The same for calls that arrive."""
+    """Does the same as `Policy`, for calls that arrive."""
 
     on_outgoing = CallInterceptor.on_outgoing
 
@@ -128,7 +128,7 @@ def test_the_end_of_a_failed_call_has_its_error(me: WorkerContext) -> None:
     observer = Observer()
     with two_agents(None, observer):
         error_of(rpc.rpc_async("b", operator.truediv, args=(1, 0)))
-        # torch answers with the exception as a value, so that the call as such has not failed
+        # Torch answers with the exception as a value, so for the agent the call has not failed.
         call, _, error = observer.ended.get(timeout=AT_ONCE)
         assert (call.direction, call.function, error) == ("incoming", "_operator.truediv", None)
         error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), torch.ones(3))))
@@ -174,7 +174,7 @@ def test_the_interceptor_is_freed_after_shutdown(me: WorkerContext) -> None:
 
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "call_policy" / "rpc_call_policy.py"
-#: The same at the caller, because TENSORPIPE shows no calls that arrive.
+#: The example's policy, changed to run at the caller: TENSORPIPE shows interceptors no calls that arrive.
 AT_THE_CALLER = EXAMPLE.read_text().replace("on_incoming", "on_outgoing")
 
 

@@ -165,7 +165,8 @@ def test_after_a_failed_send_the_next_call_is_tried(
         wire.fail = OSError("no route to host")
         for _ in range(300):
             tried, until = wire.tried, time.monotonic() + AT_ONCE
-            while wire.tried == tried:  # at once, or when the return was handled
+            # The next call is tried at once, or as soon as the return was handled.
+            while wire.tried == tried:
                 assert time.monotonic() < until, "the peer stays lost"
                 error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
 

@@ -131,7 +131,7 @@ def test_if_the_error_cannot_be_sent_the_connection_closes(me: Any) -> None:
         _, frame = a_request(wire)
         wire.fail = ValueError("a broken pipe")
         wire.fails = lambda reply: reply
-        # A name of its own: only one line of a kind is logged in a second.
+        # A peer of its own, because the same line about a peer is logged once per second at most.
         agent.add_member("d", 4)
         wire.inbox.deliver(4, frame)
         wire.wait_until(lambda: wire.rejected)

@@ -1,8 +1,8 @@
 """A short run of the fuzzer on the installed extension, without sanitizers: no frame ends the process.
 
-The frames are answers with tensors of all kinds, in which some bytes are changed. They take the path of
-any message that arrives: an invalid frame is counted, and closes its connection if its head is invalid. A
-frame that is still valid is an answer to no call.
+The frames are answers with tensors of all kinds, with some bytes changed. The agent handles them like any
+message that arrives: it counts an invalid frame, and closes the connection if the head is invalid. Frames
+that are still valid answer no call of this process.
 """
 
 from __future__ import annotations

@@ -184,7 +184,8 @@ def test_records_after_missing_ones_are_read(
     store.add("records", 100_000)
     late = View(store, "late", 9).join()
 
-    while not a.roster._read >= 100_000:  # each refresh reads as much as its time limit allows
+    # Each refresh reads as many records as its time limit allows.
+    while not a.roster._read >= 100_000:
         a.roster.refresh()
 
     assert ("in", "late") in [*a.seen, *a.changes()]

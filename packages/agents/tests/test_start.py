@@ -49,7 +49,7 @@ class FailingTransport(Wire):
 
 
 class WithCapsule:
-    """A C++ transport with Python code around it, which waits until it is closed, like ZEROMQ's.
+    """A C++ transport that Python code wraps, as in ZEROMQ.
 
     :ivar calls: the calls, in order.
     """
@@ -85,7 +85,7 @@ def tasks() -> set[str]:
 
 
 def wait_until_gone(before: set[str]) -> None:
-    """Wait until only these threads are left; the kernel still lists a joined thread for a moment."""
+    """Wait until only these threads are left: for a moment, the kernel still lists a joined thread."""
     eventually(lambda: tasks() <= before, "the threads have ended")
 
 
@@ -155,7 +155,7 @@ def test_a_start_without_the_others_leaves_nothing_open(me: Any) -> None:
 
 @in_worker
 def test_a_shutdown_waits_as_long_as_its_caller_says(me: Any) -> None:
-    group = a_group()  # its own timeout is longer
+    group = a_group()  # the group's own timeout is longer
     agent: Any = start_agent(Wire(), group, Settings())
     try:
         began = time.monotonic()
@@ -179,7 +179,7 @@ def a_capsule(name: bytes) -> Any:
     return new(1, name, None)
 
 
-#: A capsule does not copy its name.
+#: These names must outlive their capsules: a capsule does not copy its name.
 _NAMES = (
     b"rpc_backends.Transport.1",
     b"rpc_backends.Transport.99",

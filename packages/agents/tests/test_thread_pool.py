@@ -70,7 +70,7 @@ def test_a_burst_leaves_few_threads(me: Any) -> None:
         for _ in range(may_run):
             assert entered.acquire(timeout=AT_ONCE)
         eventually(lambda: metric("server_active_calls") == burst, "all requests have arrived")
-        # There may be more while requests arrive, because threads are interrupted in between.
+        # While requests arrive, there may be more threads for a moment.
         eventually(lambda: may_run < metric("threads") <= most, "few threads during the burst")
         released.set()
         torch.futures.wait_all(futures)
@@ -84,7 +84,7 @@ def test_no_message_needs_the_gil(me: Any) -> None:
     """This thread holds the GIL from the call to its answer, since traffic() does not release it."""
     usual = sys.getswitchinterval()
     with two_agents() as (one, other):
-        # A first call, for what is done only once.
+        # The first call also does what is done only once.
         rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
         one.on_unknown_member(lambda: None)
         other.on_unknown_member(lambda: None)
@@ -113,5 +113,5 @@ def test_calls_to_itself_need_few_threads(me: Any) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        # A separate job answers each call, so a caller needs up to two threads; plus the receivers.
+        # A separate job answers each call, so each caller needs up to two threads. 8 are for receivers.
         assert int(agent.get_metrics()["agent.threads"]) <= 2 * callers + 8

@@ -41,7 +41,7 @@ def do(what: Any) -> Any:
 
 
 def also_do(what: Any) -> Any:
-    """Leave a trace, as another function."""
+    """Leave a trace as `do` does, under another function name."""
     return do(what)
 
 
@@ -115,7 +115,7 @@ def seen(me: WorkerContext) -> list[Any]:
 
 
 def wait_for(me: WorkerContext, what: Any, times: int = 1) -> list[Any]:
-    """Wait until a trace was left here."""
+    """Wait until a trace was left ``times`` times in this worker; return all traces."""
     return wait_until_done(what, times)
 
 

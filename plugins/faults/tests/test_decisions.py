@@ -50,7 +50,7 @@ def run(
     backend: str = "TENSORPIPE",
     **env: str,
 ) -> tuple[Any, Workers]:
-    """Run a step on worker0 of two; return its result and the output of the workers."""
+    """Run a step on worker0 of two; return its result and worker0's output."""
     run.number += 1  # type: ignore[attr-defined]
     variables = {"RPC_BACKENDS_FAULTS": str(rules)} if rules else {}
     with Workers(2, env={**variables, **env}, seconds=180) as workers:

@@ -1,4 +1,4 @@
-"""What decides whether a rule acts on a call: each statement of docs/how-to/inject-faults.md."""
+"""When a rule acts on a call: one test for each statement of docs/how-to/inject-faults.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TENSORS = 24
 
 
 def call_tensors(me: WorkerContext, threads: int) -> dict[int, list[str]]:
-    """Make a call with each tensor, three times, from several threads; return the outcomes."""
+    """Make three calls with each tensor, from several threads; return the outcomes."""
 
     def attempt(number: int) -> tuple[int, list[str]]:
         ends = []
@@ -169,7 +169,7 @@ def test_tensors_of_any_layout_are_distinguished(kind: str) -> None:
         found = workers[0].call(call_kinds, kind)
         workers.run(steps.leave)
 
-    # Each message is the first of its payload, so it fails; the second time none does.
+    # The first call with each payload fails, and the second does not.
     assert found == (["failed"] * 3, ["done"] * 3)
 
 

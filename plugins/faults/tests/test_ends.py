@@ -112,7 +112,8 @@ def differentiate_with_duplicates(me: WorkerContext) -> tuple[list[list[float]],
                 faults.Worker(name).add(name="duplicates", what="duplicate")
             dist_autograd.backward(context, [loss])
             gradients.append(dist_autograd.get_gradients(context)[x].tolist())
-        counts = faults.counts()  # the end of a context also sends a message
+        # Counted outside the context, whose end also sends a message.
+        counts = faults.counts()
         for name in names:
             faults.Worker(name).remove("duplicates")
     return gradients, counts

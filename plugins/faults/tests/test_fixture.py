@@ -24,7 +24,7 @@ def update(by: torch.Tensor) -> float:
 
 
 def train(me: WorkerContext, steps: int) -> float:
-    """Make worker0 add up ones; return the last result."""
+    """On worker1, add 1 to worker0's total ``steps`` times; return the largest result."""
     if me.index == 0:
         return 0.0
     return max(rpc.rpc_sync("worker0", update, args=(torch.ones(1),)) for _ in range(steps))

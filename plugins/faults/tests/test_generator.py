@@ -68,7 +68,7 @@ def test_the_hash_of_these_tests_matches_the_paper() -> None:
 
 
 def call_many(me: WorkerContext, many: int) -> None:
-    """Make ten different calls several times each, of which some fail."""
+    """Make ten different calls, each several times. Some of them fail."""
     for count in range(many):
         with contextlib.suppress(RuntimeError):
             rpc.rpc_sync("worker1", fault_steps.do, args=(count % 10,))

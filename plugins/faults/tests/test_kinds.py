@@ -22,7 +22,8 @@ from support.workers import Workers
 
 from . import fault_steps
 
-#: Our backends; torch's TENSORPIPE, with ours denied; and an example with a transport in Python.
+#: The project's backends, torch's own TENSORPIPE (the project's is denied), and the example SOCKETS,
+#: whose transport is in Python.
 BACKENDS = [
     pytest.param("TENSORPIPE", marks=pytest.mark.slow),
     pytest.param("torch's TENSORPIPE", marks=pytest.mark.slow),
@@ -350,7 +351,7 @@ def several_at_once(me: Any, to: str, calls: list[str], rule: dict[str, Any]) ->
 
 
 def call_what_crashes(me: Any, to: str, rule: dict[str, Any]) -> str:
-    """Let another worker make a call on which a rule crashes it."""
+    """Let another worker make a call at which a rule ends that worker's process."""
     from torch.distributed import rpc
 
     from rpc_backends_faults import Worker

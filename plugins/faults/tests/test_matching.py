@@ -26,7 +26,7 @@ def workers() -> Iterator[Workers]:
     """Three workers with fault injection enabled."""
     with tempfile.TemporaryDirectory() as folder, Workers(3, seconds=300) as group:
         group.run(fault_steps.join, f"file://{folder}/store", "TENSORPIPE")
-        group.run(gather)  # imports this module everywhere, with its compiled function
+        group.run(gather)  # each worker imports this module, and with it the TorchScript function
         yield group
         group.run(steps.leave)
 
@@ -79,8 +79,8 @@ def remote_scripted(to: str) -> Any:
     return created(rpc.remote(to, scripted, args=(torch.ones(2),)))
 
 
-#: If an RRef cannot be created, torch marks the first such RRef of the process, even for later ones (the
-#: handlers in ``RRef::handleError`` are static and keep its address). So these RRefs must stay alive.
+#: RRefs that must stay alive. Whenever an RRef cannot be created, torch marks the first such RRef of the
+#: process: the handlers in ``RRef::handleError`` are static and keep the address of that RRef.
 _REFERENCES: list[Any] = []
 
 
@@ -291,7 +291,7 @@ def test_a_rule_can_apply_only_inside_a_mark(workers: Workers) -> None:
 
 
 def through_marks(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
-    """Call outside marks, in other marks, in a matching mark, in a nested one, and outside again."""
+    """Call inside each of three nested marks, and again after leaving the innermost two."""
     found = []
 
     def attempt() -> None:

@@ -163,7 +163,7 @@ def test_a_stalled_replay_names_the_overdue_message(
 
 
 def say(me: WorkerContext, what: Any) -> str:
-    """Call, and return the outcome."""
+    """Call `do`, and return the outcome."""
     try:
         rpc.rpc_sync(me.name, fault_steps.do, args=(what,))
     except RuntimeError as error:
@@ -188,7 +188,7 @@ def change_a_rule(me: WorkerContext) -> list[str]:
 
 
 def add_a_rule(me: WorkerContext) -> str:
-    """Call with a rule that no earlier run has had."""
+    """Call with an added rule that no earlier run had."""
     import rpc_backends_faults as faults
 
     with faults.rule(name="late", what="fail", function="*.do"):

@@ -220,7 +220,7 @@ def drawn(folder: Path) -> str:
     done = subprocess.run(
         [chromium, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
     )
-    # The part that is drawn, not the script that draws it.
+    # Only the drawn elements, without the script that follows them.
     return done.stdout.partition("<script>")[0]
 
 

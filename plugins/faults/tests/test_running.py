@@ -463,7 +463,7 @@ def test_a_lost_call_fails_when_its_worker_shuts_down(url: str, backend: str) ->
 
 
 def lose_and_leave(me: WorkerContext) -> str:
-    """Make a call without a timeout that a rule drops, and leave."""
+    """Make a call without a timeout, which a rule drops, and leave."""
     faults.add(what="drop", function="*.fault_steps.do")
     lost = rpc.rpc_async("worker1", fault_steps.do, args=("lost",), timeout=0)
     rpc.shutdown(graceful=False)

@@ -146,7 +146,7 @@ def test_a_change_before_the_watch_starts_is_read(
     path: Path, engine: Engine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(watching, "INTERVAL", 0.01)
-    seen = regular_files.state(path)  # as `wanted` does, before it reads the rules
+    seen = regular_files.state(path)  # `wanted` does the same before it reads the rules
     replace(path, OLD.replace("old", "new"))
     watcher = Watcher(path, engine, lambda rules: None, seen)
     engine.at_close(watcher.close)

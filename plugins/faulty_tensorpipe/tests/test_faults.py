@@ -38,7 +38,7 @@ def attempt(me: WorkerContext, *values: int) -> list[str]:
 
 
 def text_of(error: RuntimeError | UnicodeDecodeError) -> str:
-    """Return the text of an error; torch adds a pickled call to it, which may not be valid UTF-8."""
+    """Return the text of an error. Torch appends a pickled call to it, which may not be valid UTF-8."""
     if isinstance(error, UnicodeDecodeError):
         return error.object.decode(errors="replace")
     return str(error)

@@ -55,11 +55,11 @@ def connected(address: tuple[str, int], *sent: bytes) -> Iterator[socket.socket]
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:
-    """Stop sending; return whether the other side closes the connection (a reset if data was unread)."""
+    """Stop sending; return whether the peer closes the connection, with a reset if data was unread."""
     try:
         connection.shutdown(socket.SHUT_WR)
         return connection.recv(1) == b""
-    except OSError as error:  # a reset, noticed by either call; not a timeout
+    except OSError as error:  # both calls can fail with a reset; a timeout does not count
         return error.errno in (errno.ECONNRESET, errno.ENOTCONN)
 
 
@@ -148,7 +148,7 @@ def test_a_member_whose_port_was_reused_is_gone(member: Member, question: bytes)
 def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
     before = set(threading.enumerate())
     one = Member(host=host)
-    with connected(one.address, b"\0"):  # the listener is reading it
+    with connected(one.address, b"\0"):  # the listener has begun to read this message
         one.listener.close()
         deadline = time.monotonic() + 10
         while set(threading.enumerate()) - before and time.monotonic() < deadline:

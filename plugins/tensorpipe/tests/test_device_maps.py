@@ -94,7 +94,7 @@ def test_only_the_joiner_of_a_dynamic_group_gets_the_error(wrong: str, where: Me
 
 
 def test_a_map_that_a_later_joiner_contradicts_fails_the_joiner(where: Meeting) -> None:
-    """The map can only be checked when its target joins; the existing member is not at fault."""
+    """The map can only be checked when its target joins. The joiner fails, not the existing member."""
     with Workers(2, env=where.env) as workers:
         workers[0].call(steps.join_dynamic, where.url, device_maps={"worker1": {"cpu": "cuda:100"}})
 

@@ -80,7 +80,7 @@ def test_workers_leave_while_others_join(where: Meeting) -> None:
 )
 @pytest.mark.parametrize("process", ["same process", "new process"])
 def test_a_worker_that_left_rejoins(where: Meeting, process: str, again: dict[str, Any]) -> None:
-    """With stock torch its calls fail on broken pipes ("eof"), or the others do not find it."""
+    """With stock torch the worker's calls fail on broken pipes ("eof"), or the others do not find it."""
     name = again.get("name", "worker1")
     rank = again.get("rank", 1)
     with Workers(3, env=where.env) as workers:
@@ -96,7 +96,7 @@ def test_a_worker_that_left_rejoins(where: Meeting, process: str, again: dict[st
         members = {"worker0": 0, name: rank, "worker2": 2}
         assert workers.run(steps.members, on=living) == [members] * 3
         assert_all_call_all(workers, "worker0", name, "worker2", on=living)
-        # By rank as well, in both directions.
+        # Calls by rank work as well, in both directions.
         assert workers[0].call(steps.call, rank).split()[0] == name
         assert back.call(steps.call, 2).split()[0] == "worker2"
         workers.run(steps.leave, on=living)
@@ -166,7 +166,7 @@ def now_serving() -> None:
 
 def serve_slowly(caller: str) -> str:
     rpc.rpc_sync(caller, now_serving)
-    time.sleep(0.5)  # in which the worker begins to leave
+    time.sleep(0.5)  # meanwhile the worker begins to leave
     return "served"
 
 
@@ -187,7 +187,7 @@ def ask_and_leave(me: WorkerContext, to: str) -> str:
 
 
 def answer_slowly() -> str:
-    time.sleep(0.5)  # in which the worker begins to leave
+    time.sleep(0.5)  # meanwhile the worker begins to leave
     return "served"
 
 

@@ -278,7 +278,7 @@ def test_tensors_and_errors_arrive(url: str) -> None:
 
 @pytest.mark.thorough
 def test_64_workers_on_one_host_start_and_stop(url: str) -> None:
-    """So many workers cannot connect to one worker at the same time; no start or stop needs that."""
+    """64 workers cannot all connect to one worker at the same time; no start or stop may need that."""
     with Workers(64, seconds=300) as workers:
         workers.run(steps.join, url)
         workers.run(steps.leave)

@@ -23,22 +23,22 @@ def _only_our_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def text() -> str:
-    """Give the text of a new secret."""
+    """Return the text of a new secret."""
     return secret.generate()
 
 
 @pytest.fixture
 def a_secret(text: str) -> Secret:
-    """Give a secret."""
+    """Return a secret."""
     return secret.parse(text, "the test")
 
 
 @pytest.fixture
 def shared_memory_files() -> Iterator[set[str]]:
-    """Give the files of UCX in /dev/shm, and check that there are no others afterwards."""
+    """Return the files of UCX in /dev/shm, and check after the test that there are no others."""
     before = _ucx_files()
     yield before
-    # A file has its name for a moment, until the worker that makes it has opened it.
+    # A file keeps its name for a moment, until the worker that creates it has opened it.
     until = time.monotonic() + 10
     while left := _ucx_files() - before:
         assert time.monotonic() < until, left

@@ -62,7 +62,7 @@ def test_a_message_may_have_many_parts_or_none(count: int) -> None:
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
 def test_messages_arrive_once_and_in_order(media: str) -> None:
-    """Also while the peer is suspended, when small messages could overtake large ones."""
+    """This includes messages sent while the peer is suspended: small ones could overtake large ones."""
     me = transport(0, trusted=media == "tcp")
     with Echo(me, media=media) as peer:
         me.send(1, [b"first"], False)

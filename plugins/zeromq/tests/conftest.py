@@ -117,7 +117,7 @@ class Running:
 def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
     """Yield two hosts that are connected only to each other."""
     if os.geteuid() != 0:
-        pytest.skip("network namespaces take root")
+        pytest.skip("network namespaces need root")
     if shutil.which("ip") is None:
         pytest.skip("there is no `ip` here (iproute2)")
     number = os.getpid()
@@ -136,7 +136,7 @@ def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
         for host in hosts:
             inside = ("-n", host.name)
             _ip_or_skip(*inside, "link", "set", "lo", "up")
-            # Duplicate detection would delay the addresses, and no other host could have them.
+            # Without duplicate detection, which delays addresses: no other host can have these.
             path = f"/proc/sys/net/ipv6/conf/{host.interface}/accept_dad"
             _ip("netns", "exec", host.name, "sh", "-c", f"echo 0 > {path}")
             _ip_or_skip(*inside, "link", "set", host.interface, "up")

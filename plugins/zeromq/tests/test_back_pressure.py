@@ -18,7 +18,8 @@ from support.zeromq import eventually, join, metric, run_counted, runs
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-SIZE = MIB  # of the tensor of each call
+#: Bytes of the tensor of each call.
+SIZE = MIB
 LIMIT = 16 * MIB
 CALLS = 160
 #: Bytes that a sender may use beyond the limit, for encryption and in the allocator.
@@ -39,7 +40,7 @@ def send_all(me: WorkerContext, to: str, folder: str) -> None:
 
 
 def memory(pid: int, field: str) -> int:
-    """Return the memory of a process in bytes: VmRSS, or VmHWM, its peak since `reset_peak`."""
+    """Return in bytes the current memory of a process (VmRSS), or its peak since `reset_peak` (VmHWM)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -56,7 +57,7 @@ def reset_peak(pid: int) -> None:
 def test_unsent_calls_take_bounded_memory_and_all_arrive(
     tmp_path: Path, medium: str, limit: int | None
 ) -> None:
-    """The receiver is suspended; the sender's calls wait beyond the limit."""
+    """While the receiver is suspended, the sender's calls beyond the limit wait."""
     options = {} if limit is None else {"max_unanswered_bytes": limit}
     with Workers(2, seconds=120) as workers:
         sender, receiver = workers
@@ -72,13 +73,13 @@ def test_unsent_calls_take_bounded_memory_and_all_arrive(
             sent = tmp_path / "sent"
             eventually(lambda: sent.exists() and sent.read_text() == str(admitted), sent.read_text)
             if limit is not None:
-                time.sleep(0.3)  # without the limit, it would send more in this time
+                time.sleep(0.3)  # without the limit, worker0 would send more in this time
                 assert sent.read_text() == str(admitted)
         finally:
             os.kill(receiver.pid, signal.SIGCONT)
         sending.result()
         taken = memory(sender.pid, "VmHWM") - before
-        if limit is None:  # the memory is measured: without a low limit it is used
+        if limit is None:  # shows that the measurement works: without a low limit much is used
             assert taken > CALLS * SIZE - SLACK
         else:
             assert taken < limit + SLACK
@@ -101,7 +102,7 @@ def call_all(me: WorkerContext, to: str, gate: str) -> None:
 
 @pytest.mark.parametrize("medium", ["unix", "tcp"])
 def test_memory_for_unread_replies_is_bounded(tmp_path: Path, medium: str) -> None:
-    """The caller is suspended: other callers are served meanwhile, and in the end all replies arrive."""
+    """While the caller is suspended, other callers are served. In the end all replies arrive."""
     gate = tmp_path / "gate"
     with Workers(3, seconds=120) as workers:
         caller, callee, other = workers

@@ -74,7 +74,8 @@ def captured(host: Host, tmp_path: Path, **options: object) -> Capture:
         for me, other in ((0, 1), (1, 0)):
             workers[me].call(call_with_secrets, f"worker{other}")
         workers.run(steps.leave)
-    assert capture.size > 4 * len(TENSOR * 1000)  # to the callee and back, for both callers
+    # Each of two callers sends the tensor and gets it back.
+    assert capture.size > 4 * len(TENSOR * 1000)
     return capture
 
 
@@ -87,7 +88,7 @@ def test_the_capture_contains_nothing_of_a_call(
         SECRETS, 0
     )
     assert capture.count(text.encode()) == 0
-    assert capture.count(b"CURVE") > 0  # the search finds what is not encrypted
+    assert capture.count(b"CURVE") > 0  # the search works: it finds text that is not encrypted
 
 
 def test_without_encryption_the_capture_contains_everything(host: Host, tmp_path: Path) -> None:

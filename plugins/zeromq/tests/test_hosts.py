@@ -26,7 +26,7 @@ from support.zeromq import endpoints, eventually, exercise, join, run_counted, r
 pytestmark = pytest.mark.slow
 
 PORT = 29500
-#: Seconds without a heartbeat after which a peer is lost, in tests where this shall happen.
+#: Seconds without a heartbeat after which a peer is lost, in tests that need such a loss.
 HEARTBEAT_TIMEOUT = 1.5
 #: Number of floats that exceeds the buffers of a socket.
 LONG = 4 << 20
@@ -53,7 +53,7 @@ def group(
     with Workers(len(three_hosts), seconds=120) as workers:
         for worker, host in zip(workers, three_hosts, strict=True):
             worker.call(enter, host)
-        # The workers share a kernel, so they could use Unix sockets, which the outages would not affect.
+        # The workers share a kernel, so they could use Unix sockets, on which an outage has no effect.
         settings = {"secret": text, "unix_sockets": False, "dynamic": dynamic, **options}
         if dynamic:
             for worker in workers:
@@ -118,7 +118,7 @@ class Caller:
                     error = str(failure)
                 self.note(token, error)
             if error:
-                time.sleep(0.05)  # calls to a lost peer fail at once: this bounds their number
+                time.sleep(0.05)  # limits the number of calls: those to a lost peer fail at once
 
     def note(self, token: str, error: str) -> None:
         with self.lock:
@@ -169,7 +169,7 @@ def number_of_runs(me: WorkerContext, caller: str) -> int:
 
 
 def user_timeouts(me: WorkerContext, port: int) -> list[int]:
-    """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections that have a port."""
+    """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections from or to a port."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -248,7 +248,7 @@ def test_a_long_outage_fails_calls_until_it_ends(
         assert calling.news() == "calling"
         three_hosts[1].cut()
         assert calling.news() == "failed"
-        # The other two still reach each other; their calls to worker1 fail at once.
+        # worker0 and worker2 still reach each other; their calls to worker1 fail at once.
         workers[2].call(exercise, "worker0")
         error, _ = workers[2].call(time_an_error, "worker1")
         assert "worker1" in error

@@ -235,7 +235,7 @@ def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -
     fields = {**json.loads(canonical.dump(MINE)), **change}
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
-    # Also if it was written with the secret, by a broken worker.
+    # A broken worker that has the secret could write such a publication.
     proof = seals._proof(identity._FORM, payload, a_secret)
     sealed = f"zeromq2 sealed {a_secret.fingerprint} {proof} {payload}"
     assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in error_of(

@@ -30,7 +30,7 @@ from support.zeromq import eventually, exercise, join, logged_line, metric, run_
 
 pytestmark = pytest.mark.slow
 
-#: Time limit in seconds for what takes a moment.
+#: Time limit in seconds for steps that take a moment.
 TIME_LIMIT = 30.0
 
 
@@ -259,7 +259,7 @@ def test_a_forged_address_in_the_store_diverts_no_call(
             workers[2].call(write_member, url, "worker1", 1, 1, genuine)
             assert workers[0].call(member_names) == ["worker0", "worker1"]
             logged_line(workers[0], "its 'id' is 1, which another worker has had")
-            # A genuine record under another name.
+            # The intruder writes worker1's genuine record under another name.
             workers[2].call(write_member, url, "stranger", 7, 7, genuine)
             assert workers[0].call(member_names) == ["worker0", "worker1"]
             logged_line(

@@ -66,7 +66,7 @@ def test_a_large_group_forms_communicates_and_shuts_down(
         times.append(time.monotonic())
         workers.run(steps.leave)
         times.append(time.monotonic())
-        # Ending all of them, one after the other, would take most of the test's time.
+        # Ending all workers one by one would take most of the test's time, so only two are ended.
         assert [workers[rank].end() for rank in (0, size - 1)] == [0, 0]
     start, calls, _, stop = (b - a for a, b in itertools.pairwise(times))
     print(

@@ -44,7 +44,7 @@ def test_nothing_grows_and_every_result_is_right(tmp_path: Path) -> None:
     done = soak("--minutes", "0.5", "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
-    assert "of 0.5 min" in done.stderr  # how far it is
+    assert "of 0.5 min" in done.stderr  # the progress line
     found: dict[str, Any] = json.loads(report.read_text())
     assert found["wrong"] == []
     assert min(found["calls"].values()) > 0
@@ -77,7 +77,7 @@ def test_killed_peers_cause_no_growth_and_no_hang(tmp_path: Path, group: str) ->
     assert calls["suspended"] >= 1
     assert calls["error"] > 0  # some calls were active when a peer was killed
     done_calls = sum(number for name, number in calls.items() if name.startswith("call_"))
-    assert done_calls > 1000  # and others succeeded
+    assert done_calls > 1000  # other calls succeeded
 
 
 def verdict_on(samples: list[float], figure: str = "rss_mib") -> Any:

@@ -58,8 +58,8 @@ def start(size: int, *, dynamic: bool = False) -> list[int]:
 def test_requests_of_a_static_start_do_not_grow() -> None:
     counts = {size: start(size) for size in SIZES}
     least = min(counts[SIZES[-1]])
-    # The last worker to arrive completes the group, or the exchange of addresses, for all: a few more
-    # requests of one worker, as many in a large group as in a small one.
+    # The last worker to arrive completes the group, or the exchange of addresses, for all workers. This
+    # takes a few more requests, as many in a large group as in a small one.
     more = {size: sum(each) - least * size for size, each in counts.items()}
     assert len(set(more.values())) == 1, counts
     assert 0 < more[2] < least, counts

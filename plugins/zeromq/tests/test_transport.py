@@ -248,7 +248,7 @@ def test_a_chosen_nonce_does_not_revive_old_addresses(
     transports = []
     for _ in range(2):
         store = dist.HashStore()
-        store.set("rpc_backends/0/zeromq/nonce", "what the intruder chooses")
+        store.set("rpc_backends/0/zeromq/nonce", "the intruder's choice")
         group = join_group(store, "w0", 0, 1, backend="ZEROMQ", timeout=SOON, join_timeout=SOON)
         transports.append(ZeroMQTransport(options, group))
     texts = [transport.listen(0, "w0") for transport in transports]
@@ -260,7 +260,7 @@ def test_a_chosen_nonce_does_not_revive_old_addresses(
 
 
 def test_a_stale_record_brings_no_call_to_its_port(group: TransportGroup, text: str) -> None:
-    """The process that listens at the old address now does not have the keys of that session."""
+    """Another process listens at the old address, and it does not have the keys of the old session."""
     one, old = (group.transport(rank, dynamic=True, secret=text) for rank in range(2))
     one.listen(0, "w0")
     earlier, port = old.listen(1, "w1"), tcp_port(old)
@@ -365,7 +365,7 @@ def test_required_unix_sockets_without_a_folder_are_an_error(
 
 
 def test_close_leaves_no_file_thread_or_port(group: TransportGroup) -> None:
-    group.start()  # a first time, for what a process opens once
+    group.start()  # the first start also opens what a process opens only once
     for transport in group.transports:
         transport.close(0)
     files, threads = open_files(), threading.active_count()
@@ -483,7 +483,7 @@ def listen(me: WorkerContext, init_method: str, environ: dict[str, str]) -> str:
 
 
 def greet(me: WorkerContext, address: str) -> str:
-    """Learn the other worker and send it a greeting; return the one that it sends."""
+    """Learn the other worker and send it a greeting; return the greeting that arrives."""
     transport = me.memory["transport"]
     other = 1 - me.index
     transport.learn(other, f"w{other}", address)
@@ -511,7 +511,7 @@ def listening(hosts: Any, init_method: str, *environs: dict[str, str]) -> Iterat
 
 
 def meet(hosts: Any, init_method: str, *environs: dict[str, str]) -> list[str]:
-    """Start a transport on each host, which greets the other; return the greetings they get."""
+    """Let transports on two hosts greet each other; return the greetings that arrive."""
     with listening(hosts, init_method, *environs) as (workers, addresses):
         greeting = [
             worker.start(greet, address)

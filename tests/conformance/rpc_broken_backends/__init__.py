@@ -1,7 +1,7 @@
-"""Backends that each break the contract in one way, for tests of the suite that must find it.
+"""Backends that each break the contract in one way, to check that the suite finds it.
 
-Each is TENSORPIPE with something put in between: where torch sends a call, packs a message, runs a
-function, or asks the agent. They are installed as a package of their own (`conftest.py`), so that the
+Each is TENSORPIPE with code inserted at one place: where torch sends a call, packs a message, runs a
+function, or calls the agent. They are installed as a package of their own (`conftest.py`), so that the
 suite finds them as it finds any backend.
 """
 
@@ -15,12 +15,12 @@ from rpc_backends_core import Backend
 
 @dataclass(frozen=True)
 class Broken:
-    """A backend that breaks one thing.
+    """A backend that breaks the contract in one way.
 
-    :ivar backend: it.
-    :ivar chapter: the chapter of the suite that must fail, and the only one unless it spreads.
-    :ivar tells: a requirement that must fail (its id begins like this), and words that its call, what was
-        expected or what came must have: they tell the author what is wrong.
+    :ivar backend: the backend.
+    :ivar chapter: the chapter of the suite that must fail; no other may fail unless ``spreads`` is set.
+    :ivar tells: the beginning of the id of a requirement that must fail, and words that tell the author
+        what is wrong. The reported call, the expected or the actual result must have these words.
     :ivar spreads: whether other chapters fail, too.
     """
 
@@ -31,7 +31,7 @@ class Broken:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """What of the suite tells that it is broken, and that the suite is sound: chapters, or a test."""
+        """The part of the suite to run: a chapter that must fail and one that must pass, or one test."""
         if self.spreads:
             chapter, _, name = self.tells[0].partition(".")
             return (f"{chapter}::test_{name}",)
@@ -39,7 +39,7 @@ class Broken:
 
     @property
     def sound(self) -> str:
-        """A chapter that must pass: a small one that starts groups and makes calls."""
+        """A small chapter that must pass; it starts groups and makes calls."""
         return "metrics" if self.chapter != "metrics" else "options"
 
 

@@ -12,7 +12,7 @@ from rpc_broken_backends.seams import tensorpipe
 
 
 def with_agent(change: Callable[[Any], None]) -> Backend:
-    """Return TENSORPIPE whose agents are changed once they have started."""
+    """Return TENSORPIPE, with ``change`` called for each agent after its start."""
 
     def init_backend(
         store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any

@@ -26,7 +26,7 @@ def drop_every_hundredth() -> None:
 
     def send(_name: str, send: Send, args: Any, kwargs: Any) -> Any:
         if next(count) % 100 == 0:
-            return torch.futures.Future()  # of an answer that will never come
+            return torch.futures.Future()  # no answer will ever complete it
         return send(*args, **kwargs)
 
     around_sending(send, only="_invoke_rpc")
@@ -44,7 +44,7 @@ def send_every_hundredth_twice() -> None:
 
 
 def let_one_function_call() -> None:
-    """Let only one of the functions that a worker runs be calling others, until it is through."""
+    """Let only one running function of a worker make calls: the others wait until it has returned."""
     calling = threading.Lock()
     mine = threading.local()
 

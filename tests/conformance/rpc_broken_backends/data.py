@@ -19,7 +19,9 @@ def ignore_strides() -> None:
         if tensor.layout is not torch.strided or tensor.is_contiguous() or tensor.requires_grad:
             return tensor
         end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-        if end > tensor.untyped_storage().nbytes():  # expanded
+        if (
+            end > tensor.untyped_storage().nbytes()
+        ):  # an expanded tensor has more elements than memory
             return tensor
         dense = torch.empty(tensor.shape, device="meta").stride()
         return tensor.as_strided(tensor.shape, dense)

@@ -82,7 +82,7 @@ def _metrics_raise() -> Backend:
         measure = agent.get_metrics
 
         def get_metrics() -> dict[str, str]:
-            # The backend itself counts the calls that it waits for when it leaves.
+            # The backend itself reads these metrics when it leaves: it waits for active calls.
             if sys._getframe(1).f_globals["__name__"].startswith("rpc_backend_"):
                 found: dict[str, str] = measure()
                 return found

@@ -19,12 +19,12 @@ class Options(RpcBackendOptions):
 
 
 def construct(rpc_timeout: float, init_method: str) -> Options:
-    """Return the options; there are none of its own."""
+    """Return the options; these backends add none to torch's."""
     return Options(rpc_timeout, init_method)
 
 
 def over(transport: Any) -> Backend:
-    """Return a backend over transports of this class."""
+    """Return a backend that uses transports of this class."""
 
     def init(
         store: Any,

@@ -1,4 +1,4 @@
-"""The places where something can be put between a program and a sound backend."""
+"""The places where a test can insert code between a program and a sound backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.rpc import api, internal
 from rpc_backend_tensorpipe.handlers import BACKEND
 from rpc_backends_core import Backend
 
-#: What torch's API calls to send, each with the place of the timeout among its arguments.
+#: The functions that torch's API calls to send, each with the index of its argument for the timeout.
 SENDERS = {
     "_invoke_rpc_builtin": 2,
     "_invoke_rpc_torchscript": 4,
@@ -27,9 +27,9 @@ Send = Callable[..., Any]
 
 
 def construct(rpc_timeout: float, init_method: str, **options: Any) -> Any:
-    """Construct TENSORPIPE's options, for TCP alone unless they say otherwise.
+    """Construct TENSORPIPE's options; by default it uses only TCP.
 
-    Its shared memory costs each pair of workers 32 MB of page faults, which is most of what a test costs.
+    Shared memory costs each pair of workers 32 MB of page faults, which take most of the time of a test.
     """
     return BACKEND.construct_rpc_backend_options_handler(
         rpc_timeout, init_method, **{"_transports": ["uv"], "_channels": ["basic"], **options}
@@ -37,7 +37,7 @@ def construct(rpc_timeout: float, init_method: str, **options: Any) -> Any:
 
 
 def tensorpipe(sabotage: Callable[[], None], **changes: Any) -> Backend:
-    """Return TENSORPIPE over TCP, which calls ``sabotage`` before each start of RPC in a process."""
+    """Return TENSORPIPE over TCP. It calls ``sabotage`` before each start of RPC in a process."""
 
     def init_backend(
         store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
@@ -53,7 +53,7 @@ def tensorpipe(sabotage: Callable[[], None], **changes: Any) -> Backend:
 
 
 def once(sabotage: Callable[[], None]) -> Callable[[], None]:
-    """Return ``sabotage`` such that only the first call of a process does it."""
+    """Return a function that calls ``sabotage`` only the first time in a process."""
     done: list[bool] = []
 
     def first() -> None:
@@ -68,9 +68,9 @@ def around_sending(
     put_between: Callable[[str, Send, tuple[Any, ...], dict[str, Any]], Any],
     only: str = "_invoke",
 ) -> None:
-    """Have ``put_between(name, send, args, kwargs)`` called instead of each ``send``.
+    """Replace each function ``send`` by a call of ``put_between(name, send, args, kwargs)``.
 
-    :param only: what the names of the senders begin with.
+    :param only: replace only functions whose names begin with this.
     """
     for name in SENDERS:
         if name.startswith(only):
@@ -82,7 +82,7 @@ def _between(name: str, send: Send, put_between: Callable[..., Any]) -> Send:
 
 
 def around_running(put_between: Callable[[Callable[[Any], Any], Any], Any]) -> None:
-    """Have ``put_between(run, request)`` called where a worker runs a Python function for another."""
+    """Call ``put_between(run, request)`` wherever a worker runs a Python function for another worker."""
     run = internal._run_function
     internal._run_function = lambda request: put_between(run, request)
 
@@ -91,7 +91,7 @@ _thread = threading.local()
 
 
 def tell_who_runs() -> None:
-    """Have :func:`is_running` know which threads run a function for another worker."""
+    """Record for :func:`is_running` which threads run a function for another worker."""
 
     def run(run: Any, request: Any) -> Any:
         before = is_running()
@@ -105,12 +105,12 @@ def tell_who_runs() -> None:
 
 
 def is_running() -> bool:
-    """Tell whether this thread runs a function for another worker."""
+    """Return whether this thread runs a function for another worker."""
     return getattr(_thread, "running", False)
 
 
 def on_tensors(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Have every tensor that is packed into a message go through ``change``."""
+    """Apply ``change`` to every tensor that is packed into a message."""
     pickler = internal._internal_rpc_pickler
     reduce = pickler._tensor_reducer
     pickler._dispatch_table[torch.Tensor] = lambda tensor: reduce(change(tensor))

@@ -1,7 +1,7 @@
-"""Transports that each break one promise, for tests of the tests that must find it.
+"""Transports that each break one promise, to check that ``TransportContract`` finds it.
 
-Each is the transport of SOCKETS with one method changed. Each promise is one that the documentation of
-``rpc_backends_agents.Transport`` or of `docs/reference/transport.md` makes.
+Each is the transport of SOCKETS with one method changed. The promises are in the documentation of
+``rpc_backends_agents.Transport`` or in `docs/reference/transport.md`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Broken:
     """A transport that breaks one promise.
 
     :ivar transport: its class.
-    :ivar test: the test of ``TransportContract`` that is for this promise.
-    :ivar names: what the failure's call, or what came, must name: the method at fault.
+    :ivar test: the test of ``TransportContract`` that checks this promise.
+    :ivar names: the method at fault, which the failure must name.
     """
 
     transport: type[SocketTransport]
@@ -50,7 +50,7 @@ def breaks(test: str, names: str) -> Callable[[type[SocketTransport]], type[Sock
 
 
 class _Inbox:
-    """An inbox in front of another, for subclasses to change what the transport reports."""
+    """An inbox that passes events on to another; subclasses change what the transport reports."""
 
     def __init__(self, inbox: Any) -> None:
         self.inner = inbox
@@ -66,7 +66,7 @@ class _Inbox:
 
 
 class _Reporting(SocketTransport):
-    """Reports through an inbox of its own."""
+    """A transport that reports through an `_Inbox`, which subclasses replace."""
 
     Inbox: type[_Inbox] = _Inbox
 

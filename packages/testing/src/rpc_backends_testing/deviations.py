@@ -1,4 +1,4 @@
-"""How a backend or a transport differs from what is promised; the error that says it."""
+"""How a backend or a transport differs from what is promised, and the error that reports it."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Groups:
 
 
 class _Step:
-    """A step as a reference: pickle would find the test that replaces the step in its module."""
+    """A step as a reference. Pickle would look it up by name, and find the test that has replaced it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         from rpc_backends_cli.processes import Reference

@@ -35,7 +35,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor: the index of its storage, and where in it the elements are, counted in elements."""
+    """A tensor: the index of its storage, and its offset, shape and strides there, in elements."""
 
     storage: int
     offset: int
@@ -45,7 +45,7 @@ class View:
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes that are no tensor's: they travel in the pickled part of a message."""
+    """Bytes outside all tensors: they travel in the pickled part of a message."""
 
     size: int
     number: int
@@ -75,7 +75,7 @@ class Message:
         return _build(self.value, memory)
 
     def sharing(self) -> list[Place | None]:
-        """Return what :func:`sharing` has to find in the value where it arrives."""
+        """Return what :func:`sharing` must return for the value that has arrived."""
         return _sharing(
             (view.storage, view.offset * _itemsize(self.storages[view.storage].dtype))
             if kept
@@ -193,7 +193,7 @@ def _show(value: Any, storages: Sequence[Storage]) -> str:
 # --- strategies ----------------------------------------------------------------------------------
 
 _around = [size + more for size in THRESHOLDS for more in (-1, 0, 1)]
-#: Small sizes first: Hypothesis makes a failing example smaller by going to the left.
+#: Small sizes first: Hypothesis makes a failing example smaller by taking earlier alternatives.
 _sizes = st.one_of(st.integers(0, 40), st.integers(0, 20000), st.sampled_from(_around))
 _blobs = st.builds(Blob, st.one_of(st.integers(0, 40), st.sampled_from(_around[:9])), st.just(99))
 _scalars = st.one_of(st.none(), st.integers(-9, 9), st.sampled_from([1.5, "text", True]))
@@ -247,7 +247,8 @@ def _storages(draw: st.DrawFn, first: int) -> tuple[Storage, ...]:
         # Some backends put small storages together, up to a limit: 64 times 4 KiB, for example.
         many, size = draw(_many), draw(_for_many)
         return tuple(Storage(size, "uint8", first + index) for index in range(many))
-    # Few sizes and dtypes, so that parts of one size are common: no size tells that two are exchanged.
+    # Few sizes and dtypes, so that many parts have the same size: a backend may exchange such parts
+    # without noticing it.
     few_sizes, few_dtypes = draw(_few_sizes), draw(_few_dtypes)
     found = []
     for index in range(draw(_count)):

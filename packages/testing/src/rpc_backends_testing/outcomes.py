@@ -144,7 +144,7 @@ def text_of(result: Result) -> str:
 
 
 def _is_last_word(report: pytest.TestReport) -> bool:
-    """Return whether a phase decides: the call does, and a set-up or tear-down that does not pass."""
+    """Return whether a phase decides the outcome: the call, or a set-up or tear-down that failed."""
     return report.when == "call" or not report.passed
 
 

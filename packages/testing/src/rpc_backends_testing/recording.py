@@ -30,7 +30,8 @@ def reports(
     :param started: the start of the run, in seconds since the epoch.
     :param stopped: why the run ended before its last test; empty if it did not.
     """
-    # With pytest-xdist, this process has run no test. Torch's own backends are known after this import.
+    # This import registers torch's own backends. With pytest-xdist, this process has run no test and has
+    # not imported it yet.
     import torch.distributed.rpc  # noqa: F401
 
     by_backend: dict[str, dict[str, Result]] = {}
@@ -100,8 +101,8 @@ def verdict(report: Report) -> str:
     if report.stopped:
         version += f"; {report.stopped}"
     if report.verdict == "partial":
-        return f"{name}: nothing failed, in a part of the suite ({version})"
-    part = "" if report.complete else ", seen in a part of the suite"
+        return f"{name}: nothing failed, but only a part of the suite ran ({version})"
+    part = "" if report.complete else "; only a part of the suite ran"
     return f"{name} {report.verdict}{part} ({version})"
 
 

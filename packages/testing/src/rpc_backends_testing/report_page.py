@@ -115,7 +115,7 @@ def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
 
 
 def _seconds(value: float) -> str:
-    """Return a duration in words, with minutes from one minute on."""
+    """Return a duration as text: seconds, or minutes and seconds from one minute on."""
     if value < 60:
         return f"{value:.1f} s"
     return f"{int(value) // 60} min {int(value) % 60:02} s"

@@ -86,7 +86,7 @@ class RunDisplay:
             self._print(f"{self._place()} {event['id']}: {_outcome(event)}")
 
     def _place(self) -> str:
-        """Return the number of the test that has just ended, of all."""
+        """Return the number of the test that has just ended, and that of all tests."""
         total = self._total.total()
         return f"[{self._done.total() + 1:{len(str(total))}}/{total}]" if total else "-"
 

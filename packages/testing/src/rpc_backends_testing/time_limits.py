@@ -10,11 +10,11 @@ from __future__ import annotations
 START = 15.0
 #: The same after a group has not formed in time.
 START_AGAIN = 5.0
-#: After this many groups have not formed in time, and none has, no other is started.
+#: If this many groups have not formed in time, and no group has, no other group is started.
 GIVE_UP_AFTER = 3
-#: Seconds that a test of a chapter has at least, after a test of the chapter has hung, and after three
-#: in a row have.
+#: Seconds that a test has at least after a test of its chapter has hung.
 _AFTER_ONE = 10.0
+#: The same after three tests of its chapter in a row have hung.
 _AFTER_THREE = 5.0
 
 

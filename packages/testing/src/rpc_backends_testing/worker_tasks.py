@@ -18,7 +18,7 @@ def join(
     world_size: int | None = 0,
     **options: Any,
 ) -> None:
-    """Start RPC in a group of all workers unless the arguments differ; ``world_size=None`` is dynamic."""
+    """Start RPC, by default in a static group of all workers; ``world_size=None`` makes it dynamic."""
     from torch.distributed import rpc
 
     name = me.name if name is None else name

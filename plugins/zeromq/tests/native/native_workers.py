@@ -17,7 +17,7 @@ import zmq
 
 from rpc_backend_zeromq._native import Transport, TransportError
 
-#: Time limit in seconds for what takes a moment; a passing test never waits that long.
+#: Time limit in seconds for steps that take a moment; a passing test never waits that long.
 TIME_LIMIT = 60.0
 
 Event = tuple[str, int, list[memoryview], str]
@@ -169,7 +169,7 @@ def open_files() -> dict[str, str]:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition by polling, for want of an event."""
+    """Wait for a condition that no event reports, by polling."""
     until = time.monotonic() + TIME_LIMIT
     while not condition():
         assert time.monotonic() < until, f"never: {what}"

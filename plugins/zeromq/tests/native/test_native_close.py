@@ -59,12 +59,12 @@ def test_close_leaves_no_descriptor_and_no_thread(
         for worker in (zero, one):
             worker.transport.close(0.1)
 
-    use()  # a first time, for what libzmq and Python open once
+    use()  # the first use also opens what libzmq and Python open only once
     files, tasks = open_files(), threads()
     for _ in range(3):
         use()
     assert open_files() == files
-    # The kernel lists ended threads a little longer.
+    # The kernel still lists threads for a moment after they have ended.
     eventually(lambda: threads() <= tasks, "all threads have ended")
 
 
@@ -85,7 +85,7 @@ def test_a_second_close_does_nothing(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
     worker.transport.close(1)
     worker.transport.close(1)
-    make(1).transport.close(0)  # one that never listened
+    make(1).transport.close(0)  # this transport never listened
 
 
 def test_a_closed_transport_refuses_calls(pair: tuple[Worker, Worker]) -> None:

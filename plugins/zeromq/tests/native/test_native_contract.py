@@ -1,4 +1,4 @@
-"""The transport in C++ keeps what every transport promises, without Python and without torch."""
+"""The transport in C++ meets the contract for transports, without Python and without torch."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class OverTcp:
         self._native.learn(worker_id, endpoint, key.encode())
 
     def metrics(self) -> dict[str, str]:
-        """Return nothing that the transport in C++ does not."""
+        """Return no metrics besides those of the transport in C++."""
         return {}
 
     def close(self, linger: float) -> None:
-        """Do nothing: the transport in C++ is closed before."""
+        """Close the transport in C++; after the agent has closed it, this does nothing."""
         self._native.close(linger)
 
     def __rpc_transport__(self) -> Any:
@@ -56,7 +56,7 @@ class OverTcp:
 class TestOverTcp(TransportContract):
     """ZEROMQ over TCP; the conformance suite tests it over Unix sockets."""
 
-    # The Python code around this transport looks for workers that are not known yet.
+    # ZEROMQ looks up unknown workers in Python code, which is not tested here.
     test_message_before_learn = None  # type: ignore[assignment]
 
     def make_transport(self, worker_id: int) -> OverTcp:

@@ -101,7 +101,7 @@ def test_a_killed_peer_is_lost(
     zero.send(1, b"x")
     assert zero.message() == (1, [b"x"])
     child.process.send_signal(signal.SIGKILL)
-    # The kernel closes the connection and the listening socket of the process in either order.
+    # The kernel may close the connection before or after the listening socket.
     reason = zero.lost().lower()
     assert (
         "the peer no longer listens: connection refused" in reason
@@ -154,7 +154,7 @@ def test_an_idle_peer_is_kept(make: MakeWorker) -> None:
     one.learn(zero)
     zero.send(1, b"x")
     one.message()
-    assert zero.transport.receive(2) is None  # no loss in more than twice that time
+    assert zero.transport.receive(2) is None  # no loss in more than twice the heartbeat timeout
     one.send(0, b"y", reply=True)
     assert zero.message() == (1, [b"y"])
 
@@ -189,7 +189,7 @@ def test_a_peer_can_be_lost_and_found_repeatedly(make: MakeWorker, encrypted: bo
         one.transport.close(0)
         zero.lost()
         one = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero)
-        # It has another key and port, as a restarted worker has, and must be learned again.
+        # Like a restarted worker, it has another key and port, so worker 0 must learn it again.
     assert (zero.metric("peers_lost"), zero.metric("peers_found")) == (3, 2)
 
 
@@ -200,7 +200,7 @@ def test_a_loss_is_reported_once(make: MakeWorker) -> None:
     one.message()
     one.transport.close(0)
     zero.lost()
-    assert zero.transport.receive(0.5) is None  # in which it tries to connect several times
+    assert zero.transport.receive(0.5) is None  # meanwhile it tries to connect several times
 
 
 def test_messages_sent_before_close_arrive_before_the_loss(
@@ -245,7 +245,7 @@ def test_a_forgotten_peer_is_refused_until_learned_again(pair: tuple[Worker, Wor
     one.transport.forget(0)
     one.transport.forget(0)
     one.transport.forget(17)
-    # The reply to its last request is still sent: that request may have announced that it leaves.
+    # The reply to worker 0's last request is still sent: by that request it may have said that it leaves.
     one.send(0, b"answer", reply=True)
     assert zero.message() == (1, [b"answer"])
     with pytest.raises(TransportError, match="worker 0 is not known"):
@@ -317,7 +317,7 @@ ON_A_HOST = """
 
 
 class TwoHosts:
-    """Worker 0 on one host, which calls worker 1 on another."""
+    """Worker 0 on one host calls worker 1 on another host."""
 
     def __init__(self, hosts: Any, folder: str, timeout: float) -> None:
         self.hosts = hosts
@@ -344,7 +344,7 @@ class TwoHosts:
         )
 
     def end(self) -> None:
-        """Kill both."""
+        """Kill both workers."""
         for worker in self.workers:
             worker.process.kill()
             worker.process.communicate()
@@ -396,7 +396,7 @@ def test_a_slow_large_message_is_no_loss(on_two_hosts: TwoHosts) -> None:
 
 
 def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Callable[..., Child]) -> None:
-    """Python owns the message's memory, which is released while a program holds the GIL for 2 s."""
+    """The message's memory is Python's: its release needs the GIL, which the program holds for 2 s."""
     one = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
     child = start(
         """
@@ -438,7 +438,7 @@ def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
             connection = held.enter_context(server.accept()[0])
             connection.sendall(greeting + ready[:1] + bytes([len(ready) - 2]) + ready[2:])
             connections.append(connection)
-            # These fill the backlog, so that no further connection is accepted.
+            # These connections fill the backlog, so that no further one is accepted.
             for _ in range(2):
                 guest = held.enter_context(socket.socket())
                 guest.setblocking(False)

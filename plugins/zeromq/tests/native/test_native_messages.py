@@ -84,7 +84,7 @@ def test_parts_of_all_sizes_arrive_unchanged(pair: tuple[Worker, Worker]) -> Non
 
 
 def test_small_parts_may_exceed_one_frame(pair: tuple[Worker, Worker]) -> None:
-    """Together, the parts and their sizes have several MiB."""
+    """Together, the parts and the list of their sizes take several MiB."""
     zero, one = pair
     parts = [bytes([number % 256]) * (number % 4000) for number in range(2000)]
     zero.send(1, *parts)

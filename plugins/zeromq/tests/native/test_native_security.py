@@ -64,7 +64,7 @@ def test_unknown_keys_are_looked_up_by_callback(make: MakeWorker) -> None:
     assert zero.message() == (7, [b"x"])
     assert "does not belong to any worker of the group" in zero.log_line("does not belong to")
     stranger.lost()
-    # Its address is unknown: worker 7 can be answered, but not called.
+    # The address of worker 7 is unknown: worker 0 can answer it, but cannot call it.
     zero.send(7, b"reply", reply=True)
     assert seven.message() == (0, [b"reply"])
     with pytest.raises(TransportError, match="worker 7 is not known"):
@@ -242,7 +242,7 @@ def intrude() -> Iterator[MakeIntruder]:
 
 
 def test_a_message_has_the_expected_form(make: MakeWorker, intrude: MakeIntruder) -> None:
-    """Intruders of these tests can send valid messages, so the refusals have other reasons."""
+    """Intruders of these tests can send valid messages, so a refusal is not due to how they send."""
     zero = make(0).listen("tcp://127.0.0.1:*")
     other = intrude(route(1), zero)
     other.send(plain(b"hello"))
@@ -258,7 +258,7 @@ def test_a_message_has_the_expected_form(make: MakeWorker, intrude: MakeIntruder
 
 
 def test_a_worker_cannot_impersonate_another(make: MakeWorker, intrude: MakeIntruder) -> None:
-    """The key decides, not the name that a connection claims."""
+    """The key identifies a worker. The name that a connection claims does not."""
     zero, one, two = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     zero.learn(one, two)
     impostor = intrude(route(1), zero, two)
@@ -330,7 +330,7 @@ def test_an_invalid_message_ends_its_connection(
     zero.log_line("worker 2 sent an invalid message")
     assert zero.metric("rejected") == 1
     eventually(lambda: zero.metric("dropped_messages") == 1, "the message after it is dropped")
-    # Other peers are unaffected, and this one may connect again.
+    # Other peers are unaffected, and the refused peer may connect again.
     one.learn(zero)
     one.send(0, b"fine")
     assert zero.message() == (1, [b"fine"])

@@ -1,4 +1,4 @@
-"""Unauthenticated connections to a worker's port cost little and exclude no peer."""
+"""Strangers (unauthenticated connections to a worker's port) cost little and exclude no peer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from native_workers import TIME_LIMIT, Child, Worker, eventually
 MakeWorker = Callable[..., Worker]
 
 MIB = 1 << 20
-#: Connections: more than a worker keeps in their handshakes at a time.
+#: Number of connections: more than the handshakes that a worker allows at a time.
 MANY = 1000
-#: Descriptors of the worker while many connect: 128 pending handshakes, and those that it needs itself.
+#: Limit of the worker's descriptors while many connect: 128 are for pending handshakes.
 MOST_OPEN = 200
-#: Bytes that pending handshakes may take: 128 frames have 16 MiB. Frames of closed connections are kept
-#: a moment longer.
+#: Bytes that pending handshakes may take. 128 frames take 16 MiB, and the frames of closed connections
+#: are kept for a moment.
 MOST_HELD = 48 * MIB
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
@@ -36,7 +36,7 @@ def command(content: bytes, size: int | None = None) -> bytes:
     return b"\x06" + (len(content) if size is None else size).to_bytes(8, "big") + content
 
 
-#: What strangers send once, right after connecting. `HELLO` stands for a genuine one.
+#: What strangers send once, right after connecting. `HELLO` stands for a genuine HELLO command.
 SENT = {
     "nothing": [],
     "half a greeting": [GREETING],
@@ -96,7 +96,7 @@ class Target:
         self.folder = Path(f"/proc/{self.child.process.pid}")
 
     def tell(self, *what: Any) -> dict[str, str]:
-        """Run a command in it; return its metrics."""
+        """Run a command in the worker; return the worker's metrics."""
         self.child.say(what)
         metrics: dict[str, str] = self.child.hear()
         return metrics
@@ -124,14 +124,14 @@ class Target:
         return len(list((self.folder / "fd").iterdir()))
 
     def memory(self, what: str = "VmHWM") -> int:
-        """Return its peak memory in bytes."""
+        """Return the worker's peak memory in bytes, or another field of its status."""
         for line in (self.folder / "status").read_text().splitlines():
             if line.startswith(f"{what}:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError(what)
 
     def load(self, seconds: float = 0.5) -> float:
-        """Measure the share of a CPU core that it uses."""
+        """Measure the share of a CPU core that the worker uses."""
 
         def used() -> float:
             fields = (self.folder / "stat").read_text().rpartition(")")[2].split()
@@ -182,7 +182,7 @@ def test_many_strangers_hold_little_and_exclude_nobody(
     recorded: Callable[[bytes], bytes],
     sent: list[bytes | str],
 ) -> None:
-    """1,000 connections send data and stay open. Peers continue, new ones connect, and all is freed."""
+    """1,000 strangers send data and stay open. Peers continue, new peers connect, and all is freed."""
     old, new = target.peer(make, 1), target.peer(make, 2)
     check_echo(old)
     files, memory = target.open_files(), target.memory("VmRSS")
@@ -270,7 +270,7 @@ def test_idle_connections_leave_the_process_descriptors(target: Target, make: Ma
 
 @pytest.mark.parametrize("target", [128], indirect=True)
 def test_a_process_without_descriptors_waits_without_load(target: Target, make: MakeWorker) -> None:
-    """New peers may be refused meanwhile; connected peers stay; afterwards new peers connect."""
+    """While none is free, new peers may be refused; connected peers stay. Later, new peers connect."""
     old, new = target.peer(make, 1), target.peer(make, 2)
     check_echo(old)
     target.tell("take all files")
@@ -280,7 +280,7 @@ def test_a_process_without_descriptors_waits_without_load(target: Target, make: 
         eventually(lambda: target.load() < 0.5, "it waits without load")
         check_echo(old)
         new.try_to_send(0, b"x")
-        if new.next()[0] == "message":  # it got a descriptor that a stranger had
+        if new.next()[0] == "message":  # the new peer got a descriptor that a stranger had used
             target.tell("give them back")
         else:
             target.tell("give them back")

@@ -32,7 +32,7 @@ MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
 @pytest.fixture
 def zero(make: MakeWorker, tmp_path: Path) -> Worker:
     """Yield a worker that listens on a Unix socket and admits every process that can use it."""
-    # The connections of these tests answer no heartbeats.
+    # These tests' own connections answer no heartbeats, so the heartbeat timeout is long.
     return make(0, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/zero")
 
 
@@ -164,7 +164,7 @@ def test_proofs_of_a_wrong_length_are_an_error(make: MakeWorker, tmp_path: Path)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> None:
-    """Even if folder and socket are open to all users."""
+    """This holds even if folder and socket are open to all users."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     Path(zero.endpoint.removeprefix("ipc://")).chmod(0o666)
@@ -342,7 +342,7 @@ def test_a_peer_that_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path:
 
 
 def test_a_burst_arrives_without_further_traffic(make: MakeWorker, tmp_path: Path) -> None:
-    """One read takes more messages than a thread handles at once, and no later event wakes the reader."""
+    """One read takes more messages than a thread handles at once. No later event wakes the reader."""
     quiet = {"heartbeat": 2 * TIME_LIMIT, "heartbeat_timeout": 4 * TIME_LIMIT}
     zero, one = (make(n, **quiet).listen(f"ipc://{tmp_path}/{n}") for n in range(2))
     one.learn(zero.learn(one))
@@ -366,7 +366,7 @@ def test_close_waits_for_the_handshake_of_queued_messages(make: MakeWorker, tmp_
     assert asked.wait(TIME_LIMIT)
     closing = threading.Thread(target=zero.transport.close, args=(TIME_LIMIT,))
     closing.start()
-    closing.join(0.2)  # a close() that does not wait has ended by then
+    closing.join(0.2)  # time in which a close() that does not wait would end
     one.transport.learn(0, zero.endpoint, None, MIRRORED)
     answer.set()
     assert one.message() == (0, [b"queued"])

@@ -160,7 +160,7 @@ def backward(context: int, loss: torch.Tensor, **more: Any) -> None:
 @every_way
 @in_group(2)
 def test_two_workers(me: WorkerContext, way: Any) -> None:
-    """The callee's gradients of the arguments reach the caller.
+    """The gradients that the callee computes for the arguments reach the caller.
 
     Torch wraps a call whose tensors require gradients in FORWARD_AUTOGRAD_REQ. The backward pass sends
     BACKWARD_AUTOGRAD_REQ to the callee, which runs no Python function.
@@ -220,7 +220,7 @@ def test_three_workers(me: WorkerContext) -> None:
 def test_used_on_two_workers(me: WorkerContext) -> None:
     """A tensor used on two workers gets the sum of both gradients.
 
-    The backward pass ends when all workers have answered, and not with the first.
+    The backward pass must not end before all workers have answered.
     """
     x = start(1, 2, 3)
     (square_and_scale(x, 2.0) + square_and_scale(x, 0.5)).sum().backward()
@@ -333,7 +333,7 @@ def product_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @in_group(2)
 def test_remote_module(me: WorkerContext) -> None:
-    """A remote module's parameters get gradients there, and its input gets one here."""
+    """A remote module's parameters get gradients on its worker, and its input gets one on the caller."""
     x = torch.tensor(INPUT, requires_grad=True)
     loss_here, wanted = linear_here(x)
     wanted_input = x.grad
@@ -444,9 +444,10 @@ def test_two_contexts_at_once(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_contexts_are_gone(me: WorkerContext) -> None:
-    """All workers that took part forget a context when it ends.
+    """When a context ends, all workers that took part in it delete it.
 
-    Its worker tells the workers it has called (CLEANUP_AUTOGRAD_CONTEXT_REQ), and they tell theirs.
+    The worker that created it sends CLEANUP_AUTOGRAD_CONTEXT_REQ to the workers that it has called, and
+    each of these sends it on to the workers that it has called.
     """
     x = start(1, 2, 3)
     with dist_autograd.context() as context:
@@ -493,7 +494,7 @@ def train_here(kind: str) -> list[torch.Tensor]:
 
 
 def train_there(optimizer_class: Any, options: dict[str, Any]) -> list[torch.Tensor]:
-    """Train the same with the modules on workers 1 and 2, and return the parameters."""
+    """Train as `train_here` does, with the modules on workers 1 and 2; return the parameters."""
     from torch.distributed.optim import DistributedOptimizer
 
     x, scale = torch.tensor(INPUT), start(1, -2)
@@ -536,7 +537,7 @@ def train(me: WorkerContext, kind: str, scripted: bool) -> None:
 
 def in_trained_group(groups: Groups, kind: str, scripted: bool) -> None:
     """Train in a group of three."""
-    # The imports of optimizers take seconds, so only these tests' workers have them.
+    # Importing the optimizers takes seconds, so only the workers of these tests import them.
     ready = template((*modules(), "torch.distributed.optim", "torch._dynamo"))
     with groups.workers(3, 60, template=ready) as workers:
         workers.run(worker_tasks.join, groups.subject, groups.place())

@@ -35,7 +35,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 Way = Callable[..., Call]
 torchscript = requirement("calls", capability=Capability.TORCHSCRIPT)
 
-#: The timeout in seconds of calls that are made in great numbers: a lost one is an error and not a hang.
+#: The timeout in seconds of each of many calls, so that a lost call fails instead of hanging.
 LOST = 12.0
 #: Seconds that one thread waits for another before the test fails.
 WAIT = 10.0
@@ -102,7 +102,7 @@ _runs_lock = threading.Lock()
 
 
 def run(number: int) -> int:
-    """Count the runs of each number."""
+    """Return ``number``, and count that this was called with it."""
     with _runs_lock:
         _runs[number] += 1
     return number
@@ -365,9 +365,7 @@ def test_run_once(me: WorkerContext, way: Way) -> None:
     times = expect(sync("worker1", runs)).returns()
     wrong = {number: times.get(number, 0) for number in range(300) if times.get(number) != 1}
     expect(
-        fact(
-            "of 300 calls, the functions that did not run once, each with its number of runs", wrong
-        )
+        fact("those of 300 calls that did not run exactly once, with their numbers of runs", wrong)
     ).gives({})
 
 
@@ -375,18 +373,18 @@ def test_run_once(me: WorkerContext, way: Way) -> None:
 def test_two_at_once(me: WorkerContext) -> None:
     """A worker executes two calls at the same time."""
     waiting = [rpc.rpc_async("worker1", meet, args=(who,)) for who in (0, 1)]
-    text = "two calls of which each waits for the other to have begun"
+    text = "two calls, each of which waits until the other has begun"
     expect(doing(text, lambda: [future.wait() for future in waiting])).gives([True, True])
 
 
 @in_group(2)
 def test_executes_while_it_waits(me: WorkerContext) -> None:
     """A worker whose main thread waits for a result executes requests of others."""
-    text = "a call of which the callee calls back while the caller waits"
+    text = "a call whose callee calls back while the caller waits"
     call = sync("worker1", name_through, args=(["worker0"],))
     expect(doing(text, call.run)).gives(["worker1", "worker0"])
     waiting = [rpc.rpc_async("worker1", name_through, args=(["worker0"],)) for _ in range(8)]
-    text = "eight of them at once"
+    text = "eight such calls at once"
     expect(doing(text, lambda: [f.wait() for f in waiting])).gives([["worker1", "worker0"]] * 8)
 
 
@@ -569,7 +567,7 @@ def test_then(me: WorkerContext) -> None:
     future = rpc.rpc_async("worker1", add, args=(1, 2))
     chained = future.then(lambda f: f.wait() + 10).then(lambda f: [f.wait()])
     expect(doing("rpc_async(...).then(...).then(...).wait()", chained.wait)).gives([13])
-    expect(doing("the future that they are chained to", future.wait)).gives(3)
+    expect(doing("wait() of the future that the callbacks are chained to", future.wait)).gives(3)
 
 
 @in_group(2)
@@ -589,9 +587,9 @@ def test_done_callback(me: WorkerContext) -> None:
     future = rpc.rpc_async("worker1", add, args=(1, 2))
     for _ in range(5):
         future.add_done_callback(callback)
-    expect(doing("5 callbacks of add_done_callback to run", lambda: all_ran.wait(WAIT))).gives(True)
-    expect(doing("the call itself", future.wait)).gives(3)
-    expect(fact("what the callbacks saw", values)).gives([3] * 5)
+    expect(doing("whether 5 added callbacks have run", lambda: all_ran.wait(WAIT))).gives(True)
+    expect(doing("wait() of the call", future.wait)).gives(3)
+    expect(fact("the values that the callbacks got", values)).gives([3] * 5)
 
 
 @in_group(2)
@@ -603,7 +601,7 @@ def test_callbacks_of_a_done_future(me: WorkerContext) -> None:
     expect(doing("then(...) of it", lambda: future.then(lambda f: -f.wait()).wait())).gives(-3)
     ran = threading.Event()
     future.add_done_callback(lambda _: ran.set())
-    expect(doing("add_done_callback(...) of it, to run", lambda: ran.wait(WAIT))).gives(True)
+    expect(doing("whether an added callback has run", lambda: ran.wait(WAIT))).gives(True)
 
 
 def _type_of_error(future: torch.futures.Future[Any]) -> str:

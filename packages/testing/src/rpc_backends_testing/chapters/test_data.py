@@ -42,7 +42,7 @@ from rpc_backends_testing.transports.properties import holds_for
 pytestmark = requirement("data")
 
 MIB = 1024 * 1024
-#: The timeout in seconds of calls that are made in great numbers: a lost one is an error and not a hang.
+#: The timeout in seconds of each of many calls, so that a lost call fails instead of hanging.
 LOST = 5.0
 
 QUANTIZED = ("qint8", "quint8", "qint32")
@@ -346,9 +346,9 @@ def _write_there(tensors: list[torch.Tensor]) -> Call:
 
 @in_group(2)
 def test_shared_storage(me: WorkerContext) -> None:
-    """Views of one storage in one message share memory at the receiver, and when they are back.
+    """Views of one storage in one message share memory at the receiver, and when they have come back.
 
-    Send each storage once, and let all tensors that use it share it again at the receiver.
+    Send each storage once. At the receiver, all tensors that used it must share it again.
     """
     whole = torch.zeros(12)
     views = [whole[2:10], whole, whole[:4], whole.view(3, 4).t()]
@@ -366,7 +366,7 @@ def test_shared_storage(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_one_tensor_twice(me: WorkerContext) -> None:
-    """A tensor that is twice in one message has one memory at the receiver."""
+    """If a message has one tensor twice, both copies share memory at the receiver."""
     tensor = torch.zeros(3)
     sevens = torch.full((3,), 7.0)
     expect(_write_there([tensor, tensor, torch.zeros(3)])).gives([sevens, sevens, torch.zeros(3)])
@@ -382,7 +382,7 @@ def test_separate_storages(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_written_to_by_the_receiver(me: WorkerContext) -> None:
-    """The receiver may write to a tensor, which does not change the sender's.
+    """The receiver may write to a tensor without changing the sender's tensor.
 
     Received memory must belong to the tensor. It must not be read-only, nor a buffer that the transport
     reuses.
@@ -418,7 +418,7 @@ def test_freed_by_the_sender(me: WorkerContext) -> None:
     futures = [rpc.rpc_async("worker1", echo, args=(pattern(size),)) for _ in range(4)]
     others = [torch.zeros(size, dtype=torch.uint8) for _ in range(4)]
     for future in futures:
-        call = "rpc_async('worker1', echo, args=(<a tensor that nothing else holds>,)).wait()"
+        call = "rpc_async('worker1', echo, args=(<a tensor without references>,)).wait()"
         expect(doing(call, future.wait)).gives(pattern(size))
     expect(doing("memory taken meanwhile", lambda: sum(int(o.sum()) for o in others))).gives(0)
 
@@ -528,8 +528,8 @@ def exchange(me: WorkerContext, rounds: int, size: int) -> None:
 def test_large_both_ways(rpc_groups: Groups) -> None:
     """Large tensors travel in both directions at once.
 
-    A worker that sends must go on receiving. Two workers that both wait for the other to read wait for
-    ever.
+    A worker must go on receiving while it sends. Otherwise two workers that send to each other wait for
+    each other for ever.
     """
     with rpc_groups.running(2) as workers:
         workers.run(exchange, 4, 8 * MIB)
@@ -539,12 +539,12 @@ def test_large_both_ways(rpc_groups: Groups) -> None:
 
 
 def receive(message: Message, value: Any) -> tuple[Difference | None, list[Any], Any]:
-    """Return how a message that has arrived differs, how its tensors share memory, and the message."""
+    """Return how ``value`` differs from ``message``, how its tensors share memory, and ``value``."""
     return difference(message.build(), value), _places(message, value), value
 
 
 def _places(message: Message, value: Any) -> list[Any]:
-    """Return how the tensors of ``value`` share memory; of another value than ``message``, nothing."""
+    """Return how the tensors of ``value`` share memory; if it is not ``message``, an empty list."""
     if difference(message.build(), value) is not None:
         return []
     return sharing(value, message.keeps_sharing())
@@ -567,7 +567,7 @@ def _expect_message(message: Message, way: str) -> None:
     found, shared, back = expect(doing(text, lambda: _ask(way, message, value))).returns()
     if found is not None:
         raise deviate(f"{text}, seen by the callee", found.expected, found.got)
-    shares = "; for each tensor, its storage and its distance from the first in it"
+    shares = "; for each tensor, its storage and its distance from the first tensor in that storage"
     expect(doing(f"{text}{shares}, at the callee", lambda: shared)).gives(message.sharing())
     expect(doing(f"{text}, which returns it", lambda: back)).gives(value)
     found_back = _places(message, back)
@@ -576,7 +576,7 @@ def _expect_message(message: Message, way: str) -> None:
 
 @in_group(2, seconds=60)
 def test_any_message(me: WorkerContext) -> None:
-    """A message arrives whatever tensors it has, of any sizes, views and nesting, in their order.
+    """A message arrives unchanged, whatever the sizes, views, nesting and order of its tensors.
 
     The failing message that is shown is the smallest that was found. Look at the order of parts, at sizes
     at which a storage becomes a part of its own, and at views that share a storage.
@@ -594,7 +594,7 @@ def _expect_all(group: list[Message]) -> None:
 
 @in_group(2, seconds=60)
 def test_any_messages_at_once(me: WorkerContext) -> None:
-    """Messages of any sizes that are under way at the same time arrive, each as it was."""
+    """Messages of any sizes that are under way at the same time arrive unchanged."""
     holds_for(_expect_all, groups_of_messages(), examples=25)
 
 

@@ -1,7 +1,8 @@
 """Devices: tensors on accelerators go where the device maps say.
 
-A backend that declares them takes the options ``device_maps`` (by callee, this worker's devices to the
-callee's) and ``devices`` (this worker's devices that RPC uses), like torch's TensorPipe options.
+A backend that declares device maps takes the options ``device_maps`` (for each callee, a map from this
+worker's devices to the callee's) and ``devices`` (this worker's devices that RPC uses), like torch's
+TensorPipe options.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def join_with(me: WorkerContext, subject: Subject, url: str, given: dict[str, An
 
 
 def expect_options(me: WorkerContext, subject: Subject, given: dict[str, Any]) -> None:
-    """Check that the backend has the options, so that no worker waits for one that could not start."""
+    """Check that the backend has the options. Without them the others would wait for this worker."""
     member = rpc.BackendType[subject.name]
     construct: Any = rpc.backend_registry.construct_rpc_backend_options
     expect(
@@ -69,7 +70,7 @@ def accelerators(me: WorkerContext) -> tuple[str, int]:
 
 def need_accelerators(workers: Workers, count: int) -> str:
     """Return the type of the accelerators, or skip the test if there are fewer than ``count``."""
-    # A worker looks, because the process that workers are forked from must not use accelerators.
+    # A worker counts them, because the process that workers are forked from must not use accelerators.
     kind, found = workers[0].call(accelerators)
     if found < count:
         pytest.skip(f"it needs {count} accelerator(s), and this machine has {found}")
@@ -105,7 +106,7 @@ def send_unfinished(me: WorkerContext, mine: str) -> None:
 
 
 def test_unknown_worker(rpc_groups: Groups) -> None:
-    """All workers refuse a device map to an unknown worker, by name.
+    """If a device map names an unknown worker, all workers get an error that names it.
 
     The workers must exchange their maps before any `init_rpc` returns.
     """
@@ -113,13 +114,13 @@ def test_unknown_worker(rpc_groups: Groups) -> None:
 
 
 def test_no_such_source(rpc_groups: Groups) -> None:
-    """All workers refuse a device map from a device that the worker lacks, by name."""
+    """If a device map has a source that its worker lacks, all workers get an error with its name."""
     maps = {"worker1": {f"cuda:{NO_INDEX}": "cpu"}}
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
 
 def test_no_such_target(rpc_groups: Groups) -> None:
-    """All workers refuse a device map to a device that the callee lacks."""
+    """If a device map has a target that the callee lacks, all workers get an error."""
     maps = {"worker1": {"cpu": f"cuda:{NO_INDEX}"}}
     refused(rpc_groups, {"device_maps": maps}, "worker0")
 
@@ -134,7 +135,7 @@ def use_map(me: WorkerContext) -> None:
 
 
 def test_cpu_to_cpu(rpc_groups: Groups) -> None:
-    """A device map from CPU to CPU is accepted, known to the agent, and changes nothing."""
+    """A device map from CPU to CPU is accepted, the agent returns it, and it changes nothing."""
     with rpc_groups.workers(2) as workers:
         given = {"device_maps": {"worker1": {"cpu": "cpu"}}}
         workers[0].call(expect_options, rpc_groups.subject, {"device_maps": None})
@@ -145,7 +146,7 @@ def test_cpu_to_cpu(rpc_groups: Groups) -> None:
 
 @requirement("devices", capability=Capability.DEVICES)
 def test_no_such_device(rpc_groups: Groups) -> None:
-    """All workers refuse `devices` with a device that the worker lacks, by name."""
+    """If `devices` has a device that its worker lacks, all workers get an error with its name."""
     refused(rpc_groups, {"devices": [f"cuda:{NO_INDEX}"]}, "worker0")
 
 

@@ -267,7 +267,7 @@ def test_unknown_worker(me: WorkerContext) -> None:
 
 
 def test_all_gather(rpc_groups: Groups) -> None:
-    """`rpc.api._all_gather` gives each worker the values of all workers, repeatedly.
+    """`rpc.api._all_gather` gives each worker the values of all workers, every time it is called.
 
     Programs and torch's own shutdown use it. It calls Python functions on the first worker by name, and
     then on all others.
@@ -368,7 +368,7 @@ def test_shutdown_waits_for_calls(rpc_groups: Groups, tmp_path: Path) -> None:
 def test_ungraceful_shutdown(rpc_groups: Groups) -> None:
     """An ungraceful shutdown does not wait, and later calls to that worker are errors.
 
-    Its callers get an error at once or at the call's timeout, and can still call each other.
+    The callers get an error at once or at the call's timeout, and can still call each other.
     """
     with rpc_groups.workers(3, LONG) as workers:
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
@@ -381,9 +381,9 @@ def test_ungraceful_shutdown(rpc_groups: Groups) -> None:
 
 @pytest.mark.parametrize("graceful", [True, False], ids=["graceful", "not graceful"])
 def test_process_ends(rpc_groups: Groups, graceful: bool) -> None:
-    """A process that has shut down RPC can end, soon and with status 0.
+    """A process that has shut down RPC ends soon, with status 0.
 
-    No non-daemon thread may be left, and nothing that crashes when the interpreter ends.
+    It must have no non-daemon thread left, and no object that crashes when the interpreter ends.
     """
     with rpc_groups.workers(2, SHORT) as workers:
         workers.run(worker_tasks.join, rpc_groups.subject, rpc_groups.place())
@@ -406,7 +406,7 @@ def test_killed_peer(rpc_groups: Groups) -> None:
         workers.run(call_each, ["worker0", "worker1"])
         workers[1].call(call_one_that_dies, "worker2", timeout=TIMEOUT, within=TIMEOUT + SOON)
         workers[2].kill()
-        # worker1 is connected to it, worker0 may not be.
+        # worker1 is connected to worker2, worker0 may not be.
         workers.run(fail_to_call, ["worker2", "worker2"], on=[0, 1])
         workers.run(call_each, ["worker0", "worker1"], on=[0, 1])
         workers.run(leave_alone, on=[0, 1])
@@ -424,8 +424,8 @@ def test_killed_peer_is_noticed(rpc_groups: Groups) -> None:
 def test_missing_worker(rpc_groups: Groups) -> None:
     """If a worker never comes, the others get an error at the timeout, and can start again.
 
-    Before it calls a plugin's handler, the core waits for the members of the group for
-    RPC_BACKENDS_JOIN_TIMEOUT seconds. A handler's own waits end at rpc_timeout.
+    Before the core calls a plugin's handler, it waits up to RPC_BACKENDS_JOIN_TIMEOUT seconds for the
+    members of the group. A handler's own waits end at rpc_timeout.
     """
     with rpc_groups.workers(3, SHORT, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
         limit = {"rpc_timeout": 2, "within": 2 + SOON}
@@ -503,7 +503,7 @@ def test_nothing_grows(rpc_groups: Groups) -> None:
 
 @requirement("life", capability=Capability.CLEAN_SHUTDOWN)
 def test_nothing_is_open(rpc_groups: Groups) -> None:
-    """After a shutdown a process has no more open than before it started RPC.
+    """After a shutdown a process has nothing open that was not open before it started RPC.
 
     Torch's RRefContext never deletes the first agent of a process, so `shutdown()` must end its threads
     and close its files.
@@ -609,7 +609,7 @@ def test_dynamic_group_duplicate_name(rpc_groups: Groups) -> None:
 
 @recovery
 def test_dynamic_group_join_after_a_refused_one(rpc_groups: Groups) -> None:
-    """After a refused join, others can join the dynamic group, and so can that worker."""
+    """After a refused join, other workers can join the dynamic group, and so can the refused one."""
     _need_dynamic_groups(rpc_groups)
     with rpc_groups.workers(4, SHORT) as workers:
         url = rpc_groups.place()

@@ -54,7 +54,7 @@ def is_text(found: Any) -> bool:
 
 
 def is_numeric(found: Any) -> bool:
-    """Tell whether every value is the text of a number."""
+    """Return whether every value is the text of a number."""
     try:
         for value in found.values():
             float(value)

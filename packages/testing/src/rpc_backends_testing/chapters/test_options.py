@@ -239,7 +239,7 @@ def test_by_type(rpc_groups: Groups) -> None:
     with rpc_groups.workers(2) as workers:
         other = workers[0].call(shared_with, subject)
         if other is not None:
-            pytest.skip(f"the type of its options is also that of {other}")
+            pytest.skip(f"its options have the same type as those of {other}")
         workers.run(start_and_call, subject, rpc_groups.place())
 
 

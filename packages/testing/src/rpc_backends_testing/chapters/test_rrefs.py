@@ -51,7 +51,7 @@ class Scale(torch.nn.Module):
 
 #: The objects that this worker keeps, by name.
 KEPT: dict[str, Any] = {}
-#: The living things that were made here.
+#: Weak references to the things that were made here.
 MADE: list[weakref.ref[Thing]] = []
 
 
@@ -199,7 +199,7 @@ def test_remote_builtin(me: WorkerContext) -> None:
 
 @in_group(2)
 def test_remote_python(me: WorkerContext) -> None:
-    """`remote` with a Python function returns an RRef, and `to_here` fetches its value, repeatedly.
+    """`remote` with a Python function returns an RRef, and `to_here` fetches its value every time.
 
     The call is a PYTHON_REMOTE_CALL; PYTHON_RREF_FETCH_CALL fetches the value.
     """
@@ -491,9 +491,9 @@ def test_dropped_at_once(me: WorkerContext) -> None:
 
 @in_group(3)
 def test_passed_on_keeps_alive(me: WorkerContext) -> None:
-    """A value lives as long as any worker has an RRef to it, also after its creator has dropped it.
+    """A value lives as long as any worker has an RRef to it, even if the first user drops its RRef.
 
-    The owner counts forks. It confirms the third worker's fork before it drops the first one's.
+    The owner counts forks. It must confirm the third worker's fork before it drops the first worker's.
     """
     rref = hold()
     expect(sync("worker2", keep, args=("passed on", rref))).gives(None)

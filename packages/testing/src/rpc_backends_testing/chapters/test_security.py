@@ -54,7 +54,7 @@ def return_payload(me: WorkerContext, marker: bytes) -> None:
 
 
 def repeat(reverse: bytes, times: int) -> bytes:
-    """Return the marker many times; it comes in reverse, so that only the result has it."""
+    """Return the marker many times. The argument is reversed, so that only the result has the marker."""
     return reverse[::-1] * times
 
 
@@ -148,7 +148,7 @@ def listen() -> Listener:
 
 
 def overhear(groups: Groups, step: Callable[..., None], marker: bytes) -> Listener:
-    """Listen while worker 0 of two runs ``step``; skip the test if none of it is on the network."""
+    """Listen while worker 0 of two runs ``step``; skip the test if its data are not on the network."""
     with groups.running(2) as workers:
         listener = listen()
         try:

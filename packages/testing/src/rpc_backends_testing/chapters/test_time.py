@@ -33,7 +33,7 @@ SOON = 0.4
 DEFAULT = 3.0
 #: Seconds by which a timeout may be early, for coarse clocks.
 EARLY = 0.05
-#: Seconds by which it may be late; multiplied by the timeout factor.
+#: Seconds by which a timeout may be late; multiplied by the timeout factor.
 LATE = 2.0
 #: Text in the error of every timeout.
 TEXT = "RPC ran for more than set timeout"
@@ -42,7 +42,7 @@ both_ways = pytest.mark.parametrize("way", [sync, asynchronous], ids=lambda way:
 Way = Callable[..., Call]
 
 
-# --- a call that does not end before it may -------------------------------------------------------
+# --- a call that ends when the test lets it --------------------------------------------------------
 
 
 class Gate:
@@ -57,7 +57,8 @@ class Gate:
         self._pipes: list[int] = []
         for name in ("gate", "passed"):
             os.mkfifo(Path(folder, name))
-        self._passed = os.open(Path(folder, "passed"), os.O_RDWR)  # never at its end
+        # Opened for reading and writing, so that a read never meets the end of the file.
+        self._passed = os.open(Path(folder, "passed"), os.O_RDWR)
         self._lock = threading.Lock()
         self._by_itself = threading.Timer(seconds, self.open)
         self._by_itself.daemon = True
@@ -82,7 +83,7 @@ class Gate:
 
 @contextmanager
 def closed_gate(timeout_factor: float, after: float = SOON) -> Iterator[Gate]:
-    """Make a gate that opens after a timeout of ``after`` seconds should have fired."""
+    """Make a gate. It opens by itself once a timeout of ``after`` seconds should have fired."""
     with tempfile.TemporaryDirectory() as folder:
         gate = Gate(folder, after + LATE * timeout_factor + 1)
         try:
@@ -92,7 +93,7 @@ def closed_gate(timeout_factor: float, after: float = SOON) -> Iterator[Gate]:
 
 
 def go_through(folder: str) -> str:
-    """Wait at a gate. A gate that no longer exists is open: a call may begin after its timeout."""
+    """Wait at a gate. If its files are gone, the gate is open: a call may begin after its timeout."""
     with suppress(FileNotFoundError):
         os.close(
             os.open(Path(folder, "gate"), os.O_RDONLY)
@@ -192,7 +193,7 @@ def _until_handled() -> None:
     """Wait until torch has handled a timeout, which it does after the future is complete."""
     end = time.monotonic() + 10
     while time.monotonic() < end and _pending_in_torch():
-        time.sleep(0.01)  # nothing says when
+        time.sleep(0.01)  # torch has no event for it
 
 
 def _pending_in_torch() -> int:
@@ -250,7 +251,7 @@ def test_timeout_beyond_the_default(
         rpc._set_rpc_timeout(SOON)
         args = (gate.folder,)
         lasting = rpc.rpc_async("worker1", go_through, args=args, timeout=timeout)
-        # A call with the default timeout shows when the default is over.
+        # This call fails when the default timeout is over.
         expect_timeout(asynchronous("worker1", go_through, args=args), SOON, rpc_timeout_factor)
         text = f"rpc_async('worker1', go_through, timeout={timeout})"
         expect(doing(f"{text}.done(), after {SOON} s", lasting.done)).gives(False)
@@ -314,8 +315,9 @@ def test_different_timeouts_at_once(me: WorkerContext, rpc_timeout_factor: float
             expect_timeout(doing(text, future.wait), timeout, rpc_timeout_factor, begun)
             ended[timeout] = time.monotonic()
             gone = [other.done() for other in futures]
-            expect(fact(f"done() of the calls with {timeouts} s, after this", gone)).satisfies(
-                "done, where the time is over", _done_by(timeouts, timeout)
+            call = f"done() of the calls with timeouts of {timeouts} s, after {timeout:g} s"
+            expect(fact(call, gone)).satisfies(
+                f"True for timeouts up to {timeout:g} s", _done_by(timeouts, timeout)
             )
 
 
@@ -340,14 +342,14 @@ def test_nothing_is_left_behind(me: WorkerContext, rpc_timeout_factor: float) ->
             expect(doing(call, future.wait)).raises(RuntimeError, TEXT)
         end = time.monotonic() + LATE * rpc_timeout_factor
         while (left := _pending()) and time.monotonic() < end:
-            time.sleep(0.01)  # nothing says when
+            time.sleep(0.01)  # agents have no event for it
         expect(fact("pending requests while the callee still executes them", left)).gives({})
         gate.open()
         gate.wait_until_passed(6)
     expect_works()
 
 
-#: The name of the number of pending requests in the debug information of agents.
+#: The names of the numbers of pending requests in the debug information of agents.
 COUNTS = ("agent.client_active_calls", "agent.num_pending_requests")
 
 

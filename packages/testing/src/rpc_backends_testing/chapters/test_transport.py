@@ -1,4 +1,4 @@
-"""The transport of a backend alone, without its agent, if the backend declares how it is made."""
+"""The transport of a backend, without its agent. The backend must declare how to make its transport."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestTransport(TransportContract):
     def transports(
         self, rpc_subject: Subject, rpc_timeout_factor: float, tmp_path: Path
     ) -> Iterator[Workers]:
-        """Give what starts workers, each with a transport of the backend."""
+        """Return the object that starts workers, each with a transport of the backend."""
         make = _make_transport(rpc_subject)
         if make is None:
             pytest.skip(NO_TRANSPORT)

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 from rpc_backends_core.spi.inspection import settings
 from rpc_backends_testing.subject import Subject
 
-#: The variable that tells the processes of a test the backend: they get only the name of a class.
+#: The variable with the backend for the processes of a test, which get only the name of a class.
 VARIABLE = "_RPC_BACKENDS_TORCH_TIER"
 
 

@@ -7,7 +7,8 @@ processes end without destructors.
 
 **A test's master calls a trainer before the trainer has its process group.** ``init_process_group``
 returns when the other ranks are connected, before it has returned on them. The call then creates another
-group there, in two threads at once, and the ranks mix up the groups. So all ranks wait for each other.
+group there, in two threads at once, and the ranks mix up the groups. So here ``init_process_group`` ends
+with a barrier of all ranks.
 """
 
 from __future__ import annotations

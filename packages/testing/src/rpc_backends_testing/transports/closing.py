@@ -120,7 +120,7 @@ class ClosingTests:
             one.take_messages()
 
     def test_close_with_a_silent_stranger(self, transports: Workers) -> None:
-        """`close(0)` ends the thread that waits for a connection to say whose it is."""
+        """`close(0)` ends the thread that waits for a new connection to identify itself."""
         before, remainder = transports.listening(), resources.Remainder()
         with transports(1) as (zero,), contextlib.ExitStack() as strangers:
             addresses = [place for place in resources.listening() if place not in before]
@@ -129,7 +129,7 @@ class ClosingTests:
             strangers.enter_context(resources.connect(addresses[0]))
             _settle(zero)
             zero.close(0)
-            left = remainder.now(resources.ENDING)  # the stranger's socket, at least
+            left = remainder.now(resources.ENDING)  # not empty: it has the stranger's socket
             if "thread" in left:
                 raise zero.deviation(
                     "close(0) while a stranger is connected", "no thread is left", left
@@ -152,10 +152,12 @@ class ClosingTests:
             one.close(0)
             left = transports.listening()
             if before and len(left) >= len(before):
-                raise one.deviation("close(0)", "stops to listen", f"something listens at {left}")
+                raise one.deviation("close(0)", "stops listening", f"something listens at {left}")
             zero.try_send(1, message("late", [4]))
             if one.inbox.wait_for(lambda events: any(e.kind == "deliver" for e in events), 0.2):
-                raise one.deviation("close(0)", "no message is received after it", "one was")
+                raise one.deviation(
+                    "close(0)", "no message is received after it", "a message was received"
+                )
 
     @pytest.mark.parametrize(
         "after", ["messages", "a cut", "forget", "reject", "the peer's close", "failed sends"]
@@ -165,7 +167,8 @@ class ClosingTests:
     ) -> None:
         """When `close` has returned, no socket, file or thread of the transport is left.
 
-        Transports often forget connections that have ended in another way, so these are tested too.
+        Transports often fail to close connections that have already ended in another way, so this
+        tests each of these ways.
         """
         remainder = resources.Remainder()
         with transports(3) as (zero, one, two):

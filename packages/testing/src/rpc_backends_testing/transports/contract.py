@@ -69,7 +69,7 @@ class TransportContract(  # pytest runs the tests of the last base first
         limits = self._limits_of_class()
         passed, second = limits.passed, self._second_process(request)
         yield Workers(self.make_transport, limits, second)
-        if limits.passed > passed:  # something may still run there
+        if limits.passed > passed:  # a call may still be running there
             self._end_second_process()
 
     @pytest.fixture

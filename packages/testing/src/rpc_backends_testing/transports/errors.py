@@ -56,7 +56,7 @@ class ErrorTests:
             _still_works(zero, one)
 
     def test_forget_twice(self, transports: Workers, cutting: resources.Cutting) -> None:
-        """A peer can be forgotten twice, and after it has closed its transport."""
+        """A peer can be forgotten twice, and also after it has closed its transport."""
         with transports(3) as (zero, one, two):
             zero.may_lose.update((1, 2))
             one.may_lose.add(0)
@@ -95,7 +95,7 @@ class ErrorTests:
             raise zero.deviation(text, "an error: this is no address", "none")
 
     def test_learn_address_of_a_closed_peer(self, transports: Workers) -> None:
-        """`learn` accepts the address of a worker that has just ended, because it need not connect.
+        """`learn` accepts the address of a worker that has just ended: it need not connect.
 
         A request to that worker fails.
         """

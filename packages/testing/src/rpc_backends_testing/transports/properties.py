@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, strategies
 
 T = TypeVar("T")
 
-#: How many seconds to spend on making a failing example smaller. One that hangs takes a time limit.
+#: How many seconds to spend on making a failing example smaller. One that hangs uses up a time limit.
 SHRINKING = 10.0
 
 

@@ -47,7 +47,7 @@ class ReplyTests:
         """A reply goes back on the connection of its request, even if there is another one.
 
         Each worker has sent a request to the other. The connection of worker 1's request is cut; its
-        reply to worker 0 must arrive, because the connection of worker 0's request is whole.
+        reply to worker 0 must arrive, because the connection of worker 0's request is intact.
         """
         with transports() as (zero, one):
             before = cutting.connections()
@@ -70,13 +70,13 @@ class ReplyTests:
             error = one.try_send(0, reply, reply=True)
             if error is not None:
                 raise one.deviation(
-                    text, "no error: the connection on which the request came is whole", error
+                    text, "no error: the connection on which the request came is intact", error
                 )
             zero.expect(one, reply, reply=True)
             if any(event.kind == "lost" for event in zero.inbox.events):
                 raise zero.deviation(
                     "(the connection of worker1's requests is cut)",
-                    "worker0's inbox gets no loss: the connection of its own requests is whole",
+                    "worker0's inbox gets no loss: the connection of its own requests is intact",
                     "it gets lost(1, ...)",
                 )
 
@@ -85,7 +85,7 @@ class ReplyTests:
     ) -> None:
         """A reply arrives on no connection other than that of its request.
 
-        The connection of the request is cut, another one is whole. The caller was told of the loss, so
+        The connection of the request is cut, another one is intact. The caller's inbox got the loss, so
         the reply must not arrive: `send` raises an error, or a transport in C++ reports `kUnsent`.
         """
         with transports() as (zero, one):
@@ -104,9 +104,9 @@ class ReplyTests:
             one.may_lose.add(0)
             cutting.cut(of_zero)
             zero.expect_lost(1, "(the connection of worker0's requests to worker1 is cut)")
-            # The callee, too, has seen it then.
+            # After this wait the callee, too, has noticed the cut.
             cutting.wait_until_gone(of_zero, transports.limits.seconds)
             one.try_send(0, message("reply", [20]), reply=True)
-            # What was sent after the reply on the connection that is whole has arrived after it.
+            # If the reply took the intact connection, it would arrive before this later message.
             one.send(0, message("later", [30]))
             zero.expect(one, message("later", [30]))

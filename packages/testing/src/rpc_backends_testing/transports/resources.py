@@ -89,7 +89,7 @@ class Cutting:
     def wait_until_gone(self, names: set[str], seconds: float) -> None:
         """Wait until these connections are closed, at most for a time."""
         end = time.monotonic() + seconds
-        # A socket that was cut is not connected, and the transport has not closed it yet.
+        # Cut sockets count, too: they are not connected, but the transport may not have closed them yet.
         while names & (self.connections() | set(_sockets())) and time.monotonic() < end:
             time.sleep(0.005)
 
@@ -128,7 +128,7 @@ class Remainder:
 
 
 def escaped(args: threading.ExceptHookArgs) -> str:
-    """Return in words what has ended a thread."""
+    """Return a description of the exception that has ended a thread."""
     frames = traceback.extract_tb(args.exc_traceback)
     where = f" in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{args.exc_type.__name__}: {args.exc_value}{where}"

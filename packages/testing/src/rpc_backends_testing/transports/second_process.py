@@ -1,7 +1,7 @@
 """A second process, which has the transports of all workers of a test but worker 0.
 
-Tests call the methods of such a transport through :class:`RemoteTransport`, and its inbox is here. Each
-call and each event is a message on a pipe, and its sender waits for the result.
+Tests call the methods of such a transport through :class:`RemoteTransport`. The transport's inbox is in
+the process of the tests. Each call and each event is a message on a pipe; its sender waits for a result.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class _Pipe:
                 future.set_exception(EOFError())
 
     def wait_until_idle(self, seconds: float) -> None:
-        """Wait until the threads of earlier calls have ended; those of calls that hang do not."""
+        """Wait until the threads of earlier calls have ended.
+
+        :param seconds: how long to wait for each; the thread of a call that hangs never ends.
+        """
         for thread in self._busy:
             if thread is not threading.current_thread():
                 thread.join(seconds)
@@ -133,7 +136,7 @@ class SecondProcess:
         return self.call("transport", worker_id, "listen", worker_id, name)
 
     def check(self, call: str) -> None:
-        """See that the transports have left nothing open, and that all their threads ended well.
+        """Check that the transports left nothing open, and that no exception ended one of their threads.
 
         :raises DeviationError: they have not.
         """
@@ -249,14 +252,14 @@ class _There:
         return getattr(self, what)(*arguments)
 
     def begin(self) -> None:
-        """Forget the transports of the test before, and note what is open."""
+        """Forget the transports of the previous test, and note what is open."""
         self._transports.clear()
         self._escaped.clear()
         self.pipe.wait_until_idle(0.2)
         self._remainder = resources.Remainder()
 
     def end(self) -> tuple[list[str], str]:
-        """Return the exceptions that have ended threads, and what is open and was not."""
+        """Return the exceptions that have ended threads, and what was opened and is still open."""
         return self._escaped, self._remainder.now(resources.ENDING)
 
     def make(self, worker_id: int) -> bool:

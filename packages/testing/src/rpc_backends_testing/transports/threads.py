@@ -52,8 +52,8 @@ class ThreadTests:
     def test_first_messages_cross(self, transports: Workers) -> None:
         """If two workers connect to each other at the same time, both get their messages.
 
-        The two connections cross. Neither may be taken for a second one that is not needed and be
-        closed with a message on its way.
+        There are then two connections. A transport must not close one of them as superfluous while a
+        message is on its way there.
         """
         for round_ in range(10):
             with transports() as workers:
@@ -67,7 +67,7 @@ class ThreadTests:
     def test_peer_that_receives_nothing(self, transports: Workers) -> None:
         """A peer that takes no messages delays only the messages to itself.
 
-        `send` of a transport in C++ returns all the same. Once the peer takes messages, all arrive.
+        `send` of a transport in C++ returns without waiting. Once the peer takes messages, all arrive.
         """
         with transports(3) as (zero, one, two):
             one.stop_receiving(zero)
