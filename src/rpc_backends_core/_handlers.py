@@ -53,7 +53,7 @@ def check_options(resolved: ResolvedBackend, options: Any) -> None:
 
 @contextmanager
 def reporting_wrong_agent(resolved: ResolvedBackend, agent: Any) -> Iterator[None]:
-    """Report an error of the block as one of the agent, if this is not an agent.
+    """Report an error of the block as an error about ``agent``, if ``agent`` is not an agent.
 
     The agent is not checked before, because programs may test their backend with a mock.
 

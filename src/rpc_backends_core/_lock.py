@@ -1,8 +1,8 @@
 """The lock: which packages with backends and hooks a process may load, and the hashes of their files.
 
-``rpc-backends lock`` writes it. If ``RPC_BACKENDS_LOCK`` names it, the registry compares it with what is
-installed each time it scans the packages, before it imports one. Without the variable, nothing imports
-this module.
+The lock is a file that ``rpc-backends lock`` writes. If ``RPC_BACKENDS_LOCK`` names a lock, the registry
+compares it with the installed packages at each scan, before it imports any of them. Without the variable,
+nothing imports this module.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def _shadows(dist: Any, modules: Iterable[PurePosixPath]) -> Iterator[str]:
                     )
             spec = specs[part]
             if spec is None or spec.has_location:
-                break  # a missing file shows by its hash, and the folder of a package is its own
+                break  # a missing file fails the check of hashes; a package's parts are in its own folder
             path = spec.submodule_search_locations  # a namespace package: look inside
 
 

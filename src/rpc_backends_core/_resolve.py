@@ -49,7 +49,7 @@ def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBac
     :raises TypeError: ``backend`` is neither a member nor a name, or no backend has this type of
         options.
     :raises SettingError: a variable names an unknown or unusable backend.
-    :raises BackendContractError: the backend constructs something else than options.
+    :raises BackendContractError: the backend constructs something other than options.
     """
     registry = default_registry()
     asked = None if backend is None else name_of(backend)
@@ -93,7 +93,7 @@ def construct_options(
 def check_default_options(name: str) -> None:
     """Construct the options of a backend without arguments and without hooks, and check them.
 
-    :raises BackendContractError: the handler returns something else than options.
+    :raises BackendContractError: the handler returns something other than options.
     """
     record = default_registry().load(name)
     assert record.backend is not None, "it has just been loaded"

@@ -38,9 +38,10 @@ class Loaded:
 
 
 def require_loadable(names: Sequence[str], limit: float) -> None:
-    """See that backends, and all hook packages, neither hang nor crash while they are imported.
+    """Check that backends, and all hook packages, neither hang nor crash while they are imported.
 
-    Each is imported in another process first. Other errors are left to the process that uses it.
+    Each is imported in a separate process. Other errors do not count: the caller gets them when it
+    imports the package itself.
 
     :param names: backends, each of them known.
     :param limit: time limit in seconds for one package.

@@ -38,7 +38,7 @@ class Node:
 
     @classmethod
     def of_socket(cls, path: str) -> Node | None:
-        """Return the node of the socket at ``path``; None if this process may use none."""
+        """Return the node of the socket at ``path``; None if there is none that this process may use."""
         try:
             status = Path(path).lstat()
         except (OSError, ValueError):

@@ -262,7 +262,7 @@ class Worker:
     def wait_for_end(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for the end of the process; return whether it has ended."""
         if self.status is None and select.select([self._pidfd], [], [], _timeout(seconds))[0]:
-            # End the processes that the worker has started. Its id is not reused before the wait.
+            # End the processes that the worker has started. The worker's id stays its own until the wait.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.status = self._reap()
@@ -419,7 +419,7 @@ class Workers:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Give the steps of a block at most ``seconds``, and no more than the time of all."""
+        """Give the steps of a block at most ``seconds``, within the timeout of the `Workers`."""
         end = self._end
         self._end = min(end, time.monotonic() + seconds)
         try:
