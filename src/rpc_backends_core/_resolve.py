@@ -138,7 +138,7 @@ def _overriding(registry: Registry, name: str, asked: str | None, options: Any) 
     except RpcBackendsError as error:
         raise SettingError(f"{OVERRIDE}={name!r}: {error}") from error
     if asked is None:
-        asked = "none" if options is None else f"the one of its {type(options).__name__}"
+        asked = "no backend" if options is None else f"the backend of its {type(options).__name__}"
     if asked.casefold() != resolved.name.casefold():
         logger.info("%s: asked for %s, starting %s", OVERRIDE, asked, resolved.name)
     return resolved

@@ -187,7 +187,7 @@ class _Group:
             held = [f"{name!r} holds {count}" for name, count in holders.items()]
             if shared > 0:
                 who = [name for name in self.by_name if name != owner]
-                held.append(f"{shared} that it has shared are held by {_names(who, ' or ')}")
+                held.append(f"{shared} that {owner!r} has shared are held by {_names(who, ' or ')}")
             if held:
                 yield Cause(
                     "rref",

@@ -131,5 +131,5 @@ def _make(places: list[Path]) -> tuple[Path, int]:
         return path, lock
     raise AddressError(
         f"there is no folder for a Unix socket: {'; '.join(why) or 'none exists'}. Set XDG_RUNTIME_DIR "
-        "or TMPDIR to one that this user can write to, or unix_sockets=False."
+        "or TMPDIR to a folder that this user can write to, or pass unix_sockets=False."
     )
