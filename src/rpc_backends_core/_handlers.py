@@ -83,7 +83,7 @@ def hook_packages(hooks: Any, name: str) -> list[str]:
 
 
 def shown(found: Any) -> str:
-    """Return what was found in place of something else, for error messages."""
+    """Return a value as text with its type, for error messages that reject the value."""
     text = repr(found)
     if found is None:
         return text

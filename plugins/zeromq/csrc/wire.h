@@ -10,9 +10,9 @@
 // frame that takes long to arrive would look like a lost peer. Pieces are copied to their place while the next
 // ones are still arriving.
 //
-// No frame is larger than kLargestFrame; longer data goes in several. libzmq allocates a frame as soon as its
-// size is announced, even for an unauthenticated connection, and its limit is fixed for the life of a
-// connection. So this limit bounds the memory that an unauthenticated process can make a worker hold.
+// No frame is larger than kLargestFrame; longer data is sent in several frames. libzmq allocates a frame as soon
+// as its size is announced, even on an unauthenticated connection. The limit of a connection cannot be raised
+// later, so kLargestFrame bounds the memory that an unauthenticated process can make a worker hold.
 #pragma once
 
 #include <bit>

@@ -21,8 +21,8 @@ def shutdown(graceful: bool, timeout: float) -> None:
     """Stop RPC; see :func:`~rpc_backends_core._patches.shutdown`.
 
     Static groups use torch's own shutdown. A dynamic group is left with the agent's
-    ``leave_group(timeout)`` if it has that method: torch's procedure calls each member in turn while
-    it holds a token that all members wait for, and never releases the token if a member is dead.
+    ``leave_group(timeout)``, if the agent has that method. Torch's procedure would hold a token that all
+    members wait for while it calls each member in turn, and would keep the token if a member is dead.
     """
     if STATE.session is not None and STATE.session.is_forked:
         return  # a forked child: the agent and the membership belong to the parent

@@ -217,7 +217,7 @@ class Roster:
             self._changing.release()
 
     def _fetch(self, store: Any, seconds: float) -> tuple[dict[int, bytes], set[int], int]:
-        """Return the new records, the numbers of missing ones, and the number of the last one read."""
+        """Return the new records, the numbers of missing records, and the number of the last one read."""
         end = time.monotonic() + seconds
         # add() would be unsafe: a TCP store closes the connection if the value is no number. get() does
         # not have to wait, because this worker has written a record.

@@ -84,7 +84,7 @@ class SocketTransport(Transport):
                 sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
                 self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
         except Exception as error:  # the connection ended, or a message was too large for memory
-            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # else a newer one
+            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # not a newer one
                 self._links.pop((peer, peer_calls), None)
             connection.close()
             if not peer_calls:

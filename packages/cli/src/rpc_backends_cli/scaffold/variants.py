@@ -144,7 +144,7 @@ class Variant:
         }[self.kind]
 
     def build_table(self, package: str) -> str:
-        """Return the tables of pyproject.toml by which the package is built."""
+        """Return the tables of pyproject.toml that configure the build."""
         if self.kind is Kind.CPP:
             return (
                 '[tool.setuptools.packages.find]\nwhere = ["src"]\n\n[tool.setuptools.package-data]\n'
