@@ -47,7 +47,7 @@ class Adopted:
         return True
 
     def get(self, name: str) -> Any:
-        """Return the handlers that were registered for the entry point ``name``; None if none were."""
+        """Return the handlers registered for the entry point ``name``; None if there are none."""
         return self._handlers.get(name)
 
 

@@ -60,7 +60,7 @@ class Backend:
     :ivar options_type: the class of the options. ``init_rpc`` uses it to find the backend when a
         program passes options but no backend name.
     :ivar capabilities: what the backend supports; :class:`Capability` lists the names this project
-        knows. A backend may have others, unless they look like a misspelt one of these.
+        knows. A backend may declare other names, unless they look like a misspelling of one of these.
     :ivar description: one line for `rpc-backends list`.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
         as (major, minor). A core without that version rejects the backend and says what to upgrade.

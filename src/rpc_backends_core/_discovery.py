@@ -61,7 +61,7 @@ def scan() -> Scan:
 
 
 def read_all() -> tuple[Iterable[Any], list[Unreadable]]:
-    """Return the entry points of all installed packages, and the packages without readable ones."""
+    """Return the entry points of all installed packages, and the packages whose own cannot be read."""
     import importlib_metadata
 
     try:

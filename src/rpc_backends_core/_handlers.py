@@ -71,7 +71,7 @@ def reporting_wrong_agent(resolved: ResolvedBackend, agent: Any) -> Iterator[Non
 
 
 def wrong_agent(resolved: ResolvedBackend, found: Any) -> BackendContractError | HookError:
-    """Return the error for something that a backend or a hook gives in place of an agent."""
+    """Return the error for something that a backend or a hook returned instead of an agent."""
     must = "it must return the agent that it has started, a torch.distributed.rpc.RpcAgent"
     return _wrong_result(resolved, INIT, found, must)
 

@@ -129,7 +129,7 @@ def check(file: str, scan: Scan) -> None:
 def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[str]:
     """Return how the installed packages differ from those of a lock, one line each.
 
-    :param scan: the packages that were found; None searches for them.
+    :param scan: the packages that were found; None to search for them.
     """
     locked = {_normal(one.distribution): one for one in packages}
     texts = []

@@ -130,7 +130,8 @@ def _load_hooks(name: str) -> str | None:
 def call_hooks(found: Record, limit: float) -> Loaded:
     """Call the hooks of one package: start and stop a group of one worker on TENSORPIPE.
 
-    :returns: ``complete`` if a hook failed; otherwise ``failure`` is why the hooks were not called.
+    :returns: ``failure`` is the error of the first hook that failed, and ``complete`` is true; or, with
+        ``complete`` false, the reason why the hooks could not be called.
     """
     (outcome,) = isolation.run(_call_hooks, [(hook_id(found),)], limit)
     if outcome.error is None:

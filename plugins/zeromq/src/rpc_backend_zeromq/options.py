@@ -188,7 +188,7 @@ def _address(value: object) -> str | None:
     address = _checks.optional_text("address", value, "an address or a name of this machine")
     if address is not None and _means_every(address):
         raise ValueError(
-            f"address={value!r} stands for all addresses, but ZEROMQ needs the one at which other "
+            f"address={value!r} stands for all addresses, but ZEROMQ needs the address at which other "
             "workers "
             "reach this worker. Leave address out to have it detected, or set interface."
         )

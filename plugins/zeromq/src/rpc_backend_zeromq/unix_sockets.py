@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rpc_backends_agents.common.errors import AddressError
 
-#: Bytes. ``sun_path`` has 108 bytes on Linux, including the terminating zero.
+#: The longest path of a socket, in bytes: Linux has 108, including the terminating zero.
 PATH_LIMIT = 107
 _PREFIX = "rpc-zmq-"
 _SOCKET = "s"

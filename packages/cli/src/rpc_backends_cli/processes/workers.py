@@ -58,7 +58,7 @@ class WorkerError(AssertionError):
     """A step failed or timed out, or a worker ended; the text has tracebacks and the workers' output.
 
     :ivar deviation: the finding of the conformance check that failed first, if that is the reason.
-    :ivar stuck: by worker whose step had not ended: what it was doing, as the step reported.
+    :ivar stuck: for each worker whose step had not ended: what the step was doing, as it last reported.
     :ivar failures: the steps that failed, in the order of the workers.
     :ivar late: whether a worker exceeded the time limit.
     :ivar died: whether a worker ended before its step did.
@@ -432,7 +432,7 @@ class Workers:
         __tracebackhide__ = True
         for worker in self._all:
             while not worker.connection.closed and isinstance(worker.hear(0), News):
-                pass  # what the step does is behind its news in the queue
+                pass  # skip the news, to reach the last report of what the step does
         self.print_stacks()
         shown = "\n".join(f"--- {worker.name}\n{worker.shown_output()}" for worker in self._all)
         stuck = {worker.name: worker.doing for worker in self._all if worker.doing}
