@@ -207,7 +207,7 @@ def _guarded_wrapper(hook: Callable[..., Any], name: str, package: str) -> Calla
             if inner is not None:
                 raise  # the backend's own failure, perhaps translated by the hook: the caller gets it
             raise _hook_error(name, package, _words(error)) from error
-        raise _hook_error(name, package, "it has a second `yield`; it must have one")
+        raise _hook_error(name, package, "it has a second `yield`; it must have exactly one")
 
     return call
 

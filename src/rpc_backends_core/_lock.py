@@ -121,7 +121,7 @@ def check(file: str, scan: Scan) -> None:
     if found:
         raise LockError(
             f"the installed packages differ from the lock {file}, so none is loaded: {_listed(found)}. "
-            "Undo this change; or, if it is right, write the lock again: rpc-backends lock "
+            "Undo the change; or, to accept it, write the lock again: rpc-backends lock "
             f"{file}. Without {LOCK} nothing is checked."
         )
 
@@ -142,7 +142,7 @@ def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[s
         else:
             texts += [f"{found.origin}: {text}" for text in _changes(package, found)]
     texts += [
-        f"{one.distribution} {one.version} is in the lock, and is not installed"
+        f"{one.distribution} {one.version} is in the lock, but is not installed"
         for key, one in locked.items()
         if key not in there
     ]
