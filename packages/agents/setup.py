@@ -1,7 +1,7 @@
 """Builds the C++ extension of the agents against the torch of this environment.
 
-The dependencies are here and not in pyproject.toml, because those of a wheel differ: it needs the minor
-version of torch that it was compiled for.
+The dependencies are here and not in pyproject.toml, because a wheel has other ones than the
+sources: it needs the minor version of torch that it was compiled for.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""What an installed package registers itself, with torch's ``register_backend``, beside its entry point.
+"""Backends that an installed package registers with torch's ``register_backend``, beside its entry point.
 
-A package written for torch registers its backend when it is imported. If it also has an entry point for
-that backend, both mean the same backend, so the registration is kept for the entry point and is not an
-error.
+A package written for torch registers its backend when it is imported. If the package also has an entry
+point for that backend, both mean the same backend. The registration is then no error: its handlers are
+kept for the entry point.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Adopted:
         """Keep a registration for an entry point, if it comes from the entry point's own package.
 
         :param owner: the module that registers.
-        :returns: whether it was kept. Once the package is loaded, a second one is refused.
+        :returns: whether it was kept. After the package is loaded, a second registration is not kept.
         """
         loading = self._loading.record
         being_loaded = loading is not None and _same_distribution(loading, plugin)
@@ -47,7 +47,7 @@ class Adopted:
         return True
 
     def get(self, name: str) -> Any:
-        """Return the handlers that were registered for the entry point ``name``; None if none were."""
+        """Return the handlers registered for the entry point ``name``; None if there are none."""
         return self._handlers.get(name)
 
 

@@ -100,7 +100,7 @@ def record(name: str) -> Record:
     try:
         return default_registry().find(name)
     except RpcBackendsError:
-        # The backend cannot be used, but the caller wants its record all the same.
+        # The backend cannot be used, but the caller still wants its record.
         for known in records():
             if known.name.casefold() == name.casefold():
                 return known

@@ -60,13 +60,13 @@ class Backend:
     :ivar options_type: the class of the options. ``init_rpc`` uses it to find the backend when a
         program passes options but no backend name.
     :ivar capabilities: what the backend supports; :class:`Capability` lists the names this project
-        knows. A backend may have others, unless they look like a misspelt one of these.
+        knows. A backend may declare other names, unless they look like a misspelling of one of these.
     :ivar description: one line for `rpc-backends list`.
     :ivar spi_version: the version of :mod:`rpc_backends_core.spi` that the backend was written for,
         as (major, minor). A core without that version rejects the backend and says what to upgrade.
     :ivar make_transport: for a backend on the agent of `rpc-backends-agents`, so that its transport can
         be tested alone: called as ``make_transport(rpc_backend_options, group)``, returns a new
-        transport of the worker ``group.name``, which does not listen yet. None: there is none to test.
+        transport for the worker ``group.name``. It must not listen yet. None if there is no transport.
     :ivar excluded_requirements: requirements of the conformance suite that the backend does not meet:
         their ids, each with the reason. The report shows them.
     :ivar takes_group: whether the init handler has a parameter ``group`` (computed).

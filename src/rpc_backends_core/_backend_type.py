@@ -120,7 +120,7 @@ class BackendType(enum.Enum, metaclass=ExtensibleEnumType):
         return self
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        # By name: the receiving process need not have loaded the plugin, nor have the same version.
+        # By name: the receiving process may not have loaded the plugin, or have another version of it.
         return (_unpickle, (self.name,))
 
 

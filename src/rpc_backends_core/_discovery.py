@@ -61,7 +61,7 @@ def scan() -> Scan:
 
 
 def read_all() -> tuple[Iterable[Any], list[Unreadable]]:
-    """Return the entry points of all installed packages, and the packages without readable ones."""
+    """Return the entry points of all installed packages, and the packages whose own cannot be read."""
     import importlib_metadata
 
     try:
@@ -122,7 +122,7 @@ def load(record: Record) -> Any:
 def misspelt_groups(entry_points: Iterable[Any] | None = None) -> list[tuple[str, Record]]:
     """Return the entry points in groups that look like a misspelt one of ours, sorted.
 
-    :param entry_points: those of all installed packages if it is None.
+    :param entry_points: the entry points to search; None for those of all installed packages.
     :returns: each with the group that was probably meant.
     """
     if entry_points is None:

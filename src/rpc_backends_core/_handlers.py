@@ -53,7 +53,7 @@ def check_options(resolved: ResolvedBackend, options: Any) -> None:
 
 @contextmanager
 def reporting_wrong_agent(resolved: ResolvedBackend, agent: Any) -> Iterator[None]:
-    """Report an error of the block as one of the agent, if this is not an agent.
+    """Report an error of the block as an error about ``agent``, if ``agent`` is not an agent.
 
     The agent is not checked before, because programs may test their backend with a mock.
 
@@ -71,7 +71,7 @@ def reporting_wrong_agent(resolved: ResolvedBackend, agent: Any) -> Iterator[Non
 
 
 def wrong_agent(resolved: ResolvedBackend, found: Any) -> BackendContractError | HookError:
-    """Return the error for something that a backend or a hook gives in place of an agent."""
+    """Return the error for something that a backend or a hook returned instead of an agent."""
     must = "it must return the agent that it has started, a torch.distributed.rpc.RpcAgent"
     return _wrong_result(resolved, INIT, found, must)
 
@@ -83,7 +83,7 @@ def hook_packages(hooks: Any, name: str) -> list[str]:
 
 
 def shown(found: Any) -> str:
-    """Return what was found in place of something else, for error messages."""
+    """Return a value as text with its type, for error messages that reject the value."""
     text = repr(found)
     if found is None:
         return text

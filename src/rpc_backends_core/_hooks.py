@@ -205,9 +205,9 @@ def _guarded_wrapper(hook: Callable[..., Any], name: str, package: str) -> Calla
             raise
         except Exception as error:
             if inner is not None:
-                raise  # the backend's own failure, perhaps translated by the hook: for the caller
+                raise  # the backend's own failure, perhaps translated by the hook: the caller gets it
             raise _hook_error(name, package, _words(error)) from error
-        raise _hook_error(name, package, "it has a second `yield`; it must have one")
+        raise _hook_error(name, package, "it has a second `yield`; it must have exactly one")
 
     return call
 

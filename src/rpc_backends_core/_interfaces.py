@@ -35,7 +35,7 @@ def interface_of(address: str, among: list[Interface]) -> str | None:
 
 
 def interfaces() -> list[Interface]:
-    """Return the addresses of all interfaces that are up: the first IPv4 address of each, and IPv6."""
+    """Return the addresses of the interfaces that are up: of each one IPv4 and all IPv6 addresses."""
     if not sys.platform.startswith("linux"):
         return []
     import fcntl

@@ -1,8 +1,8 @@
 """The lock: which packages with backends and hooks a process may load, and the hashes of their files.
 
-``rpc-backends lock`` writes it. If ``RPC_BACKENDS_LOCK`` names it, the registry compares it with what is
-installed each time it scans the packages, before it imports one. Without the variable, nothing imports
-this module.
+The lock is a file that ``rpc-backends lock`` writes. If ``RPC_BACKENDS_LOCK`` names a lock, the registry
+compares it with the installed packages at each scan, before it imports any of them. Without the variable,
+nothing imports this module.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def check(file: str, scan: Scan) -> None:
     if found:
         raise LockError(
             f"the installed packages differ from the lock {file}, so none is loaded: {_listed(found)}. "
-            "Undo this change; or, if it is right, write the lock again: rpc-backends lock "
+            "Undo the change; or, to accept it, write the lock again: rpc-backends lock "
             f"{file}. Without {LOCK} nothing is checked."
         )
 
@@ -129,7 +129,7 @@ def check(file: str, scan: Scan) -> None:
 def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[str]:
     """Return how the installed packages differ from those of a lock, one line each.
 
-    :param scan: the packages that were found; None searches for them.
+    :param scan: the packages that were found; None to search for them.
     """
     locked = {_normal(one.distribution): one for one in packages}
     texts = []
@@ -142,7 +142,7 @@ def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[s
         else:
             texts += [f"{found.origin}: {text}" for text in _changes(package, found)]
     texts += [
-        f"{one.distribution} {one.version} is in the lock, and is not installed"
+        f"{one.distribution} {one.version} is in the lock, but is not installed"
         for key, one in locked.items()
         if key not in there
     ]
@@ -291,7 +291,7 @@ def _shadows(dist: Any, modules: Iterable[PurePosixPath]) -> Iterator[str]:
                     )
             spec = specs[part]
             if spec is None or spec.has_location:
-                break  # a missing file shows by its hash, and the folder of a package is its own
+                break  # a missing file fails the check of hashes; a package's parts are in its own folder
             path = spec.submodule_search_locations  # a namespace package: look inside
 
 

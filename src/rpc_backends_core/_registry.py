@@ -170,7 +170,7 @@ class Registry:
         loaded = self._import(record)
         with self._lock:
             now = self._current(record)
-            # Unless another thread finished first with the same outcome.
+            # Another thread may have finished first with the same outcome.
             news = now.backend is None and (now.error is None or loaded.error is None)
             if news:
                 self._replace(loaded)

@@ -49,7 +49,7 @@ def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBac
     :raises TypeError: ``backend`` is neither a member nor a name, or no backend has this type of
         options.
     :raises SettingError: a variable names an unknown or unusable backend.
-    :raises BackendContractError: the backend constructs something else than options.
+    :raises BackendContractError: the backend constructs something other than options.
     """
     registry = default_registry()
     asked = None if backend is None else name_of(backend)
@@ -93,7 +93,7 @@ def construct_options(
 def check_default_options(name: str) -> None:
     """Construct the options of a backend without arguments and without hooks, and check them.
 
-    :raises BackendContractError: the handler returns something else than options.
+    :raises BackendContractError: the handler returns something other than options.
     """
     record = default_registry().load(name)
     assert record.backend is not None, "it has just been loaded"
@@ -138,7 +138,7 @@ def _overriding(registry: Registry, name: str, asked: str | None, options: Any) 
     except RpcBackendsError as error:
         raise SettingError(f"{OVERRIDE}={name!r}: {error}") from error
     if asked is None:
-        asked = "none" if options is None else f"the one of its {type(options).__name__}"
+        asked = "no backend" if options is None else f"the backend of its {type(options).__name__}"
     if asked.casefold() != resolved.name.casefold():
         logger.info("%s: asked for %s, starting %s", OVERRIDE, asked, resolved.name)
     return resolved

@@ -23,7 +23,7 @@ HOST_MAY_HANG = (
 class LateError(Exception):
     """A function takes too long; its thread goes on.
 
-    :ivar thread: the one that it runs on.
+    :ivar thread: the thread that the function runs on.
     """
 
     def __init__(self, thread: threading.Thread) -> None:
@@ -36,9 +36,9 @@ class NoThreadError(RuntimeError):
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """Return what ``work`` returns or raises, which has a thread of its own.
+    """Run ``work`` on a thread of its own; return what it returns, or raise what it raises.
 
-    :raises LateError: it takes longer than ``seconds``; its thread is left alone.
+    :raises LateError: ``work`` takes longer than ``seconds``. Its thread keeps running.
     """
     outcomes: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -66,7 +66,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
             left -= piece
             if left <= 0:
                 raise LateError(thread) from None
-    thread.join()  # the request is done; leave no thread that is still ending
+    thread.join()  # ``work`` has ended, so its thread ends at once
     if raised is not None:
         try:
             raise raised

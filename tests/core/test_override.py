@@ -182,8 +182,8 @@ def test_a_conflict_names_both_packages(site: Site, monkeypatch: pytest.MonkeyPa
     [
         (lambda: ("TENSORPIPE", None), "asked for TENSORPIPE"),
         (lambda: (B.TENSORPIPE, TensorPipeOptions()), "asked for TENSORPIPE"),
-        (lambda: (None, TensorPipeOptions()), "the one of its TensorPipeRpcBackendOptions"),
-        (lambda: (None, None), "asked for none"),
+        (lambda: (None, TensorPipeOptions()), "the backend of its TensorPipeRpcBackendOptions"),
+        (lambda: (None, None), "asked for no backend"),
     ],
     ids=["name", "member", "options", "nothing"],
 )

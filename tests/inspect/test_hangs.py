@@ -214,7 +214,7 @@ def test_a_shared_rref_that_is_held_at_shutdown_is_named(two: Workers) -> None:
     two[0].call(share_rref_with, "worker1")
     two[0].call(shut_down_in_background)
     assert cause(two, "rref").startswith(
-        "RRefs of 'worker0' are still in use: 1 that it has shared are held by 'worker1'. "
+        "RRefs of 'worker0' are still in use: 1 that 'worker0' has shared are held by 'worker1'. "
     )
 
 

@@ -107,7 +107,7 @@ def test_it_ends_on_ctrl_c(busy: Workers) -> None:
 def test_it_needs_a_terminal_or_json(busy: Workers, tmp_path: Path) -> None:
     done = subprocess.run(command(busy), capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "--watch needs a terminal, and stdout is none; with --json" in " ".join(
+    assert "--watch needs a terminal, and stdout is not one; with --json" in " ".join(
         done.stderr.split()
     )
 

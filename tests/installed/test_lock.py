@@ -125,7 +125,7 @@ def _add_a_hook(environment: Environment) -> str:
 
 def _remove_a_hook(environment: Environment) -> str:
     environment.uninstall("rpc-tracing")
-    return "rpc-tracing 1.0 is in the lock, and is not installed"
+    return "rpc-tracing 1.0 is in the lock, but is not installed"
 
 
 def _claim_the_name(environment: Environment) -> str:

@@ -87,7 +87,9 @@ def test_options_without_a_backend_are_overridden() -> None:
 
         assert seen.faulty
         # Torch's warning that the options choose the backend is left out, because they do not.
-        assert seen.logged == [("INFO", LINE.format("the one of its TensorPipeRpcBackendOptions"))]
+        assert seen.logged == [
+            ("INFO", LINE.format("the backend of its TensorPipeRpcBackendOptions"))
+        ]
 
 
 def test_a_start_with_defaults_is_overridden() -> None:

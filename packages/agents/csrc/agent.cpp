@@ -13,8 +13,8 @@ namespace rpc = torch::distributed::rpc;
 
 TransportAgent::TransportAgent(const std::string& name, int id, std::shared_ptr<Transport> transport,
                                const AgentOptions& options)
-    // Torch's base class needs a callback. The core has its own one, because the base class deletes this one together
-    // with the agent, when threads may still be running.
+    // Torch's base class needs a callback, and deletes it together with the agent, when threads may still be running.
+    // So these threads use another callback, which the core owns.
     : RpcAgent(WorkerInfo(name, static_cast<int64_t>(id)), std::make_unique<rpc::RequestCallbackImpl>(),
                options.rpc_timeout),
       core_(std::make_shared<Core>(name, id, std::move(transport), options)) {}

@@ -24,7 +24,7 @@ struct AgentOptions {
   size_t num_worker_threads = 16;
   std::chrono::milliseconds rpc_timeout{60000};
   uint64_t max_message_bytes = uint64_t{1} << 34;
-  // Bytes of unanswered requests to one peer before further calls to it wait.
+  // If this many bytes of requests to one peer are unanswered, further calls to that peer wait.
   uint64_t max_unanswered_bytes = uint64_t{1} << 30;
 };
 

@@ -13,10 +13,10 @@ namespace rpc_backends {
 
 class Answers {
  public:
-  // Answers smaller than this many bytes do not count; the window of a caller limits how many of them there can be.
+  // Answers smaller than this many bytes do not count: max_unanswered_bytes of their caller limits their number.
   static constexpr uint64_t kLarge = 1 << 16;
 
-  // `most`: the bytes of unsent answers to one peer from which on the peer counts as behind.
+  // `most`: if this many bytes of answers to one peer are unsent, the peer counts as behind.
   explicit Answers(uint64_t most) : most_(most) {}
 
   // Adds an answer of kLarge bytes or more. `unsent` expires when the transport has released the message.

@@ -1,5 +1,5 @@
-// An interceptor for Python: it observes and refuses calls on a thread of its own. This thread may wait for the GIL,
-// which threads that send and receive messages must not.
+// An interceptor for Python: it observes and refuses calls on a thread of its own. This thread may wait for the GIL.
+// The threads that send and receive messages must not.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -54,7 +54,7 @@ class CallInterceptor final : public Interceptor, public std::enable_shared_from
   void on_start(const AgentInfo& agent) override;
   bool wants(Direction direction) const noexcept override { return observes_ || decides(direction); }
   void on_request(RequestPtr request) override;
-  // Ends the interceptor's thread after the jobs that it has.
+  // Ends the interceptor's thread after the jobs that are queued now.
   void on_stop() override;
   std::map<std::string, std::string> metrics() const override;
 

@@ -16,11 +16,11 @@ namespace {
 constexpr size_t kMostErrors = 1024;
 constexpr size_t kMaxErrorLength = 400;
 
-// Numbers of names by bytes that are equal for equal names, for one thread. A thread calls few functions of few workers,
-// so most look-ups compare a few bytes.
+// The last few names that one thread has used, with their numbers. A name is found by the bytes that contain it in a
+// message. A thread calls few functions of few workers, so most look-ups compare a few bytes.
 class Known {
  public:
-  // Returns the number for bytes that begin with known ones; empty if there are none.
+  // Returns the number of the known name whose bytes `bytes` begins with; empty if there is none.
   std::optional<uint32_t> find(std::string_view bytes) {
     for (size_t i = 0; i < entries_.size(); ++i) {
       const Entry& entry = entries_[last_];
@@ -185,7 +185,7 @@ void CallLog::sent(Place* place, uint64_t number) {
 }
 
 void CallLog::end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer) {
-  place->kept = log;  // not in the callback, which so needs no memory of its own
+  place->kept = log;  // here and not in the callback, so that the callback allocates no memory
   answer.addCallback(
       [place](JitFuture& done) {
         const auto kept = std::move(place->kept);
@@ -221,7 +221,7 @@ void CallLog::failed(Place* place, const std::string& error) {
 
 void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
   call.end_us = end_us;
-  place->call.write(call);  // so that nobody takes it for one in flight
+  place->call.write(call);  // so that no reader takes it for a call in flight
   place->taken.store(false, std::memory_order_release);
   recent_[ended_++ % recent_.size()].write(call);
 }

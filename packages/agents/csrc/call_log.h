@@ -68,17 +68,17 @@ class CallLog {
   Place* begin_incoming(int peer_id, const Message& message, uint64_t call);
   // Says which number the agent has given a call that is not yet awaited.
   void sent(Place* place, uint64_t call);
-  // Takes the end of a call when `answer` completes; keeps `log` until then.
+  // Records the end of a call when `answer` completes; keeps `log` until then.
   static void end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer);
-  // Takes the end of a call, which was at `end_us`; `answer` is null if an arrived call is not answered.
+  // Records the end of a call, which was at `end_us`; `answer` is null if an arrived call is not answered.
   void end(Place* place, JitFuture* answer, int64_t end_us);
   void failed(Place* place, const std::string& error);
 
   // The calls in flight, the oldest first; the calls that have ended, in order of their ends.
   std::vector<RecordedCall> in_flight() const;
   std::vector<RecordedCall> recent() const;
-  // How many RRefs of other workers this worker holds, by the owner's number in Names; without those that their owner has
-  // sent here, for which this worker sends no message.
+  // How many RRefs of other workers this worker holds, by the owner's number in Names. RRefs that their owner has sent
+  // here are not counted, because this worker sends no message for them.
   std::map<uint32_t, int64_t> held_rrefs() const;
   // The text of an error; empty if it is too old.
   std::string error(uint32_t number) const;

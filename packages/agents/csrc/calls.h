@@ -37,7 +37,7 @@ class Calls {
     std::string error;  // if not empty, the call ends with this error at its deadline instead of a timeout
   };
 
-  // `unanswered_bytes`: the limit on unanswered bytes to one peer from which on add() waits.
+  // `unanswered_bytes`: if this many bytes to one peer are unanswered, add() waits.
   // `on_late`: called with calls that have timed out, on the timeout thread, which it must not block.
   // `on_pulse`: called repeatedly on the timeout thread after ask_for_pulse(), until it returns false.
   Calls(uint64_t unanswered_bytes, std::function<void(std::vector<Call>)> on_late, std::function<bool()> on_pulse)

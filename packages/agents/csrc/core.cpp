@@ -34,9 +34,9 @@ bool is_of_a_program(int32_t type) {
       type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
 }
 
-// Requests that torch retries when they fail, on its own thread. RRefContext throws when the last attempt fails. On
-// torch's thread that would end the process, and it happens there if the future has already failed when torch gets it.
-// So the future fails a little later, on a thread of the agent.
+// Requests that torch retries, on a thread of its own, when they fail. When the last attempt has failed, RRefContext
+// throws. If torch gets a future that has already failed, RRefContext throws on torch's thread, and that ends the
+// process. So the agent fails the future a little later, on one of its own threads.
 bool is_retried_by_torch(int32_t type) {
   return type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST ||
       type == MessageType::RREF_CHILD_ACCEPT || type == MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ;
@@ -354,7 +354,7 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
           [self = shared_from_this(), peer, call = request.call, recorded](JitFuture& response) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
             self->reply(peer, call, response);
-            if (recorded != nullptr) {  // after the answer has left, which does not wait for it
+            if (recorded != nullptr) {  // after the answer was sent, so that the answer does not wait for this
               self->call_log_->end(recorded, &response, ended);
             }
           });

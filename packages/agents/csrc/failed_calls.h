@@ -1,4 +1,4 @@
-// Calls that have timed out or were lost, whose errors wait until somebody has explained them.
+// Calls that have timed out or were lost. They end for the program only when explain() has added to their errors.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
@@ -27,7 +27,7 @@ class FailedCalls {
   int wait(double seconds);
   // Ends the calls that have failed so far; `text` is added to their errors.
   void explain(const std::string& text);
-  // Ends calls from now on at once, with the errors as they are.
+  // From now on, calls end at once, and nothing is added to their errors.
   void stop();
 
  private:

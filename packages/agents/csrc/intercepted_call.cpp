@@ -106,7 +106,7 @@ class MessageHead final : public RequestHead {
 // Something that an interceptor decides exactly once: a request or an answer.
 class Decision {
  public:
-  // Called when the interceptor has returned; without a decision so far, the interceptor holds the message.
+  // Called when the interceptor has returned. If it has not decided yet, it holds the message from now on.
   void returned() {
     if (is_decided()) {
       return;

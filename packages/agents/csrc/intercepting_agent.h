@@ -38,7 +38,7 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   void sync() override;
   void startImpl() override;
   // Ends the calls that are held here. The caller then shuts down the inner agent with that agent's own method, which
-  // may be in Python; otherwise the destructor does.
+  // may be in Python. If the caller does not, the destructor shuts it down.
   void shutdownImpl() override;
   std::unordered_map<std::string, std::string> getMetrics() override;
   std::unordered_map<std::string, std::string> getDebugInfo() override;
@@ -46,7 +46,7 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   const std::vector<c10::Device>& getDevices() const override;
 
   // Records the requests that this worker sends, and those that arrive at a TransportAgent; only before the agent starts.
-  // `failed`: who delays the errors of calls; may be null.
+  // `failed`: delays the errors of calls; may be null.
   void record(std::shared_ptr<CallLog> log, std::shared_ptr<FailedCalls> failed);
   InterceptorChain& interceptors() { return *interceptors_; }
   // Like TransportAgent::is_forked().

@@ -22,8 +22,8 @@ class Names {
     return *names;
   }
 
-  // Returns the number of a name; 0, the number of the empty name, if there are too many. A name that is too long keeps
-  // its end, which says more.
+  // Returns the number of a name; 0, the number of the empty name, if there are too many. Of a name that is too long,
+  // only the end is kept, which says more than the start.
   uint32_t number_of(std::string_view name) {
     if (name.size() > kMaxLength) {
       name.remove_prefix(name.size() - kMaxLength);

@@ -27,7 +27,7 @@ class PythonState {
   PyThreadState* state_ = nullptr;
 };
 
-// Releases the GIL while it exists, if this thread has it, so that a thread that this one waits for can take it.
+// While it exists, its thread does not hold the GIL, so that a thread that is waited for can take the GIL.
 class WithoutGil {
  public:
   WithoutGil() : state_(Py_IsInitialized() != 0 && PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr) {}

@@ -43,7 +43,7 @@ auto in_python(Call call) {
   }
 }
 
-// The message for a method of a Python transport that returns something else than it must.
+// The message for a method of a Python transport that returns the wrong type.
 std::string wrong_result(const py::object& transport, const char* method, const py::object& found, const char* must) {
   const py::handle type = py::type::handle_of(transport);
   return (py::str("{}.{}.{}() of the transport returned {!r}; it must return {}.")

@@ -121,8 +121,8 @@ void Recorder::on_start(const AgentInfo& agent) {
 namespace {
 
 // Makes faulthandler write the stacks of all threads. It reads them without the GIL, and may crash if a thread runs
-// Python at the same time. So it runs in a copy of this process, which alone would crash, and which the program cannot
-// see: it has no signal for its parent, and waits for children do not find it.
+// Python at the same time. So it runs in a forked copy of this process: only the copy can crash. The program does not
+// notice the copy, which sends no signal to its parent when it ends, and which ordinary waits for children do not find.
 void dump_stacks(int file, int signal) {
   constexpr int kTries = 3;
   constexpr int kMostMilliseconds = 2000;

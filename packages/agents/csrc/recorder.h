@@ -51,7 +51,7 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   const std::shared_ptr<FailedCalls>& failed_calls() const { return failed_calls_; }
   // Writes a dump, unless it has just written one; returns the path of the last one. Throws std::system_error.
   std::string dump(const std::string& reason) const;
-  // What a state has beside the calls in flight: nothing, the calls of the last seconds, or all calls and the stacks.
+  // What a state has besides the calls in flight: nothing, the calls of the last seconds, or all calls and the stacks.
   enum class Extent { kShort, kLast, kAll };
 
   // Returns the state of the worker as JSON.

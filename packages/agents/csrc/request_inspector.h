@@ -24,8 +24,8 @@ InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 // operator, or the name of a TorchScript function. Empty if there is none or it cannot be read.
 std::string function_of(const InspectedRequest& request);
 
-// The name of the function in Python's pickle of a call; sets `end` to the position after it, up to which the name
-// depends on the bytes. Empty, with `end` at 0, if it cannot be read.
+// The name of the function in Python's pickle of a call; sets `end` to the position after the name, which depends only
+// on the bytes up to there. Empty, with `end` at 0, if it cannot be read.
 std::string python_function(std::string_view pickle, size_t& end);
 
 // A digest of a call and its tensors. It leaves out ids of RRefs, which depend on the order of threads; messages that

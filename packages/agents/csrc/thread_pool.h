@@ -1,8 +1,8 @@
 // The threads of an agent. Each thread waits for an event of the transport and handles the event itself, so no message is
 // passed from one thread to another.
 //
-// At least one thread is always waiting for events: a thread that takes an event while no other thread waits starts
-// another one first. So answers are received even if all other threads wait for answers.
+// At least one thread is always waiting for events: if no other thread waits, a thread that has taken an event starts
+// one before it handles the event. So answers are received even if all other threads wait for answers.
 //
 // If the system cannot start a thread, requests queue behind the running ones, so that answers are still received, and
 // retry() tries again.

@@ -79,7 +79,7 @@ def test_doctor_names_a_log_that_is_cut_off(
 
     [found] = [one for one in check().findings if one.level == "warning"]
     assert found.about == "event log"
-    assert f"{logs / 'worker1.jsonl'} is cut off, it stops in the middle of a line" in found.text
+    assert f"{logs / 'worker1.jsonl'} is cut off: it stops in the middle of a line" in found.text
     assert "the disk was full" in found.text
 
 
@@ -93,7 +93,7 @@ def test_doctor_reports_the_log_of_a_killed_worker(
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_REPLAY", str(logs))
 
     [found] = [one for one in check().findings if one.level == "warning"]
-    assert "worker0.jsonl is cut off, it stops without an end: its process was killed" in found.text
+    assert "worker0.jsonl is cut off: it stops before its end. Its process was killed" in found.text
 
 
 def test_doctor_reports_complete_logs(

@@ -160,8 +160,8 @@ def test_a_log_without_an_end_is_reported_as_cut_off(folder: Path) -> None:
     found = report_page.story([folder])
     endings = [log["ending"] for log in found.data["logs"]]
     assert endings[0] == "is complete"
-    assert endings[1].startswith("is cut off, it stops without an end: its process was killed")
-    assert endings[2].startswith("is cut off, it stops in the middle of a line")
+    assert endings[1].startswith("is cut off: it stops before its end. Its process was killed")
+    assert endings[2].startswith("is cut off: it stops in the middle of a line")
     assert report_page.cut_off(whole.path) is None
     assert [report_page.cut_off(log.path) for log in (cut, torn)] == endings[1:]
     assert f"{cut.path} is cut off" in found.summary()
@@ -172,7 +172,7 @@ def test_a_log_that_a_crash_ended_names_the_rule(folder: Path) -> None:
     log = Log(folder, live.make(what="crash", name="boom"))
     log.message(1, "crash", rule="boom")
     log.write()
-    wanted = "stops without an end: the fault rule 'boom' ended the process"
+    wanted = "stops before its end: the fault rule 'boom' ended the process"
 
     assert story(folder)["logs"][0]["ending"] == report_page.cut_off(log.path) == wanted
 
@@ -250,7 +250,7 @@ def test_few_messages_are_drawn_one_by_one(folder: Path) -> None:
     assert "12 messages in view. Drag to zoom in." in page
     assert "seed 7 · backend ZEROMQ · torch 2.13.0 · workers w0, w1" in page
     assert "There is no log from w1" in page
-    assert f"{log.path} stops without an end: the fault rule 'r' ended the process" in page
+    assert f"{log.path} stops before its end: the fault rule 'r' ended the process" in page
     legend = page.partition('id="key"')[2].partition('id="detail"')[0]
     for what in kinds:
         assert f'<span class="badge" style="background:var(--{what})" title="{what}">' in legend

@@ -2,7 +2,7 @@
 //
 // One thread at a time polls UCX. It stops a short time after the last traffic. Then all threads sleep, until UCX signals
 // traffic through its event descriptor. A thread that takes an event arms this signal instead of waking another thread to
-// poll, so that only new traffic wakes one while the event is handled.
+// poll. So another thread wakes only if new traffic arrives while the event is handled.
 #pragma once
 
 #include <atomic>

@@ -23,14 +23,14 @@ constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{5000};
 // How long to keep the memory of a message that could not be sent. Its receiver may still be copying it.
 constexpr std::chrono::seconds kReadTime{5};
-// After so many calls of ucp_worker_progress(), UCX has handled everything that was in its queue before them.
+// After this many calls of ucp_worker_progress(), UCX has handled everything that was in its queue before them.
 constexpr int kDrain = 64;
 // How long a copy from the memory of a peer may take before its connection is closed anyway.
 constexpr std::chrono::seconds kCopyTime{5};
 constexpr int kEveryPeer = -1;
 // The most greetings that wait for a lookup. Unknown processes can send them, so there is a limit.
 constexpr size_t kMostStrangers = 1000;
-// Up to so many bytes, copying parts into the header of an active message is worth it.
+// Copying parts into the header of an active message is worth it up to this many bytes.
 constexpr size_t kLongestHeader = 6144;
 
 std::string called(int peer) {

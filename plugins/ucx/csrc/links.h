@@ -90,7 +90,7 @@ class Links {
   ucs_status_t take(wire::Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched);
   void deliver(Link& link, const Incoming::Target& target);
   void deliver_fetched();
-  // Delivers those of `fetches` that are of this peer, and of messages with smaller numbers. The others stay.
+  // Delivers the data in `fetches` that is from this peer and belongs to messages with smaller numbers. The rest stays.
   void deliver_below(std::vector<Fetch>& fetches, int peer, uint64_t number);
   bool do_later();
   void run_later(std::function<void()> task) { later_.push_back(std::move(task)); }

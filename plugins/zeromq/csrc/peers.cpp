@@ -153,8 +153,8 @@ void Peers::close(double linger) {
     closed_ = true;
     peers.swap(peers_);
   }
-  // libzmq's connections send their queued messages at the same time, later; the others do so one after the other,
-  // within the remaining time.
+  // The TCP connections are closed first: libzmq sends their queued messages later, all at the same time. Each Unix
+  // connection sends its queued messages before the next one is closed, within the remaining time.
   const auto deadline = Clock::now() + Milliseconds(milliseconds(linger));
   for (const bool is_unix : {false, true}) {
     for (auto& [id, peer] : peers) {

@@ -273,7 +273,7 @@ std::string TcpConnection::why_it_ended(int error) const {
   if (error != 0 && error != EINPROGRESS) {
     return "connection to " + endpoint_.text() + " lost; the peer no longer listens: " + std::strerror(error);
   }
-  // Nearly as long: the last message may have arrived while unacknowledged data was on its way.
+  // Nearly as long is enough: the last message may have arrived while unacknowledged data was on its way.
   if (silence >= std::chrono::milliseconds(milliseconds(0.9 * settings_.heartbeat_timeout))) {
     return "no heartbeat from " + endpoint_.text() + " for " + seconds_text(settings_.heartbeat_timeout);
   }

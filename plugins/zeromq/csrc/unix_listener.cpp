@@ -331,7 +331,7 @@ void UnixListener::refuse(uint64_t id, const std::string& why) {
   callback_thread_.report("a process on this host: " + why);
   const Answer answer = answer_with(why, "");
   const std::string text = std::string(reinterpret_cast<const char*>(&answer), sizeof answer) + why;
-  // It fits into the socket's buffer. A process that does not read it misses it.
+  // The answer fits into the socket's buffer. A process that does not read it does not get the reason.
   [[maybe_unused]] const ssize_t sent = ::send(pending_.at(id).fd->get(), text.data(), text.size(), MSG_NOSIGNAL);
   drop(id);
 }

@@ -124,7 +124,7 @@ bool UnixStream::post(Outgoing message) {
   if (is_first) {
     write_queue(lock, 1, sent);
     if (sent.empty() && !queue_.empty() && !busy_) {
-      // Another thread writes the rest. It must not wait for what the owners wait for.
+      // Another thread writes the rest. It must not release the owners, because that may block.
       services_.releaser.hold(queue_.front().parts);
     }
   }

@@ -10,9 +10,9 @@
 // frame that takes long to arrive would look like a lost peer. Pieces are copied to their place while the next
 // ones are still arriving.
 //
-// No frame is larger than kLargestFrame; longer data goes in several. libzmq allocates a frame as soon as its
-// size is announced, even for an unauthenticated connection, and its limit is fixed for the life of a
-// connection. So this limit bounds the memory that an unauthenticated process can make a worker hold.
+// No frame is larger than kLargestFrame; longer data is sent in several frames. libzmq allocates a frame as soon
+// as its size is announced, even on an unauthenticated connection. The limit of a connection cannot be raised
+// later, so kLargestFrame bounds the memory that an unauthenticated process can make a worker hold.
 #pragma once
 
 #include <bit>
@@ -50,17 +50,17 @@ inline constexpr uint64_t kSizeMask = (uint64_t{1} << kPlaceShift) - 1;
 
 inline constexpr size_t kMaxParts = 65536;
 
-// Bytes of the largest part in the head. Measured: copying as many costs less than a frame.
+// Bytes of the largest part in the head. Measured: copying this many bytes costs less than a frame.
 inline constexpr size_t kMaxInHead = 4096;
 
-// Bytes of the largest piece, and of the largest part that is not split. Measured: as many bytes arrive sooner in
+// Bytes of the largest piece, and of the largest part that is not split. Measured: this many bytes arrive sooner in
 // one ZeroMQ message than in several, and stay in the cache between the two copies.
 inline constexpr size_t kMaxInMessage = size_t{1} << 20;
 
-// Bytes; measured with bench/run.py: copying the frames together takes less time than encryption.
+// Bytes of the largest frame. Measured with bench/run.py: joining such frames again takes less time than encryption.
 inline constexpr size_t kLargestFrame = size_t{128} << 10;
 
-// The same without encryption, where any process can connect anyway.
+// The same without encryption. There any process can connect, so a small limit would protect nothing.
 inline constexpr size_t kLargestPlainFrame = kMaxInMessage;
 
 // The value of ZMQ_MAXMSGSIZE, which includes the 33 bytes that CURVE adds to a frame.

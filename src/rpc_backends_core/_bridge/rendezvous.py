@@ -19,9 +19,9 @@ from rpc_backends_core._time_limit import HOST_MAY_HANG, JOIN_TIMEOUT, LateError
 
 #: Seconds between two attempts to connect to the host.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
-#: Seconds that one attempt to connect has at least.
+#: The shortest time limit of one attempt to connect, in seconds.
 _SHORTEST_ATTEMPT = 1.0
-#: Seconds after torch's own time limit when it is given up: torch has the better error, if it has one.
+#: Seconds that torch gets beyond its own time limit: its own error, if it raises one, is the better one.
 _MORE_THAN_TORCHS = 3.0
 
 
@@ -45,8 +45,8 @@ def meet(
     :param init_method: the URL of the rendezvous.
     :param name: this worker's name, for error messages.
     :param limit: seconds to wait for the others; None for torch's default.
-    :raises GroupTimeoutError: nothing listened there in that time, or it did not answer for a minute (or
-        for ``limit``, where that is less).
+    :raises GroupTimeoutError: nothing listened at that address within ``limit``, or the process that
+        listens there did not answer for a minute (or for ``limit``, if that is less).
     """
     scheme = init_method.partition(":")[0]
     if rank == -1 and scheme == "env" and "RANK" in os.environ:
@@ -56,8 +56,8 @@ def meet(
         iterator = torch_internals.rendezvous(init_method, rank, world_size)
         store, found, _ = next(iterator)
     else:
-        # Without a world size: a TCP store given one waits for that many clients and cannot say which
-        # are missing. Forming the group (see `_group`) can.
+        # No world size is passed: a TCP store that gets one waits for that many clients and cannot say
+        # which are missing. `_group` can say it.
         url = init_method if rank == -1 else _tcp(init_method)
         store, found, iterator = _connect(url, name, rank, limit)
     return Meeting(store, rank if world_size is None else found, iterator)
@@ -66,8 +66,8 @@ def meet(
 def _connect(url: str, name: str, rank: int, limit: float) -> tuple[Any, int, Any]:
     """Return what torch's rendezvous gives, and the rendezvous itself.
 
-    Torch's client waits without end for a host that takes the connection and does not answer, whatever
-    its timeout. So torch's rendezvous has a thread of its own.
+    If a host accepts the connection and does not answer, torch's client ignores its timeout and waits for
+    ever. So torch's rendezvous runs on a thread of its own.
     """
     end = time.monotonic() + limit
     while True:
@@ -79,7 +79,7 @@ def _connect(url: str, name: str, rank: int, limit: float) -> tuple[Any, int, An
         except LateError:
             raise GroupTimeoutError(
                 f"RPC worker {name!r} (rank {rank}) waited {min(limit, JOIN_TIMEOUT):g} s for the "
-                f"group's store at {url}, which takes connections and does not answer. {HOST_MAY_HANG}"
+                f"group's store at {url}, which accepts connections and does not answer. {HOST_MAY_HANG}"
             ) from None
         except dist.DistError as error:
             if "timed out" not in str(error).lower():

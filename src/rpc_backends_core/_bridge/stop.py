@@ -21,8 +21,8 @@ def shutdown(graceful: bool, timeout: float) -> None:
     """Stop RPC; see :func:`~rpc_backends_core._patches.shutdown`.
 
     Static groups use torch's own shutdown. A dynamic group is left with the agent's
-    ``leave_group(timeout)`` if it has that method: torch's procedure calls each member in turn while
-    it holds a token that all members wait for, and never releases the token if a member is dead.
+    ``leave_group(timeout)``, if the agent has that method. Torch's procedure would hold a token that all
+    members wait for while it calls each member in turn, and would keep the token if a member is dead.
     """
     if STATE.session is not None and STATE.session.is_forked:
         return  # a forked child: the agent and the membership belong to the parent
@@ -68,7 +68,7 @@ def reset_current_agent() -> None:
     STATE.had_a_group = True
     session, STATE.session = STATE.session, None
     if session is not None:
-        # A failing shutdown gets here too, while its exception propagates; the others then stay.
+        # A failing shutdown gets here too, while its exception propagates. The other workers then stay.
         session.close(together=STATE.leaves_gracefully and sys.exc_info()[1] is None)
 
 
@@ -76,7 +76,7 @@ def delete_rrefs(*timeout: timedelta) -> None:
     """Delete this worker's RRefs, as torch does before it leaves a group.
 
     Torch creates one RRefContext per process and marks it destroyed at the first shutdown. RRefs of a
-    later group are never deleted, so waiting for it (100 s in torch) is useless.
+    later group are never deleted, so waiting for their deletion (100 s in torch) is useless.
     """
     wait = (_IN_VAIN,) if STATE.had_a_group else timeout
     torch_internals.original_api("_delete_all_user_and_unforked_owner_rrefs")(*wait)

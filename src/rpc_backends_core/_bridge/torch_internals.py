@@ -210,7 +210,7 @@ def has_unconfirmed_rrefs() -> bool:
 
 
 def set_worker_names(names: Iterable[str]) -> None:
-    """Make ``_all_gather`` use these workers, and restart its count so that all of them agree."""
+    """Make ``_all_gather`` use these workers, and restart its count, so that their counts agree."""
     with rpc.api._all_gather_dict_lock:
         rpc.api._ALL_WORKER_NAMES = set(names)
         rpc.api._all_gather_sequence_id.clear()

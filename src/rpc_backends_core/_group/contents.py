@@ -14,7 +14,7 @@ from rpc_backends_core._errors import StoreError
 
 T = TypeVar("T")
 
-#: The most bytes that one worker may contribute to a value; many times more than any needs.
+#: The most bytes that one worker may contribute to a value: many times what a worker needs.
 MOST_BYTES = 1 << 20
 #: In torch, ids and ranks are signed 16-bit numbers.
 MAX_ID = 32767

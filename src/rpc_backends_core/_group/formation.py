@@ -28,7 +28,7 @@ from rpc_backends_core._group.waiting import BoundedStore, logger, wait_for
 from rpc_backends_core._process_state import STATE
 from rpc_backends_core._time_limit import JOIN_TIMEOUT
 
-#: Seconds that workers have to read why there is no group, and between two looks whether they have.
+#: Seconds that workers have to read why there is no group, and seconds between two checks of that.
 _READING_TIMEOUT = 5.0
 _READING_PAUSE = 0.01
 _KIND = re.compile(rb"dynamic|static/[1-9][0-9]{0,8}")

@@ -55,7 +55,7 @@ class StoreAccess:
             ) from error
 
     def ask_plainly(self, request: Callable[[Any], T], seconds: float) -> T:
-        """Do the same, but raise what ``request`` raises unchanged.
+        """Do what :meth:`ask` does, but raise the errors of ``request`` unchanged.
 
         :raises StoreError: the request took longer, or an earlier one still hangs.
         """

@@ -2,8 +2,8 @@
 
 The names here stay the same as long as the major number of :data:`SPI_VERSION` does. All other
 modules of the core have a leading underscore and may change in any release. A backend declares the
-version it was written for with ``Backend(spi_version=(1, 1), ...)``, a hook package with an attribute
-``spi_version`` of the object that its entry point names. Names are imported on first use.
+version it was written for with ``Backend(spi_version=(1, 1), ...)``; a hook package declares it with an
+attribute ``spi_version`` of the object that its entry point names. Names are imported on first use.
 
 :mod:`.inspection` is for tools that inspect the registry, such as `rpc-backends doctor`.
 """

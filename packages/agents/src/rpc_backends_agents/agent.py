@@ -22,7 +22,7 @@ logger = logging.getLogger("rpc_backends.agents")
 #: How long a leaving member waits for the deletion of RRefs, and for the requests that it serves.
 _RREF_TIMEOUT = timedelta(seconds=5)
 _SERVING_TIMEOUT = 5.0
-#: Seconds that an exchange has at least; 0 would mean the group's own timeout.
+#: The shortest timeout of an exchange, in seconds; 0 would mean the group's own timeout.
 _SHORTEST_EXCHANGE = 0.1
 
 

@@ -24,8 +24,8 @@ class CallInterceptor:
     ``rpc_sync``, ``rpc_async``, ``remote``, TorchScript functions and operators. Other messages (of RRefs
     and autograd) and the two calls that torch makes at shutdown pass unseen.
 
-    All methods run on one thread of their own, one call after another. Do not make a call in them that
-    this interceptor itself has to see: it would wait for ever.
+    All methods run on one thread of their own, one call after another. Do not make a call in a method if
+    this interceptor gets that call too: the method would wait for ever.
     """
 
     def on_outgoing(self, call: Call) -> None:
@@ -36,9 +36,9 @@ class CallInterceptor:
         """
 
     def on_incoming(self, call: Call) -> None:
-        """Look at a call that has arrived, before it runs; TENSORPIPE does not show these.
+        """Look at a call that has arrived, before it runs. TENSORPIPE does not show incoming calls.
 
-        ``call.function`` is empty if the name could not be read: a policy must refuse that.
+        ``call.function`` is empty if the name could not be read: a policy must refuse such a call.
 
         :raises RefusedError: as for :meth:`on_outgoing`.
         """

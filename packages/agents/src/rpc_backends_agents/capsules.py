@@ -30,7 +30,7 @@ def mismatch(giver: object, method: str, what: str, found: object, wanted: str) 
     if theirs[3] != ours[3]:
         return (
             f"{head} was compiled with {_abi(theirs)}, and the installed rpc-backends-agents with "
-            f"{_abi(ours)}, because torch differed. Compile both again for this torch: pip install "
+            f"{_abi(ours)}: each for another torch. Compile both again for this torch: pip install "
             "--no-build-isolation --no-deps --force-reinstall rpc-backends-agents "
             f"{_distribution(kind.__module__)}"
         )

@@ -33,7 +33,7 @@ class InPython(Transport):
         self._receiver: threading.Thread | None = None
 
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
-        """Start to listen, and to give events to ``inbox``; its errors end the receiving."""
+        """Start to listen, and pass events to ``inbox`` until a method of ``inbox`` raises."""
         address = (self._around or self._native).listen(worker_id, name)
         self._receiver = threading.Thread(target=self._receive, args=(inbox,), daemon=True)
         self._receiver.start()
@@ -61,7 +61,7 @@ class InPython(Transport):
     def close(self, linger: float) -> None:
         """Close the transport.
 
-        :raises RuntimeError: ``receive`` has not returned false.
+        :raises RuntimeError: ``receive`` does not return false in time.
         """
         self._native.close(linger)
         if self._around is not None:

@@ -43,7 +43,7 @@ _MOST_RECORDS = 4 * (_MAX_ID + 1)
 _LARGEST_RECORD = 1 << 16
 #: Records that are read in one request.
 _CHUNK = 256
-#: Records that are counted but not written yet, and are read again later. The oldest are given up.
+#: The most records that are counted, not written yet, and so read again later. Older ones are given up.
 _MOST_MISSING = 512
 #: Reading stops after this share of a request's time limit; the next read continues.
 _READING_SHARE = 0.4
@@ -217,7 +217,7 @@ class Roster:
             self._changing.release()
 
     def _fetch(self, store: Any, seconds: float) -> tuple[dict[int, bytes], set[int], int]:
-        """Return the new records, the numbers of missing ones, and the number of the last one read."""
+        """Return the new records, the numbers of missing records, and the number of the last one read."""
         end = time.monotonic() + seconds
         # add() would be unsafe: a TCP store closes the connection if the value is no number. get() does
         # not have to wait, because this worker has written a record.
@@ -332,7 +332,7 @@ class Roster:
             if is_alive(other):
                 raise RuntimeError(
                     f"RPC worker {what} {value} is not unique: the member {other.name!r} (rank "
-                    f"{other.rank}) has it. Let that worker leave first, or choose another."
+                    f"{other.rank}) has it. Let that worker leave first, or choose another {what}."
                 )
             self._append({"kind": "out", "number": other.number}, self._timeout)
         raise stored.unsuitable(key, "a different worker each time it is read")

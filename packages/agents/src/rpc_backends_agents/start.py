@@ -29,8 +29,8 @@ class Settings:
     :ivar rpc_timeout: default timeout of calls in seconds; 0 means no timeout.
     :ivar max_message_bytes: a call with a larger message fails, at the sender and at the receiver, unless
         the transport rejects the message earlier and closes the connection (ZEROMQ does).
-    :ivar max_unanswered_bytes: a limit on requests, in bytes. A call waits while its receiver has more
-        than this unanswered. A request is refused while more than this from its sender waits here. Each
+    :ivar max_unanswered_bytes: the most bytes of requests from one worker to another that may be
+        unanswered. At the limit, a call waits at the caller; the callee refuses requests beyond it. Each
         request counts 1 KiB more than its message.
     """
 
@@ -54,8 +54,8 @@ def start_agent(transport: Any, group: Group, settings: Settings) -> _C.Transpor
     :returns: the agent, running and set as torch's current agent.
     :raises GroupError: another worker failed; all workers raise its reason.
     :raises RuntimeError: another member of a dynamic group has the name or rank.
-    :raises TypeError: an argument has another type, or a method of the transport returned something
-        else than it must.
+    :raises TypeError: an argument has the wrong type, or a method of the transport returned the wrong
+        type.
     """
     _check_arguments(transport, group, settings)
     _C.send_warnings_to(logger.warning)

@@ -29,7 +29,7 @@ def check_core() -> None:
 def check_torch() -> None:
     """Check that the agents were compiled for the minor version of torch that is installed.
 
-    With another one, the extension lacks symbols, or has other layouts of torch's classes.
+    With another version, symbols are missing, or the layouts of torch's classes differ.
 
     :raises ImportError: they were compiled for another version; the message has the command that helps.
     """

@@ -1,7 +1,7 @@
 """Keep idle cores awake during a measurement.
 
-A core without work falls asleep, and a virtual core is given back to its host. To wake it can take
-longer than the call that needs it, and the time differs from sleep to sleep. Linux lets no core sleep
+A core without work falls asleep, and a virtual core is given back to its host. To wake a core can take
+longer than the call that needs it, and takes a different time each time. Linux lets no core sleep
 while a process holds ``/dev/cpu_dma_latency`` open and has written a latency of 0 to it:
 https://docs.kernel.org/power/pm_qos_interface.html.
 """

@@ -22,7 +22,7 @@ _Participant = TypeVar("_Participant", bound=Participant)
 
 #: How many asynchronous calls each of several clients keeps in flight.
 CLIENT_WINDOW = 16
-#: How many bytes a block of one message size sends at most, unless two messages are more.
+#: The most bytes that a block sends for one message size. It sends two messages even if they are larger.
 _MAX_BLOCK_BYTES = 20 << 22
 #: Seconds after which the processes of one set are ended in any case.
 _PROCESS_LIFETIME_S = 1800

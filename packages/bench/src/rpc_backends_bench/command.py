@@ -175,7 +175,7 @@ def set_environment() -> None:
 
 
 def _check_out(out: Path | None) -> None:
-    """Fail before a run of minutes, and not after it, if its files cannot be written."""
+    """Fail now, and not after a run of minutes, if the files of the run cannot be written."""
     if out is None:
         return
     try:

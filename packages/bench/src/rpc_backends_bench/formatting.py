@@ -64,7 +64,7 @@ def ratio(value: Ratio | None, *, interval: bool = True, digits: int = 2) -> str
 
 
 def verdict(row: Row, value: Ratio | None) -> str:
-    """Return ``better`` or ``worse`` if the whole interval is, else an empty string."""
+    """Return ``better`` or ``worse`` if that is true of the whole interval, else an empty string."""
     if value is None or value.low <= 1 <= value.high:
         return ""
     return "better" if (value.low > 1) == row.higher_is_better else "worse"

@@ -1,4 +1,4 @@
-"""Participants: the processes that are measured. They are suspended while another one runs a block."""
+"""Participants: the processes that are measured. While one runs a block, all others are suspended."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def template(own: bool) -> Template:
 class Participant:
     """A set of processes; the first makes the calls that are measured.
 
-    They are suspended (SIGSTOP) while other participants run. Otherwise they would disturb these:
-    TensorPipe polls, so an idle worker takes half a core.
+    They are suspended (SIGSTOP) while another participant runs. Otherwise they would disturb its
+    measurement: TensorPipe polls, so an idle worker takes half a core.
 
     :param own: run without any package that extends torch.
     :param seconds: after this time the processes are ended in any case.

@@ -21,7 +21,7 @@ class ProgressListener(Protocol):
         """Receive a description of what is measured next."""
 
     def advance(self, seconds: float) -> None:
-        """Receive that work that was expected to take ``seconds`` is done."""
+        """Receive progress: work that was expected to take ``seconds`` is done."""
 
 
 def shuffled(items: Sequence[_Item], rng: random.Random) -> list[_Item]:

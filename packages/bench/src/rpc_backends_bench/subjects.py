@@ -96,9 +96,9 @@ def arrange(
 ) -> list[Subject]:
     """Return everything to measure, each with a unique label; the reference is last.
 
-    :param reference: the reference. By default it is TENSORPIPE if that is among several backends, or
-        if another backend is the only one; torch's own TENSORPIPE if a package's TENSORPIPE is the only
-        one; else the first backend.
+    :param reference: the reference. By default, several backends are compared with TENSORPIPE if it is
+        among them, else with the first. A single backend is compared with TENSORPIPE, and a package's
+        TENSORPIPE with torch's own.
     :param plugins: names of the backends that come from packages.
     :param peers: peers, which stand before the reference.
     :raises SubjectError: no backend is named, or there is nothing to compare it with.

@@ -145,8 +145,8 @@ def throughput(
 ) -> float:
     """Return the number of no-ops per second with ``in_flight`` calls in flight.
 
-    :param seconds: how long new calls start; longer if each in flight was replaced fewer than
-        ``_MIN_REFILLS`` times.
+    :param seconds: for how long new calls are made. If they are fewer than ``_MIN_REFILLS`` times
+        ``in_flight`` by then, more are made.
     :param at: the time at which to begin.
     :param to: the rank of the worker that is called.
     """

@@ -148,8 +148,8 @@ def command(names: tuple[str, ...], timeout: float, calls: bool, as_json: bool) 
     """Look for problems and test every backend.
 
     Checks versions, the bridge to torch, environment variables, the address that workers would use
-    and how long its name takes to look up, and the requirements of packages; runs the checks of
-    installed packages; loads every backend (or only the given NAMEs), calls every hook, and makes calls
+    and how long its name takes to look up, and the requirements of packages. Then runs the checks of
+    installed packages, loads every backend (or only the given NAMEs), calls every hook, and makes calls
     between two processes over each backend. The exit status is 1 if something is broken.
     """
     from rpc_backends_cli.report import render, render_verdict, summary

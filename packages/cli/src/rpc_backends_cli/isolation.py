@@ -70,7 +70,7 @@ def run(
     """Run ``function(me, *one)`` for each of ``arguments``, side by side, in fresh interpreters.
 
     :param limit: time limit in seconds for all of them; those still running are then killed.
-    :param each: the limit applies between two reports instead.
+    :param each: whether ``limit`` is the time between two reports instead.
     """
     template = Template(variables={"OMP_NUM_THREADS": "1", **os.environ})
     seconds = math.inf if each else limit

@@ -65,7 +65,7 @@ class Listing:
 
 
 def gather() -> Listing:
-    """Return the backends as a program that imports torch finds them."""
+    """Return the backends that a program finds when it imports torch."""
     from rpc_backends_cli.torch_state import bridge, import_torch
 
     notes = []

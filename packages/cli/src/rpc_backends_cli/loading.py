@@ -38,9 +38,10 @@ class Loaded:
 
 
 def require_loadable(names: Sequence[str], limit: float) -> None:
-    """See that backends, and all hook packages, neither hang nor crash while they are imported.
+    """Check that backends, and all hook packages, neither hang nor crash while they are imported.
 
-    Each is imported in another process first. Other errors are left to the process that uses it.
+    Each is imported in a separate process. Other errors do not count: the caller gets them when it
+    imports the package itself.
 
     :param names: backends, each of them known.
     :param limit: time limit in seconds for one package.
@@ -129,7 +130,8 @@ def _load_hooks(name: str) -> str | None:
 def call_hooks(found: Record, limit: float) -> Loaded:
     """Call the hooks of one package: start and stop a group of one worker on TENSORPIPE.
 
-    :returns: ``complete`` if a hook failed; otherwise ``failure`` is why the hooks were not called.
+    :returns: ``failure`` is the error of the first hook that failed, and ``complete`` is true; or, with
+        ``complete`` false, the reason why the hooks could not be called.
     """
     (outcome,) = isolation.run(_call_hooks, [(hook_id(found),)], limit)
     if outcome.error is None:

@@ -58,7 +58,7 @@ Examples:
 @click.option(
     "--source",
     metavar="SOURCE",
-    help="A clone of rpc-backends, or the URL of its repository, from which the package's CI installs it "
+    help="Where the package's CI installs rpc-backends from: a clone, or the URL of the repository "
     "(default: where this command was installed from).",
 )
 @debug_option

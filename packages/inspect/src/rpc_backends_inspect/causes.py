@@ -35,7 +35,7 @@ class _Wait:
     """One thread that waits for another worker.
 
     :ivar reason: the function that it has called there, or the collective that it is in.
-    :ivar seconds: since when; 0 if it is not known.
+    :ivar seconds: how long it has waited; 0 if that is not known.
     """
 
     worker: str
@@ -111,7 +111,7 @@ class _Group:
         )
 
     def _loss(self, name: str) -> str:
-        """Return the error of the last call to a worker that was lost; empty if there is none."""
+        """Return the error of the last lost call to a worker; empty if no call to it was lost."""
         for one in self.by_name.values():
             for call in reversed(one.recent):
                 if call.peer == name and call.state == "lost":
@@ -169,7 +169,7 @@ class _Group:
             yield Cause("shutdown", text, (*sorted(waiting), name))
 
     def rrefs(self) -> Iterator[Cause]:
-        """Find RRefs that somebody holds while others are in ``shutdown``."""
+        """Find RRefs that are still held while a worker is in ``shutdown``."""
         if not any(map(_in_shutdown, self.by_name.values())):
             return
         for owner in sorted(
@@ -187,12 +187,12 @@ class _Group:
             held = [f"{name!r} holds {count}" for name, count in holders.items()]
             if shared > 0:
                 who = [name for name in self.by_name if name != owner]
-                held.append(f"{shared} that it has shared are held by {_names(who, ' or ')}")
+                held.append(f"{shared} that {owner!r} has shared are held by {_names(who, ' or ')}")
             if held:
                 yield Cause(
                     "rref",
                     f"RRefs of {owner!r} are still in use: {', '.join(held)}. shutdown waits until they "
-                    "are deleted; delete them before it",
+                    "are deleted; delete them before you call shutdown",
                     (owner, *holders),
                 )
 

@@ -38,7 +38,7 @@ def trace(states: Sequence[WorkerState]) -> dict[str, Any]:
 
 
 def _placed(state: WorkerState) -> list[tuple[Call, int, str]]:
-    """Give each call a row on which no other one overlaps it, except one that encloses it."""
+    """Give each call a row. Calls on one row do not overlap, unless one encloses the other."""
     threads: dict[tuple[int, bool], int] = {}
     open_until: dict[int, list[int]] = {}  # row -> ends of the calls that are open there
     placed = []

@@ -42,7 +42,7 @@ def pairs(states: Sequence[WorkerState]) -> Iterator[Pair]:
 def offsets_us(states: Sequence[WorkerState], found: Sequence[Pair]) -> list[int]:
     """Return by how many microseconds each worker's clock is ahead of the first one's.
 
-    Workers of one host have one clock. A worker that no calls connect to the first one gets 0.
+    Workers of one host have one clock. A worker that no chain of calls connects to the first gets 0.
     """
     edges: dict[tuple[str, str], tuple[int, int]] = {}  # the round trip, and the difference
     for pair in found:

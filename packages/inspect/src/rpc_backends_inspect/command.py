@@ -65,7 +65,7 @@ def command(
     """
     if watch:
         if dumps or save or stacks:
-            raise click.UsageError("--watch works without dumps, --save and --stacks.")
+            raise click.UsageError("--watch cannot be used with dumps, --save or --stacks.")
         _watch(worker, pids, interval, as_json=as_json)
         return
     from rpc_backends_inspect import causes
@@ -101,7 +101,7 @@ def _watch(worker: str | None, pids: tuple[int, ...], interval: float, *, as_jso
 
     if not as_json and not sys.stdout.isatty():
         raise Failure(
-            "--watch needs a terminal, and stdout is none; with --json it prints a line for each interval"
+            "--watch needs a terminal, and stdout is not one; with --json it prints a line per interval"
         )
 
     def read() -> list[WorkerState]:

@@ -31,9 +31,9 @@ _API = os.path.join("torch", "distributed", "rpc", "api.py")  # noqa: PTH118, th
 class Dumps:
     """Which dumps a worker writes by itself.
 
-    :ivar folder: where; empty for none.
+    :ivar folder: the folder for the dumps; empty if it writes none.
     :ivar shutdown_limit: seconds after which a shutdown takes long.
-    :ivar at_end: whether it writes one when it stops, with which ``rpc-backends trace`` draws a run.
+    :ivar at_end: whether it writes a dump when it stops. ``rpc-backends trace`` draws a run from these.
     """
 
     folder: str = ""
@@ -45,9 +45,9 @@ NO_DUMPS = Dumps()
 
 
 def folder_for(value: str) -> str:
-    """Return the folder for dumps, made if need be; empty for none.
+    """Return the absolute path of the folder for dumps, and create the folder; empty if ``value`` is.
 
-    :raises OSError: it cannot be made, or not be written.
+    :raises OSError: the folder cannot be created, or cannot be written to.
     """
     if not value:
         return ""
@@ -110,7 +110,7 @@ class Watcher:
             return f"No RPC dump: {error}."
         mine = [cause for cause in found if self._worker in cause.workers] or found
         why = (
-            f"Likely reason: {mine[0].text}." if mine else "No worker of this host waits for long."
+            f"Likely reason: {mine[0].text}." if mine else "No worker of this host has waited long."
         )
         return f"RPC dump: {path}. {why}"
 

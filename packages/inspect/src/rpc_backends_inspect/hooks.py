@@ -57,7 +57,9 @@ def _limit(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 1e6:
-        raise RefusedError(f"{_LIMIT} is {value!r}; it must be a number of seconds above 0")
+        raise RefusedError(
+            f"{_LIMIT} is {value!r}; it must be a number of seconds above 0 and at most 1000000"
+        )
     return seconds
 
 

@@ -22,7 +22,7 @@ def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_D
     """Put a recorder in front of an agent that has not started.
 
     Without a socket, or without a free signal, the recorder shows less and logs a warning.
-    The worker starts all the same.
+    The worker still starts.
 
     :param group: a text that is the same for all workers of a group.
     :param calls: the number of ended calls to keep.

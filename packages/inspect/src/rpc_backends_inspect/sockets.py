@@ -1,6 +1,6 @@
 """The sockets of this user's workers: abstract Unix sockets, which leave nothing on disk.
 
-Any user of the host can see that there is such a socket, connect to it, or open one with a name like it.
+Any user of the host can see that there is such a socket, connect to it, or open one with a similar name.
 So a worker answers only its own user and root, and a reader takes only sockets that its own user has
 opened; the kernel vouches for both (``SO_PEERCRED``). Names hold nothing but the user's number. Abstract
 sockets belong to a network namespace: a worker in a container is inspected in that container, unless it
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "rpc-backends-inspect-{}-"
-#: The name of the memory file with a worker's stacks; it tells the name of a worker that does not answer.
+#: The start of the name of the memory file with a worker's stacks. The rest is the worker's name, which
+#: can thus be read even if the worker does not answer.
 MEMORY_FILE = "rpc-worker:"
 _BACKLOG = 16
 _CREDENTIALS = struct.Struct("3i")
@@ -38,7 +39,7 @@ class WorkerSocket:
 
     @property
     def worker(self) -> str:
-        """The worker's name as the process's open files tell it; empty if it is not known."""
+        """The worker's name, read from the names of its process's open files; empty if unknown."""
         with contextlib.suppress(OSError):
             for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
@@ -58,7 +59,7 @@ class WorkerSocket:
 def listen() -> socket.socket:
     """Return a listening socket for this process.
 
-    :raises OSError: there is none to be had.
+    :raises OSError: no socket can be opened.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -18,7 +18,7 @@ Examples:
   rpc-backends trace --out trace.json python train.py     run a program
   rpc-backends trace --out trace.json dumps/*.json        draw dumps of several hosts
 """
-#: The number of calls that each worker keeps, unless RPC_BACKENDS_RECORDER says another.
+#: The number of calls that each worker keeps, unless RPC_BACKENDS_RECORDER sets another number.
 _CALLS = "100000"
 
 
@@ -32,7 +32,7 @@ _CALLS = "100000"
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE",
-    help="Where to write the picture: Chrome's trace format, which Perfetto opens.",
+    help="The file to write, in Chrome's trace format, which Perfetto opens.",
 )
 @click.argument(
     "what", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM... | DUMP..."
@@ -43,9 +43,9 @@ def command(context: click.Context, out: Path, what: tuple[str, ...]) -> None:
     """Draw the calls of a run: workers, threads, calls, and arrows from a call to its execution.
 
     PROGRAM is run, and each of its workers on this host writes its last 100000 calls when it stops.
-    DUMPS are files of `inspect --save` or of RPC_BACKENDS_DUMP, of several hosts for example; the clocks
-    of hosts are aligned by the calls between them. Arguments of calls are never recorded. On TENSORPIPE
-    there are only the callers' sides.
+    DUMPS are files that `inspect --save` or RPC_BACKENDS_DUMP has written, for example on several hosts;
+    the clocks of the hosts are aligned by the calls between them. Arguments of calls are never recorded.
+    On TENSORPIPE, only the callers' sides of calls are recorded.
     """
     import json
 

@@ -26,7 +26,7 @@ class Row:
 
     :ivar calls: calls per second.
     :ivar bytes: bytes of requests and answers per second.
-    :ivar p50: seconds within which half of the calls ended; so ``p90`` and ``p99``.
+    :ivar p50: seconds within which half of the calls ended; ``p90`` and ``p99`` likewise.
     :ivar failed: calls that ended with an error.
     :ivar in_flight: calls that have not ended.
     """
@@ -63,7 +63,7 @@ class Meter:
 def _rows(before: WorkerState, now: WorkerState) -> Iterator[Row]:
     seconds = max((now.time_us - before.time_us) / 1e6, 1e-3)
     ended = [call for call in now.recent if call.end_us > before.time_us]
-    # The recorder forgets calls of a fast worker; its count does not.
+    # Of a fast worker, the recorder keeps only some calls, but it counts all of them.
     share = max((now.calls - before.calls) / len(ended), 1.0) if ended else 1.0
     groups: dict[tuple[str, str], tuple[list[Call], list[Call]]] = {}
     for calls, index in ((ended, 0), (now.in_flight, 1)):

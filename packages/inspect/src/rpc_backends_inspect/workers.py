@@ -57,8 +57,8 @@ class WorkerState:
     :ivar group: the address where its group meets, the same for all its workers.
     :ivar reason: why it wrote a dump; empty if it was asked.
     :ivar calls: how many calls it has recorded so far.
-    :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; without those that
-        the owner itself has sent it.
+    :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; not counting those
+        that the owner itself has sent to it.
     :ivar problem: why the state is unknown (the worker is stopped, say); empty if it is known.
     """
 

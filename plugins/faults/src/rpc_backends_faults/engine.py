@@ -143,7 +143,7 @@ class Engine:
         self.log("rules", seed=self.seed, version=self._version, rules=self.native_rules())
 
     def _log_looked_at(self) -> None:
-        """Log how many messages each rule has matched so far; a removed rule takes its count away."""
+        """Log how many messages each rule has matched. Removing a rule also removes its count."""
         self.log(
             "counts", looked_at={name: matched for name, (matched, _) in self._fired().items()}
         )

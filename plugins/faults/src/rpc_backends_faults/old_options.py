@@ -14,9 +14,9 @@ def rules(
 ) -> list[Rule]:
     """Return rules for the options of torch's ``FaultyTensorPipeRpcBackendOptions``.
 
-    :param messages_to_fail: message types to fail; each payload fails ``num_fail_sends`` times first.
+    :param messages_to_fail: message types to fail.
     :param messages_to_delay: delay in seconds, by message type.
-    :param num_fail_sends: how many sends of each payload fail.
+    :param num_fail_sends: how many sends of each payload fail before one succeeds.
     """
     made = []
     types = tuple(messages_to_fail)

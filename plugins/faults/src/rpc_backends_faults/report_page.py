@@ -108,16 +108,16 @@ def cut_off(file: Path) -> str | None:
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a log; the open does not wait if it is a FIFO, which fails later because it cannot seek."""
+    """Open a log without waiting. A FIFO can be opened too, but fails later: it cannot seek."""
     return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
 def _cut_off(torn: bool, crash: str) -> str:
-    where = "in the middle of a line" if torn else "without an end"
+    where = "in the middle of a line" if torn else "before its end"
     if crash:
         return f"stops {where}: the fault rule {crash!r} ended the process"
     return (
-        f"is cut off, it stops {where}: its process was killed, did not shut down RPC, or could not "
+        f"is cut off: it stops {where}. Its process was killed, did not shut down RPC, or could not "
         "write the log (for example, the disk was full). Later events are missing."
     )
 

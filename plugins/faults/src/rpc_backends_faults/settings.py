@@ -23,7 +23,7 @@ VARIABLES = {
     REPLAY: "event logs of an earlier run (a folder or one log); injects the same faults again",
 }
 _ON = "on"
-#: Values that look like switches, so that nobody means them as the name of a file.
+#: Values that look like switches. They are rejected, because they are hardly the name of a rule file.
 _SWITCHES = frozenset({"1", "true", "yes", "on", "0", "false", "no", "off"})
 
 

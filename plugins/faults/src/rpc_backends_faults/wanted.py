@@ -56,7 +56,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def carried_by(rules: RuleSet | None) -> Iterator[None]:
-    """Start the agent that is made inside the block with the rules from its options."""
+    """Give ``rules``, which are from an agent's options, to the agent that is made inside the block."""
     before, _options.rules = _options.rules, rules
     try:
         yield

@@ -96,9 +96,9 @@ class WorkerDevices:
 def check(workers: list[WorkerDevices], *, complete: bool) -> None:
     """Check that the device maps of all workers name devices that the source and the target have.
 
-    :param complete: ``workers`` is the whole group, so a map to any other worker is an error.
+    :param complete: whether ``workers`` is the whole group. If so, a map to any other worker is an error.
     :raises ValueError: a device or a map is wrong; the message names the worker whose options are wrong.
-        It depends on ``workers`` alone, so every worker that checks the same list raises the same error.
+        It depends on ``workers`` alone: all workers that check the same list raise the same error.
     """
     by_name = {worker.name: worker for worker in workers}
     for worker in workers:

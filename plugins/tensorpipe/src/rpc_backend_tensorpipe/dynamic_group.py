@@ -139,7 +139,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         """Stop the agent, and remove this worker from the list if it has not left the group.
 
         If it stayed on the list, other workers would send liveness questions to its port, which another
-        process may have by then. TensorPipe even ends its process when it receives an invalid greeting.
+        process may have by then. If that process runs TensorPipe there, such an invalid greeting ends it.
         """
         if self.is_listed:
             self.is_listed = False
@@ -188,7 +188,7 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
         return True
 
     def _finish_serving(self, seconds: float) -> None:
-        """Wait until this worker serves no request; the members know it leaves and send no more."""
+        """Wait until this worker serves no request. Members know that it leaves, and send no more."""
         end = time.monotonic() + seconds
         had_to_wait = False
         while time.monotonic() < end:

@@ -178,7 +178,7 @@ class Membership:
     def remove(self, gone: Iterable[Peer]) -> State:
         """Remove members from the list; members that are not on it are ignored.
 
-        :raises StoreError: the store is lost, does not respond, or holds something else than a list.
+        :raises StoreError: the store is lost, does not respond, or holds something other than a list.
         """
         ids = {peer.worker_id for peer in gone}
         return self._change(
@@ -223,7 +223,8 @@ class Membership:
                 what = f"name {name}" if name == peer.name else f"rank {rank}"
                 raise RuntimeError(
                     f"RPC worker {what} is not unique: the member {peer.name!r} (rank {peer.rank}, "
-                    f"{peer.address}) has it. Let that worker leave first, or choose another."
+                    f"{peer.address}) has it. Let that worker leave first, or choose another name "
+                    "or rank."
                 )
         return others
 

@@ -19,7 +19,7 @@ from rpc_backends_agents.common.secret import Secret
 
 #: Bytes of the longest message accepted from a peer: more than programs send, less than a host's memory.
 MAX_MESSAGE_BYTES = 16 << 30
-#: Bytes of unanswered calls to one peer before further calls to it wait.
+#: If this many bytes of calls to one peer are unanswered, further calls to that peer wait.
 MAX_UNANSWERED_BYTES = 1 << 30
 #: Seconds between two checks whether a peer on another host is still reachable.
 KEEPALIVE = 1.0

@@ -17,7 +17,7 @@ class Process:
 
     :ivar pid: its id; 0 if unknown.
     :ivar start: when it started, in the kernel's clock ticks; tells whether the id was reused.
-    :ivar namespace: identifies the PID namespace in which the id means this process.
+    :ivar namespace: identifies the PID namespace that the id belongs to.
     """
 
     pid: int

@@ -113,7 +113,7 @@ class UCXTransport:
         try:
             self._learn(peer, name, address, rank)
         except BaseException:
-            # In a static group the start fails now, so greetings with unknown proofs need not wait.
+            # This error ends the start of a static group, so unknown proofs need not wait any longer.
             self._admission_control.stop_waiting()
             raise
 

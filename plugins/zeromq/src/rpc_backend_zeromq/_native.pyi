@@ -20,8 +20,8 @@ class Transport:
         A peer that sends more is rejected.
     :param heartbeat: seconds between two heartbeats on an idle connection.
     :param heartbeat_timeout: seconds without data after which a connection has ended. A shorter network
-        outage loses nothing if TCP retransmits in time. TCP waits longer before each attempt, so rely
-        on half of this time only.
+        outage loses nothing if TCP retransmits in time. TCP waits longer before each further attempt, so
+        count on surviving only outages of half this time.
     :param handshake_timeout: seconds to connect, and as many seconds again to authenticate.
     :param io_threads: the number of libzmq's I/O threads.
     :param wants_proofs: whether both sides of a Unix socket must prove which worker they are. Both are

@@ -31,7 +31,8 @@ class Surroundings:
 def choose(peer: Publication, me: Surroundings) -> str:
     """Return the ZeroMQ endpoint of ``peer`` to connect to.
 
-    :raises AddressError: this host can reach none of them; the text says why and what to do.
+    :raises AddressError: this worker cannot reach any endpoint of ``peer``; the text says why and what
+        to do.
     """
     if me.unix_sockets and peer.unix is not None and _sees(peer.unix, peer, me):
         return f"ipc://{peer.unix.path}"

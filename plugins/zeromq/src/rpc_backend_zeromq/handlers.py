@@ -24,7 +24,8 @@ def init_backend(
 ) -> Any:
     """Start an agent over ZeroMQ in a static group, or in a dynamic one if ``world_size`` is None.
 
-    :param group: the group that ``init_rpc`` has formed; None forms or joins one through ``store``.
+    :param group: the group that ``init_rpc`` has formed. If None, the worker forms or joins one through
+        ``store``.
     :returns: the agent, started and installed as the current one.
     :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
     :raises ExposureError: other hosts could reach the worker's address, and it has no secret.

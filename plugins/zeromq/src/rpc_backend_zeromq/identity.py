@@ -1,7 +1,7 @@
 """A worker's identity: its session keys, and the proof that they belong to a worker of this group.
 
 Each worker makes a key pair when it starts. It writes the public key to the store, together with its
-name, its addresses, its group and a proof. Only holders of the group's secret can make or check it.
+name, its addresses, its group and a proof. Only holders of the group's secret can make or check a proof.
 """
 
 from __future__ import annotations

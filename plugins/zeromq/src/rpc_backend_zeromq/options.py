@@ -21,7 +21,7 @@ from rpc_backends_agents.common.secret import Secret
 
 #: Bytes of the longest message accepted from a peer: more than programs send, less than hosts have.
 MAX_MESSAGE_BYTES = 16 << 30
-#: Bytes of unanswered calls to one peer before further calls to it wait.
+#: If this many bytes of calls to one peer are unanswered, further calls to that peer wait.
 MAX_UNANSWERED_BYTES = 1 << 30
 #: Seconds without a heartbeat until a peer is lost, and the number of heartbeats sent in that time.
 HEARTBEAT_TIMEOUT = 30.0
@@ -188,7 +188,7 @@ def _address(value: object) -> str | None:
     address = _checks.optional_text("address", value, "an address or a name of this machine")
     if address is not None and _means_every(address):
         raise ValueError(
-            f"address={value!r} stands for all addresses, but ZEROMQ needs the one at which other "
+            f"address={value!r} stands for all addresses, but ZEROMQ needs the address at which other "
             "workers "
             "reach this worker. Leave address out to have it detected, or set interface."
         )

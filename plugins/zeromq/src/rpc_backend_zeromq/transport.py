@@ -87,7 +87,7 @@ class ZeroMQTransport:
 
     @property
     def on_unknown_key(self) -> LookForNew | None:
-        """A function to call with an unknown key (Z85) when a process connects with that key.
+        """The function to call when a process connects with an unknown key (Z85).
 
         A dynamic group sets it. The function looks for workers that have joined and calls :meth:`learn`
         for each. If none of them has the key, the connection is refused. The function runs on a thread
@@ -146,7 +146,7 @@ class ZeroMQTransport:
         try:
             self._learn(peer, name, address, rank)
         except BaseException:
-            # In a group of known size this makes the start fail, so unknown keys need not wait.
+            # This error ends the start of a static group, so unknown keys need not wait any longer.
             self._admission_control.stop_waiting()
             raise
 

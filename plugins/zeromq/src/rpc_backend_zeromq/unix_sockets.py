@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rpc_backends_agents.common.errors import AddressError
 
-#: Bytes. ``sun_path`` has 108 bytes on Linux, including the terminating zero.
+#: The longest path of a socket, in bytes: Linux has 108, including the terminating zero.
 PATH_LIMIT = 107
 _PREFIX = "rpc-zmq-"
 _SOCKET = "s"
@@ -38,7 +38,7 @@ class Node:
 
     @classmethod
     def of_socket(cls, path: str) -> Node | None:
-        """Return the node of the socket at ``path``; None if this process may use none."""
+        """Return the node of the socket at ``path``; None if there is none that this process may use."""
         try:
             status = Path(path).lstat()
         except (OSError, ValueError):
@@ -131,5 +131,5 @@ def _make(places: list[Path]) -> tuple[Path, int]:
         return path, lock
     raise AddressError(
         f"there is no folder for a Unix socket: {'; '.join(why) or 'none exists'}. Set XDG_RUNTIME_DIR "
-        "or TMPDIR to one that this user can write to, or unix_sockets=False."
+        "or TMPDIR to a folder that this user can write to, or pass unix_sockets=False."
     )

@@ -1,4 +1,4 @@
-"""Canonical JSON of values that workers publish, and the checks with which it is parsed strictly."""
+"""Canonical JSON for the values that workers publish, and the checks for parsing it strictly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token of a group: a text that no other group has, which all its workers know."""
+"""The token of a group: a text that all workers of the group know, and that no other group has."""
 
 from __future__ import annotations
 

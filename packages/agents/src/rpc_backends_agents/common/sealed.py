@@ -53,7 +53,7 @@ class Form:
 
     :ivar backend: the backend's name.
     :ivar family: the start of the first word of a record.
-    :ivar number: the rest of it, which goes up when the form changes.
+    :ivar number: the rest of that word, which goes up when the form changes.
     :ivar distribution: the package that writes the records.
     """
 
@@ -134,7 +134,7 @@ def proof_between(
 ) -> bytes:
     """Return a proof (32 bytes) that one worker shows another, valid for this pair of sessions only.
 
-    If there is a secret, only its holders can make the proof; otherwise, only who can read the store.
+    If there is a secret, only its holders can make the proof; otherwise, all who can read the store can.
 
     :param purpose: the purpose of the key.
     :param what: what the proof is shown for, for example ``greeting``.

@@ -26,7 +26,7 @@ _CHECKSUM_BYTES = 4
 _FINGERPRINT_BYTES = 8
 #: Characters of the text. Each base-32 character holds five bits.
 LENGTH = len(PREFIX) + -(-(_BYTES + _CHECKSUM_BYTES) * 8 // 5)
-#: Bytes; more than a file with a secret has, white space included.
+#: The most bytes of a secret file: more than a secret with white space around it has.
 _FILE_LIMIT = 4096
 #: Separates these keys from those that other programs derive from the same bytes.
 _SALT = b"rpc-backends zeromq secret 1"

@@ -20,7 +20,7 @@ class SocketTransport(Transport):
         self._listener = socket.create_server((host, 0))
         self._acceptor = Thread(target=self._accept, daemon=True)
         self._addresses: dict[int, tuple[str, int]] = {}
-        self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}  # peer, it calls?
+        self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}  # peer, peer_calls
 
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
         self._me, self._inbox = struct.pack("<i", worker_id), inbox
@@ -84,7 +84,7 @@ class SocketTransport(Transport):
                 sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
                 self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
         except Exception as error:  # the connection ended, or a message was too large for memory
-            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # it may be a new one
+            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # not a newer one
                 self._links.pop((peer, peer_calls), None)
             connection.close()
             if not peer_calls:
@@ -93,7 +93,7 @@ class SocketTransport(Transport):
 
 
 def receive(connection: socket.socket, size: int) -> bytearray:
-    """Return the next ``size`` bytes. Allocates as they arrive, since ``size`` may be false."""
+    """Return the next ``size`` bytes. Allocates as they arrive: a peer may state a false ``size``."""
     data = bytearray()
     while len(data) < size and (piece := connection.recv(min(size - len(data), 1 << 20))):
         data += piece

@@ -85,7 +85,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ended:
-    """The outcome of a step whose process ended before it.
+    """The outcome of a step whose process ended before the step did.
 
     :ivar status: the exit status, negative for a signal; None if the process has closed its connection
         but not ended.

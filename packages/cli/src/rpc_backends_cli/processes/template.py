@@ -37,7 +37,7 @@ _JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RAN
 #: The core defines this name too. It is repeated here because an import of the core may import torch.
 _OVERRIDE = "RPC_BACKENDS_OVERRIDE"
 
-#: Seconds that the process that workers are forked from has to end.
+#: Seconds within which the template process must end.
 _SECONDS_TO_END = 5.0
 
 #: A process id, and a function that waits for the end of the process and returns its exit status.
@@ -99,7 +99,7 @@ class Template:
         return ours
 
     def _end(self) -> None:
-        """End the process that workers are forked from, so that nothing of it is left to warn of."""
+        """End the template process and wait for it; otherwise Python would warn that it still runs."""
         self._requests.close()
         try:
             self._process.wait(_SECONDS_TO_END)

@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 def serve(
     fd: int, packages: Mapping[str, str], preload: Iterable[str], prepare: Iterable[Iterable[Any]]
 ) -> None:
-    """Run the template: each request forks a worker or waits for its end, until the parent has ended.
+    """Run the template until the parent has ended. A request forks a worker, or waits for a worker's end.
 
     :param fd: the file descriptor of the socket for requests.
     :param packages: folders to import as packages, by package name.

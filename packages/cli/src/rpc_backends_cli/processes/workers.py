@@ -58,7 +58,7 @@ class WorkerError(AssertionError):
     """A step failed or timed out, or a worker ended; the text has tracebacks and the workers' output.
 
     :ivar deviation: the finding of the conformance check that failed first, if that is the reason.
-    :ivar stuck: by worker whose step had not ended: what it was doing, as the step reported.
+    :ivar stuck: for each worker whose step had not ended: what the step was doing, as it last reported.
     :ivar failures: the steps that failed, in the order of the workers.
     :ivar late: whether a worker exceeded the time limit.
     :ivar died: whether a worker ended before its step did.
@@ -262,7 +262,7 @@ class Worker:
     def wait_for_end(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for the end of the process; return whether it has ended."""
         if self.status is None and select.select([self._pidfd], [], [], _timeout(seconds))[0]:
-            # End the processes that the worker has started. Its id is not reused before the wait.
+            # End the processes that the worker has started. The worker's id stays its own until the wait.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.status = self._reap()
@@ -419,7 +419,7 @@ class Workers:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Give the steps of a block at most ``seconds``, and no more than the time of all."""
+        """Give the steps of a block at most ``seconds``, within the timeout of the `Workers`."""
         end = self._end
         self._end = min(end, time.monotonic() + seconds)
         try:
@@ -432,7 +432,7 @@ class Workers:
         __tracebackhide__ = True
         for worker in self._all:
             while not worker.connection.closed and isinstance(worker.hear(0), News):
-                pass  # what the step does is behind its news in the queue
+                pass  # skip the news, to reach the last report of what the step does
         self.print_stacks()
         shown = "\n".join(f"--- {worker.name}\n{worker.shown_output()}" for worker in self._all)
         stuck = {worker.name: worker.doing for worker in self._all if worker.doing}

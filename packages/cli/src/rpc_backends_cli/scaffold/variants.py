@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a new backend sends its messages by."""
+    """How a new backend sends its messages."""
 
     TENSORPIPE = "tensorpipe"
     PYTHON = "python"
@@ -69,16 +69,16 @@ _OF_KIND = {
 class Variant:
     """The kind of a new package.
 
-    :ivar kind: what the backend sends its messages by.
+    :ivar kind: how the backend sends its messages.
     :ivar dynamic_groups: whether workers can join and leave at any time.
-    :raises ValueError: dynamic groups on torch's TensorPipe agent, of which only static ones can be made.
+    :raises ValueError: ``dynamic_groups`` is set, and a new package of this kind has none.
     """
 
     kind: Kind
     dynamic_groups: bool
 
     def __post_init__(self) -> None:
-        """Check that the two fit."""
+        """Check that this kind of package can have dynamic groups, if they are wanted."""
         if self.dynamic_groups and not self.kind.has_transport:
             raise ValueError(
                 "a backend on torch's TensorPipe agent has no dynamic groups. Use --transport python or "
@@ -91,7 +91,7 @@ class Variant:
         return {path.format(package=package): name for path, name in files.items()}
 
     def values(self, core: str) -> dict[str, str]:
-        """Return what the templates put in.
+        """Return the values of the templates' placeholders.
 
         :param core: the version of rpc-backends-core.
         """
@@ -144,7 +144,7 @@ class Variant:
         }[self.kind]
 
     def build_table(self, package: str) -> str:
-        """Return the tables of pyproject.toml by which the package is built."""
+        """Return the tables of pyproject.toml that configure the build."""
         if self.kind is Kind.CPP:
             return (
                 '[tool.setuptools.packages.find]\nwhere = ["src"]\n\n[tool.setuptools.package-data]\n'

@@ -1,5 +1,5 @@
 // The thread that releases the owners of sent memory. Releasing an owner may block: for a NumPy array it takes the GIL.
-// A transport learns that memory was sent on a thread, or with a lock, that all connections need.
+// When a transport learns that memory was sent, it runs on a thread, or holds a lock, that all connections need.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace rpc_backends {
 
 class Releaser {
  public:
-  // `name`: of the thread, at most 15 characters. `least`: parts of at most as many bytes keep their owners.
+  // `name`: of the thread, at most 15 characters. `least`: parts of at most this many bytes keep their owners.
   Releaser(const char* name, size_t least);
   ~Releaser() { stop(); }
 
