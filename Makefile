@@ -11,6 +11,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 PYTEST_ARGS ?=
 ONLY ?=
+SET ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -49,7 +50,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all test-quick test-lowest matrix lint typecheck format wheels soak bench clean
+.PHONY: help setup demo docs reports test test-all test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -132,6 +133,9 @@ wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	for distribution in $(DISTRIBUTIONS); do \
 	    $(BIN)/python -m build --no-isolation --outdir dist "$$distribution"; \
 	done
+
+release-check: setup  ## build all files of a release, and try them in a bare environment (SET=0.2.0 sets the version)
+	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET))
 
 soak: setup  ## the soak test of ZEROMQ: calls for an hour, memory must not grow (MINUTES=60)
 	$(BIN)/python benchmarks/soak --backend ZEROMQ --minutes $(or $(MINUTES),60)

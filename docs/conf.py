@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 project = "rpc-backends"
 author = "the rpc-backends authors"
 copyright = author
-release = "0.1.0"
+release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 extensions = [
     "myst_parser",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.environments import Environment, clean_environ
+from support import quickstart
+from support.environments import Environment
 from support.samples import CORE
 
 pytestmark = pytest.mark.slow
@@ -113,28 +112,5 @@ def test_the_quickstart_prints_the_output_in_the_readme(
     environment: Environment, tmp_path: Path
 ) -> None:
     """The test runs the README's commands in an environment that has only wheels."""
-    readme = (ROOT / "README.md").read_text()
-    found = re.search(r"<!-- file: quickstart.py -->\n\n```python\n(.*?)```", readme, re.DOTALL)
-    shown = re.search(
-        r"<!-- output of quickstart.py -->\n\n```console\n(.*?)```", readme, re.DOTALL
-    )
-    assert found and shown
-    (tmp_path / "quickstart.py").write_text(found[1])
-    for block in re.split(r"^\$ ", shown[1], flags=re.MULTILINE)[1:]:
-        command, _, output = block.partition("\n")
-        # torchrun is this module. The environment links to torch and has no such script.
-        command = command.replace("torchrun", f"{environment.python} -m torch.distributed.run")
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path,
-            env={
-                **clean_environ(),
-                "OMP_NUM_THREADS": "1",  # without it, torchrun prints that it sets the variable
-            },
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        logged = [line for line in done.stderr.splitlines() if line.startswith("INFO:")]
-        assert [*logged, *done.stdout.splitlines()] == output.splitlines(), done.stderr
+    for step in quickstart.run(environment.python, tmp_path):
+        assert step.printed == step.shown, step.stderr

