@@ -24,7 +24,7 @@ VARIABLES = {
     OVERRIDE: "the backend of all programs, whichever they name (default: the one they name)",
     ALLOW: "comma-separated names: only these installed backends may be used",
     DENY: "comma-separated names: these installed backends may not be used",
-    LOCK: "a file from `rpc-backends lock`: load only the packages in it, unchanged (default: all)",
+    LOCK: "a file from `rpc-backends lock`; if the installed packages differ from it, none is loaded",
     JOIN_TIMEOUT: "seconds a worker waits until its group is complete (default: 1800)",
 }
 

@@ -1,7 +1,7 @@
 """The stages of a run with one pair: an environment, wheels of every distribution, and their tests.
 
-The sources are those of the last commit. They are copied, so that what one torch compiled is not used
-with another.
+The sources are those of the last commit. They are copied, so that files compiled for one torch are
+not used with another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LIMIT = 3600
 class Stage:
     """One thing that is tried with each pair.
 
-    :ivar arguments: of the environment's Python.
+    :ivar arguments: the arguments that the environment's Python is started with.
     :ivar counts: whether this is a pytest run, whose tests are counted.
     """
 

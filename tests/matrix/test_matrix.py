@@ -31,7 +31,9 @@ def test_the_newest_supported_version_of_each_minor_is_taken() -> None:
         ("2.9.1 py3.11", [(0, 0)]),
     ],
 )
-def test_only_chooses_versions(only: str, chosen: list[tuple[int, int]]) -> None:
+def test_the_option_only_chooses_the_versions_it_names(
+    only: str, chosen: list[tuple[int, int]]
+) -> None:
     expected = [Pair(TORCHES[torch], PYTHONS[python]) for torch, python in chosen]
     assert choose(TORCHES, PYTHONS, only) == expected
 

@@ -97,7 +97,7 @@ def test_a_start_with_defaults_is_overridden() -> None:
         seen = workers[0].call(start, {})
 
         assert seen.faulty
-        assert seen.logged == [("INFO", LINE.format("none"))]
+        assert seen.logged == [("INFO", LINE.format("no backend"))]
 
 
 def test_torchs_internal_start_is_overridden() -> None:

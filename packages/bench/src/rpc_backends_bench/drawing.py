@@ -100,7 +100,7 @@ def along(
 
 
 def legend(figure: Figure, panels: list[Axes]) -> None:
-    """Add one legend for all panels below them."""
+    """Add one legend for all panels, and place it below them."""
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
