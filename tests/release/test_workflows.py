@@ -1,0 +1,52 @@
+"""The workflows of GitHub name versions that are supported, and targets that the Makefile has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.version import Version
+
+from matrix import pairs
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = {path.stem: path for path in (ROOT / ".github/workflows").glob("*.yml")}
+
+
+def jobs(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text())["jobs"]
+    return found
+
+
+def test_the_matrix_has_every_supported_version() -> None:
+    matrix = jobs("matrix")["pair"]["strategy"]["matrix"]
+    torches = list(map(Version, matrix["torch"]))
+    bounds = {one.operator: Version(one.version) for one in pairs.supported_torch()}
+    assert torches[0] == bounds[">="]
+    assert torches == [
+        Version(f"2.{minor}") for minor in range(torches[0].minor, bounds["<"].minor)
+    ]
+    assert list(map(Version, matrix["python"])) == pairs.supported_pythons()
+
+
+def test_a_release_has_wheels_for_every_supported_python() -> None:
+    found = jobs("release")["build"]["strategy"]["matrix"]["python"]
+    assert list(map(Version, found)) == pairs.supported_pythons()
+
+
+def test_workflows_run_targets_of_the_makefile() -> None:
+    targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    text = "".join(path.read_text() for path in WORKFLOWS.values())
+    used = re.findall(r"\bmake ([a-z-]+)", text)
+    assert used
+    assert set(used) <= set(targets)
+
+
+def test_only_publishing_jobs_may_write() -> None:
+    for name, path in WORKFLOWS.items():
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"}
+        writing = {job for job, found in jobs(name).items() if "permissions" in found}
+        assert writing <= {"publish"}
