@@ -22,6 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
+LOWEST_TORCH := torch==2.6.0
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*' 'simpy==4.1.*'
 
 # The core is first, because the others depend on it. NATIVE are the distributions with C++.
@@ -48,7 +49,7 @@ BY_FILE := -n 3 --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not thorough and not installed and not torch_suites and not whole_suite
 
 # A name made from TORCH, so that another TORCH has another stamp file.
-TORCH_ID := $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
+TORCH_ID = $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
 .PHONY: help setup demo docs reports test test-all test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
 
@@ -109,7 +110,7 @@ endef
 test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
-test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported dependencies (torch: TORCH)
+test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported torch and other dependencies
 	$(LOWEST_VENV)/bin/python -m pytest tests -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
 matrix: setup  ## the tests with each torch and Python, 30 min a pair (ONLY="2.9 2.15 py3.12")
@@ -177,7 +178,8 @@ endef
 $(VENV)/.$(TORCH_ID):
 	$(make_environment)
 
-$(LOWEST_VENV)/.$(TORCH_ID):
+$(LOWEST_VENV)/.torch: TORCH := $(LOWEST_TORCH)
+$(LOWEST_VENV)/.torch: Makefile
 	$(make_environment)
 
 $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
@@ -192,8 +194,8 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	$(BIN)/python -m pip check
 	@touch $@
 
-$(LOWEST_VENV)/.installed: $(LOWEST_VENV)/.$(TORCH_ID) $(PYPROJECTS)
+$(LOWEST_VENV)/.installed: $(LOWEST_VENV)/.torch $(PYPROJECTS)
 	@echo "==> $(LOWEST_VENV): $(LOWEST)"
-	$(LOWEST_VENV)/bin/python -m pip install --no-build-isolation $(LOWEST) $(EDITABLE)
+	$(LOWEST_VENV)/bin/python -m pip install --no-build-isolation $(LOWEST_TORCH) $(LOWEST) $(EDITABLE)
 	$(LOWEST_VENV)/bin/python -m pip check
 	@touch $@
