@@ -43,7 +43,7 @@ class Bar:
         return f"{middle:.2f} +/- {self.high - middle:.2f}"
 
     def judge(self, found: Ratio | None) -> Verdict:
-        """Judge a ratio by its interval; "open" if it has a limit of the bar, or rounds were too few."""
+        """Judge a ratio by its interval; "open" if that contains a limit, or rounds were too few."""
         if found is None or found.pairs < ENOUGH:
             return "open"
         if self.low <= found.low and found.high <= self.high:

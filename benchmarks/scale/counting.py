@@ -158,7 +158,7 @@ def count_dynamic(subject: Subject, size: int) -> Count:
 
 
 class _Counted:
-    """A context manager with a group whose phases are counted; a failure is recorded and ends it."""
+    """Run a group and count its phases; if a phase fails, record why and end the ``with`` block."""
 
     def __init__(self, count: Count, subject: Subject) -> None:
         self._count = count
@@ -197,7 +197,7 @@ class _Counted:
         on: list[int] | None = None,
         look: bool = True,
     ) -> None:
-        """Run a step in all workers at once, or in those in ``on``, and add its counts.
+        """Run a step in all workers at once, or only in those in ``on``; append its counts as a phase.
 
         :param look: also count the workers' resources, which takes long.
         """

@@ -30,8 +30,8 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 def carried_options(resolved: ResolvedBackend, options: Any) -> dict[str, Any]:
     """Return ``options`` as keywords for the construct handler of another backend.
 
-    Options without a keyword in that handler are dropped with a warning, unless they have their
-    default.
+    Options that the handler does not take are dropped. A warning names those that differ from
+    their default.
 
     :param options: the options of any other backend.
     :raises ValueError: the options have devices or device maps, and the handler does not take them.

@@ -80,7 +80,7 @@ def _run(folder: Path, *, whole: bool) -> Failures:
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
-    """Run on each broken transport the test for the promise that it breaks."""
+    """For each broken transport, run the test for the promise that this transport breaks."""
     return _run(tmp_path_factory.mktemp("broken"), whole=False)
 
 

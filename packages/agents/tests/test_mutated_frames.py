@@ -51,7 +51,7 @@ def seeds() -> list[list[bytes]]:
 
 
 def mutated(parts: list[bytes], chance: random.Random) -> list[bytes]:
-    """Return the frame with a few changes, of bytes, lengths and parts."""
+    """Return a copy of the frame with a few random changes to its bytes, lengths or parts."""
     parts = list(parts)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         which = chance.randrange(len(parts)) if parts else 0

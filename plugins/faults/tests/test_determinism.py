@@ -242,7 +242,7 @@ def call_kinds(me: WorkerContext, kind: str) -> tuple[list[str], list[str]]:
 
 
 def call_without_memory(me: WorkerContext, kind: str) -> str:
-    """Call with a tensor that has less memory than elements; a rule fails every call."""
+    """Call with a tensor whose memory is too small for its elements; a rule makes every call fail."""
     import rpc_backends_faults as faults
 
     tensor = torch.ones(2**24) if kind != "without" else torch._efficientzerotensor(2**24)

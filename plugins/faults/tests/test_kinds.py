@@ -365,7 +365,7 @@ def call_what_crashes(me: Any, to: str, rule: dict[str, Any]) -> str:
 
 
 def crash_by(to: str) -> None:
-    """Make a call that a rule matches; called by RPC."""
+    """Make a call at which the rule ends this process; another worker runs this function by RPC."""
     from torch.distributed import rpc
 
     rpc.rpc_sync(to, fault_steps.do, args=("crashing",))

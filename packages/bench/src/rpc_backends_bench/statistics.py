@@ -85,8 +85,8 @@ def pairs(ours: Sequence[Point], reference: Sequence[Point]) -> list[list[tuple[
 def bootstrap_ratios(ours: Sequence[Point], reference: Sequence[Point]) -> list[float]:
     """Return the ratios of the medians of bootstrap samples, sorted; empty if there is no pair.
 
-    For a sample, process sets are drawn with replacement. From each set, rounds are drawn with
-    replacement, for every set as many as the longest set has.
+    For a sample, process sets are drawn with replacement. From each drawn set, rounds are then drawn
+    with replacement, always as many as the longest set has.
     """
     import torch
 

@@ -182,7 +182,10 @@ def _call(one: dict[str, Any], now: int) -> Call:
 
 
 def _ask(what: bytes, one: sockets.WorkerSocket) -> WorkerState | None:
-    """Return a worker's state; None if its process has ended, but a child has inherited its socket."""
+    """Return a worker's state; None if its process has ended.
+
+    The socket can outlive the process if a child has inherited it.
+    """
     with one.connection as connection:
         match one.process_state():
             case None | "Z":

@@ -83,7 +83,7 @@ def abandoned(names: frozenset[str]) -> list[str]:
 
 
 def _used() -> Iterator[str]:
-    """Yield the paths of all files that this user's processes have open or mapped."""
+    """Yield the paths of the files that this user's processes have open, and of mapped shared memory."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
             for line in (process / "maps").read_text().splitlines():
