@@ -123,7 +123,9 @@ def main() -> int:
     )
     two.add_argument("--json", type=Path, required=True, help="the file to write")
     two.set_defaults(run=simulate)
-    three = commands.add_parser("draw", help="draw what count and simulate wrote, as plots and tables")
+    three = commands.add_parser(
+        "draw", help="draw what count and simulate wrote, as plots and tables"
+    )
     three.add_argument("counts", type=Path, help="the file that `count` wrote")
     three.add_argument("carried", type=Path, help="the file that `simulate` wrote")
     three.add_argument("--out", type=Path, required=True, help="a folder for the plots")
