@@ -66,7 +66,7 @@ docs: setup  ## the documentation site, in build/docs/html; a warning is an erro
 	@echo "==> build/docs/html/index.html"
 
 reports: setup  ## run the conformance suite on our backends, and make docs/backends.md from the reports (30 min)
-	for name in TENSORPIPE FAULTY_TENSORPIPE ZEROMQ; do \
+	for name in TENSORPIPE FAULTY_TENSORPIPE ZEROMQ UCX; do \
 	    $(BIN)/rpc-backends conformance $$name --report docs/reports/$$name --badge docs/reports/$$name.svg \
 	        && rm docs/reports/$$name.html || exit 1; \
 	done

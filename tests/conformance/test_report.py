@@ -108,6 +108,13 @@ def test_the_verdict_depends_on_outcomes_and_completeness(
     assert report(*results, complete=complete).verdict == expected
 
 
+def test_a_stopped_run_is_partial() -> None:
+    """It may have stopped among torch's tests, after all requirements of the suite."""
+    stopped = report(result("a.x"), complete=True, stopped="interrupted during test_y")
+
+    assert stopped.verdict == "partial"
+
+
 @pytest.mark.parametrize(
     ("declared", "outcomes", "state"),
     [

@@ -12,7 +12,7 @@ from rpc_backends_testing import badge
 
 DOCS = Path(__file__).parents[2] / "docs"
 INDEX = runpy.run_path(str(DOCS / "_ext" / "backend_index.py"))
-OURS = ("FAULTY_TENSORPIPE", "TENSORPIPE", "ZEROMQ")
+OURS = ("FAULTY_TENSORPIPE", "TENSORPIPE", "UCX", "ZEROMQ")
 
 
 def test_the_page_agrees_with_the_reports() -> None:

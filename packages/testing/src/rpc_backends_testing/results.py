@@ -117,11 +117,11 @@ class Report:
         """The verdict on the backend.
 
         ``does not conform`` if a requirement failed; ``partial`` if none failed, and not all were in the
-        run; else ``conforms`` or ``conforms with exclusions``.
+        run, or the run was stopped; else ``conforms`` or ``conforms with exclusions``.
         """
         if any(result.outcome is Outcome.FAILED for result in self.results):
             return "does not conform"
-        if not self.complete:
+        if not self.complete or self.stopped:
             return "partial"
         return "conforms with exclusions" if self.excluded else "conforms"
 

@@ -84,11 +84,12 @@ class SocketTransport(Transport):
                 sizes = struct.unpack(f"<{count}Q", receive(connection, 8 * count))
                 self._inbox.deliver(peer, [receive(connection, size) for size in sizes])
         except Exception as error:  # the connection ended, or a message was too large for memory
-            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # not a newer one
-                self._links.pop((peer, peer_calls), None)
-            connection.close()
+            connection.close()  # from now on send() raises
             if not peer_calls:
                 self._inbox.lost(peer, str(error) or type(error).__name__)
+            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # it may be a new one
+                self._links.pop((peer, peer_calls), None)
+            if not peer_calls:
                 self._inbox.found(peer)  # the next call connects again
 
 
