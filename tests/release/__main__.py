@@ -23,8 +23,11 @@ from support import quickstart
 from support.environments import clean_environ, distributions
 
 ROOT = Path(__file__).parents[2]
-#: Libraries that users have from torch.
-_OF_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so")
+#: Libraries that users have from torch and from libucx.
+_OF_OTHERS = (
+    *("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"),
+    *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
+)
 
 
 class CheckFailedError(Exception):
@@ -76,7 +79,7 @@ class Check:
 
     def _repair(self) -> str:
         """Give the wheels with C++ a tag that package indexes accept."""
-        excluded = [word for name in _OF_TORCH for word in ("--exclude", name)]
+        excluded = [word for name in _OF_OTHERS for word in ("--exclude", name)]
         tags = set()
         for file in sorted(self._built.iterdir()):
             if not file.name.endswith("-linux_x86_64.whl"):
