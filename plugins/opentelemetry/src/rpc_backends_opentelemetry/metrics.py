@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from logging import getLogger
 from typing import Any
 
 from opentelemetry import metrics
@@ -15,7 +15,6 @@ from rpc_backends_agents import Telemetry
 from rpc_backends_opentelemetry import __version__
 from rpc_backends_opentelemetry.attributes import SCHEMA_URL, SCOPE, Attributes, attributes_of
 
-_log = getLogger(__name__)
 _HISTOGRAMS = {
     False: ("rpc.client.call.duration", "Duration of outgoing calls"),
     True: ("rpc.server.call.duration", "Duration of incoming calls"),
@@ -71,13 +70,19 @@ class Durations:
             if found is None or not found.resource_metrics:
                 return found
             rows, now = self._rows(), time.time_ns()
-            scope = self._scope(_less(rows, last) if is_delta else rows, since, now, is_delta)
+            added = self._metrics(_less(rows, last) if is_delta else rows, since, now, is_delta)
             if is_delta:
                 last.update(rows)
                 since = now
-            first = found.resource_metrics[0]
-            added = replace(first, scope_metrics=[*first.scope_metrics, scope])
-            return replace(found, resource_metrics=[added, *found.resource_metrics[1:]])
+            first, *others = found.resource_metrics
+            # Exporters merge nothing, so the histograms go to the metrics of this scope.
+            scopes = [
+                replace(scope, metrics=[*scope.metrics, *added])
+                if scope.scope.name == SCOPE
+                else scope
+                for scope in first.scope_metrics
+            ]
+            return replace(found, resource_metrics=[replace(first, scope_metrics=scopes), *others])
 
         reader._set_collect_callback(collect_with_calls)
 
@@ -93,17 +98,15 @@ class Durations:
             rows[key] = (buckets, sum_us)
         return rows
 
-    def _scope(
+    def _metrics(
         self, rows: Mapping[tuple[bool, _Key], _Row], start: int, now: int, is_delta: bool
-    ) -> Any:
+    ) -> list[Any]:
         from opentelemetry.sdk.metrics.export import (
             AggregationTemporality,
             Histogram,
             HistogramDataPoint,
             Metric,
-            ScopeMetrics,
         )
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         nothing: Any = None  # the least and the greatest duration are not kept
         temporality = (
@@ -129,8 +132,7 @@ class Durations:
             if points:
                 data = Histogram(data_points=points, aggregation_temporality=temporality)
                 found.append(Metric(name=name, description=description, unit="s", data=data))
-        scope = InstrumentationScope(SCOPE, __version__, SCHEMA_URL)
-        return ScopeMetrics(scope=scope, metrics=found, schema_url=SCHEMA_URL)
+        return found
 
 
 def _key(attributes: Attributes) -> _Key:
@@ -151,45 +153,50 @@ def _less(
     return found
 
 
-def observe(
-    telemetry: Telemetry, peer_name: PeerName, state: Callable[[], Mapping[str, float]]
-) -> None:
-    """Create the observable instruments; their values are read when they are collected.
+class Instruments:
+    """The observable instruments; their values are read when a reader collects them."""
 
-    :param state: gives the values of the gauges by their names: the metrics of the agent and torch's.
-    """
-    meter = metrics.get_meter(SCOPE, __version__, schema_url=SCHEMA_URL)
+    def __init__(self, telemetry: Telemetry, peer_name: PeerName) -> None:
+        self._telemetry = telemetry
+        self._peer_name = peer_name
+        self._gauges: dict[str, float] = {}
+        self._meter = metrics.get_meter(SCOPE, __version__, schema_url=SCHEMA_URL)
+        for name, field, what in (
+            ("rpc_backends.request.size", "bytes", "requests"),
+            ("rpc_backends.response.size", "answer_bytes", "answers"),
+        ):
+            self._meter.create_observable_counter(
+                name, [self._sizes(field)], "By", f"Bytes of {what} of calls that have ended"
+            )
+        self._meter.create_observable_counter(
+            "rpc_backends.spans.lost",
+            [lambda _: [Observation(telemetry.lost_spans)]],
+            "{span}",
+            "Sampled spans that were not exported because there were too many at once",
+        )
 
-    def sizes(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def set_gauges(self, values: Mapping[str, float]) -> None:
+        """Set the values of all gauges; a gauge without a value is not collected."""
+        new = values.keys() - self._gauges.keys()
+        self._gauges = {**dict.fromkeys(self._gauges, math.nan), **values}
+        for name in sorted(new):
+            self._meter.create_observable_gauge(name, [self._gauge(name)])
+
+    def _gauge(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def read(_: CallbackOptions) -> Iterable[Observation]:
+            value = self._gauges[name]
+            return [] if math.isnan(value) else [Observation(value)]
+
+        return read
+
+    def _sizes(self, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def read(_: CallbackOptions) -> Iterable[Observation]:
             totals: dict[_Key, int] = {}
-            for series in telemetry.series():
-                attributes = attributes_of(series, peer_name(series))
+            for series in self._telemetry.series():
+                attributes = attributes_of(series, self._peer_name(series))
                 attributes["rpc_backends.side"] = "server" if series["incoming"] else "client"
                 key = _key(attributes)
                 totals[key] = totals.get(key, 0) + series[field]
             return [Observation(total, dict(key)) for key, total in totals.items()]
 
         return read
-
-    for name, field, what in (
-        ("rpc_backends.request.size", "bytes", "requests"),
-        ("rpc_backends.response.size", "answer_bytes", "answers"),
-    ):
-        meter.create_observable_counter(name, [sizes(field)], "By", f"Bytes of {what} that ended")
-    meter.create_observable_counter(
-        "rpc_backends.spans.lost",
-        [lambda _: [Observation(telemetry.lost_spans)]],
-        "{span}",
-        "Sampled spans that were not exported because there were too many at once",
-    )
-
-    def gauge(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def read(_: CallbackOptions) -> Iterable[Observation]:
-            value = state().get(name)
-            return [] if value is None else [Observation(value)]
-
-        return read
-
-    for name in state():
-        meter.create_observable_gauge(name, [gauge(name)])

@@ -13,11 +13,12 @@ from torch.distributed import autograd, rpc
 
 from rpc_backends_agents import Telemetry, report_calls
 from rpc_backends_opentelemetry import context, sdk
-from rpc_backends_opentelemetry.metrics import Durations, observe
+from rpc_backends_opentelemetry.metrics import Durations, Instruments
 from rpc_backends_opentelemetry.spans import Spans
 
 _log = getLogger(__name__)
-#: Seconds between two exports of spans to the tracer provider.
+#: Seconds before the first export of spans and values to the SDK, and between two exports.
+_FIRST = 0.05
 _PERIOD = 0.5
 #: Milliseconds that the exporters get when the agent shuts down.
 _FLUSH_MS = 5000
@@ -49,7 +50,7 @@ class Reporter:
         self._backend = ""
         self._names: dict[int, str] = {}
         self._spans: Spans | None = None
-        self._has_metrics = False
+        self._instruments: Instruments | None = None
         self._exporting = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -80,17 +81,23 @@ class Reporter:
             self._thread.join()
         self._find_providers()
         self._export()
-        self._agent = None
         for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
             flush = getattr(provider, "force_flush", None)
             if flush is not None:
                 with contextlib.suppress(Exception):  # the exporters log their errors
                     flush(_FLUSH_MS)
+        self._agent = None
+        if self._instruments is not None:
+            self._instruments.set_gauges({})
 
     def _run(self, stopped: threading.Event) -> None:
-        while not stopped.wait(_PERIOD):
+        period = _FIRST
+        while not stopped.wait(period):
             self._find_providers()
             self._export()
+            if self._instruments is not None:
+                self._instruments.set_gauges(self._state())
+            period = _PERIOD
 
     def _find_providers(self) -> None:
         """Look for the SDK, which the program may configure after it has started RPC."""
@@ -102,9 +109,8 @@ class Reporter:
             except TypeError as error:
                 _log.debug("no spans of RPC: %s", error)
         meters = metrics.get_meter_provider()
-        if not self._has_metrics and hasattr(meters, "force_flush"):
-            self._has_metrics = True
-            observe(self.telemetry, self._peer_name, self._state)
+        if self._instruments is None and hasattr(meters, "force_flush"):
+            self._instruments = Instruments(self.telemetry, self._peer_name)
             try:
                 self._durations.follow(meters)
             except TypeError as error:
@@ -127,15 +133,16 @@ class Reporter:
 
     def _state(self) -> dict[str, float]:
         """Return the values of the gauges: of the agent, of RRefs and of distributed autograd."""
-        agent = self._agent
         found: dict[str, float] = {}
-        values: dict[str, str] = dict(agent.get_debug_info()) if agent is not None else {}
-        for prefix, source in (
-            ("rpc_backends", values),
-            ("rpc_backends.rrefs", rpc._rref_context_get_debug_info()),
-            ("rpc_backends.autograd", autograd._get_debug_info()),
+        for prefix, read in (
+            ("rpc_backends", self._agent.get_debug_info),
+            ("rpc_backends.rrefs", rpc._rref_context_get_debug_info),
+            ("rpc_backends.autograd", autograd._get_debug_info),
         ):
-            for name, value in source.items():
-                with contextlib.suppress(ValueError):
+            values: dict[str, Any] = {}
+            with contextlib.suppress(RuntimeError):  # RPC is being started or shut down
+                values = read()
+            for name, value in values.items():
+                with contextlib.suppress(ValueError):  # not a number
                     found[f"{prefix}.{name}"] = float(value)
         return found
