@@ -599,6 +599,8 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.server_active_calls", std::to_string(active_requests_)},
       {"agent.server_active_async_calls", std::to_string(async_requests_)},
       {"agent.threads", std::to_string(thread_pool_->threads())},
+      {"agent.queued_requests", std::to_string(thread_pool_->queued())},
+      {"agent.unanswered_bytes", std::to_string(calls_.unanswered_bytes())},
       {"agent.requests_sent", std::to_string(sent_)},
       {"agent.requests_received", std::to_string(received_)},
       {"agent.bytes_sent", std::to_string(bytes_sent_)},

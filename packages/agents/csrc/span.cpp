@@ -74,9 +74,29 @@ void set_program_span(const SpanContext& context) {
   program_span = context;
 }
 
+namespace {
+
+// The state of a thread that has nothing but a span that is not sampled. Most requests need it, so it is made once.
+const std::shared_ptr<c10::ThreadLocalDebugInfo>& state_of_dropped() {
+  static const auto* const state = [] {
+    SpanContext dropped;
+    dropped.sampling = SpanContext::Sampling::kDropped;
+    const c10::DebugInfoGuard guard(kind_of_span<c10::DebugInfoKind>(), std::make_shared<SpanInfo>(dropped));
+    return new std::shared_ptr<c10::ThreadLocalDebugInfo>(c10::ThreadLocalDebugInfo::current());
+  }();
+  return *state;
+}
+
+}  // namespace
+
 InSpan::InSpan(const SpanContext& context)
     : program_before_(std::exchange(program_span, {})), request_before_(std::exchange(request_span, context)) {
-  if (context.sampling != SpanContext::Sampling::kNone) {
+  if (context.sampling == SpanContext::Sampling::kNone) {
+    return;
+  }
+  if (context.sampling == SpanContext::Sampling::kDropped && !c10::ThreadLocalDebugInfo::current()) {
+    guard_.emplace(state_of_dropped());
+  } else {
     guard_.emplace(kind_of_span<c10::DebugInfoKind>(), std::make_shared<SpanInfo>(context));
   }
 }

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rpc_backends_agents._C import Call, Recorder, Telemetry, current_span, set_span
+    from rpc_backends_agents._C import (
+        Call,
+        Recorder,
+        Telemetry,
+        current_span,
+        set_span,
+        state_of_torch,
+    )
     from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept, report_calls
     from rpc_backends_agents.native_transport import in_python
@@ -28,6 +35,7 @@ __all__ = [
     "report_calls",
     "set_span",
     "start_agent",
+    "state_of_torch",
 ]
 __version__ = "0.1.0"
 
@@ -45,6 +53,7 @@ _MODULES = {
     "report_calls": "interception",
     "set_span": "_C",
     "start_agent": "start",
+    "state_of_torch": "_C",
 }
 
 

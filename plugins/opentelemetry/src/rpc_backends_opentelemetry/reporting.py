@@ -9,9 +9,8 @@ from logging import getLogger
 from typing import Any
 
 from opentelemetry import metrics, trace
-from torch.distributed import autograd, rpc
 
-from rpc_backends_agents import Telemetry, report_calls
+from rpc_backends_agents import Telemetry, report_calls, state_of_torch
 from rpc_backends_opentelemetry import context, sdk
 from rpc_backends_opentelemetry.metrics import Durations, Instruments
 from rpc_backends_opentelemetry.spans import Spans
@@ -134,15 +133,8 @@ class Reporter:
     def _state(self) -> dict[str, float]:
         """Return the values of the gauges: of the agent, of RRefs and of distributed autograd."""
         found: dict[str, float] = {}
-        for prefix, read in (
-            ("rpc_backends", self._agent.get_debug_info),
-            ("rpc_backends.rrefs", rpc._rref_context_get_debug_info),
-            ("rpc_backends.autograd", autograd._get_debug_info),
-        ):
-            values: dict[str, Any] = {}
-            with contextlib.suppress(RuntimeError):  # RPC is being started or shut down
-                values = read()
+        for values in (self._agent.get_debug_info(), state_of_torch()):
             for name, value in values.items():
                 with contextlib.suppress(ValueError):  # not a number
-                    found[f"{prefix}.{name}"] = float(value)
+                    found[f"rpc_backends.{name}"] = float(value)
         return found
