@@ -4,7 +4,6 @@
 #include <string>
 
 #include "rpc_backends_agents/interceptor.h"
-#include "span.h"
 
 namespace rpc_backends {
 

@@ -28,8 +28,6 @@ struct Span {
 
 // The name of the context in the frame of a request; interceptors have contexts of their own beside it.
 inline constexpr std::string_view kSpanContextName = "traceparent";
-// The largest size of the context in the frame, with its name.
-inline constexpr size_t kMaxSpanContextBytes = 64;
 
 std::string write_span(const SpanContext& context);
 // Returns kNone if the bytes, which come from another worker, are not valid.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +84,30 @@ def make_builtin_calls(me: WorkerContext, calls: int) -> None:
 
 def leave(me: WorkerContext) -> None:
     rpc.shutdown()
+
+
+def call_with_own_sdk(me: WorkerContext, url: str) -> list[str]:
+    """Configure an SDK, call this worker, and return the names of the spans with their parents'."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    steps.join(me, url, backend="ZEROMQ")
+    rpc.rpc_sync("worker0", leaf)
+    rpc.shutdown()
+    spans = exporter.get_finished_spans()
+    names = {span.context.span_id: span.name for span in spans if span.context}
+    return sorted(f"{names[one.parent.span_id]} {one.name}" for one in spans if one.parent)
+
+
+def loaded_modules(me: WorkerContext, url: str) -> list[str]:
+    steps.join(me, url, backend="ZEROMQ")
+    rpc.shutdown()
+    return sorted(name for name in sys.modules if name.startswith("rpc_backends_opentelemetry"))
 
 
 def environment(collector: Collector) -> dict[str, str]:
@@ -209,7 +235,20 @@ def test_state_of_the_agent_is_reported(collected: Collector) -> None:
 # --- settings ---------------------------------------------------------------------------------------
 
 
-def test_sampler_decides_for_whole_traces(tmp_path: object) -> None:
+def test_sdk_of_the_program_is_used(tmp_path: Path) -> None:
+    with Workers(1, env={"RPC_BACKENDS_OTEL": "1"}) as workers:
+        name = f"{__name__}.leaf"
+        found = workers[0].call(call_with_own_sdk, f"file://{tmp_path}/store")
+        assert found == [f"{name} inside", f"{name} {name}"]
+
+
+def test_without_the_variable_nothing_is_loaded(tmp_path: Path) -> None:
+    with Workers(1) as workers:
+        loaded = workers[0].call(loaded_modules, f"file://{tmp_path}/store")
+        assert loaded == ["rpc_backends_opentelemetry", "rpc_backends_opentelemetry.hooks"]
+
+
+def test_sampler_decides_for_whole_traces(tmp_path: Path) -> None:
     """All calls are counted, and a callee starts no trace that its caller has not sampled."""
     with Collector() as collector:
         env = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from logging import getLogger
 from typing import Any
 
@@ -19,8 +20,8 @@ _log = getLogger(__name__)
 #: Seconds before the first export of spans and values to the SDK, and between two exports.
 _FIRST = 0.05
 _PERIOD = 0.5
-#: Milliseconds that the exporters get when the agent shuts down.
-_FLUSH_MS = 5000
+#: Seconds that the exporters get when the agent shuts down.
+_FLUSH = 5.0
 
 
 def report(agent: Any, backend: str) -> Any:
@@ -45,7 +46,7 @@ class Reporter:
     def __init__(self) -> None:
         self.telemetry = Telemetry()
         self._durations = Durations(self.telemetry, self._peer_name)
-        self._agent: Any = None
+        self._agent: Callable[[], Any] = lambda: None
         self._backend = ""
         self._names: dict[int, str] = {}
         self._spans: Spans | None = None
@@ -64,12 +65,15 @@ class Reporter:
 
     def use(self, agent: Any, backend: str) -> None:
         """Report an agent that is about to start."""
-        self._agent, self._backend = agent, backend
+        self._agent, self._backend = weakref.ref(agent), backend
         self._names = {}
         self._find_providers()
         self._stopped = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(self._stopped,), name="rpc-opentelemetry", daemon=True
+            target=self._run,
+            args=(self._agent, self._stopped),
+            name="rpc-opentelemetry",
+            daemon=True,
         )
         self._thread.start()
 
@@ -80,22 +84,21 @@ class Reporter:
             self._thread.join()
         self._find_providers()
         self._export()
-        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
-            flush = getattr(provider, "force_flush", None)
-            if flush is not None:
-                with contextlib.suppress(Exception):  # the exporters log their errors
-                    flush(_FLUSH_MS)
-        self._agent = None
+        # Exporters try again for longer if nobody listens.
+        flushing = threading.Thread(target=_flush, name="rpc-opentelemetry-flush", daemon=True)
+        flushing.start()
+        flushing.join(_FLUSH)
         if self._instruments is not None:
             self._instruments.set_gauges({})
 
-    def _run(self, stopped: threading.Event) -> None:
+    def _run(self, agent: Callable[[], Any], stopped: threading.Event) -> None:
         period = _FIRST
-        while not stopped.wait(period):
+        # An agent that could not start goes away without a shutdown.
+        while not stopped.wait(period) and agent() is not None:
             self._find_providers()
             self._export()
             if self._instruments is not None:
-                self._instruments.set_gauges(self._state())
+                self._instruments.set_gauges(_state(agent()))
             period = _PERIOD
 
     def _find_providers(self) -> None:
@@ -124,17 +127,26 @@ class Reporter:
     def _peer_name(self, call: Mapping[str, Any]) -> str:
         """Return the name of the other worker of a call; empty if it is not known."""
         name, worker = str(call["peer"]), int(call["peer_id"])
-        agent = self._agent
+        agent = self._agent()
         if not name and worker >= 0 and worker not in self._names and agent is not None:
             with contextlib.suppress(RuntimeError):  # the agent has stopped
                 self._names = {info.id: info.name for info in agent.get_worker_infos()}
         return name or self._names.get(worker, "")
 
-    def _state(self) -> dict[str, float]:
-        """Return the values of the gauges: of the agent, of RRefs and of distributed autograd."""
-        found: dict[str, float] = {}
-        for values in (self._agent.get_debug_info(), state_of_torch()):
-            for name, value in values.items():
-                with contextlib.suppress(ValueError):  # not a number
-                    found[f"rpc_backends.{name}"] = float(value)
-        return found
+
+def _state(agent: Any) -> dict[str, float]:
+    """Return the values of the gauges: of an agent, of RRefs and of distributed autograd."""
+    found: dict[str, float] = {}
+    for values in ({} if agent is None else agent.get_debug_info(), state_of_torch()):
+        for name, value in values.items():
+            with contextlib.suppress(ValueError):  # not a number
+                found[f"rpc_backends.{name}"] = float(value)
+    return found
+
+
+def _flush() -> None:
+    for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+        flush = getattr(provider, "force_flush", None)
+        if flush is not None:
+            with contextlib.suppress(Exception):  # the exporters log their errors
+                flush()
