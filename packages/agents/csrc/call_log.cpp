@@ -143,7 +143,7 @@ int64_t CallLog::now_us() {
       .count();
 }
 
-CallLog::CallLog(size_t capacity) : recent_(std::max<size_t>(capacity, 1)) {}
+CallLog::CallLog(size_t capacity) : recent_(capacity) {}
 
 CallLog::~CallLog() {
   for (auto& chunk : chunks_) {
@@ -213,6 +213,9 @@ CallLog::Place* CallLog::begin_incoming(int peer_id, const Message& message, uin
 }
 
 void CallLog::sent(Place* place, uint64_t number) {
+  if (recent_.empty()) {
+    return;
+  }
   RecordedCall call = place->call.own();
   call.call = number;
   place->call.write(call);
@@ -258,6 +261,10 @@ void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
   call.end_us = end_us;
   if (telemetry_) {
     telemetry_->end(call, place->span, call.error == 0 ? std::string() : error(call.error));
+  }
+  if (recent_.empty()) {
+    place->taken.store(false, std::memory_order_release);
+    return;
   }
   place->call.write(call);  // so that no reader takes it for a call in flight
   place->taken.store(false, std::memory_order_release);

@@ -61,7 +61,7 @@ class CallLog {
     Cell<RecordedCall> call;
   };
 
-  // `capacity`: the number of ended calls to keep.
+  // `capacity`: the number of ended calls to keep. A log that keeps none is for telemetry only: it has nothing to read.
   explicit CallLog(size_t capacity);
   ~CallLog();
   CallLog(const CallLog&) = delete;

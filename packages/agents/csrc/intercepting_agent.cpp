@@ -230,7 +230,7 @@ void InterceptingAgent::record(std::shared_ptr<CallLog> log, std::shared_ptr<Fai
 
 void InterceptingAgent::report(std::shared_ptr<Telemetry> telemetry) {
   telemetry_ = std::move(telemetry);
-  set_call_log(call_log_ ? call_log_ : std::make_shared<CallLog>(1));
+  set_call_log(call_log_ ? call_log_ : std::make_shared<CallLog>(0));
 }
 
 void InterceptingAgent::set_call_log(std::shared_ptr<CallLog> log) {
