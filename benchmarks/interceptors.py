@@ -1,9 +1,10 @@
-"""Measure what the flight recorder, and interceptors in Python, add to a call.
+"""Measure what the flight recorder, OpenTelemetry, and interceptors in Python add to a call.
 
 On TENSORPIPE and on ZEROMQ (or others, with --backend), no-ops from one process to another, one at a
 time and with calls in flight (their total time, per call). Both processes have the interceptor:
 
 * *recorder*: the recorder of rpc-backends-inspect;
+* *opentelemetry*: traces of 1 % of the calls, and metrics of all, sent to a server that drops them;
 * *observer*: `on_end` is called after each call, which does not wait for it;
 * *policy*: `on_outgoing` is called before each call, which waits for it;
 * the *control*: the bare backend beside itself; its difference from 1 is the method's error.
@@ -15,10 +16,13 @@ suspended. Callers and callees run on different cores.
 from __future__ import annotations
 
 import contextlib
+import http.server
 import random
 import statistics
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import _interceptor_tasks
@@ -36,11 +40,19 @@ SIDES: dict[str, dict[str, str]] = {
     "bare": {},
     "control": {},
     "recorder": {"RPC_BACKENDS_RECORDER": "on"},
+    "opentelemetry": {
+        "RPC_BACKENDS_OTEL": "1",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.01",
+    },
     "observer": {"MEASURED_INTERCEPTOR": "Observer"},
     "policy": {"MEASURED_INTERCEPTOR": "Policy"},
 }
 #: With the recorder, a no-op takes up to 1.03 times as long, and calls in flight reach 0.97 of the rate.
-_RECORDER_BARS = {"no-op": Bar(high=1.03), "calls in flight": Bar(high=1 / 0.97)}
+_BARS = {
+    "recorder": {"no-op": Bar(high=1.03), "calls in flight": Bar(high=1 / 0.97)},
+    "opentelemetry": {"no-op": Bar(high=1.05), "calls in flight": Bar(high=1.05)},
+}
 _WINDOW = 32
 _WINDOW_S = 0.25
 #: After this time a block ends, even if it has made fewer calls.
@@ -80,6 +92,30 @@ def write_hook_package(folder: Path) -> None:
     )
 
 
+@contextlib.contextmanager
+def collector() -> Iterator[str]:
+    """Run a server that takes OTLP over HTTP and drops it; gives its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def start(group: Group, *, intercepted: bool) -> None:
     """Start a pair of workers, make some calls, and suspend them."""
     start_pair(group, pinned=True)
@@ -101,14 +137,24 @@ def block(group: Group) -> dict[str, float]:
 
 
 def measure(
-    backend: str, sides: list[str], number: int, rounds: int, rng: random.Random, report: Report
+    backend: str,
+    sides: list[str],
+    number: int,
+    rounds: int,
+    rng: random.Random,
+    report: Report,
+    endpoint: str,
 ) -> None:
     """Measure one backend with one process set."""
     with contextlib.ExitStack() as stack:
         groups = {}
         for side in sides:
             variables = SIDES[side]
-            env = {"RPC_BACKENDS_RECORDER": "off", **variables}
+            env = {
+                "RPC_BACKENDS_RECORDER": "off",
+                "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+                **variables,
+            }
             group = groups[side] = Group(Subject(side, backend), 2, seconds=900, env=env)
             stack.callback(group.close)
             group.open()
@@ -117,7 +163,7 @@ def measure(
             times = {side: block(groups[side]) for side in shuffled(sides, rng)}
             for side in sides[1:]:
                 for row, value in times[side].items():
-                    bar = _RECORDER_BARS[row] if side == "recorder" else None
+                    bar = _BARS.get(side, {}).get(row)
                     pair = (value, times["bare"][row])
                     report.add_pair(f"{backend}: {side}", row, (number, turn), pair, bar)
         for group in groups.values():
@@ -147,10 +193,14 @@ def main() -> int:
     rng = random.Random(arguments.seed)
 
     def measure_all(progress: Progress) -> None:
+        with collector() as endpoint:
+            measure_backends(progress, endpoint)
+
+    def measure_backends(progress: Progress, endpoint: str) -> None:
         for number in range(arguments.sets):
             for backend in backends:
                 progress.describe(f"{backend}, process set {number + 1}")
-                measure(backend, sides, number, arguments.rounds, rng, report)
+                measure(backend, sides, number, arguments.rounds, rng, report, endpoint)
                 progress.advance(1)
 
     with tempfile.TemporaryDirectory() as folder:

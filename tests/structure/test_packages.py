@@ -30,6 +30,7 @@ BELOW = {
     "rpc_backend_ucx": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
+    "rpc_backends_opentelemetry": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_inspect": {"rpc_backends_core", "rpc_backends_agents", "rpc_backends_cli"},
 }
 #: Modules that other packages may import; all other modules are private to their package.

@@ -21,6 +21,7 @@ NEED_AGENTS = (
     "rpc-backend-zeromq",
     "rpc-backends-faults",
     "rpc-backends-inspect",
+    "rpc-backends-opentelemetry",
 )
 
 GROUP = "rpc.backends"

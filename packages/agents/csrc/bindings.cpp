@@ -10,6 +10,7 @@
 #include "for_python.h"
 #include "python_transport.h"
 #include "recorder.h"
+#include "telemetry.h"
 
 namespace py = pybind11;
 
@@ -75,6 +76,7 @@ PYBIND11_MODULE(_C, module) {
   bind_transports(module);
   bind_call_interceptor(module);
   bind_recorder(module);
+  bind_telemetry(module);
 
   py::class_<Traffic>(module, "Traffic")
       .def_readonly("sent", &Traffic::sent)
@@ -137,6 +139,7 @@ PYBIND11_MODULE(_C, module) {
       .def("record_calls",
            [](InterceptingAgent& self, const Recorder& recorder) { self.record(recorder.log(), recorder.failed_calls()); },
            py::arg("recorder"))
+      .def("report_calls", &InterceptingAgent::report, py::arg("telemetry"))
       .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
            py::arg("timeout") = 0.0, Unlocked());
 

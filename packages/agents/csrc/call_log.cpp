@@ -8,6 +8,7 @@
 
 #include "names.h"
 #include "request_inspector.h"
+#include "telemetry.h"
 
 namespace rpc_backends {
 
@@ -86,6 +87,16 @@ uint32_t peer_number(const std::string& name) {
   return last.second;
 }
 
+// Whether an answer is the exception of a Python function: the pickle begins with the class that torch wraps it in.
+bool is_exception(const torch::distributed::rpc::Message& answer) {
+  constexpr std::string_view kClass = "\x8c\x1etorch.distributed.rpc.internal\x94\x8c\x0fRemoteException";
+  if (answer.type() != torch::distributed::rpc::MessageType::PYTHON_RET) {
+    return false;
+  }
+  const std::string_view pickle(answer.payload().data(), answer.payload().size());
+  return without_frame(pickle).substr(0, kClass.size()) == kClass;
+}
+
 uint64_t bytes_of_message(const torch::distributed::rpc::Message& message) {
   return message.payload().size() + (message.tensors().empty() ? 0 : tensor_bytes_of(message));
 }
@@ -106,12 +117,33 @@ RecordedCall::State state_of_error(std::string_view text) {
       : RecordedCall::State::kFailed;
 }
 
+const char* name_of(RecordedCall::State state) {
+  switch (state) {
+    case RecordedCall::State::kInFlight:
+      return "in flight";
+    case RecordedCall::State::kAnswered:
+      return "answered";
+    case RecordedCall::State::kFailed:
+      return "failed";
+    case RecordedCall::State::kTimedOut:
+      return "timed out";
+    case RecordedCall::State::kLost:
+      return "lost";
+    case RecordedCall::State::kShutDown:
+      return "shut down";
+    case RecordedCall::State::kRaised:
+      return "raised";
+    default:
+      return "dropped";
+  }
+}
+
 int64_t CallLog::now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
-CallLog::CallLog(size_t capacity) : recent_(std::max<size_t>(capacity, 1)) {}
+CallLog::CallLog(size_t capacity) : recent_(capacity) {}
 
 CallLog::~CallLog() {
   for (auto& chunk : chunks_) {
@@ -144,7 +176,7 @@ CallLog::Place* CallLog::take_place() {
   return nullptr;
 }
 
-CallLog::Place* CallLog::begin(RecordedCall& call, const Message& message) {
+CallLog::Place* CallLog::begin(RecordedCall& call, const Message& message, const SpanContext& parent) {
   const InspectedRequest request = inspect(message);
   call.number = ++number_;
   call.thread = static_cast<uint64_t>(::pthread_self());
@@ -156,29 +188,34 @@ CallLog::Place* CallLog::begin(RecordedCall& call, const Message& message) {
   if (place == nullptr) {
     ++unrecorded_;
   } else {
+    place->span = telemetry_ ? telemetry_->start(parent, call.type) : Span();
     place->call.write(call);
   }
   return place;
 }
 
 CallLog::Place* CallLog::begin_outgoing(const torch::distributed::rpc::WorkerInfo& to, const Message& message,
-                                        std::chrono::milliseconds timeout) {
+                                        std::chrono::milliseconds timeout, const SpanContext& parent) {
   RecordedCall call;
   call.timeout_ms = static_cast<uint32_t>(timeout.count());
   call.peer_id = to.id_;
   call.peer = peer_number(to.name_);
-  return begin(call, message);
+  return begin(call, message, parent);
 }
 
-CallLog::Place* CallLog::begin_incoming(int peer_id, const Message& message, uint64_t number) {
+CallLog::Place* CallLog::begin_incoming(int peer_id, const Message& message, uint64_t number,
+                                        const SpanContext& parent) {
   RecordedCall call;
   call.incoming = 1;
   call.call = number;
   call.peer_id = peer_id;
-  return begin(call, message);
+  return begin(call, message, parent);
 }
 
 void CallLog::sent(Place* place, uint64_t number) {
+  if (recent_.empty()) {
+    return;
+  }
   RecordedCall call = place->call.own();
   call.call = number;
   place->call.write(call);
@@ -203,8 +240,9 @@ void CallLog::end(Place* place, JitFuture* answer, int64_t end_us) {
     call.state = state_of_error(error);
     call.error = keep_error(error);
   } else {
-    call.state = RecordedCall::State::kAnswered;
-    call.answer_bytes = bytes_of_message(*answer->constValue().toCustomClass<Message>());
+    const auto message = answer->constValue().toCustomClass<Message>();
+    call.state = is_exception(*message) ? RecordedCall::State::kRaised : RecordedCall::State::kAnswered;
+    call.answer_bytes = bytes_of_message(*message);
     if (!call.incoming) {
       count_rref(call);
     }
@@ -221,6 +259,13 @@ void CallLog::failed(Place* place, const std::string& error) {
 
 void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
   call.end_us = end_us;
+  if (telemetry_) {
+    telemetry_->end(call, place->span, call.error == 0 ? std::string() : error(call.error));
+  }
+  if (recent_.empty()) {
+    place->taken.store(false, std::memory_order_release);
+    return;
+  }
   place->call.write(call);  // so that no reader takes it for a call in flight
   place->taken.store(false, std::memory_order_release);
   recent_[ended_++ % recent_.size()].write(call);

@@ -17,12 +17,16 @@
 #include <vector>
 
 #include "cell.h"
+#include "span.h"
 
 namespace rpc_backends {
 
+class Telemetry;
+
 // One call. `function`, `peer` and `error` are numbers of texts; see Names and CallLog::error().
 struct RecordedCall {
-  enum class State : uint8_t { kInFlight, kAnswered, kFailed, kTimedOut, kLost, kShutDown, kDropped };
+  // kRaised: answered with an exception of a Python function.
+  enum class State : uint8_t { kInFlight, kAnswered, kFailed, kTimedOut, kLost, kShutDown, kDropped, kRaised };
 
   uint64_t number = 0;   // of this call among the recorded calls of this worker: 1, 2, 3...
   uint64_t call = 0;     // the number that its caller's agent gave it, on both sides; 0 if it is not known
@@ -53,19 +57,23 @@ class CallLog {
   struct Place {
     std::atomic<bool> taken{false};
     std::shared_ptr<CallLog> kept;  // see end_with()
+    Span span;                      // of the call, if the log has telemetry
     Cell<RecordedCall> call;
   };
 
-  // `capacity`: the number of ended calls to keep.
+  // `capacity`: the number of ended calls to keep. A log that keeps none is for telemetry only: it has nothing to read.
   explicit CallLog(size_t capacity);
   ~CallLog();
   CallLog(const CallLog&) = delete;
   CallLog& operator=(const CallLog&) = delete;
 
+  // Makes each call a span of this telemetry, which also counts the calls; only before the first call.
+  void report_to(std::shared_ptr<Telemetry> telemetry) { telemetry_ = std::move(telemetry); }
+
   // Enter a call that is being made, or that has arrived, on this thread. Return null if there is no room.
   Place* begin_outgoing(const torch::distributed::rpc::WorkerInfo& to, const Message& message,
-                        std::chrono::milliseconds timeout);
-  Place* begin_incoming(int peer_id, const Message& message, uint64_t call);
+                        std::chrono::milliseconds timeout, const SpanContext& parent = {});
+  Place* begin_incoming(int peer_id, const Message& message, uint64_t call, const SpanContext& parent = {});
   // Says which number the agent has given a call that is not yet awaited.
   void sent(Place* place, uint64_t call);
   // Records the end of a call when `answer` completes; keeps `log` until then.
@@ -93,12 +101,13 @@ class CallLog {
   static constexpr size_t kChunks = 1024;
 
   Place* take_place();
-  Place* begin(RecordedCall& call, const Message& message);
+  Place* begin(RecordedCall& call, const Message& message, const SpanContext& parent);
   void end(Place* place, RecordedCall& call, int64_t end_us);
   void count_rref(const RecordedCall& call);
   uint32_t keep_error(const std::string& text);
 
   std::atomic<uint64_t> number_{0}, ended_{0}, unrecorded_{0};
+  std::shared_ptr<Telemetry> telemetry_;  // null if there is none
   std::vector<Cell<RecordedCall>> recent_;
   std::atomic<Place*> chunks_[kChunks] = {};
   std::mutex grow_mutex_;
@@ -110,5 +119,6 @@ class CallLog {
 };
 
 RecordedCall::State state_of_error(std::string_view text);
+const char* name_of(RecordedCall::State state);
 
 }  // namespace rpc_backends

@@ -248,6 +248,15 @@ std::vector<Calls::Call> Calls::take_all() {
   return taken;
 }
 
+uint64_t Calls::unanswered_bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [id, peer] : peers_) {
+    bytes += peer.unanswered;
+  }
+  return bytes;
+}
+
 size_t Calls::waiting() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return calls_.size();

@@ -68,6 +68,8 @@ class Calls {
   std::vector<Call> take_all();
 
   size_t waiting() const;
+  // The bytes of all peers that count towards the limit.
+  uint64_t unanswered_bytes() const;
   uint64_t late_answers() const { return late_answers_; }
   uint64_t timeouts() const { return timeouts_; }
 

@@ -67,6 +67,16 @@ std::weak_ptr<void> last_to_leave(const Parts& parts) {
   return largest == nullptr ? std::weak_ptr<void>() : largest->owner;
 }
 
+// The span of the caller, as the request says.
+SpanContext arrived_span(const Contexts& contexts) {
+  for (const Context& context : contexts) {
+    if (context.name == kSpanContextName) {
+      return read_span(context.bytes);
+    }
+  }
+  return {};
+}
+
 bool is_number(const std::string& text) {
   char* end = nullptr;
   std::strtod(text.c_str(), &end);
@@ -309,7 +319,8 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
  protected:
   void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
-    core_->execute(std::move(message), peer_id_, bytes_, [self, last](JitFuture& response) {
+    const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
+    core_->execute(std::move(message), peer_id_, bytes_, span, [self, last](JitFuture& response) {
       self->come_back(last, FuturePtr::reclaim_copy(&response));
     });
   }
@@ -343,14 +354,17 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
 };
 
 void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
-  CallLog::Place* const recorded = call_log_ ? call_log_->begin_incoming(peer, *request.message, request.call) : nullptr;
+  CallLog::Place* recorded = nullptr;
+  if (call_log_) {
+    recorded = call_log_->begin_incoming(peer, *request.message, request.call, arrived_span(request.contexts));
+  }
   if (interceptors_ && interceptors_->wants(Direction::kIncoming)) {
     std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(request.contexts),
                                    recorded)
         ->begin(std::move(request.message));
     return;
   }
-  execute(std::move(request.message), peer, bytes,
+  execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context,
           [self = shared_from_this(), peer, call = request.call, recorded](JitFuture& response) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
             self->reply(peer, call, response);
@@ -361,16 +375,17 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
 }
 
 void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
-                                   OnResponse on_response) {
+                                   const SpanContext& span, OnResponse on_response) {
   // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
   // fail.
   const bool may_refuse = peer != id_ && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
-  auto job = [self = shared_from_this(), request = std::move(request), on_response] {
+  auto job = [self = shared_from_this(), request = std::move(request), span, on_response] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
     // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
     static thread_local const at::ThreadLocalState fresh;
     const at::ThreadLocalStateGuard guard(fresh);
+    const InSpan scope(span);
     FuturePtr response;
     try {
       response = (*self->callback_)(*request, {});
@@ -584,6 +599,8 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.server_active_calls", std::to_string(active_requests_)},
       {"agent.server_active_async_calls", std::to_string(async_requests_)},
       {"agent.threads", std::to_string(thread_pool_->threads())},
+      {"agent.queued_requests", std::to_string(thread_pool_->queued())},
+      {"agent.unanswered_bytes", std::to_string(calls_.unanswered_bytes())},
       {"agent.requests_sent", std::to_string(sent_)},
       {"agent.requests_received", std::to_string(received_)},
       {"agent.bytes_sent", std::to_string(bytes_sent_)},

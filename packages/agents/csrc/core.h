@@ -61,7 +61,9 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   void serve(int peer, Decoded request, uint64_t bytes);
   // Runs a request from `peer` as soon as possible; `bytes` is the size of its message.
-  void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, OnResponse on_response);
+  // `span`: the span in which it runs.
+  void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
+               OnResponse on_response);
   // Does not throw.
   void reply(int peer, uint64_t call, JitFuture& response);
   // Counts a request as served without an answer.

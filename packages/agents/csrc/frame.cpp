@@ -116,7 +116,7 @@ void Limits::check(const Head& head, const Parts& parts) const {
   if (head.storages > 3 * static_cast<uint64_t>(head.tensors)) {
     throw BadFrame(quantity("storages", head.storages, 3 * static_cast<uint64_t>(head.tensors)));
   }
-  const uint64_t most_context = head.kind == FrameKind::kRequest ? kMaxAllContextBytes : 0;
+  const uint64_t most_context = head.kind == FrameKind::kRequest ? kMaxAllContextBytes + kMaxSpanContextBytes : 0;
   if (head.context_size > most_context) {
     throw BadFrame(quantity("bytes of context", head.context_size, most_context));
   }

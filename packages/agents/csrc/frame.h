@@ -25,6 +25,9 @@ struct Context {
 
 using Contexts = std::vector<Context>;
 
+// The room in a frame for the context of a span, beside what interceptors attach.
+inline constexpr size_t kMaxSpanContextBytes = 64;
+
 // The size of contexts in a frame, in bytes.
 size_t size_of(const Contexts& contexts);
 void write(const Contexts& contexts, Writer& out);

@@ -1,11 +1,16 @@
 #include "intercepting_agent.h"
 
+#include <torch/csrc/distributed/autograd/context/container.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
+
 #include <thread>
 
 #include "agent.h"
 #include "intercepted_call.h"
 #include "log.h"
 #include "python_state.h"
+#include "telemetry.h"
+#include "tensorpipe_requests.h"
 
 namespace rpc_backends {
 
@@ -27,13 +32,14 @@ class OutgoingCall final : public InterceptedCall {
  public:
   OutgoingCall(std::shared_ptr<InterceptorChain> chain, std::shared_ptr<rpc::RpcAgent> inner,
                std::shared_ptr<TransportAgent> transport_agent, const rpc::WorkerInfo& to, float inner_timeout,
-               std::chrono::milliseconds timeout, const rpc::DeviceMap& device_map)
+               std::chrono::milliseconds timeout, const rpc::DeviceMap& device_map, const Contexts& own)
       : InterceptedCall(std::move(chain), Direction::kOutgoing, to.id_, timeout, {}),
         inner_(std::move(inner)),
         transport_agent_(std::move(transport_agent)),
         to_(to),
         inner_timeout_(inner_timeout),
         device_map_(device_map),
+        own_(own),
         future_(c10::make_intrusive<JitFuture>(at::AnyClassType::get(), inner_->getDevices())) {}
 
   FuturePtr send(MessagePtr message) {
@@ -51,9 +57,13 @@ class OutgoingCall final : public InterceptedCall {
     const bool in_send = std::this_thread::get_id() == sender_ && sending_;
     FuturePtr answer;
     try {
-      answer = contexts.empty()
-          ? inner_->send(to_, std::move(message), inner_timeout_, device_map_)
-          : transport_agent_->send(to_, std::move(message), inner_timeout_, device_map_, contexts);
+      if (contexts.empty() && own_.empty()) {
+        answer = inner_->send(to_, std::move(message), inner_timeout_, device_map_);
+      } else {
+        Contexts all = contexts;
+        all.insert(all.end(), own_.begin(), own_.end());
+        answer = transport_agent_->send(to_, std::move(message), inner_timeout_, device_map_, all);
+      }
     } catch (const abi::__forced_unwind&) {
       throw;
     } catch (...) {
@@ -92,6 +102,7 @@ class OutgoingCall final : public InterceptedCall {
   const rpc::WorkerInfo to_;
   const float inner_timeout_;
   const rpc::DeviceMap device_map_;
+  const Contexts own_;  // beside those of the interceptors
   const FuturePtr future_;
   // Used by the sending thread while it is in send():
   const std::thread::id sender_ = std::this_thread::get_id();
@@ -99,6 +110,37 @@ class OutgoingCall final : public InterceptedCall {
   FuturePtr unobserved_;  // the inner agent's future, if no interceptor wants the answer
   FuturePtr thrown_;      // the exception that the inner agent has thrown
 };
+
+// What a request carries in its frame. It says also that a trace is not sampled, so that the callee starts no new one.
+const Contexts& contexts_of(const SpanContext& span, Contexts& made) {
+  static const Contexts none;
+  static const Contexts dropped{{std::string(kSpanContextName), write_span({})}};
+  switch (span.sampling) {
+    case SpanContext::Sampling::kNone:
+      return none;
+    case SpanContext::Sampling::kDropped:
+      return dropped;
+    default:
+      made.push_back({std::string(kSpanContextName), write_span(span)});
+      return made;
+  }
+}
+
+// Returns a future whose callbacks run in a span, like the code that has made the call.
+FuturePtr with_callbacks_in(const SpanContext& span, const FuturePtr& answer) {
+  auto shown = answer->createInstance(answer->elementType());
+  answer->addCallback([span, shown](JitFuture& done) {
+    const InSpan scope(span);
+    contained("in a callback at the end of a call", [&] {
+      if (done.hasError()) {
+        shown->setError(done.exception_ptr());
+      } else {
+        shown->markCompleted(done.constValue(), done.storages());
+      }
+    });
+  });
+  return shown;
+}
 
 }  // namespace
 
@@ -133,16 +175,22 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
   }
   if (!call_log_) {
-    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {});
   }
-  CallLog::Place* const place = call_log_->begin_outgoing(to, *message, timeout);
+  const SpanContext parent = telemetry_ ? span_of(*message) : SpanContext();
+  CallLog::Place* const place = call_log_->begin_outgoing(to, *message, timeout, parent);
   if (place == nullptr) {
-    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {});
+  }
+  Contexts made;
+  const Contexts& contexts = contexts_of(transport_agent_ ? place->span.context : SpanContext(), made);
+  if (!transport_agent_ && place->span.context.sampling == SpanContext::Sampling::kSampled) {
+    append_span(*message, place->span.context, workerInfo_.id_);
   }
   last_call_sent = 0;
   FuturePtr answer;
   try {
-    answer = pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+    answer = pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, contexts);
   } catch (const std::exception& error) {
     call_log_->failed(place, error.what());
     throw;
@@ -154,30 +202,66 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
     call_log_->sent(place, last_call_sent);
   }
   if (failed_calls_) {
-    return FailedCalls::watch(failed_calls_, call_log_, place, std::move(answer));
+    answer = FailedCalls::watch(failed_calls_, call_log_, place, std::move(answer));
+  } else {
+    CallLog::end_with(call_log_, place, *answer);
   }
-  CallLog::end_with(call_log_, place, *answer);
-  return answer;
+  return parent.sampling == SpanContext::Sampling::kNone ? answer : with_callbacks_in(parent, answer);
 }
 
 c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                                                 float rpc_timeout_seconds,
                                                                 std::chrono::milliseconds timeout,
-                                                                const DeviceMap& device_map) {
+                                                                const DeviceMap& device_map,
+                                                                const Contexts& contexts) {
   if (!interceptors_->wants(Direction::kOutgoing)) {
-    return inner_->send(to, std::move(message), rpc_timeout_seconds, device_map);
+    return contexts.empty() ? inner_->send(to, std::move(message), rpc_timeout_seconds, device_map)
+                            : transport_agent_->send(to, std::move(message), rpc_timeout_seconds, device_map, contexts);
   }
   return std::make_shared<OutgoingCall>(interceptors_, inner_, transport_agent_, to, rpc_timeout_seconds, timeout,
-                                        device_map)
+                                        device_map, contexts)
       ->send(std::move(message));
 }
 
 void InterceptingAgent::record(std::shared_ptr<CallLog> log, std::shared_ptr<FailedCalls> failed) {
-  call_log_ = std::move(log);
   failed_calls_ = std::move(failed);
+  set_call_log(std::move(log));
+}
+
+void InterceptingAgent::report(std::shared_ptr<Telemetry> telemetry) {
+  telemetry_ = std::move(telemetry);
+  set_call_log(call_log_ ? call_log_ : std::make_shared<CallLog>(0));
+}
+
+void InterceptingAgent::set_call_log(std::shared_ptr<CallLog> log) {
+  call_log_ = std::move(log);
+  if (telemetry_) {
+    call_log_->report_to(telemetry_);
+  }
   if (transport_agent_) {
     transport_agent_->set_call_log(call_log_);
+  } else if (telemetry_) {
+    watch_requests(*inner_, call_log_);
   }
+}
+
+SpanContext InterceptingAgent::span_of(const Message& message) const {
+  namespace autograd = torch::distributed::autograd;
+  const SpanContext found = current_span();
+  if (found.sampling != SpanContext::Sampling::kNone) {
+    if (message.type() == rpc::MessageType::FORWARD_AUTOGRAD_REQ) {
+      telemetry_->note_forward(autograd::DistAutogradContainer::currentContextId(), found);
+    }
+  } else if (message.type() == rpc::MessageType::BACKWARD_AUTOGRAD_REQ && telemetry_->has_forward()) {
+    // The engine sends it on a thread of its own, which knows nothing of the program's span.
+    SpanContext forward;
+    contained("while reading a request of autograd", [&] {
+      const auto request = autograd::PropagateGradientsReq::fromMessage(message);
+      forward = telemetry_->forward(request->getAutogradMetadata().autogradContextId);
+    });
+    return forward;
+  }
+  return found;
 }
 
 const rpc::WorkerInfo& InterceptingAgent::getWorkerInfo(const std::string& name) const {

@@ -11,10 +11,12 @@
 #include "call_log.h"
 #include "failed_calls.h"
 #include "forks.h"
+#include "frame.h"
 #include "interceptor_chain.h"
 
 namespace rpc_backends {
 
+class Telemetry;
 class TransportAgent;
 
 class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
@@ -48,6 +50,8 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   // Records the requests that this worker sends, and those that arrive at a TransportAgent; only before the agent starts.
   // `failed`: delays the errors of calls; may be null.
   void record(std::shared_ptr<CallLog> log, std::shared_ptr<FailedCalls> failed);
+  // Reports the calls as spans and metrics; only before the agent starts.
+  void report(std::shared_ptr<Telemetry> telemetry);
   InterceptorChain& interceptors() { return *interceptors_; }
   // Like TransportAgent::is_forked().
   bool is_forked() const { return birthplace_.is_elsewhere(); }
@@ -57,13 +61,17 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   // Sends a request through the interceptors.
   c10::intrusive_ptr<JitFuture> pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                         float rpc_timeout_seconds, std::chrono::milliseconds timeout,
-                                        const DeviceMap& device_map);
+                                        const DeviceMap& device_map, const Contexts& contexts);
+  // The span in which a request is sent.
+  SpanContext span_of(const Message& message) const;
+  void set_call_log(std::shared_ptr<CallLog> log);
 
   const Birthplace birthplace_;
   const std::shared_ptr<RpcAgent> inner_;
   const std::shared_ptr<TransportAgent> transport_agent_;  // the same agent if it is a TransportAgent, or else null
   const std::shared_ptr<InterceptorChain> interceptors_;
   std::shared_ptr<CallLog> call_log_;  // null if calls are not recorded
+  std::shared_ptr<Telemetry> telemetry_;  // null if calls are not reported
   std::shared_ptr<FailedCalls> failed_calls_;
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };

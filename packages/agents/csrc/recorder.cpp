@@ -49,25 +49,6 @@ void on_signal(int /*number*/) {
 // Seconds that a reader of the socket may take for one step.
 constexpr time_t kReaderTimeout = 5;
 
-const char* name_of(RecordedCall::State state) {
-  switch (state) {
-    case RecordedCall::State::kInFlight:
-      return "in flight";
-    case RecordedCall::State::kAnswered:
-      return "answered";
-    case RecordedCall::State::kFailed:
-      return "failed";
-    case RecordedCall::State::kTimedOut:
-      return "timed out";
-    case RecordedCall::State::kLost:
-      return "lost";
-    case RecordedCall::State::kShutDown:
-      return "shut down";
-    default:
-      return "dropped";
-  }
-}
-
 void write_call(Json& json, const RecordedCall& call, const CallLog& log, const std::map<int, std::string>& members) {
   const auto member = members.find(call.peer_id);
   json.begin('{')

@@ -287,6 +287,11 @@ bool ThreadPool::retry() {
   return wants_receiver || wanted_runners > 0 || wants_doer || still_held;
 }
 
+size_t ThreadPool::queued() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return backlog_.size() + held_.size();
+}
+
 size_t ThreadPool::threads() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return alive_.size();

@@ -74,6 +74,8 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
 
   size_t threads() const;
   size_t waiting() const { return waiting_; }
+  // Requests that have arrived and wait for a thread, or for their caller to read earlier answers.
+  size_t queued() const;
 
  private:
   using Threads = std::list<std::thread>;

@@ -10,3 +10,4 @@
 #include "intercepting_agent.cpp"
 #include "interceptor_chain.cpp"
 #include "members.cpp"
+#include "tensorpipe_requests.cpp"

@@ -2,4 +2,5 @@
 #include "codec.cpp"
 #include "memory_transport.cpp"
 #include "request_inspector.cpp"
+#include "span.cpp"
 #include "tensors.cpp"

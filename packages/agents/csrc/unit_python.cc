@@ -3,3 +3,4 @@
 #include "call_interceptor.cpp"
 #include "python_transport.cpp"
 #include "recorder.cpp"
+#include "telemetry.cpp"

@@ -33,6 +33,8 @@ METRICS = {
     "agent.server_active_calls",
     "agent.server_active_async_calls",
     "agent.threads",
+    "agent.queued_requests",
+    "agent.unanswered_bytes",
     "agent.requests_sent",
     "agent.requests_received",
     "agent.bytes_sent",

@@ -337,8 +337,8 @@ INVALID_HEADS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
 INVALID_REQUESTS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "an unknown type": (lambda p: change(p, type=99), "its message type 99 is unknown"),
     "too much context": (
-        lambda p: change(p, context=1025),
-        "1025 bytes of context; at most 1024 are",
+        lambda p: change(p, context=1089),
+        "1089 bytes of context; at most 1088 are",
     ),
     "too many tensors": (
         lambda p: change(p, tensors=1 << 21),

@@ -404,7 +404,7 @@ def test_a_request_without_context_is_not_longer(me: WorkerContext, library: Pat
 @pytest.mark.parametrize(
     ("context", "size", "reason"),
     [
-        (b"", 1 << 31, "2147483648 bytes of context; at most 1024 are allowed"),
+        (b"", 1 << 31, "2147483648 bytes of context; at most 1088 are allowed"),
         (b"\x05abc", None, "it ends in the middle of a field"),
         (b"\x03abc\x09de", None, "it ends in the middle of a field"),
         (b"\x00\x00", None, "the name of a context is not valid"),

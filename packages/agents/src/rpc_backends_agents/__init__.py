@@ -6,9 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rpc_backends_agents._C import Call, Recorder
+    from rpc_backends_agents._C import (
+        Call,
+        Recorder,
+        Telemetry,
+        current_span,
+        set_span,
+        state_of_torch,
+    )
     from rpc_backends_agents.calls import CallInterceptor
-    from rpc_backends_agents.interception import intercept
+    from rpc_backends_agents.interception import intercept, report_calls
     from rpc_backends_agents.native_transport import in_python
     from rpc_backends_agents.start import Settings, start_agent
     from rpc_backends_agents.transport import Inbox, Transport
@@ -19,11 +26,16 @@ __all__ = [
     "Inbox",
     "Recorder",
     "Settings",
+    "Telemetry",
     "Transport",
+    "current_span",
     "in_python",
     "include_dir",
     "intercept",
+    "report_calls",
+    "set_span",
     "start_agent",
+    "state_of_torch",
 ]
 __version__ = "0.1.0"
 
@@ -33,10 +45,15 @@ _MODULES = {
     "Inbox": "transport",
     "Recorder": "_C",
     "Settings": "start",
+    "Telemetry": "_C",
     "Transport": "transport",
+    "current_span": "_C",
     "in_python": "native_transport",
     "intercept": "interception",
+    "report_calls": "interception",
+    "set_span": "_C",
     "start_agent": "start",
+    "state_of_torch": "_C",
 }
 
 

@@ -54,6 +54,20 @@ def intercept(
     return front
 
 
+def report_calls(
+    agent: Any, telemetry: _C.Telemetry, *, at_shutdown: Callable[[], None]
+) -> InterceptingAgent:
+    """Make spans and metrics of the calls of an agent that has not started yet.
+
+    :param at_shutdown: called after the agent has shut down.
+    :returns: the agent to install: ``agent`` itself if it already has interceptors in front of it.
+    """
+    front = agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
+    front.report_calls(telemetry)
+    front.closing.append(at_shutdown)
+    return front
+
+
 class InterceptingAgent(_C.InterceptingAgent):
     """An agent in front of ``inner``; attributes that it does not have come from ``inner``.
 
