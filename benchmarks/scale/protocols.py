@@ -15,7 +15,7 @@ from simulated import NOTHING, Client, Steps, Value, call, call_all
 #: Sizes in bytes of what workers write to the store, as counted in real groups.
 _ARRIVAL = 170  # rpc_backends_core._group.formation: name, rank, nonce, host
 _MEMBER = 60  # one member in the answer: nonce, name, rank, ids
-_DEVICES = 82  # rpc_backend_tensorpipe.devices: no maps
+_DEVICES = 82  # rpc_backends_core._device_maps: no maps
 _ADDRESS = 24  # where a TensorPipe agent listens
 _PUBLICATION = 560  # rpc_backend_zeromq.publication, with its proof (500 without a Unix socket)
 _TRAFFIC = 16  # rpc_backends_agents.agent: four counters

@@ -23,7 +23,6 @@ from typing import Any
 import torch.distributed as dist
 
 from rpc_backend_tensorpipe import membership
-from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_zeromq import identity, publication
 from rpc_backend_zeromq.publication import Publication, UnixSocket
 from rpc_backend_zeromq.unix_sockets import Node
@@ -31,6 +30,7 @@ from rpc_backends_agents.common import canonical, secret
 from rpc_backends_agents.common.errors import PublicationError
 from rpc_backends_agents.common.host import Host
 from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_core._device_maps import WorkerDevices
 from rpc_backends_core._group import composition, contents
 from rpc_backends_core._group.group import read_answer
 from rpc_backends_core.spi import GroupError, StoreError

@@ -42,9 +42,6 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
                                       "': RPC is no longer running on this worker. Call init_rpc first."));
   }
-  if (!device_map.empty()) {
-    throw std::runtime_error("this backend has no device maps; move tensors to the CPU before you send them");
-  }
   auto timeout = rpcTimeout_.load();
   if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
@@ -52,7 +49,25 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
       timeout = std::chrono::milliseconds(1);  // 0 would mean no timeout
     }
   }
-  return core_->send(to.id_, std::move(message), timeout, contexts);
+  return core_->send(to, std::move(message), timeout, contexts, device_map);
+}
+
+void TransportAgent::set_devices(DeviceMaps maps) {
+  core_->devices.set(std::move(maps));
+}
+
+DeviceMap TransportAgent::getDeviceMap(const WorkerInfo& to) const {
+  const DeviceMaps* const maps = core_->devices.get();
+  if (maps == nullptr) {
+    return {};
+  }
+  const auto found = maps->requests.find(to.name_);
+  return found == maps->requests.end() ? DeviceMap() : found->second;
+}
+
+const std::vector<c10::Device>& TransportAgent::getDevices() const {
+  const DeviceMaps* const maps = core_->devices.get();
+  return maps == nullptr ? RpcAgent::getDevices() : maps->devices;
 }
 
 void TransportAgent::set_interceptors(std::shared_ptr<InterceptorChain> interceptors) {

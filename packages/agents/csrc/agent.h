@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "devices.h"
 #include "forks.h"
 #include "frame.h"
 #include "interceptor_chain.h"
@@ -76,6 +77,12 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   void learn(int peer, const std::string& name, const std::string& address);
   // Called on a thread of the agent when a peer is lost.
   void on_lost(std::function<void(int, const std::string&)> tell);
+
+  // Sets where tensors go: by the name of the callee, and for answers by the id of the caller; and the accelerators that
+  // RPC uses here. May be called again when workers join.
+  void set_devices(DeviceMaps maps);
+  DeviceMap getDeviceMap(const WorkerInfo& to) const override;
+  const std::vector<c10::Device>& getDevices() const override;
 
   Members& members();
   Traffic traffic() const;

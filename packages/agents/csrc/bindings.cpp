@@ -69,6 +69,32 @@ std::shared_ptr<TransportAgent> make_agent(const std::string& name, int id, cons
   return shared(new TransportAgent(name, id, take_transport(transport), options));
 }
 
+// A device map as pairs of texts, which need no converter for devices.
+using DevicePairs = std::vector<std::pair<std::string, std::string>>;
+
+DeviceMap device_map(const DevicePairs& pairs) {
+  DeviceMap map;
+  for (const auto& [mine, theirs] : pairs) {
+    map.emplace(c10::Device(mine), c10::Device(theirs));
+  }
+  return map;
+}
+
+void set_devices(TransportAgent& agent, const std::unordered_map<std::string, DevicePairs>& maps,
+                 const std::unordered_map<int, DevicePairs>& reverse_maps, const std::vector<std::string>& devices) {
+  DeviceMaps found;
+  for (const auto& [callee, pairs] : maps) {
+    found.requests.emplace(callee, device_map(pairs));
+  }
+  for (const auto& [caller, pairs] : reverse_maps) {
+    found.answers.emplace(caller, device_map(pairs));
+  }
+  for (const std::string& device : devices) {
+    found.devices.emplace_back(device);
+  }
+  agent.set_devices(std::move(found));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -117,6 +143,7 @@ PYBIND11_MODULE(_C, module) {
            [](TransportAgent& self, py::function tell) {
              self.on_lost(callback<int, const std::string&>(std::move(tell), "while handling a lost worker"));
            })
+      .def("set_devices", &set_devices, py::arg("maps"), py::arg("reverse_maps"), py::arg("devices"))
       .def("traffic", &TransportAgent::traffic);
 
   py::class_<InterceptingAgent, RpcAgent, std::shared_ptr<InterceptingAgent>>(module, "InterceptingAgent")

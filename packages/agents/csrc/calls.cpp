@@ -36,9 +36,10 @@ constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365 * 10)
 
 }  // namespace
 
-void complete(const FuturePtr& future, c10::IValue value) {
-  // Without the list of storages: only devices need it, and sparse tensors of some layouts do not have one.
-  contained(kInCallback, [&] { future->markCompleted(std::move(value)); });
+void complete(const FuturePtr& future, c10::IValue value,
+              std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices) {
+  // With the list of storages, because torch cannot find those of sparse tensors of some layouts.
+  contained(kInCallback, [&] { future->markCompleted(std::move(value), std::move(on_devices)); });
 }
 
 void fail(const FuturePtr& future, const std::string& text) {
@@ -86,9 +87,8 @@ void Calls::stop() {
 }
 
 FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may_wait) {
-  auto future = c10::make_intrusive<rpc::JitFuture>(at::AnyClassType::get());
+  auto future = call.future;
   call.bytes += kCallBytes;
-  call.future = future;
   call.deadline = deadlines_.end();
   const auto deadline = call.timeout.count() > 0 ? started + std::min(call.timeout, kLongest) : Clock::time_point::max();
   bool earlier = false;

@@ -52,8 +52,8 @@ class Calls {
   // Returns a new, unique id.
   uint64_t next_id() { return next_++; }
 
-  // Adds a call that started at `started`, and returns its future. `call` must have peer, bytes, unsent and timeout (0
-  // means no timeout). With `may_wait`, this waits until the peer's unanswered bytes leave room for the call, and returns
+  // Adds a call that started at `started`, and returns its future. `call` must have peer, future, bytes, unsent and
+  // timeout (0 means no timeout). With `may_wait`, this waits until the peer's unanswered bytes leave room for the call, and returns
   // null if the call times out first.
   FuturePtr add(uint64_t id, Call call, Clock::time_point started, bool may_wait);
 
@@ -114,7 +114,8 @@ class Calls {
 
 // Complete a future. Its callbacks, from torch and the program, run in this call; their exceptions are logged and go no
 // further. (RRefContext throws if the peer of an RRef is lost.)
-void complete(const FuturePtr& future, c10::IValue value);
+void complete(const FuturePtr& future, c10::IValue value,
+              std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices);
 void fail(const FuturePtr& future, const std::string& text);
 
 // The error text of a call that has timed out.

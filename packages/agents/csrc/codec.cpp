@@ -16,7 +16,10 @@ using MessagePtr = c10::intrusive_ptr<Message>;
 
 namespace {
 
+// The flags of a storage. After those of a storage for an accelerator come the type and number of the device.
 constexpr uint8_t kInlineStorage = 1;
+constexpr uint8_t kOnDevice = 2;
+constexpr uint8_t kAllStorageFlags = 3;
 
 constexpr int32_t kRequests[] = {
     MessageType::SCRIPT_CALL,           MessageType::PYTHON_CALL,
@@ -69,6 +72,19 @@ bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % largest_element == 0;
 }
 
+// Reads the device of a storage, which must be one of `devices`.
+c10::Device read_device(Reader& in, const std::vector<c10::Device>& devices) {
+  const auto type = in.get<uint8_t>();
+  const auto index = in.get<uint8_t>();
+  for (const c10::Device& device : devices) {
+    if (static_cast<uint8_t>(device.type()) == type && static_cast<uint8_t>(device.index()) == index) {
+      return device;
+    }
+  }
+  throw UnknownDevice("a tensor is for device " + std::to_string(index) + " of torch's device type " +
+                      std::to_string(type) + ", which this worker does not use for RPC");
+}
+
 }  // namespace
 
 uint64_t size_of(const Parts& parts) {
@@ -94,7 +110,13 @@ Parts copy(const Parts& parts) {
 }
 
 Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts) {
-  const TensorWriter tensors(message->tensors());
+  Copies none;
+  return encode(std::move(message), call, contexts, Placement(), none);
+}
+
+Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const Placement& placement, Copies& copies) {
+  TensorWriter tensors(message->tensors(), placement);
+  tensors.copy_to_host(copies);
   Head head;
   head.kind = message->isRequest() ? FrameKind::kRequest : FrameKind::kResponse;
   head.type = message->type();
@@ -109,11 +131,18 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts) {
   std::vector<bool> is_inline;
   size_t inline_bytes = 0;
   for (const StorageRange& range : tensors.storages()) {
-    const bool small = range.size <= kInlineBytes && inline_bytes + range.size <= kInlineStorageBytes;
+    // Bytes that are still being copied are in a part of their own.
+    const bool small =
+        range.size <= kInlineBytes && inline_bytes + range.size <= kInlineStorageBytes && !range.is_copied();
+    const bool on_device = !range.target.is_cpu();
     inline_bytes += small ? range.size : 0;
     is_inline.push_back(small);
     description.put(range.size);
-    description.put(static_cast<uint8_t>(small ? kInlineStorage : 0));
+    description.put(static_cast<uint8_t>((small ? kInlineStorage : 0) | (on_device ? kOnDevice : 0)));
+    if (on_device) {
+      description.put(static_cast<uint8_t>(range.target.type()));
+      description.put(static_cast<uint8_t>(range.target.index()));
+    }
   }
   tensors.write(description);
   head.description_size = description.size();
@@ -140,7 +169,7 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts) {
   for (size_t i = 0; i < is_inline.size(); ++i) {
     if (!is_inline[i]) {
       const StorageRange& range = tensors.storages()[i];
-      parts.push_back({range.data(), range.size, std::make_shared<c10::Storage>(range.storage)});
+      parts.push_back({range.data(), range.size, std::make_shared<c10::Storage>(range.host())});
     }
   }
   return parts;
@@ -155,6 +184,11 @@ Head read_head(const Parts& parts) {
 }
 
 Decoded decode(const Parts& parts, const Limits& limits) {
+  Copies none;
+  return decode(parts, limits, {}, none);
+}
+
+Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies) {
   if (parts.empty()) {
     throw BadFrame("it is empty");
   }
@@ -186,21 +220,29 @@ Decoded decode(const Parts& parts, const Limits& limits) {
   }
 
   std::vector<c10::Storage> storages;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices;
   // No reserve() with a count from the frame: the count may be wrong.
   for (uint32_t i = 0; i < head.storages; ++i) {
     const auto size = description.get<uint64_t>();
-    const auto where = description.get<uint8_t>();
-    if (where == kInlineStorage) {
+    const auto flags = description.get<uint8_t>();
+    if (flags > kAllStorageFlags) {
+      throw BadFrame("a storage has unknown flags");
+    }
+    const bool on_device = (flags & kOnDevice) != 0;
+    const c10::Device device = on_device ? read_device(description, devices) : c10::Device(c10::kCPU);
+    if ((flags & kInlineStorage) != 0) {
       if (size > in.left()) {
         throw BadFrame("it ends in the middle of a storage");
       }
       storages.push_back(copied_storage(in.take(size), size));
-    } else if (where == 0) {
+    } else {
       const Part& part = next_part(size);
       storages.push_back(is_aligned(part.data) ? storage_on(part.data, part.size, part.owner)
                                                : copied_storage(part.data, part.size));
-    } else {
-      throw BadFrame("a storage has unknown flags");
+    }
+    if (on_device) {
+      storages.back() = copies.to_device(storages.back(), device);
+      on_devices.push_back(storages.back().getWeakStorageImpl());
     }
   }
   if (in.left() != 0 || next != parts.size()) {
@@ -221,7 +263,7 @@ Decoded decode(const Parts& parts, const Limits& limits) {
   }
   auto message = c10::make_intrusive<Message>(
       std::move(payload), std::move(tensors), static_cast<MessageType>(head.type), static_cast<int64_t>(head.call));
-  return {head.kind, head.call, std::move(message), std::move(contexts)};
+  return {head.kind, head.call, std::move(message), std::move(contexts), std::move(on_devices)};
 }
 
 }  // namespace rpc_backends

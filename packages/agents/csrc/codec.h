@@ -3,12 +3,17 @@
 
 #include <torch/csrc/distributed/rpc/message.h>
 
+#include "devices.h"
 #include "frame.h"
 
 namespace rpc_backends {
 
-// Returns the parts of `message`. Large data is not copied; the parts keep the message alive. Throws
-// std::invalid_argument if a tensor cannot be sent.
+// Returns the parts of `message`. Large data is not copied; the parts keep the message alive. Tensors on accelerators are
+// copied to host memory: the parts are complete when `copies` have ended. Throws std::invalid_argument if a tensor
+// cannot be sent.
+Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call, const Contexts& contexts,
+             const Placement& placement, Copies& copies);
+// The same, for messages whose tensors are on the CPU.
 Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call,
              const Contexts& contexts = {});
 
@@ -18,10 +23,20 @@ struct Decoded {
   uint64_t call;
   c10::intrusive_ptr<torch::distributed::rpc::Message> message;
   Contexts contexts;
+  // The storages of tensors that are on accelerators here.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices;
 };
 
-// Returns the message in `parts`; large tensors use the memory of the parts. Throws BadFrame if the parts are not a
-// valid message.
+// A frame has a tensor for a device that this worker does not use for RPC, as far as it knows.
+struct UnknownDevice : BadFrame {
+  using BadFrame::BadFrame;
+};
+
+// Returns the message in `parts`; large tensors use the memory of the parts. Tensors for accelerators are copied there,
+// on the current streams: their memory is complete when `copies` have ended. Throws BadFrame if the parts are not a valid
+// message.
+Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies);
+// The same, for a worker without accelerators.
 Decoded decode(const Parts& parts, const Limits& limits);
 
 // Returns the head of a message, even if the rest is not valid. Throws BadFrame if the head is not valid.

@@ -1,9 +1,11 @@
 #include "core.h"
 
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -77,6 +79,11 @@ SpanContext arrived_span(const Contexts& contexts) {
   return {};
 }
 
+bool is_on_accelerator(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); });
+}
+
 bool is_number(const std::string& text) {
   char* end = nullptr;
   std::strtod(text.c_str(), &end);
@@ -120,27 +127,71 @@ void TransportAgent::Core::stop() {
     end_call(call, "the RPC agent of this worker has been shut down");
   }
   calls_.stop();
+  after_copies_.stop();
   thread_pool_->stop(kStopTimeout);
 }
 
 // --- calls of this worker ---------------------------------------------------------------------------
 
-FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> message,
-                                     std::chrono::milliseconds timeout, const Contexts& contexts) {
+FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                     std::chrono::milliseconds timeout, const Contexts& contexts,
+                                     const DeviceMap& device_map) {
+  const int peer = to.id_;
   const auto started = Clock::now();
   const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
   const bool is_retried = is_retried_by_torch(message->type());
   const uint64_t call = calls_.next_id();
   last_call_sent = call;
-  Parts parts = encode_checked(std::move(message), call, contexts);
+  const DeviceMaps* const maps = devices.get();
+  Placement placement{nullptr, [&to] { return to.name_; }, true};
+  if (!device_map.empty()) {
+    placement.map = &device_map;
+  } else if (maps != nullptr) {
+    const auto found = maps->requests.find(to.name_);
+    placement.map = found == maps->requests.end() ? nullptr : &found->second;
+  }
+  Copies copies;
+  Parts parts = encode_checked(std::move(message), call, contexts, placement, copies);
   const uint64_t bytes = size_of(parts);
-  FuturePtr future = calls_.add(call, {peer, {}, bytes, last_to_leave(parts), timeout, {}, {}}, started, may_wait);
+  FuturePtr future =
+      calls_.add(call, {peer, new_future(maps), bytes, last_to_leave(parts), timeout, {}, {}}, started, may_wait);
   if (!future) {
-    future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    future = new_future(maps);
     fail(future, timeout_text(timeout));
     return future;
   }
-  // From here on the call is entered, so any error ends this call only.
+  if (copies.empty()) {
+    send_request(peer, call, std::move(parts), is_retried);
+    return future;
+  }
+  auto error = error_in([&] {
+    after(std::move(copies), [self = shared_from_this(), peer, call, parts = std::move(parts), is_retried] {
+      self->send_request(peer, call, parts, is_retried);
+    });
+  });
+  if (!error && !running_) {
+    error = "the RPC agent of this worker has been shut down";
+  }
+  if (error) {
+    if (const auto taken = calls_.take(call, peer)) {
+      end_call(*taken, *error);
+    }
+  }
+  return future;
+}
+
+void TransportAgent::Core::after(Copies copies, std::function<void()> then) {
+  copies.record();
+  // On another thread than that of the copies, which must not wait for anything else.
+  after_copies_.run(std::move(copies), [pool = thread_pool_, then = std::move(then)] { pool->post(then); });
+}
+
+FuturePtr TransportAgent::Core::new_future(const DeviceMaps* maps) const {
+  return maps == nullptr ? c10::make_intrusive<JitFuture>(at::AnyClassType::get())
+                         : c10::make_intrusive<JitFuture>(at::AnyClassType::get(), maps->devices);
+}
+
+void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bool is_retried) {
   auto error = error_in([&] {
     if (peer == id_) {
       // Like any other call, but without the transport; the received message shares no memory with the sent one.
@@ -148,7 +199,7 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
       return;
     }
     ++sent_;
-    bytes_sent_ += bytes;
+    bytes_sent_ += size_of(parts);
     const std::string lost = why_lost(peer);
     if (!lost.empty()) {
       throw TransportError(lost);
@@ -165,12 +216,11 @@ FuturePtr TransportAgent::Core::send(int peer, c10::intrusive_ptr<Message> messa
       end_call(*taken, *error);
     }
   }
-  return future;
 }
 
-Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, uint64_t call,
-                                           const Contexts& contexts) const {
-  Parts parts = encode(std::move(message), call, contexts);
+Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts,
+                                           const Placement& placement, Copies& copies) const {
+  Parts parts = encode(std::move(message), call, contexts, placement, copies);
   const uint64_t bytes = size_of(parts);
   if (bytes > options_.max_message_bytes) {
     throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes is larger than max_message_bytes (" +
@@ -190,7 +240,7 @@ void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Ha
     const std::vector<char>& text = answer.message->payload();
     fail(call->future, std::string(text.begin(), text.end()));
   } else {
-    complete(call->future, c10::IValue(std::move(answer.message)));
+    complete(call->future, c10::IValue(std::move(answer.message)), std::move(answer.on_devices));
   }
   tell_progress();
 }
@@ -257,9 +307,44 @@ void TransportAgent::Core::handle_own_message(const Parts& parts) {
 }
 
 void TransportAgent::Core::handle_message(int peer, const Parts& parts, EventOrder::Handling& event) {
+  const DeviceMaps* const maps = devices.get();
+  if (maps == nullptr || maps->devices.empty()) {
+    handle_decoded(peer, parts, event, {});
+    return;
+  }
+  const std::vector<c10::Stream> streams = streams_from_pool(maps->devices);
+  const c10::MultiStreamGuard guard(streams);
+  handle_decoded(peer, parts, event, streams);
+}
+
+Decoded TransportAgent::Core::decode_message(const Parts& parts, Copies& copies) {
+  const DeviceMaps* maps = devices.get();
+  static const std::vector<c10::Device> none;
+  try {
+    return decode(parts, limits_, maps == nullptr ? none : maps->devices, copies);
+  } catch (const UnknownDevice&) {
+    // The sender may have joined the group just now.
+    if (!members.refresh() || devices.get() == maps) {
+      throw;
+    }
+    maps = devices.get();
+    return decode(parts, limits_, maps->devices, copies);
+  }
+}
+
+void TransportAgent::Core::handle_decoded(int peer, const Parts& parts, EventOrder::Handling& event,
+                                          const std::vector<c10::Stream>& streams) {
   std::optional<Decoded> decoded;
   // decode() throws BadFrame, or std::bad_alloc if there is not enough memory.
-  if (const auto bad = error_in([&] { decoded = decode(parts, limits_); })) {
+  const auto bad = error_in([&] {
+    Copies copies;
+    decoded = decode_message(parts, copies);
+    if (!copies.empty()) {
+      copies.record();
+      after_copies_.run(std::move(copies));
+    }
+  });
+  if (bad) {
     refuse(peer, parts, *bad);
     return;
   }
@@ -276,7 +361,7 @@ void TransportAgent::Core::handle_message(int peer, const Parts& parts, EventOrd
   if (peer != id_) {
     ++received_;
   }
-  if (const auto error = error_in([&] { serve(peer, std::move(*decoded), size_of(parts)); })) {
+  if (const auto error = error_in([&] { serve(peer, std::move(*decoded), size_of(parts), streams); })) {
     auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     fail(response, "the request cannot be served: " + *error);
     reply(peer, call, *response);
@@ -307,20 +392,21 @@ void TransportAgent::Core::refuse(int peer, const Parts& parts, const std::strin
 // A request that interceptors see before it runs.
 class TransportAgent::Core::IncomingCall final : public InterceptedCall {
  public:
-  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, uint64_t bytes, Contexts arrived,
-               CallLog::Place* recorded)
+  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, uint64_t bytes, std::vector<c10::Stream> streams,
+               Contexts arrived, CallLog::Place* recorded)
       : InterceptedCall(core->interceptors_, Direction::kIncoming, peer, std::chrono::milliseconds(0),
                         std::move(arrived)),
         core_(std::move(core)),
         call_(call),
         bytes_(bytes),
+        streams_(std::move(streams)),
         recorded_(recorded) {}
 
  protected:
   void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
     const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
-    core_->execute(std::move(message), peer_id_, bytes_, span, [self, last](JitFuture& response) {
+    core_->execute(std::move(message), peer_id_, bytes_, span, streams_, [self, last](JitFuture& response) {
       self->come_back(last, FuturePtr::reclaim_copy(&response));
     });
   }
@@ -350,21 +436,23 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   const std::shared_ptr<Core> core_;
   const uint64_t call_;
   const uint64_t bytes_;
+  const std::vector<c10::Stream> streams_;
   CallLog::Place* const recorded_;
 };
 
-void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
+void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams) {
   CallLog::Place* recorded = nullptr;
   if (call_log_) {
     recorded = call_log_->begin_incoming(peer, *request.message, request.call, arrived_span(request.contexts));
   }
   if (interceptors_ && interceptors_->wants(Direction::kIncoming)) {
-    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(request.contexts),
-                                   recorded)
+    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(streams),
+                                   std::move(request.contexts), recorded)
         ->begin(std::move(request.message));
     return;
   }
   execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context,
+          std::move(streams),
           [self = shared_from_this(), peer, call = request.call, recorded](JitFuture& response) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
             self->reply(peer, call, response);
@@ -375,12 +463,14 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes) {
 }
 
 void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
-                                   const SpanContext& span, OnResponse on_response) {
+                                    const SpanContext& span, std::vector<c10::Stream> streams,
+                                    OnResponse on_response) {
   // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
   // fail.
   const bool may_refuse = peer != id_ && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
-  auto job = [self = shared_from_this(), request = std::move(request), span, on_response] {
+  auto job = [self = shared_from_this(), request = std::move(request), span, streams = std::move(streams),
+              on_response] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
     // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
     static thread_local const at::ThreadLocalState fresh;
@@ -388,7 +478,7 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
     const InSpan scope(span);
     FuturePtr response;
     try {
-      response = (*self->callback_)(*request, {});
+      response = (*self->callback_)(*request, streams);
     } catch (const abi::__forced_unwind&) {
       throw;
     } catch (...) {
@@ -435,21 +525,46 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
   if (peer == id_) {
     --active_requests_;  // before the answer: the caller may read the count
   }
+  bool is_copying = false;
   const auto error = error_in([&] {
-    Parts parts = encode_reply(call, response);
-    if (peer == id_) {
-      handle_own_message(copy(parts));
-    } else {
-      send_answer(peer, call, std::move(parts));
+    Copies copies;
+    Parts parts = encode_reply(peer, call, response, copies);
+    if (copies.empty()) {
+      send_reply(peer, call, std::move(parts));
+      return;
     }
+    is_copying = true;
+    after(std::move(copies), [self = shared_from_this(), peer, call, parts = std::move(parts)] {
+      const auto unsent = error_in([&] { self->send_reply(peer, call, parts); });
+      self->reply_failed(peer, call, unsent);
+      self->end_reply(peer);
+    });
   });
+  reply_failed(peer, call, error);
+  if (!is_copying || error) {
+    end_reply(peer);
+  }
+}
+
+void TransportAgent::Core::reply_failed(int peer, uint64_t call, const std::optional<std::string>& error) {
   if (error) {
     contained("while answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
   }
+}
+
+void TransportAgent::Core::end_reply(int peer) {
   if (peer == id_) {
     tell_progress();
   } else {
     reply_nothing(peer);
+  }
+}
+
+void TransportAgent::Core::send_reply(int peer, uint64_t call, Parts parts) {
+  if (peer == id_) {
+    handle_own_message(copy(parts));
+  } else {
+    send_answer(peer, call, std::move(parts));
   }
 }
 
@@ -500,16 +615,35 @@ void TransportAgent::Core::take_unsent(int peer, const Parts& parts, const std::
   }
 }
 
-Parts TransportAgent::Core::encode_reply(uint64_t call, JitFuture& response) const {
+Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies) {
   const auto id = static_cast<int64_t>(call);
   try {
     if (response.hasError()) {
       return encode(rpc::createExceptionResponse(response.tryRetrieveErrorMessage(), id), call);
     }
-    return encode_checked(response.value().toCustomClass<Message>(), call);
+    const DeviceMaps* const maps = devices.get();
+    if (maps != nullptr) {
+      response.wait();  // makes the current streams wait for the value; an interceptor may have changed the thread
+    }
+    auto message = response.value().toCustomClass<Message>();
+    Placement placement = answer_placement(peer, maps);
+    // The caller may have joined the group just now.
+    if (placement.map == nullptr && is_on_accelerator(message->tensors()) && members.refresh()) {
+      placement = answer_placement(peer, devices.get());
+    }
+    return encode_checked(std::move(message), call, {}, placement, copies);
   } catch (const std::exception&) {
     return encode(rpc::createExceptionResponse("the answer cannot be sent: " + thrown_text(), id), call);
   }
+}
+
+Placement TransportAgent::Core::answer_placement(int peer, const DeviceMaps* maps) const {
+  Placement placement{nullptr, [this, peer] { return members.called(peer); }, false};
+  if (maps != nullptr) {
+    const auto found = maps->answers.find(peer);
+    placement.map = found == maps->answers.end() ? nullptr : &found->second;
+  }
+  return placement;
 }
 
 // --- peers ------------------------------------------------------------------------------------------

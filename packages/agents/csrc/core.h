@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -16,6 +17,7 @@
 #include "call_log.h"
 #include "calls.h"
 #include "codec.h"
+#include "devices.h"
 #include "event_order.h"
 #include "members.h"
 #include "thread_pool.h"
@@ -29,8 +31,9 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void start();
   void stop();
 
-  FuturePtr send(int peer, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout,
-                 const Contexts& contexts);
+  // `device_map`: where the tensors go; if it is empty, the device map for the worker `to` counts.
+  FuturePtr send(const WorkerInfo& to, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout,
+                 const Contexts& contexts, const DeviceMap& device_map);
   void forget(int peer, const std::string& reason);
 
   // Waits until this worker has no active requests, sent or received; returns false after `seconds`.
@@ -49,6 +52,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   Transport& transport() { return *transport_; }
 
   Members members;
+  Devices devices;
 
  private:
   class IncomingCall;
@@ -57,15 +61,25 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void handle(Event& event);
   // `peer`: the sender, which is this worker for a call to itself. `event`: the event that delivered the message.
   void handle_message(int peer, const Parts& parts, EventOrder::Handling& event);
+  // The same, with `streams` as the current streams of this worker's accelerators.
+  void handle_decoded(int peer, const Parts& parts, EventOrder::Handling& event,
+                      const std::vector<c10::Stream>& streams);
   void handle_own_message(const Parts& parts);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
-  void serve(int peer, Decoded request, uint64_t bytes);
+  void serve(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams);
   // Runs a request from `peer` as soon as possible; `bytes` is the size of its message.
-  // `span`: the span in which it runs.
+  // `span`: the span in which it runs. `streams`: the current streams of the function.
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
+               std::vector<c10::Stream> streams,
                OnResponse on_response);
   // Does not throw.
   void reply(int peer, uint64_t call, JitFuture& response);
+  void send_reply(int peer, uint64_t call, Parts parts);
+  void reply_failed(int peer, uint64_t call, const std::optional<std::string>& error);
+  // Counts a reply to `peer` that has left.
+  void end_reply(int peer);
+  // Runs `then` on a thread of the agent when the copies that have just begun have ended.
+  void after(Copies copies, std::function<void()> then);
   // Counts a request as served without an answer.
   void reply_nothing(int peer);
   // Answers with an error, which is cut to a small size.
@@ -81,8 +95,15 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void fail_late(std::vector<Calls::Call> late);
 
   // Return the parts of a message. encode_reply() returns the parts of an error if the message cannot be sent.
-  Parts encode_reply(uint64_t call, JitFuture& response) const;
-  Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts = {}) const;
+  Parts encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies);
+  Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts,
+                       const Placement& placement, Copies& copies) const;
+  // Where the tensors of an answer to `peer` go. `maps` are this worker's, and may be null.
+  Placement answer_placement(int peer, const DeviceMaps* maps) const;
+  // Sends a request that is entered as `call`. An error ends the call.
+  void send_request(int peer, uint64_t call, Parts parts, bool is_retried);
+  Decoded decode_message(const Parts& parts, Copies& copies);
+  FuturePtr new_future(const DeviceMaps* maps) const;
   void count_end(const Calls::Call& call);
   void end_call(const Calls::Call& call, const std::string& error);
   // Returns why `peer` cannot be reached; empty if it is not lost.
@@ -102,6 +123,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   const std::shared_ptr<ThreadPool> thread_pool_;
   Calls calls_;
   EventOrder order_;
+  AfterCopies after_copies_;
 
   mutable std::mutex lost_mutex_;
   std::unordered_map<int, std::string> lost_;

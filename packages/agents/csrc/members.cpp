@@ -14,6 +14,18 @@ void Members::on_unknown(std::function<void()> refresh) {
   refresh_ = std::move(refresh);
 }
 
+bool Members::refresh() const {
+  std::function<void()> refresh;
+  {
+    std::shared_lock lock(mutex_);
+    refresh = refresh_;
+  }
+  if (refresh) {
+    refresh();
+  }
+  return static_cast<bool>(refresh);
+}
+
 void Members::add(const std::string& name, int id) {
   std::unique_lock lock(mutex_);
   const auto known = by_id_.find(id);
@@ -59,13 +71,7 @@ const WorkerInfo& Members::get(const Key& key, const std::string& shown) const {
   if (const WorkerInfo* info = find(key)) {
     return *info;
   }
-  std::function<void()> refresh;
-  {
-    std::shared_lock lock(mutex_);
-    refresh = refresh_;
-  }
-  if (refresh) {
-    refresh();
+  if (refresh()) {
     if (const WorkerInfo* info = find(key)) {
       return *info;
     }

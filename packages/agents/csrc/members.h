@@ -18,6 +18,8 @@ class Members {
 
   // Sets the function that is called when an unknown worker is looked up; it may add workers.
   void on_unknown(std::function<void()> refresh);
+  // Calls that function; returns false if there is none.
+  bool refresh() const;
 
   void add(const std::string& name, int id);
   void remove(int id);

@@ -191,7 +191,7 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
 
 // --- writing ----------------------------------------------------------------------------------------
 
-TensorWriter::TensorWriter(const std::vector<at::Tensor>& tensors) {
+TensorWriter::TensorWriter(const std::vector<at::Tensor>& tensors, const Placement& placement) {
   if (tensors.size() > kMaxTensors) {
     throw std::invalid_argument("a message of " + std::to_string(tensors.size()) + " tensors cannot be sent; at most " +
                                 std::to_string(kMaxTensors) + " are allowed. Make several calls, or stack the tensors");
@@ -199,18 +199,21 @@ TensorWriter::TensorWriter(const std::vector<at::Tensor>& tensors) {
   at::NoGradGuard no_grad;
   nodes_.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    nodes_.push_back(take_apart(tensors[i], i));
+    nodes_.push_back(take_apart(tensors[i], i, placement));
   }
-  find_storages();
+  find_storages(placement);
 }
 
-TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t number) {
+TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t number, const Placement& placement) {
   if (!tensor.defined()) {
     return {TensorKind::kUndefined, tensor, {}};
   }
   if (!tensor.device().is_cpu()) {
-    refuse(number, "it is on " + tensor.device().str() +
-           ", and this backend sends CPU tensors only; call .cpu() before you send it");
+    try {
+      (void)placement.target(tensor.device());
+    } catch (const std::invalid_argument& error) {
+      refuse(number, error.what());
+    }
   }
   if (tensor.is_nested()) {
     refuse(number, "it is a nested tensor; send the list from .unbind(), or .to_padded_tensor()");
@@ -274,9 +277,9 @@ void TensorWriter::check_memory(const at::Tensor& tensor, size_t number, const c
     refuse(number, shown() + "have no storage; it wraps another tensor (functorch does that): send the wrapped tensor");
   }
   const c10::Storage& storage = tensor.storage();
-  if (!storage.device().is_cpu()) {
-    refuse(number, shown() + "are in memory of " + storage.device().str() +
-           ", and this backend sends CPU tensors only; send a tensor that is neither fake nor a wrapper");
+  if (storage.device() != tensor.device()) {
+    refuse(number, shown() + "are in memory of " + storage.device().str() + ", but the tensor is on " +
+           tensor.device().str() + "; send a tensor that is neither fake nor a wrapper");
   }
   if (tensor.numel() == 0) {
     return;
@@ -301,7 +304,7 @@ at::Tensor TensorWriter::checked_member(const at::Tensor& tensor, size_t number,
   return unexpanded(tensor);
 }
 
-void TensorWriter::find_storages() {
+void TensorWriter::find_storages(const Placement& placement) {
   std::unordered_map<const c10::StorageImpl*, size_t> tensors;
   for (const Node& node : nodes_) {
     for (const at::Tensor& tensor : node.dense) {
@@ -323,7 +326,7 @@ void TensorWriter::find_storages() {
       const auto* storage = tensor.storage().unsafeGetStorageImpl();
       const auto [place, is_new] = index_.try_emplace(storage, storages_.size());
       if (is_new) {
-        storages_.push_back({tensor.storage(), 0, 0});
+        storages_.push_back({tensor.storage(), 0, 0, placement.target(tensor.device()), {}});
         spans.emplace_back();
       }
       if (tensor.numel() > 0) {
@@ -337,6 +340,14 @@ void TensorWriter::find_storages() {
     if (spans[i].end > 0) {
       storages_[i].begin = spans[i].begin;
       storages_[i].size = spans[i].end - spans[i].begin;
+    }
+  }
+}
+
+void TensorWriter::copy_to_host(Copies& copies) {
+  for (StorageRange& range : storages_) {
+    if (!range.storage.device().is_cpu()) {
+      range.copied = copies.to_host(range.storage, range.begin, range.size);
     }
   }
 }
@@ -440,8 +451,8 @@ TensorReader::Strided TensorReader::read_strided(Reader& in) const {
   const std::vector<int64_t> strides = read_numbers(in, dimensions);
   const auto type = c10::scalarTypeToTypeMeta(dtype);
   check_extent(sizes, strides, offset, type.itemsize(), storage.nbytes());
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), type);
+  const auto key = c10::computeDispatchKey(at::kByte, at::kStrided, storage.device());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), type);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   if (flags & (kConjugate | kNegative)) {
     if ((flags & kConjugate) && !tensor.is_complex()) {
@@ -510,9 +521,9 @@ at::Tensor TensorReader::read_compressed(Reader& in) const {
 
 at::Tensor TensorReader::quantized(const Strided& strided, at::QuantizerPtr quantizer) const {
   const at::Tensor& plain = strided.tensor;
-  auto tensor = at::detail::make_tensor<at::QTensorImpl>(
-      c10::Storage(plain.storage()), c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU), plain.dtype(),
-      std::move(quantizer));
+  const auto key = c10::computeDispatchKey(plain.scalar_type(), at::kStrided, plain.device());
+  auto tensor = at::detail::make_tensor<at::QTensorImpl>(c10::Storage(plain.storage()), c10::DispatchKeySet(key),
+                                                         plain.dtype(), std::move(quantizer));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(plain.sizes(), plain.strides(), plain.storage_offset());
   return tensor;
 }

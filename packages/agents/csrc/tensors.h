@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bytes.h"
+#include "devices.h"
 
 namespace rpc_backends {
 
@@ -18,8 +19,13 @@ struct StorageRange {
   c10::Storage storage;
   uint64_t begin = 0;  // offset from the storage's first byte
   uint64_t size = 0;
+  c10::Device target{c10::kCPU};  // where the receiver needs the bytes
+  c10::Storage copied;            // these bytes in host memory, if `storage` is on an accelerator
 
-  const void* data() const { return static_cast<const uint8_t*>(storage.data()) + begin; }
+  bool is_copied() const { return static_cast<bool>(copied); }
+  // The storage in host memory that has the bytes.
+  const c10::Storage& host() const { return is_copied() ? copied : storage; }
+  const void* data() const { return is_copied() ? copied.data() : static_cast<const uint8_t*>(storage.data()) + begin; }
 };
 
 // The kind of a tensor's description.
@@ -40,11 +46,14 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
 class TensorWriter {
  public:
   // Throws std::invalid_argument if a tensor cannot be sent; the text says which one and why.
-  explicit TensorWriter(const std::vector<at::Tensor>& tensors);
+  TensorWriter(const std::vector<at::Tensor>& tensors, const Placement& placement);
 
   void write(Writer& out) const;
 
   const std::vector<StorageRange>& storages() const { return storages_; }
+
+  // Begins to copy the storages that are on accelerators to host memory.
+  void copy_to_host(Copies& copies);
 
  private:
   // A tensor, and the strided tensors that it consists of.
@@ -54,12 +63,12 @@ class TensorWriter {
     std::vector<at::Tensor> dense;
   };
 
-  static Node take_apart(const at::Tensor& tensor, size_t number);
+  static Node take_apart(const at::Tensor& tensor, size_t number, const Placement& placement);
   // Throws if a tensor's memory does not exist or is smaller than the tensor. `what`: which member of the message's
   // tensor this is, for the error.
   static void check_memory(const at::Tensor& tensor, size_t number, const char* what);
   static at::Tensor checked_member(const at::Tensor& tensor, size_t number, const char* what);
-  void find_storages();
+  void find_storages(const Placement& placement);
   void write_strided(Writer& out, const at::Tensor& tensor) const;
 
   std::vector<Node> nodes_;

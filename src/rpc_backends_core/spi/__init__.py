@@ -28,6 +28,7 @@ _HOMES = {
     "ConstructOptionsHandler": "_contract",
     "InitBackendHandler": "_contract",
     "LeavingAgent": "_contract",
+    "device_maps": "_device_maps:",
     "BackendConflictError": "_errors",
     "BackendContractError": "_errors",
     "BackendDeniedError": "_errors",

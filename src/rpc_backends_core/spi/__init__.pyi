@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from rpc_backends_core import _device_maps as device_maps
 from rpc_backends_core._backend import Backend as Backend
 from rpc_backends_core._backend import Capability as Capability
 from rpc_backends_core._bridge import torch_internals as torch_internals
@@ -84,6 +85,7 @@ __all__ = [
     "StoreError",
     "UnknownBackendError",
     "current_session",
+    "device_maps",
     "get_all",
     "group_for",
     "hookimpl",

@@ -59,6 +59,7 @@ class Peer:
 
     :ivar number: the number of the worker's first record, which is unique in the group.
     :ivar address: the address for the transport; it is not kept after the transport has learned it.
+    :ivar devices: what the worker declares of its accelerators; not kept either. None means nothing.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Peer:
     rank: int
     worker_id: int
     address: str
+    devices: Any = None
 
 
 class Roster:
@@ -132,22 +134,31 @@ class Roster:
     def _claim_new(self, key: str) -> bool:
         return self._add(key, 1) == 1
 
-    def announce(self, name: str, rank: int, worker_id: int, address: str) -> Peer:
+    def announce(
+        self, name: str, rank: int, worker_id: int, address: str, devices: Any = None
+    ) -> Peer:
         """Announce that this worker wants to join, so that the members accept its messages.
 
+        :param devices: what the worker declares of its accelerators, for JSON; None means nothing.
         :raises StoreError: the store cannot be used.
         """
         record = {"kind": "peer", "name": name, "rank": rank, "id": worker_id, "address": address}
+        if devices is not None:
+            record["devices"] = devices
         number = self._append(record, self._timeout)
         self._ids.add(worker_id)
-        self._me = Peer(number, name, rank, worker_id, address)
+        self._me = Peer(number, name, rank, worker_id, address, devices)
         return self._me
 
-    def join(self, is_alive: Callable[[Peer], bool]) -> None:
+    def join(
+        self, is_alive: Callable[[Peer], bool], admit: Callable[[], None] = lambda: None
+    ) -> None:
         """Become a member.
 
         :param is_alive: returns whether a member is alive; called for a member that has this worker's
             name or rank.
+        :param admit: called when the members are known, before this worker becomes one; its exception
+            ends the start.
         :raises RuntimeError: another member that is alive has the name or the rank.
         :raises StoreError: the store cannot be used, or contains data that no worker wrote.
         """
@@ -155,6 +166,7 @@ class Roster:
         self._look(self._timeout)
         self._claim("name", self._me.name, is_alive)
         self._claim("rank", str(self._me.rank), is_alive)
+        admit()
         self._append({"kind": "in", "number": self._me.number}, self._timeout)
         self._look(self._timeout)
 
@@ -267,7 +279,14 @@ class Roster:
 
     def _apply(self, number: int, record: dict[str, Any]) -> None:
         if record["kind"] == "peer":
-            peer = Peer(number, record["name"], record["rank"], record["id"], record["address"])
+            peer = Peer(
+                number,
+                record["name"],
+                record["rank"],
+                record["id"],
+                record["address"],
+                record.get("devices"),
+            )
             self._enter(peer)
             return
         peer_or_none = self._peers.get(record["number"])
@@ -293,7 +312,7 @@ class Roster:
             except Exception as error:
                 raise _NotLetInError(peer.name, error) from error
             self._ids.add(peer.worker_id)
-        self._peers[peer.number] = replace(peer, address="")
+        self._peers[peer.number] = replace(peer, address="", devices=None)
 
     def _add(self, key: str, amount: int) -> int:
         return self._access.ask(lambda store: stored.added(store, key, amount), self._timeout)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 from torch.distributed import rpc
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import HasCapsule, Native, addressing
 from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
+from rpc_backends_agents.devices import AgentDevices, published, worker_devices
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
-from rpc_backends_core.spi import JOIN_TIMEOUT, Group, stored, torch_internals, worker_info
+from rpc_backends_core.spi import JOIN_TIMEOUT, Group, device_maps, torch_internals, worker_info
 
 logger = logging.getLogger("rpc_backends.agents")
 
@@ -32,17 +34,26 @@ class Settings:
     :ivar max_unanswered_bytes: the most bytes of requests from one worker to another that may be
         unanswered. At the limit, a call waits at the caller; the callee refuses requests beyond it. Each
         request counts 1 KiB more than its message.
+    :ivar device_maps: by callee, a map from this worker's devices to the callee's devices.
+    :ivar devices: the accelerators that RPC uses here; an empty list means those in the device maps.
     """
 
     num_worker_threads: int = 16
     rpc_timeout: float = 60.0
     max_message_bytes: int = 1 << 34
     max_unanswered_bytes: int = 1 << 30
+    device_maps: dict[str, dict[torch.device, torch.device]] = field(default_factory=dict)
+    devices: list[torch.device] = field(default_factory=list)
 
     @classmethod
     def of(cls, options: Any) -> Settings:
-        """Return the settings that a backend's options have as attributes of the same names."""
-        return cls(**{one.name: getattr(options, one.name) for one in fields(cls)})
+        """Return the settings that a backend's options have as attributes of the same names.
+
+        A backend may leave out ``device_maps`` and ``devices``: then it sends CPU tensors only.
+        """
+        names = {one.name for one in fields(cls)}
+        optional = {name for name in ("device_maps", "devices") if not hasattr(options, name)}
+        return cls(**{name: getattr(options, name) for name in names - optional})
 
 
 def start_agent(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
@@ -53,6 +64,7 @@ def start_agent(transport: Any, group: Group, settings: Settings) -> _C.Transpor
     :param group: the group, from :func:`rpc_backends_core.spi.group_for`.
     :returns: the agent, running and set as torch's current agent.
     :raises GroupError: another worker failed; all workers raise its reason.
+    :raises ValueError: a worker's device maps are wrong; all workers of a static group raise this.
     :raises RuntimeError: another member of a dynamic group has the name or rank.
     :raises TypeError: an argument has the wrong type, or a method of the transport returned the wrong
         type.
@@ -99,11 +111,18 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
         agent.set_workers(workers, workers[group.rank])
     book = addressing(transport, agent, group.name)
     try:
-        addresses = stored.texts("exchange/1", group.exchange(book.listen(group.me.worker_id)))
-        for member, address in zip(group.members, addresses, strict=True):
+        devices = AgentDevices(agent, group.name, settings)
+        told = group.exchange(devices.publication(book.listen(group.me.worker_id)))
+        declared = {}
+        for member, value in zip(group.members, told, strict=True):
+            address, declared[member.worker_id] = published(
+                f"exchange/1/{member.rank}", member.name, value
+            )
             if member.rank != group.rank:
                 book.learn(member.worker_id, member.name, member.rank, address)
                 agent.add_member(member.name, member.worker_id)
+        device_maps.check(list(declared.values()), complete=True)
+        devices.add(declared)
         torch_internals.init_rpc_states(agent)
     except BaseException:
         _give_up(agent)
@@ -113,7 +132,9 @@ def _start_static(transport: Any, group: Group, settings: Settings) -> _C.Transp
 
 def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
     def learn(peer: Peer) -> bool:
+        of_peer = worker_devices(peer.name, peer.devices)
         book.learn(peer.worker_id, peer.name, peer.rank, peer.address)
+        devices.add({peer.worker_id: of_peer})
         return True
 
     def add(peer: Peer) -> None:
@@ -125,6 +146,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
 
     def remove(peer: Peer) -> None:
         members.pop(peer.worker_id, None)
+        devices.remove(peer.worker_id)
         agent.set_workers(list(members.values()), mine)
         torch_internals.set_worker_names(info.name for info in members.values())
         if peer.worker_id != worker_id:
@@ -146,14 +168,21 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     agent = _make(DynamicGroupAgent, group.name, worker_id, transport, settings)
     agent.roster = roster
     agent.set_workers([mine], mine)
+    devices = AgentDevices(agent, group.name, settings)
+    devices.add({worker_id: worker_devices(group.name, devices.declared())})
     book = addressing(transport, agent, group.name)
     book.refresh_before_refusing(roster.refresh)
     agent.on_unknown_member(roster.refresh)
     agent.on_lost(lambda _peer, _reason: roster.refresh())
     try:
-        roster.announce(group.name, group.rank, worker_id, book.listen(worker_id))
+        roster.announce(
+            group.name, group.rank, worker_id, book.listen(worker_id), devices.declared()
+        )
         torch_internals.init_rpc_states(agent)
-        roster.join(lambda peer: _is_alive(agent, peer))
+        roster.join(
+            lambda peer: _is_alive(agent, peer),
+            admit=lambda: devices.check(list(members)),
+        )
     except BaseException:
         try:
             roster.leave()

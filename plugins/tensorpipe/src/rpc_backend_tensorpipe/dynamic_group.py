@@ -20,10 +20,9 @@ from typing import Any
 from torch.distributed import rpc
 from torch.distributed.rpc import TensorPipeAgent
 
-from rpc_backend_tensorpipe import broadcast, devices
+from rpc_backend_tensorpipe import broadcast
 from rpc_backend_tensorpipe.agent_store import AgentStore
 from rpc_backend_tensorpipe.agents import dumps
-from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import LivenessListener
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import (
@@ -31,6 +30,7 @@ from rpc_backends_core.spi import (
     Group,
     RankMappingMixin,
     StoreError,
+    device_maps,
     torch_internals,
 )
 
@@ -76,9 +76,9 @@ class DynamicAgent(RankMappingMixin, TensorPipeAgent):
                 return
             old, new = self._state.peers, state.peers
             mine = self.me.devices
-            reverse = devices.reverse_maps(mine, (peer.devices for peer in new.values()))
-            used = devices.used_devices(mine, reverse)
-            devices.initialise(used)
+            reverse = device_maps.reverse_maps(mine, (peer.devices for peer in new.values()))
+            used = device_maps.used_devices(mine, reverse)
+            device_maps.initialise(used)
             for peer in old.values():
                 if new.get(peer.name) != peer and peer.name != self.me.name:
                     self._update_engine(peer, used, reverse, joins=False)
@@ -214,7 +214,7 @@ def start(group: Group, options: Any) -> Any:
     :raises ValueError: the device maps are inconsistent.
     """
     name, rank = group.name, group.rank
-    mine = WorkerDevices.of_this_process(name, options)
+    mine = device_maps.WorkerDevices.of_this_process(name, options)
     membership = Membership(group.access, min(group.timeout, JOIN_TIMEOUT))
     worker_id = membership.reserve(name, rank, mine, wanted=torch_internals.fixed_worker_id())
     engine = AgentStore(name)

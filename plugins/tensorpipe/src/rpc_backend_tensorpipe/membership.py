@@ -11,11 +11,10 @@ from typing import Any
 
 from torch.distributed.rpc import WorkerInfo
 
-from rpc_backend_tensorpipe import broadcast, devices
+from rpc_backend_tensorpipe import broadcast
 from rpc_backend_tensorpipe.agents import dumps
-from rpc_backend_tensorpipe.devices import WorkerDevices
 from rpc_backend_tensorpipe.liveness import is_alive
-from rpc_backends_core.spi import STORE_TIMEOUT, StoreAccess, stored, worker_info
+from rpc_backends_core.spi import STORE_TIMEOUT, StoreAccess, device_maps, stored, worker_info
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
 
@@ -39,7 +38,7 @@ class Peer:
     name: str
     rank: int
     worker_id: int
-    devices: WorkerDevices
+    devices: device_maps.WorkerDevices
     address: str = ""
     listener: tuple[str, int] = ("", 0)
 
@@ -112,7 +111,9 @@ def _peer(name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener:
     if not (isinstance(host, str) and type(port) is int and 0 <= port < 1 << 16):
         raise ValueError(f"the listener of its worker {name!r} is not a host and a port")
     ipaddress.ip_address(host)  # TensorPipe writes IP addresses; each name would cost a lookup
-    return Peer(name, rank, worker_id, WorkerDevices.from_json(of), address, (host, port))
+    return Peer(
+        name, rank, worker_id, device_maps.WorkerDevices.from_json(of), address, (host, port)
+    )
 
 
 class Membership:
@@ -129,7 +130,9 @@ class Membership:
         self._timeout = timeout
         self.key = b""
 
-    def reserve(self, name: str, rank: int, mine: WorkerDevices, wanted: int | None) -> int:
+    def reserve(
+        self, name: str, rank: int, mine: device_maps.WorkerDevices, wanted: int | None
+    ) -> int:
         """Check that a worker can join, and reserve a worker id that was never used in this group.
 
         :param wanted: the preferred id: torch fixed it for this process in an earlier group.
@@ -141,7 +144,7 @@ class Membership:
         def change(state: State) -> State:
             nonlocal chosen
             others = self._others(state, name, rank)
-            devices.check([mine, *(peer.devices for peer in others)], complete=False)
+            device_maps.check([mine, *(peer.devices for peer in others)], complete=False)
             candidates = (rank if wanted is None else wanted, rank)
             spare = range(_MAX_WORKER_ID, -1, -1)
             chosen = next(
@@ -170,7 +173,7 @@ class Membership:
 
         def change(state: State) -> State:
             others = self._others(state, me.name, me.rank)
-            devices.check([me.devices, *(peer.devices for peer in others)], complete=False)
+            device_maps.check([me.devices, *(peer.devices for peer in others)], complete=False)
             return state.with_peers([*others, me])
 
         return self._change(change)

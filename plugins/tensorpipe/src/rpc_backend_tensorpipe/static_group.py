@@ -6,10 +6,8 @@ from typing import Any
 
 from torch.distributed.rpc import TensorPipeAgent
 
-from rpc_backend_tensorpipe import devices
 from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
-from rpc_backend_tensorpipe.devices import WorkerDevices
-from rpc_backends_core.spi import Group, RankMappingMixin, stored
+from rpc_backends_core.spi import Group, RankMappingMixin, device_maps, stored
 
 
 class StaticAgent(StaticGroupAgent, TensorPipeAgent):
@@ -26,13 +24,13 @@ def start(group: Group, options: Any) -> Any:
     :raises ValueError: the device maps are inconsistent; every worker raises the same error.
     :raises GroupError: a worker failed or did not arrive; every worker raises the same error.
     """
-    mine = WorkerDevices.of_this_process(group.name, options)
+    mine = device_maps.WorkerDevices.of_this_process(group.name, options)
     workers = [
-        stored.checked(f"exchange/1/{rank}", value, WorkerDevices.from_json)
+        stored.checked(f"exchange/1/{rank}", value, device_maps.WorkerDevices.from_json)
         for rank, value in enumerate(group.exchange(mine.to_json()))
     ]
-    devices.check(workers, complete=True)
-    reverse = devices.reverse_maps(mine, workers)
-    used = devices.used_devices(mine, reverse)
-    devices.initialise(used)
+    device_maps.check(workers, complete=True)
+    reverse = device_maps.reverse_maps(mine, workers)
+    used = device_maps.used_devices(mine, reverse)
+    device_maps.initialise(used)
     return start_static_agent(StaticAgent, RankedStaticAgent, group, options, reverse, used)

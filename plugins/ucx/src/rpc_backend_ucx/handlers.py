@@ -51,6 +51,8 @@ BACKEND = Backend(
             Capability.STATIC_GROUPS,
             Capability.DYNAMIC_GROUPS,
             Capability.REJOIN,
+            Capability.DEVICES,
+            Capability.DEVICE_MAPS,
             Capability.TORCHSCRIPT,
             Capability.PEER_LOSS_DETECTION,
             Capability.STRICT_OPTIONS,
@@ -58,6 +60,6 @@ BACKEND = Backend(
             Capability.JOIN_RECOVERY,
         }
     ),
-    description="UCX: shared memory and fast networks, not encrypted, CPU tensors, no TensorPipe",
+    description="UCX: shared memory and fast networks, not encrypted, no TensorPipe",
     spi_version=(1, 1),
 )

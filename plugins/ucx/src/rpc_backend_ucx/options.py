@@ -14,7 +14,12 @@ from torch.distributed.rpc.constants import (
 
 from rpc_backend_ucx import names
 from rpc_backend_ucx.environment import BACKEND
-from rpc_backends_agents.common.option_checks import OptionChecks, StrictOptions
+from rpc_backends_agents.common.device_options import (
+    DeviceOptions,
+    check_device_maps,
+    check_devices,
+)
+from rpc_backends_agents.common.option_checks import OptionChecks
 from rpc_backends_agents.common.secret import Secret
 
 #: Bytes of the longest message accepted from a peer: more than programs send, less than a host's memory.
@@ -30,7 +35,7 @@ _LONGEST_POLL_TIME = 10.0
 _checks = OptionChecks(BACKEND)
 
 
-class UCXRpcBackendOptions(StrictOptions):
+class UCXRpcBackendOptions(DeviceOptions):
     """The options of UCX; see :func:`construct_rpc_backend_options`.
 
     If an option is None when RPC starts, its environment variable counts, and then its default. As with
@@ -68,6 +73,8 @@ class UCXRpcBackendOptions(StrictOptions):
         settings: Mapping[str, str] | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
+        device_maps: Mapping[str, Mapping[Any, Any]] | None = None,
+        devices: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(
             rpc_timeout=_checks.seconds("rpc_timeout", rpc_timeout, least=0),
@@ -90,6 +97,8 @@ class UCXRpcBackendOptions(StrictOptions):
                 "max_unanswered_bytes": _checks.integer(
                     "max_unanswered_bytes", max_unanswered_bytes
                 ),
+                "device_maps": check_device_maps(_checks, device_maps),
+                "devices": check_devices(_checks, devices),
             }
         )
 
@@ -108,6 +117,8 @@ def construct_rpc_backend_options(
     settings: Mapping[str, str] | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
+    device_maps: Mapping[str, Mapping[Any, Any]] | None = None,
+    devices: Iterable[Any] | None = None,
 ) -> UCXRpcBackendOptions:
     """Construct the options of one worker, without opening or starting anything. Torch calls this.
 
@@ -129,6 +140,10 @@ def construct_rpc_backend_options(
         tensors included.
     :param max_unanswered_bytes: bytes of unanswered calls to one worker. Beyond that, further calls to it
         wait.
+    :param device_maps: by callee, a map from this worker's devices to the callee's devices, for example
+        ``{"worker1": {"cuda:0": "cuda:1"}}``. Answers use the inverted map.
+    :param devices: the accelerators of this worker that RPC may use. The default is those in the device
+        maps of this worker and of its callers.
     :raises TypeError: an option has the wrong type.
     :raises ValueError: an option has an invalid value.
     """
@@ -146,6 +161,8 @@ def construct_rpc_backend_options(
         settings=settings,
         max_message_bytes=max_message_bytes,
         max_unanswered_bytes=max_unanswered_bytes,
+        device_maps=device_maps,
+        devices=devices,
     )
 
 

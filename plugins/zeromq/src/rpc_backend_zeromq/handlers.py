@@ -52,6 +52,8 @@ BACKEND = Backend(
             Capability.STATIC_GROUPS,
             Capability.DYNAMIC_GROUPS,
             Capability.REJOIN,
+            Capability.DEVICES,
+            Capability.DEVICE_MAPS,
             Capability.TORCHSCRIPT,
             Capability.ENCRYPTION,
             Capability.PEER_LOSS_DETECTION,
@@ -60,6 +62,6 @@ BACKEND = Backend(
             Capability.JOIN_RECOVERY,
         }
     ),
-    description="ZeroMQ: authenticated and encrypted, CPU tensors, no TensorPipe",
+    description="ZeroMQ: authenticated and encrypted, no TensorPipe",
     spi_version=(1, 1),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import numbers
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.distributed.rpc.constants import (
@@ -16,7 +17,12 @@ from torch.distributed.rpc.constants import (
 from rpc_backend_zeromq import ports
 from rpc_backend_zeromq.environment import BACKEND
 from rpc_backend_zeromq.ports import Ports
-from rpc_backends_agents.common.option_checks import OptionChecks, StrictOptions
+from rpc_backends_agents.common.device_options import (
+    DeviceOptions,
+    check_device_maps,
+    check_devices,
+)
+from rpc_backends_agents.common.option_checks import OptionChecks
 from rpc_backends_agents.common.secret import Secret
 
 #: Bytes of the longest message accepted from a peer: more than programs send, less than hosts have.
@@ -32,7 +38,7 @@ _LONGEST = 6553.0  # libzmq counts tenths of seconds in 16 bits
 _checks = OptionChecks(BACKEND)
 
 
-class ZeroMQRpcBackendOptions(StrictOptions):
+class ZeroMQRpcBackendOptions(DeviceOptions):
     """The options of ZEROMQ; see :func:`construct_rpc_backend_options`.
 
     An option that is None is read from its environment variable when RPC starts, or else gets its
@@ -72,6 +78,8 @@ class ZeroMQRpcBackendOptions(StrictOptions):
         unix_sockets: bool | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
+        device_maps: Mapping[str, Mapping[Any, Any]] | None = None,
+        devices: Iterable[Any] | None = None,
         heartbeat: float | None = None,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:
@@ -93,6 +101,8 @@ class ZeroMQRpcBackendOptions(StrictOptions):
             "unix_sockets": _checks.boolean("unix_sockets", unix_sockets),
             "max_message_bytes": _checks.integer("max_message_bytes", max_message_bytes),
             "max_unanswered_bytes": _checks.integer("max_unanswered_bytes", max_unanswered_bytes),
+            "device_maps": check_device_maps(_checks, device_maps),
+            "devices": check_devices(_checks, devices),
             "heartbeat_timeout": _interval("heartbeat_timeout", heartbeat_timeout),
         }
         given["heartbeat"] = (
@@ -127,6 +137,8 @@ def construct_rpc_backend_options(
     unix_sockets: bool | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
+    device_maps: Mapping[str, Mapping[Any, Any]] | None = None,
+    devices: Iterable[Any] | None = None,
     heartbeat: float | None = None,
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
 ) -> ZeroMQRpcBackendOptions:
@@ -155,6 +167,10 @@ def construct_rpc_backend_options(
     :param heartbeat: seconds between two heartbeats on an idle connection; by default a sixth of
         ``heartbeat_timeout``.
     :param heartbeat_timeout: seconds without a heartbeat after which a worker is lost.
+    :param device_maps: by callee, a map from this worker's devices to the callee's devices, for example
+        ``{"worker1": {"cuda:0": "cuda:1"}}``. Answers use the inverted map.
+    :param devices: the accelerators of this worker that RPC may use. The default is those in the device
+        maps of this worker and of its callers.
     :raises TypeError: an option has the wrong type.
     :raises ValueError: an option has an invalid value.
     """
@@ -172,6 +188,8 @@ def construct_rpc_backend_options(
         unix_sockets=unix_sockets,
         max_message_bytes=max_message_bytes,
         max_unanswered_bytes=max_unanswered_bytes,
+        device_maps=device_maps,
+        devices=devices,
         heartbeat=heartbeat,
         heartbeat_timeout=heartbeat_timeout,
     )

@@ -1,6 +1,7 @@
 """Device maps: the devices that each worker declares, and the check that they are consistent.
 
-The rules are those of torch's own TENSORPIPE; the error messages begin with the same words.
+Every backend with device maps uses these checks. The rules are those of torch's own TENSORPIPE; the error
+messages begin with the same words.
 """
 
 from __future__ import annotations

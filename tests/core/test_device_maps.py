@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backend_tensorpipe.devices import WorkerDevices
+from rpc_backends_core.spi import device_maps
 
 
 def test_no_accelerator_is_probed_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +19,6 @@ def test_no_accelerator_is_probed_without_one(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.accelerator, "current_accelerator", fail)
     monkeypatch.setattr(torch.accelerator, "device_count", fail)
 
-    here = WorkerDevices.of_this_process("worker0", rpc.TensorPipeRpcBackendOptions())
+    here = device_maps.WorkerDevices.of_this_process("worker0", rpc.TensorPipeRpcBackendOptions())
 
     assert (here.accelerator, here.count) == (None, 0)

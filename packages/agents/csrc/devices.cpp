@@ -1,0 +1,202 @@
+#include "devices.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+
+#include "log.h"
+
+namespace rpc_backends {
+
+namespace {
+
+// How long the thread sleeps between two looks at copies that run: first shortly, later longer.
+constexpr std::chrono::microseconds kFirstSleep{20};
+constexpr std::chrono::microseconds kLongestSleep{500};
+
+at::Tensor bytes_of(const c10::Storage& storage, uint64_t begin, uint64_t size) {
+  auto bytes = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::computeDispatchKey(at::kByte, at::kStrided, storage.device())),
+      caffe2::TypeMeta::Make<uint8_t>());
+  const int64_t sizes[] = {static_cast<int64_t>(size)};
+  const int64_t strides[] = {1};
+  bytes.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef(sizes), at::IntArrayRef(strides),
+                                                     static_cast<int64_t>(begin));
+  return bytes;
+}
+
+at::Tensor host_bytes(uint64_t size) {
+  // Not every accelerator has page-locked memory.
+  static const bool can_pin =
+      !error_in([] { at::empty({1}, at::TensorOptions(at::kByte).pinned_memory(true)); }).has_value();
+  return at::empty({static_cast<int64_t>(size)}, at::TensorOptions(at::kByte).pinned_memory(can_pin));
+}
+
+}  // namespace
+
+void Devices::set(DeviceMaps maps) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  kept_.push_back(std::move(maps));
+  current_.store(&kept_.back(), std::memory_order_release);
+}
+
+c10::Device Placement::target(c10::Device device) const {
+  if (map != nullptr) {
+    if (const auto found = map->find(device); found != map->end()) {
+      return found->second;
+    }
+  }
+  if (device.is_cpu()) {
+    return device;
+  }
+  const char* const kind = is_request ? "Request" : "Response";
+  const std::string name = receiver ? receiver() : "another worker";
+  const std::string remedy = is_request ? "map it in the option device_maps of this worker"
+                                        : "map a device to it in the option device_maps of " + name;
+  throw std::invalid_argument("it is on " + device.str() + ". " + kind +
+                              " device mapping is not available for destination " + name + ": " + remedy +
+                              ", or call .cpu() before you send it");
+}
+
+Copies::~Copies() {
+  if (events_.empty()) {
+    for (const c10::Device& device : devices_) {
+      contained("while waiting for a copy", [&] {
+        const c10::impl::VirtualGuardImpl impl(device.type());
+        impl.synchronizeStream(impl.getStream(device));
+      });
+    }
+  }
+  while (!events_.empty()) {
+    // Without the guard, a runtime may start to use its first device here.
+    const c10::OptionalDeviceGuard guard(events_.back().device());
+    events_.pop_back();
+  }
+}
+
+void Copies::add(c10::Device device, std::initializer_list<c10::Storage> memory) {
+  memory_.insert(memory_.end(), memory);
+  if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) {
+    devices_.push_back(device);
+  }
+}
+
+c10::Storage Copies::to_host(const c10::Storage& storage, uint64_t begin, uint64_t size) {
+  const at::NoGradGuard no_grad;
+  at::Tensor host = host_bytes(size);
+  if (size > 0) {
+    add(storage.device(), {storage, host.storage()});
+    host.copy_(bytes_of(storage, begin, size), /*non_blocking=*/true);
+  }
+  return host.storage();
+}
+
+c10::Storage Copies::to_device(const c10::Storage& host, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  const auto size = static_cast<int64_t>(host.nbytes());
+  at::Tensor there = at::empty({size}, at::TensorOptions(at::kByte).device(device));
+  if (size > 0) {
+    add(device, {host, there.storage()});
+    there.copy_(bytes_of(host, 0, host.nbytes()), /*non_blocking=*/true);
+  }
+  return there.storage();
+}
+
+void Copies::record() {
+  for (const c10::Device& device : devices_) {
+    const c10::impl::VirtualGuardImpl impl(device.type());
+    c10::Event event(device.type());
+    event.record(impl.getStream(device));
+    events_.push_back(std::move(event));
+  }
+}
+
+bool Copies::have_ended() const {
+  return std::all_of(events_.begin(), events_.end(), [](const c10::Event& event) { return event.query(); });
+}
+
+void Copies::wait() {
+  for (const c10::Event& event : events_) {
+    event.synchronize();
+  }
+  memory_.clear();
+}
+
+std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devices) {
+  std::vector<c10::Stream> streams;
+  for (const c10::Device& device : devices) {
+    streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  }
+  return streams;
+}
+
+void AfterCopies::run(Copies copies, std::function<void()> then) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopped_) {
+    contained("while waiting for a copy", [&] { copies.wait(); });
+    return;
+  }
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { watch(); });
+  }
+  waiting_.push_back({std::move(copies), std::move(then)});
+  changed_.notify_one();
+}
+
+void AfterCopies::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_one();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void AfterCopies::watch() {
+  auto sleep = kFirstSleep;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopped_ || !waiting_.empty(); });
+    const bool stopped = stopped_;
+    std::list<Waiting> ended;
+    for (auto one = waiting_.begin(); one != waiting_.end();) {
+      const auto next = std::next(one);
+      // An accelerator that has failed counts as finished: the program sees its error at its next operation.
+      bool has_ended = true;
+      contained("while waiting for a copy", [&] { has_ended = stopped || one->copies.have_ended(); });
+      if (has_ended) {
+        ended.splice(ended.end(), waiting_, one);
+      }
+      one = next;
+    }
+    lock.unlock();
+    for (Waiting& one : ended) {
+      contained("while waiting for a copy", [&] { one.copies.wait(); });
+      if (one.then && !stopped) {
+        contained("after a copy between host and device", one.then);
+      }
+    }
+    if (stopped) {
+      return;
+    }
+    if (ended.empty()) {
+      std::this_thread::sleep_for(sleep);
+      sleep = std::min(2 * sleep, kLongestSleep);
+    } else {
+      sleep = kFirstSleep;
+      ended.clear();
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,114 @@
+// Tensors on accelerators: the device maps of an agent, the copies between host and device, and the wait for them.
+//
+// All of this goes through torch's generic interface for devices, so it needs no CUDA to compile.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace rpc_backends {
+
+using torch::distributed::rpc::DeviceMap;
+
+struct DeviceMaps {
+  std::unordered_map<std::string, DeviceMap> requests;  // by the name of the callee
+  std::unordered_map<int, DeviceMap> answers;           // by the id of the caller
+  std::vector<c10::Device> devices;                     // the accelerators that RPC uses here
+};
+
+// The device maps of an agent. They change when workers join; readers need no lock.
+class Devices {
+ public:
+  // Null if this worker has neither devices nor device maps.
+  const DeviceMaps* get() const { return current_.load(std::memory_order_acquire); }
+  void set(DeviceMaps maps);
+
+ private:
+  std::atomic<const DeviceMaps*> current_{nullptr};
+  std::mutex mutex_;
+  std::list<DeviceMaps> kept_;  // torch keeps references to `devices`
+};
+
+// Where the tensors of a message go.
+struct Placement {
+  const DeviceMap* map = nullptr;  // null: this worker has no device map for the receiver
+  std::function<std::string()> receiver;  // returns its name, for errors
+  bool is_request = true;
+
+  // Returns the receiver's device for memory that is on `device` here. The CPU stays the CPU if it is not mapped. Throws
+  // std::invalid_argument if an accelerator is not mapped.
+  c10::Device target(c10::Device device) const;
+};
+
+// Copies that run on the current streams of accelerators, and the memory that they use.
+class Copies {
+ public:
+  Copies() = default;
+  Copies(Copies&&) = default;
+  Copies& operator=(Copies&&) = default;
+  // Waits for copies whose end is not recorded: the message has turned out to be invalid.
+  ~Copies();
+
+  // Returns host memory that gets a copy of part of `storage`, which is on an accelerator. The copy is ordered after
+  // the current stream of that device. The memory is page-locked if torch has that for the accelerator.
+  c10::Storage to_host(const c10::Storage& storage, uint64_t begin, uint64_t size);
+  // Returns memory on `device` that gets a copy of `host`, on the current stream of that device.
+  c10::Storage to_device(const c10::Storage& host, c10::Device device);
+
+  bool empty() const { return devices_.empty(); }
+  // Records the end of the copies. Call it with the streams that were current when they began.
+  void record();
+  // Whether the recorded copies have ended. wait() waits until they have, and releases their memory.
+  bool have_ended() const;
+  void wait();
+
+ private:
+  void add(c10::Device device, std::initializer_list<c10::Storage> memory);
+
+  std::vector<c10::Storage> memory_;
+  std::vector<c10::Device> devices_;
+  std::vector<c10::Event> events_;
+};
+
+// A stream of torch's pool for each device.
+std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devices);
+
+// Runs functions when copies have ended, on a thread of its own that starts when it is first needed.
+class AfterCopies {
+ public:
+  ~AfterCopies() { stop(); }
+
+  // `copies` are recorded.
+  void run(Copies copies, std::function<void()> then = nullptr);
+  // Waits for all copies and ends the thread. What still waits for its copies is not run.
+  void stop();
+
+ private:
+  struct Waiting {
+    Copies copies;
+    std::function<void()> then;
+  };
+
+  void watch();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<Waiting> waiting_;
+  std::thread thread_;
+  bool stopped_ = false;
+};
+
+}  // namespace rpc_backends

@@ -1,0 +1,117 @@
+"""The options ``device_maps`` and ``devices``, as torch's TENSORPIPE has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from rpc_backends_agents.common.option_checks import OptionChecks, StrictOptions
+
+DeviceMap = dict[torch.device, torch.device]
+
+
+class DeviceOptions(StrictOptions):
+    """Options with device maps. Torch's two methods add to them until RPC starts.
+
+    :ivar device_maps: by callee, a map from this worker's devices to the callee's devices.
+    :ivar devices: the accelerators of this worker that RPC may use; an empty list means those in the
+        device maps of this worker and of its callers.
+    """
+
+    device_maps: dict[str, DeviceMap]
+    devices: list[torch.device]
+
+    def set_device_map(self, to: str, device_map: Mapping[Any, Any]) -> None:
+        """Add to the device map for a callee.
+
+        :raises ValueError: a device is mapped already, or two devices are mapped to one.
+        :raises TypeError: the argument is not a map of devices.
+        """
+        checks = OptionChecks(self.BACKEND)
+        added = check_device_maps(checks, {to: device_map})[to]
+        known = self.device_maps.get(to, {})
+        for mine, theirs in added.items():
+            if known.get(mine, theirs) != theirs:
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {mine} to {theirs} "
+                    f"and {known[mine]} for {to!r}."
+                )
+        self.device_maps.update(check_device_maps(checks, {to: {**known, **added}}))
+
+    def set_devices(self, devices: Iterable[Any]) -> None:
+        """Set the accelerators of this worker that RPC may use.
+
+        :raises ValueError, TypeError: an entry is not an accelerator.
+        """
+        self.devices[:] = check_devices(OptionChecks(self.BACKEND), devices)
+
+
+def check_device_maps(checks: OptionChecks, value: Any) -> dict[str, DeviceMap]:
+    """Check the option ``device_maps``.
+
+    :raises TypeError: it is not a dict of dicts of devices.
+    :raises ValueError: two devices are mapped to one.
+    """
+    wanted = 'a dict such as {"worker1": {"cuda:0": "cuda:1"}}'
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise checks.wrong_type("device_maps", value, wanted)
+    found = {}
+    for callee, map_ in value.items():
+        if not isinstance(callee, str) or not isinstance(map_, Mapping):
+            raise checks.wrong_type("device_maps", value, wanted)
+        found[callee] = _device_map(checks, callee, map_)
+    return found
+
+
+def check_devices(checks: OptionChecks, value: Any) -> list[torch.device]:
+    """Check the option ``devices``.
+
+    :raises TypeError: it is not a list of devices.
+    :raises ValueError: an entry is not an accelerator.
+    """
+    if value is None:
+        return []
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise checks.wrong_type("devices", value, 'a list such as ["cuda:0", "cuda:1"]')
+    found = [_device(checks, "devices", one) for one in value]
+    for device in found:
+        if device.type == "cpu":
+            raise ValueError(
+                f"devices contains {str(device)!r}; {checks.backend} needs accelerators there. Tensors "
+                "on the CPU can be sent without it."
+            )
+    return found
+
+
+def _device_map(checks: OptionChecks, callee: str, map_: Mapping[Any, Any]) -> DeviceMap:
+    name = f"device_maps[{callee!r}]"
+    found: DeviceMap = {}
+    reverse: DeviceMap = {}
+    for key, value in map_.items():
+        mine, theirs = _device(checks, name, key), _device(checks, name, value)
+        if theirs in reverse:
+            raise ValueError(
+                f"{name}: `device_map` only supports 1-to-1 mapping, trying to map {mine} and "
+                f"{reverse[theirs]} to {theirs}."
+            )
+        found[mine] = theirs
+        reverse[theirs] = mine
+    return found
+
+
+def _device(checks: OptionChecks, name: str, value: Any) -> torch.device:
+    if isinstance(value, bool) or not isinstance(value, str | int | torch.device):
+        raise checks.wrong_type(f"an entry of {name}", value, 'a device such as "cuda:0"')
+    try:
+        device = torch.device(value)
+    except RuntimeError as error:
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"{name} contains {value!r}, which is not a device: {text}") from error
+    # A device without a number is the first one; a tensor always has a number.
+    return (
+        device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
+    )

@@ -1,0 +1,312 @@
+"""Tensors on accelerators, over the agent of this project: placement, streams, and refusals.
+
+The accelerator is the tests' own, whose streams run behind: a missing wait shows as a wrong value. See
+`support.late_device`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from support import late_device, steps
+from support.workers import WorkerContext, Workers
+
+pytestmark = pytest.mark.slow
+
+#: worker0 maps its devices crosswise, and its own names for calls to itself.
+MAPS = {
+    "worker0": {"late:0": "late:0", "late:1": "late:1"},
+    "worker1": {"late:0": "late:1", "late:1": "late:0"},
+}
+#: Seconds that an operation of the accelerator takes in the tests of streams.
+DELAY = 0.03
+
+
+def join(me: WorkerContext, url: str, backend: str, **options: Any) -> None:
+    late_device.load()
+    only = {0: {"device_maps": MAPS}} if not options else {0: options}
+    steps.join(me, url, backend=backend, only=only)
+
+
+@pytest.fixture(scope="module", params=["ZEROMQ", "UCX"])
+def group(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """Start two workers, where worker0 has device maps."""
+    late_device.library()
+    url = f"file://{tmp_path_factory.mktemp('group')}/store"
+    with Workers(2, seconds=300) as workers:
+        workers.run(join, url, request.param)
+        yield workers
+        workers.run(steps.leave)
+
+
+def run(group: Any, step: Any) -> None:
+    """Run a step in worker0, with an accelerator that is fast again."""
+    group.run(set_delay, 0.0)
+    group[0].call(step)
+
+
+def set_delay(me: WorkerContext, seconds: float) -> None:
+    late_device.set_delay(seconds)
+
+
+# --- what the callee runs ---------------------------------------------------------------------------
+
+
+def device_and_double(x: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return str(x.device), x + x
+
+
+def double_slowly(x: torch.Tensor) -> torch.Tensor:
+    late_device.set_delay(DELAY)
+    y = x + x
+    late_device.set_delay(0)
+    return y
+
+
+def zeros_on_its_other_device() -> torch.Tensor:
+    return torch.zeros(3, device="late:0")
+
+
+def change_first(views: list[torch.Tensor]) -> tuple[bool, list[float]]:
+    views[0].fill_(7)
+    same = views[0].untyped_storage().data_ptr() == views[1].untyped_storage().data_ptr()
+    return same, views[1].cpu().tolist()
+
+
+def devices_of(*values: torch.Tensor) -> list[str]:
+    return [str(value.device) for value in values]
+
+
+def on_device(value: float, size: int = 4) -> torch.Tensor:
+    return torch.full((size,), value, device="late:1")
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+# --- placement --------------------------------------------------------------------------------------
+
+
+def there_and_back(me: WorkerContext) -> None:
+    x = torch.arange(1000.0, device="late:0")
+    device, double = rpc.rpc_sync("worker1", device_and_double, args=(x,))
+    assert (device, str(double.device)) == ("late:1", "late:0")
+    assert double.cpu().equal(2 * torch.arange(1000.0))
+
+
+def test_a_tensor_goes_to_the_mapped_device_and_back(group: Any) -> None:
+    run(group, there_and_back)
+
+
+def keep_views(me: WorkerContext) -> None:
+    base = torch.arange(8.0, device="late:0")
+    same, second = rpc.rpc_sync("worker1", change_first, args=([base[:4], base[2:]],))
+    assert same or second[:2] == [7.0, 7.0]
+    assert second == [7.0, 7.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_views_of_one_memory_share_memory_at_the_callee(group: Any) -> None:
+    run(group, keep_views)
+
+
+def send_many_kinds(me: WorkerContext) -> None:
+    mixed = (
+        torch.ones(3),
+        torch.ones(0, device="late:0"),
+        torch.ones(2, 3, device="late:1").t(),
+        torch.ones(100, 100, device="late:0")[::7, ::9],
+    )
+    assert rpc.rpc_sync("worker1", devices_of, args=mixed) == ["cpu", "late:1", "late:0", "late:1"]
+    for tensor in mixed:
+        _, double = rpc.rpc_sync("worker1", device_and_double, args=(tensor,))
+        assert double.cpu().equal(2 * tensor.cpu())
+
+
+def test_empty_strided_and_cpu_tensors_travel_together(group: Any) -> None:
+    run(group, send_many_kinds)
+
+
+def call_oneself(me: WorkerContext) -> None:
+    x = torch.ones(5, device="late:1")
+    device, double = rpc.rpc_sync("worker0", device_and_double, args=(x,))
+    assert (device, str(double.device)) == ("late:1", "late:1")
+    assert double.cpu().eq(2).all()
+
+
+def test_a_call_to_oneself_needs_a_map_too(group: Any) -> None:
+    run(group, call_oneself)
+
+
+def use_script(me: WorkerContext) -> None:
+    x = torch.ones(5, device="late:0")
+    found = rpc.rpc_sync("worker1", scripted, args=(x, x))
+    assert (str(found.device), found.cpu().tolist()) == ("late:0", [2.0] * 5)
+
+
+def test_torchscript_functions_get_tensors_on_devices(group: Any) -> None:
+    run(group, use_script)
+
+
+def use_rref(me: WorkerContext) -> None:
+    rref = rpc.remote("worker1", on_device, args=(3.0,))
+    rref.rpc_sync().add_(1)
+    found = rref.to_here()
+    assert (str(found.device), found.cpu().tolist()) == ("late:0", [4.0] * 4)
+
+
+def test_an_rref_holds_a_tensor_on_a_device(group: Any) -> None:
+    run(group, use_rref)
+
+
+def ask_for_devices(me: WorkerContext) -> None:
+    agent = rpc.api._get_current_rpc_agent()
+    found = agent._get_device_map(rpc.get_worker_info("worker1"))
+    assert {str(mine): str(theirs) for mine, theirs in found.items()} == MAPS["worker1"]
+
+
+def test_the_agent_knows_its_device_map(group: Any) -> None:
+    run(group, ask_for_devices)
+
+
+# --- streams ----------------------------------------------------------------------------------------
+
+
+def send_unfinished(me: WorkerContext) -> None:
+    late_device.set_delay(DELAY)
+    x = torch.zeros(1000, device="late:0")
+    for _ in range(3):
+        x.add_(1)
+    before = time.monotonic()
+    future = rpc.rpc_async("worker1", device_and_double, args=(x,))
+    took = time.monotonic() - before
+    late_device.set_delay(0)
+    x.fill_(100)
+    assert future.wait()[1].cpu().eq(6).all()
+    assert took < DELAY  # three operations were still to come
+
+
+def test_a_call_sees_what_the_callers_stream_would_see(group: Any) -> None:
+    """The call does not wait for the stream, and does not see what is put on it later."""
+    run(group, send_unfinished)
+
+
+def send_from_another_stream(me: WorkerContext) -> None:
+    late_device.set_delay(DELAY)
+    with torch.Stream("late:0"):
+        x = torch.zeros(1000, device="late:0").add_(1)
+        _, double = rpc.rpc_sync("worker1", device_and_double, args=(x,))
+        assert (double + 1).cpu().eq(3).all()
+
+
+def test_the_current_stream_counts(group: Any) -> None:
+    run(group, send_from_another_stream)
+
+
+def get_unfinished(me: WorkerContext) -> None:
+    for _ in range(3):
+        x = torch.ones(1000, device="late:0")
+        double = rpc.rpc_sync("worker1", double_slowly, args=(x,))
+        assert (double + 1).cpu().eq(3).all()
+
+
+def test_an_answer_waits_for_the_callees_streams(group: Any) -> None:
+    run(group, get_unfinished)
+
+
+def use_in_callback(me: WorkerContext) -> None:
+    late_device.set_delay(DELAY)
+    x = torch.ones(1000, device="late:0")
+    future = rpc.rpc_async("worker1", device_and_double, args=(x,))
+    then = future.then(lambda done: done.value()[1] + 1)
+    assert then.wait().cpu().eq(3).all()
+
+
+def test_a_callback_sees_the_finished_answer(group: Any) -> None:
+    run(group, use_in_callback)
+
+
+def send_at_the_same_time(me: WorkerContext) -> None:
+    late_device.set_delay(DELAY / 10)
+    futures = []
+    for number in range(20):
+        x = torch.zeros(1 << 16, device="late:0").add_(number)
+        futures.append(rpc.rpc_async("worker1", device_and_double, args=(x,)))
+        del x  # its memory is used again
+    for number, future in enumerate(futures):
+        assert future.wait()[1].cpu().eq(2 * number).all()
+
+
+def test_many_calls_at_the_same_time_keep_their_values(group: Any) -> None:
+    run(group, send_at_the_same_time)
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+def send_back(x: torch.Tensor) -> torch.Tensor:
+    return rpc.rpc_sync("worker0", torch.neg, args=(x,))
+
+
+def miss_a_request_map(me: WorkerContext) -> None:
+    """worker1 has no device maps of its own."""
+    text = "it is on late:1. Request device mapping is not available for destination worker0"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        rpc.rpc_sync("worker1", send_back, args=(torch.ones(2, device="late:0"),))
+
+
+def test_a_request_without_a_map_names_device_and_worker(group: Any) -> None:
+    run(group, miss_a_request_map)
+
+
+def miss_an_answer_map(me: WorkerContext) -> None:
+    text = "Response device mapping is not available for destination 'worker1'"
+    with pytest.raises(RuntimeError, match=text):
+        rpc.rpc_sync("worker0", on_device, args=(1.0,))
+
+
+def test_an_answer_without_a_map_is_an_error_for_the_caller(group: Any) -> None:
+    group.run(set_delay, 0.0)
+    group[1].call(miss_an_answer_map)
+
+
+def test_a_map_to_a_missing_device_fails_the_start_everywhere(tmp_path: Path) -> None:
+    late_device.library()
+    with Workers(2, seconds=60) as workers:
+        wrong = {"device_maps": {"worker1": {"late:0": "late:7"}}}
+        failures = workers.errors(join, f"file://{tmp_path}/store", "ZEROMQ", **wrong)
+    texts = {failure.text for failure in failures}
+    assert len(texts) == 1
+    assert texts.pop().startswith("Node worker0 has target devices with invalid indices")
+
+
+# --- dynamic groups ---------------------------------------------------------------------------------
+
+
+def join_dynamic(me: WorkerContext, url: str, maps: dict[str, Any]) -> None:
+    late_device.load()
+    steps.join_dynamic(me, url, backend="ZEROMQ", device_maps=maps)
+
+
+def test_a_joiner_of_a_dynamic_group_brings_its_maps(tmp_path: Path) -> None:
+    """The member that was there first learns them before the first call arrives."""
+    late_device.library()
+    url = f"file://{tmp_path}/store"
+    with Workers(2, seconds=60) as workers:
+        workers[1].call(join_dynamic, url, {})
+        failure = workers[0].start(join_dynamic, url, {"worker1": {"late:0": "late:7"}}).error()
+        assert failure.text.startswith("Node worker0 has target devices with invalid indices")
+        workers[0].call(join_dynamic, url, {"worker1": MAPS["worker1"]})
+        workers[0].call(there_and_back)
+        workers.run(steps.leave)
