@@ -1,0 +1,53 @@
+"""The chapter ``devices`` of the conformance suite, on a machine with an accelerator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import late_device
+from support.environments import clean_environ
+from support.packages import write_package
+
+pytestmark = pytest.mark.slow
+
+TESTS = Path(__file__).parents[1]
+#: A package that makes the accelerator of the tests available in every process that imports torch.
+LATE_BACKEND = f"""
+import sys
+
+def load():
+    sys.path.append({str(TESTS)!r})
+    from support import late_device
+    late_device.load()
+"""
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", pytest.param("UCX", marks=pytest.mark.thorough)])
+def test_a_backend_on_the_agent_keeps_every_promise_about_devices(
+    backend: str, tmp_path: Path
+) -> None:
+    late_device.library()
+    package = write_package(
+        tmp_path / "late",
+        "late-backend",
+        modules={"late_backend.py": LATE_BACKEND},
+        entry_points={"torch.backends": {"late": "late_backend:load"}},
+    )
+    command = [sys.executable, "-m", "rpc_backends_cli", "conformance", backend]
+    done = subprocess.run(
+        [*command, "--chapter", "devices", "--json"],
+        cwd=tmp_path,
+        env=clean_environ({"PYTHONPATH": str(package)}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    outcomes = {result["id"]: result["outcome"] for result in json.loads(done.stdout)["results"]}
+    assert "devices.streams_are_synchronised" in outcomes
+    assert set(outcomes.values()) == {"passed"}
