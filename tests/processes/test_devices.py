@@ -262,7 +262,7 @@ def send_back(x: torch.Tensor) -> torch.Tensor:
 def miss_a_request_map(me: WorkerContext) -> None:
     """worker1 has no device maps of its own."""
     text = "it is on late:1. Request device mapping is not available for destination worker0"
-    with pytest.raises(ValueError, match=re.escape(text)):
+    with pytest.raises(RuntimeError, match=re.escape(text)):
         rpc.rpc_sync("worker1", send_back, args=(torch.ones(2, device="late:0"),))
 
 
@@ -289,6 +289,30 @@ def test_a_map_to_a_missing_device_fails_the_start_everywhere(tmp_path: Path) ->
     texts = {failure.text for failure in failures}
     assert len(texts) == 1
     assert texts.pop().startswith("Node worker0 has target devices with invalid indices")
+
+
+# --- interceptors ---------------------------------------------------------------------------------------
+
+
+def get_late_answer(me: WorkerContext) -> None:
+    late_device.set_delay(DELAY)
+    x = torch.zeros(1000, device="late:0").add_(1)
+    double = rpc.rpc_sync("worker1", double_slowly, args=(x,))
+    assert (double + 1).cpu().eq(3).all()
+
+
+def test_a_held_message_keeps_its_streams(tmp_path: Path) -> None:
+    """Fault injection passes requests and answers on later, on other threads."""
+    late_device.library()
+    rules = tmp_path / "rules.toml"
+    kinds = ("delay", "reply_delay")
+    rules.write_text(
+        "".join(f'[[rule]]\nname = "{one}"\nwhat = "{one}"\nseconds = 0.02\n' for one in kinds)
+    )
+    with Workers(2, seconds=60, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
+        workers.run(join, f"file://{tmp_path}/store", "ZEROMQ")
+        workers[0].call(get_late_answer)
+        workers.run(steps.leave)
 
 
 # --- dynamic groups ---------------------------------------------------------------------------------

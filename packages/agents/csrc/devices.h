@@ -49,7 +49,7 @@ struct Placement {
   bool is_request = true;
 
   // Returns the receiver's device for memory that is on `device` here. The CPU stays the CPU if it is not mapped. Throws
-  // std::invalid_argument if an accelerator is not mapped.
+  // std::runtime_error, like torch's TENSORPIPE, if an accelerator is not mapped.
   c10::Device target(c10::Device device) const;
 };
 

@@ -66,8 +66,12 @@ bool is_compressed(at::Layout layout) {
       layout == at::kSparseBsc;
 }
 
+std::string refusal(size_t number, const std::string& why) {
+  return "tensor " + std::to_string(number) + " of the message cannot be sent: " + why;
+}
+
 [[noreturn]] void refuse(size_t number, const std::string& why) {
-  throw std::invalid_argument("tensor " + std::to_string(number) + " of the message cannot be sent: " + why);
+  throw std::invalid_argument(refusal(number, why));
 }
 
 c10::ScalarType read_dtype(Reader& in) {
@@ -211,8 +215,8 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
   if (!tensor.device().is_cpu()) {
     try {
       (void)placement.target(tensor.device());
-    } catch (const std::invalid_argument& error) {
-      refuse(number, error.what());
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(refusal(number, error.what()));
     }
   }
   if (tensor.is_nested()) {

@@ -45,7 +45,8 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
 // Describes the tensors of one message. Tensors that share memory also share it at the receiver.
 class TensorWriter {
  public:
-  // Throws std::invalid_argument if a tensor cannot be sent; the text says which one and why.
+  // Throws std::invalid_argument if a tensor cannot be sent, and std::runtime_error if its device is not mapped; the text
+  // says which one and why.
   TensorWriter(const std::vector<at::Tensor>& tensors, const Placement& placement);
 
   void write(Writer& out) const;

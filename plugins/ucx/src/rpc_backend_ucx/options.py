@@ -146,6 +146,7 @@ def construct_rpc_backend_options(
         maps of this worker and of its callers.
     :raises TypeError: an option has the wrong type.
     :raises ValueError: an option has an invalid value.
+    :raises RuntimeError: torch knows no such device.
     """
     return UCXRpcBackendOptions(
         num_worker_threads=num_worker_threads,

@@ -27,6 +27,7 @@ class DeviceOptions(StrictOptions):
         """Add to the device map for a callee.
 
         :raises ValueError: a device is mapped already, or two devices are mapped to one.
+        :raises RuntimeError: torch knows no such device.
         :raises TypeError: the argument is not a map of devices.
         """
         checks = OptionChecks(self.BACKEND)
@@ -38,7 +39,8 @@ class DeviceOptions(StrictOptions):
                     f"`set_device_map` only supports 1-to-1 mapping, trying to map {mine} to {theirs} "
                     f"and {known[mine]} for {to!r}."
                 )
-        self.device_maps.update(check_device_maps(checks, {to: {**known, **added}}))
+        # As in torch, two calls may map two devices to one: then `init_rpc` fails.
+        self.device_maps[to] = {**known, **added}
 
     def set_devices(self, devices: Iterable[Any]) -> None:
         """Set the accelerators of this worker that RPC may use.
@@ -53,6 +55,7 @@ def check_device_maps(checks: OptionChecks, value: Any) -> dict[str, DeviceMap]:
 
     :raises TypeError: it is not a dict of dicts of devices.
     :raises ValueError: two devices are mapped to one.
+    :raises RuntimeError: torch knows no such device.
     """
     wanted = 'a dict such as {"worker1": {"cuda:0": "cuda:1"}}'
     if value is None:
@@ -72,6 +75,7 @@ def check_devices(checks: OptionChecks, value: Any) -> list[torch.device]:
 
     :raises TypeError: it is not a list of devices.
     :raises ValueError: an entry is not an accelerator.
+    :raises RuntimeError: torch knows no such device.
     """
     if value is None:
         return []
@@ -110,7 +114,8 @@ def _device(checks: OptionChecks, name: str, value: Any) -> torch.device:
         device = torch.device(value)
     except RuntimeError as error:
         text = str(error).partition("\n")[0]
-        raise ValueError(f"{name} contains {value!r}, which is not a device: {text}") from error
+        # The type is torch's, which programs may expect.
+        raise RuntimeError(f"{name} contains {value!r}, which is not a device: {text}") from error
     # A device without a number is the first one; a tensor always has a number.
     return (
         device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)

@@ -24,6 +24,9 @@ with warnings.catch_warnings():
 #: The suites that suit any backend.
 GENERIC: tuple[type[Any], ...] = tuple(rpc_utils.GENERIC_TESTS)
 
+#: The suites for tensors on CUDA devices. Torch runs those named for TensorPipe on no other backend.
+CUDA: tuple[type[Any], ...] = (*rpc_utils.GENERIC_CUDA_TESTS, *rpc_utils.TENSORPIPE_CUDA_TESTS)
+
 #: Tests that are changed, with the reason.
 ADAPTED = {"test_wrong_types": "init_rpc takes a name here"}
 
