@@ -180,6 +180,21 @@ def test_the_agent_knows_its_device_map(group: Any) -> None:
     run(group, ask_for_devices)
 
 
+def send_to_an_accelerator(me: WorkerContext) -> None:
+    device, double = rpc.rpc_sync("worker1", device_and_double, args=(torch.arange(4.0),))
+    assert (device, str(double.device)) == ("late:1", "cpu")
+    assert double.tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_map_may_lead_from_the_cpu_to_a_device(tmp_path: Path) -> None:
+    late_device.library()
+    with Workers(2, seconds=60) as workers:
+        maps = {"worker1": {"cpu": "late:1"}}
+        workers.run(join, f"file://{tmp_path}/store", "ZEROMQ", device_maps=maps)
+        workers[0].call(send_to_an_accelerator)
+        workers.run(steps.leave)
+
+
 # --- streams ----------------------------------------------------------------------------------------
 
 

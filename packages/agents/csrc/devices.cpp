@@ -66,13 +66,8 @@ c10::Device Placement::target(c10::Device device) const {
 }
 
 Copies::~Copies() {
-  if (events_.empty()) {
-    for (const c10::Device& device : devices_) {
-      contained("while waiting for a copy", [&] {
-        const c10::impl::VirtualGuardImpl impl(device.type());
-        impl.synchronizeStream(impl.getStream(device));
-      });
-    }
+  if (!devices_.empty()) {
+    contained("while waiting for a copy", [&] { wait(); });
   }
   while (!events_.empty()) {
     // Without the guard, a runtime may start to use its first device here.
@@ -123,9 +118,16 @@ bool Copies::have_ended() const {
 }
 
 void Copies::wait() {
+  if (events_.empty()) {
+    for (const c10::Device& device : devices_) {
+      const c10::impl::VirtualGuardImpl impl(device.type());
+      impl.synchronizeStream(impl.getStream(device));
+    }
+  }
   for (const c10::Event& event : events_) {
     event.synchronize();
   }
+  devices_.clear();
   memory_.clear();
 }
 

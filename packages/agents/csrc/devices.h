@@ -59,7 +59,7 @@ class Copies {
   Copies() = default;
   Copies(Copies&&) = default;
   Copies& operator=(Copies&&) = default;
-  // Waits for copies whose end is not recorded: the message has turned out to be invalid.
+  // Waits for the copies: they have not been handed over, because the message cannot be sent or is not valid.
   ~Copies();
 
   // Returns host memory that gets a copy of part of `storage`, which is on an accelerator. The copy is ordered after
@@ -71,8 +71,9 @@ class Copies {
   bool empty() const { return devices_.empty(); }
   // Records the end of the copies. Call it with the streams that were current when they began.
   void record();
-  // Whether the recorded copies have ended. wait() waits until they have, and releases their memory.
+  // Whether the recorded copies have ended.
   bool have_ended() const;
+  // Waits until the copies have ended, and releases their memory.
   void wait();
 
  private:
