@@ -312,7 +312,11 @@ def test_a_map_to_a_missing_device_fails_the_start_everywhere(tmp_path: Path) ->
 def get_late_answer(me: WorkerContext) -> None:
     late_device.set_delay(DELAY)
     x = torch.zeros(1000, device="late:0").add_(1)
-    double = rpc.rpc_sync("worker1", double_slowly, args=(x,))
+    # The answer's copy takes far longer than fault injection holds the answer.
+    future = rpc.rpc_async("worker1", double_slowly, args=(x,))
+    late_device.set_delay(10 * DELAY)
+    double = future.wait()
+    late_device.set_delay(0)
     assert (double + 1).cpu().eq(3).all()
 
 
