@@ -282,7 +282,7 @@ def test_a_partial_run_does_not_conform(run: Any, chosen: str, verdict: str) -> 
     assert done.status == pytest.ExitCode.OK
     assert done.report()["verdict"] == verdict
     assert done.report()["complete"] is (verdict == "conforms")
-    partly = "FAULTY_TENSORPIPE: nothing failed, but only a part of the suite ran"
+    partly = "FAULTY_TENSORPIPE: nothing failed; only a part ran"
     assert (partly in done.output) is (verdict == "partial")
 
 

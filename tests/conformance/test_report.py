@@ -190,7 +190,7 @@ def test_the_summary_counts_outcomes_by_chapter() -> None:
 
 def test_the_last_line_names_a_partial_run() -> None:
     assert verdict(report(complete=False)) == (
-        "PIGEON: nothing failed, but only a part of the suite ran (suite version 3)"
+        "PIGEON: nothing failed; only a part ran (suite version 3)"
     )
     assert verdict(report(failed("a.b"), complete=False)) == (
         "PIGEON does not conform; only a part of the suite ran (suite version 3)"

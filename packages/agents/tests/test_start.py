@@ -202,7 +202,7 @@ WRONG_CAPSULES = {
     "other layout of std::string": (
         a_capsule(_NAMES[3]),
         "was compiled with _GLIBCXX_USE_CXX11_ABI=0, and the installed rpc-backends-agents with "
-        "_GLIBCXX_USE_CXX11_ABI=1, .* --force-reinstall rpc-backends-agents",
+        "_GLIBCXX_USE_CXX11_ABI=1: .* --force-reinstall rpc-backends-agents",
     ),
     "text": ("something", "returned 'something'; it must return a capsule named"),
     "nothing": (None, "returned None; it must return a capsule named"),

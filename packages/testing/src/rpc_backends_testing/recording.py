@@ -101,7 +101,7 @@ def verdict(report: Report) -> str:
     if report.stopped:
         version += f"; {report.stopped}"
     if report.verdict == "partial":
-        return f"{name}: nothing failed, but only a part of the suite ran ({version})"
+        return f"{name}: nothing failed; only a part ran ({version})"
     part = "" if report.complete else "; only a part of the suite ran"
     return f"{name} {report.verdict}{part} ({version})"
 
