@@ -65,7 +65,7 @@ class AgentDevices:
     def _fits(self, worker: device_maps.WorkerDevices) -> bool:
         """Return whether this worker can use the declaration of another one.
 
-        In a dynamic group, a worker that fails to join has published its declaration before.
+        In a dynamic group, workers publish their declarations before they are checked.
         """
         if self._mine.name not in worker.maps:
             return True
@@ -76,7 +76,7 @@ class AgentDevices:
         return True
 
     def _apply(self) -> None:
-        """Tell the agent the devices and maps, by the ids of the workers that they are for."""
+        """Give the agent the devices, the maps for calls by callee, and those for answers by caller."""
         reverse = {
             worker_id: map_
             for worker_id, worker in self._workers.items()

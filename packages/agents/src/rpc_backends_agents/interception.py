@@ -60,7 +60,7 @@ def report_calls(
     """Make spans and metrics of the calls of an agent that has not started yet.
 
     :param at_shutdown: called after the agent has shut down.
-    :returns: the agent to install: ``agent`` itself if it already has interceptors in front of it.
+    :returns: the agent to install: ``agent`` itself if it is an :class:`InterceptingAgent`.
     """
     front = agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
     front.report_calls(telemetry)

@@ -59,7 +59,7 @@ class Peer:
 
     :ivar number: the number of the worker's first record, which is unique in the group.
     :ivar address: the address for the transport; it is not kept after the transport has learned it.
-    :ivar devices: what the worker declares of its accelerators; not kept either. None means nothing.
+    :ivar devices: what the worker declares of its accelerators; not kept either. None for nothing.
     """
 
     number: int
@@ -139,7 +139,7 @@ class Roster:
     ) -> Peer:
         """Announce that this worker wants to join, so that the members accept its messages.
 
-        :param devices: what the worker declares of its accelerators, for JSON; None means nothing.
+        :param devices: what the worker declares of its accelerators, for JSON; None for nothing.
         :raises StoreError: the store cannot be used.
         """
         record = {"kind": "peer", "name": name, "rank": rank, "id": worker_id, "address": address}

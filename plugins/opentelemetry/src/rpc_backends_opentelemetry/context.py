@@ -2,8 +2,8 @@
 
 Calls are made and served in C++ without the GIL, but the program's spans are in Python. So this module
 tells C++ the program's span when it changes, and gives the program the span of the request that its
-thread serves. OpenTelemetry's API has one object that holds the current context, and reads it for each
-operation; here it gets another one around it.
+thread serves. OpenTelemetry's API asks one object for the current context. :func:`install` puts another
+object around it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class RpcContext(_RuntimeContext):
         return token
 
     def detach(self, token: Token[Context]) -> None:
-        """Make the context before current again."""
+        """Make the previous context current again."""
         self._inner.detach(token)
         _tell(self._inner.get_current())
 
     def get_current(self) -> Context:
-        """Return the current context; without a span of the program, it has the request's."""
+        """Return the current context, with the request's span if it has no span of the program."""
         context = self._inner.get_current()
         if trace.get_current_span(context) is not trace.INVALID_SPAN:
             return context

@@ -19,7 +19,7 @@ _HISTOGRAMS = {
     False: ("rpc.client.call.duration", "Duration of outgoing calls"),
     True: ("rpc.server.call.duration", "Duration of incoming calls"),
 }
-#: The names of workers by their ids.
+#: Returns the name of the other worker of a call.
 PeerName = Callable[[Mapping[str, Any]], str]
 _Key = tuple[tuple[str, str | int], ...]
 _Row = tuple[list[int], int]  # the counts of the buckets, and the sum in microseconds

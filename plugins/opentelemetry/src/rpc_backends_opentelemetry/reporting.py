@@ -78,7 +78,7 @@ class Reporter:
         self._thread.start()
 
     def rest(self) -> None:
-        """Export what there is: the agent has shut down."""
+        """Export what is left after the agent has shut down."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
@@ -102,7 +102,7 @@ class Reporter:
             period = _PERIOD
 
     def _find_providers(self) -> None:
-        """Look for the SDK, which the program may configure after it has started RPC."""
+        """Look for an SDK; if there was none at the start of RPC, the program may configure one later."""
         provider = trace.get_tracer_provider()
         if self._spans is None and not isinstance(provider, trace.ProxyTracerProvider):
             try:

@@ -18,7 +18,7 @@ _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 class SettingError(ValueError):
-    """A variable asks for what is not there."""
+    """A variable names an exporter that is not installed, or an unknown protocol."""
 
 
 def configure(worker: str) -> None:

@@ -34,7 +34,7 @@ class Ids:
         return self.span_id
 
     def is_trace_id_random(self) -> bool:
-        """Return whether to set the flag of random trace ids, which the context does not carry."""
+        """Return False, because the context does not carry the flag for random trace ids."""
         return False
 
 

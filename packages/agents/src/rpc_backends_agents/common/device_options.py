@@ -26,7 +26,8 @@ class DeviceOptions(StrictOptions):
     def set_device_map(self, to: str, device_map: Mapping[Any, Any]) -> None:
         """Add to the device map for a callee.
 
-        :raises ValueError: a device is mapped already, or two devices are mapped to one.
+        :raises ValueError: a device is mapped to another one already, or the argument maps two devices
+            to one.
         :raises RuntimeError: torch knows no such device.
         :raises TypeError: the argument is not a map of devices.
         """
