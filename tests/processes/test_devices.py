@@ -331,6 +331,7 @@ def test_a_held_message_keeps_its_streams(tmp_path: Path) -> None:
     with Workers(2, seconds=60, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
         workers.run(join, f"file://{tmp_path}/store", "ZEROMQ")
         workers[0].call(get_late_answer)
+        workers[0].call(send_from_another_stream)
         workers.run(steps.leave)
 
 

@@ -139,6 +139,22 @@ std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devic
   return streams;
 }
 
+std::vector<c10::Stream> current_streams(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Stream> streams;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.device().is_cpu()) {
+      continue;
+    }
+    const c10::Device device = tensor.device();
+    const bool is_known =
+        std::any_of(streams.begin(), streams.end(), [&](const c10::Stream& one) { return one.device() == device; });
+    if (!is_known) {
+      streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    }
+  }
+  return streams;
+}
+
 void AfterCopies::run(Copies copies, std::function<void()> then) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_) {

@@ -87,6 +87,9 @@ class Copies {
 // A stream of torch's pool for each device.
 std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devices);
 
+// The current stream of each accelerator that one of the tensors is on.
+std::vector<c10::Stream> current_streams(const std::vector<at::Tensor>& tensors);
+
 // Runs functions when copies have ended, on a thread of its own that starts when it is first needed.
 class AfterCopies {
  public:

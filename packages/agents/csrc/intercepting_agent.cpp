@@ -1,11 +1,13 @@
 #include "intercepting_agent.h"
 
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
 
 #include <thread>
 
 #include "agent.h"
+#include "devices.h"
 #include "intercepted_call.h"
 #include "log.h"
 #include "python_state.h"
@@ -44,6 +46,7 @@ class OutgoingCall final : public InterceptedCall {
 
   FuturePtr send(MessagePtr message) {
     sending_ = true;
+    streams_ = current_streams(message->tensors());
     begin(std::move(message));
     sending_ = false;
     if (thrown_ && future_->completed() && future_->exception_ptr() == thrown_->exception_ptr()) {
@@ -56,6 +59,7 @@ class OutgoingCall final : public InterceptedCall {
   void transmit(MessagePtr message, const Contexts& contexts, const PassingRequestPtr& last) override {
     const bool in_send = std::this_thread::get_id() == sender_ && sending_;
     FuturePtr answer;
+    const c10::MultiStreamGuard guard(streams_);  // an interceptor may have changed the thread
     try {
       if (contexts.empty() && own_.empty()) {
         answer = inner_->send(to_, std::move(message), inner_timeout_, device_map_);
@@ -107,6 +111,7 @@ class OutgoingCall final : public InterceptedCall {
   const rpc::DeviceMap device_map_;
   const Contexts own_;  // beside those of the interceptors
   const FuturePtr future_;
+  std::vector<c10::Stream> streams_;  // of the sending thread, for the devices of the request
   // Used by the sending thread while it is in send():
   const std::thread::id sender_ = std::this_thread::get_id();
   bool sending_ = false;
