@@ -41,18 +41,6 @@ BY_OPTIONS = DEFAULT.replace(
     rpc.shutdown()""",
 )
 
-DEVICE_MAPS = """
-    import torch
-    from torch.distributed import rpc
-
-    options = rpc.TensorPipeRpcBackendOptions(init_method="file:///does/not/matter")
-    options.set_device_map("worker1", {torch.device("cuda:0"): torch.device("cuda:1")})
-    try:
-        rpc.init_rpc("worker0", rank=0, world_size=2, rpc_backend_options=options)
-    except ValueError as error:
-        print(error)
-"""
-
 AGENT = "rpc_backends_agents.agent"
 ROOT = Path(__file__).parents[2]
 
@@ -99,13 +87,6 @@ def test_tensorpipe_options_are_carried_over_with_one_warning(
     assert len(warnings) == 1
     assert "_channels" in warnings[0]
     assert "ZEROMQ" in warnings[0]
-
-
-def test_device_maps_are_refused_with_the_reason(environment: Environment) -> None:
-    done = environment.run(DEVICE_MAPS, env={"RPC_BACKENDS_OVERRIDE": "ZEROMQ"})
-    assert "device maps" in done.stdout
-    assert "RPC_BACKENDS_OVERRIDE" in done.stdout
-    assert "ZEROMQ" in done.stdout
 
 
 def test_the_quickstart_prints_the_output_in_the_readme(

@@ -55,6 +55,8 @@ _MODULES = {
     "start_agent": "start",
     "state_of_torch": "_C",
 }
+#: The modules that use neither torch nor the extension that is compiled for it.
+_WITHOUT_TORCH = ("transport", "native_transport")
 
 
 def include_dir() -> str:
@@ -75,5 +77,6 @@ def __getattr__(name: str) -> Any:
     from rpc_backends_agents.versions import check_core, check_torch
 
     check_core()
-    check_torch()
+    if _MODULES[name] not in _WITHOUT_TORCH:
+        check_torch()
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
