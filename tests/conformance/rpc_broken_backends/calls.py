@@ -90,7 +90,10 @@ BROKEN = {
         tensorpipe(once(drop_every_hundredth)), "calls", ("calls.", "time")
     ),
     "SENDS_EVERY_HUNDREDTH_MESSAGE_TWICE": Broken(
-        tensorpipe(once(send_every_hundredth_twice)), "calls", ("calls.", "number of runs")
+        tensorpipe(once(send_every_hundredth_twice)),
+        "calls",
+        ("calls.run_once", "numbers of runs"),
+        spreads=True,  # the hundredth message of another test may be one that must not come twice
     ),
     "DEADLOCKS_ON_NESTED_CALLS": Broken(
         tensorpipe(once(let_one_function_call)), "calls", ("calls.nested", "time")
