@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from matrix.pairs import ROOT, Pair
 from matrix.results import Outcome
-from support.environments import clean_environ
+from support.environments import clean_environ, extract_commit
 
 _BUILD_TOOLS = (
     "setuptools>=77",
@@ -109,9 +109,7 @@ class Trial:
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         self._sources.mkdir()
-        archive = subprocess.Popen(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE)
-        subprocess.run(["tar", "-x"], cwd=self._sources, stdin=archive.stdout, check=True)
-        if archive.wait() != 0:
+        if not extract_commit(ROOT, self._sources):
             raise PreparationError("git archive failed; see above")
         subprocess.run([self._python, "-m", "venv", self._venv], check=True)
         torch = f"torch=={self.pair.torch}"

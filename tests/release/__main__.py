@@ -20,7 +20,7 @@ from pathlib import Path
 
 from release import contents, versions
 from support import quickstart
-from support.environments import clean_environ, distributions
+from support.environments import clean_environ, distributions, extract_commit
 
 ROOT = Path(__file__).parents[2]
 #: Libraries that users have from torch and from libucx.
@@ -68,9 +68,7 @@ class Check:
         yield from self._install()
 
     def _build(self) -> str:
-        archive = subprocess.Popen(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE)
-        subprocess.run(["tar", "-x"], cwd=self._sources, stdin=archive.stdout, check=True)
-        _refuse("git archive", [] if archive.wait() == 0 else ["it failed"])
+        _refuse("git archive", [] if extract_commit(ROOT, self._sources) else ["it failed"])
         build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(self._built)]
         folders = distributions(self._sources)
         for folder in folders:

@@ -372,6 +372,13 @@ def read_project(folder: Path) -> dict[str, Any]:
     return table
 
 
+def extract_commit(root: Path, into: Path) -> bool:
+    """Write the files of the last commit into a folder; return whether git could read them."""
+    archive = subprocess.Popen(["git", "archive", "HEAD"], cwd=root, stdout=subprocess.PIPE)
+    subprocess.run(["tar", "-x"], cwd=into, stdin=archive.stdout, check=True)
+    return archive.wait() == 0
+
+
 def distributions(root: Path) -> list[Path]:
     """Return the folders of this repository's distributions; the core comes first."""
     return [root, *sorted(path.parent for path in root.glob("p*/*/pyproject.toml"))]
