@@ -364,7 +364,7 @@ void TransportAgent::Core::handle_decoded(int peer, const Parts& parts, EventOrd
   if (const auto error = error_in([&] { serve(peer, std::move(*decoded), size_of(parts), streams); })) {
     auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     fail(response, "the request cannot be served: " + *error);
-    reply(peer, call, *response);
+    reply(peer, call, *response, streams);
   }
 }
 
@@ -414,7 +414,7 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   void finish(JitFuture* answer) override {
     const int64_t ended = CallLog::now_us();
     if (answer != nullptr) {
-      core_->reply(peer_id_, call_, *answer);
+      core_->reply(peer_id_, call_, *answer, streams_);
     } else {
       core_->reply_nothing(peer_id_);
     }
@@ -451,11 +451,10 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes, std:
         ->begin(std::move(request.message));
     return;
   }
-  execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context,
-          std::move(streams),
-          [self = shared_from_this(), peer, call = request.call, recorded](JitFuture& response) {
+  execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context, streams,
+          [self = shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& response) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
-            self->reply(peer, call, response);
+            self->reply(peer, call, response, streams);
             if (recorded != nullptr) {  // after the answer was sent, so that the answer does not wait for this
               self->call_log_->end(recorded, &response, ended);
             }
@@ -521,12 +520,15 @@ void TransportAgent::Core::reply_nothing(int peer) {
   tell_progress();
 }
 
-void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response) {
+void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
+                                 const std::vector<c10::Stream>& streams) {
   if (peer == id_) {
     --active_requests_;  // before the answer: the caller may read the count
   }
   bool is_copying = false;
   const auto error = error_in([&] {
+    // This may be another thread than the function's. A TorchScript function's future does not know its streams.
+    const c10::MultiStreamGuard guard(streams);
     Copies copies;
     Parts parts = encode_reply(peer, call, response, copies);
     if (copies.empty()) {
@@ -623,7 +625,7 @@ Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& res
     }
     const DeviceMaps* const maps = devices.get();
     if (maps != nullptr) {
-      response.wait();  // makes the current streams wait for the value; an interceptor may have changed the thread
+      response.wait();  // makes the current streams wait for the value, if the future knows where it is computed
     }
     auto message = response.value().toCustomClass<Message>();
     Placement placement = answer_placement(peer, maps);

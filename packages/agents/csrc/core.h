@@ -72,8 +72,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
                std::vector<c10::Stream> streams,
                OnResponse on_response);
-  // Does not throw.
-  void reply(int peer, uint64_t call, JitFuture& response);
+  // Does not throw. `streams`: those with which the function ran.
+  void reply(int peer, uint64_t call, JitFuture& response, const std::vector<c10::Stream>& streams);
   void send_reply(int peer, uint64_t call, Parts parts);
   void reply_failed(int peer, uint64_t call, const std::optional<std::string>& error);
   // Counts a reply to `peer` that has left.
