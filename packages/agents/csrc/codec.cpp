@@ -95,6 +95,16 @@ uint64_t size_of(const Parts& parts) {
   return bytes;
 }
 
+std::weak_ptr<void> last_to_leave(const Parts& parts) {
+  const Part* largest = nullptr;
+  for (const Part& part : parts) {
+    if (largest == nullptr || part.size >= largest->size) {
+      largest = &part;
+    }
+  }
+  return largest == nullptr ? std::weak_ptr<void>() : largest->owner;
+}
+
 Parts copy(const Parts& parts) {
   Parts copies;
   copies.reserve(parts.size());

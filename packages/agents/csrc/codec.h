@@ -48,4 +48,7 @@ Parts copy(const Parts& parts);
 // The total size of the parts, in bytes.
 uint64_t size_of(const Parts& parts);
 
+// The owner of the largest part, which is probably sent last: when it is released, the message was sent.
+std::weak_ptr<void> last_to_leave(const Parts& parts);
+
 }  // namespace rpc_backends

@@ -58,6 +58,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   class IncomingCall;
   using OnResponse = std::function<void(JitFuture&)>;
 
+  // What arrives.
   void handle(Event& event);
   // `peer`: the sender, which is this worker for a call to itself. `event`: the event that delivered the message.
   void handle_message(int peer, const Parts& parts, EventOrder::Handling& event);
@@ -65,21 +66,48 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void handle_decoded(int peer, const Parts& parts, EventOrder::Handling& event,
                       const std::vector<c10::Stream>& streams);
   void handle_own_message(const Parts& parts);
+  Decoded decode_message(const Parts& parts, Copies& copies);
+  // Handles an invalid message: fails its call if the head is readable, otherwise closes the connection.
+  void refuse(int peer, const Parts& parts, const std::string& why);
+  void lose(const Event& event);
+  void forget_loss(int peer);
+  // Returns why `peer` cannot be reached; empty if it is not lost.
+  std::string why_lost(int peer) const;
+
+  // What is sent.
+  Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts,
+                       const Placement& placement, Copies& copies) const;
+  // Runs `then` on a thread of the agent when the copies that have just begun have ended.
+  void after(Copies copies, std::function<void()> then);
+
+  bool is_idle() const;
+  void tell_progress();
+
+  // Calls of this worker (core_calls.cpp).
+  FuturePtr new_future(const DeviceMaps* maps) const;
+  // Sends a request that is entered as `call`. An error ends the call.
+  void send_request(int peer, uint64_t call, Parts parts, bool is_retried);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
+  void count_end(const Calls::Call& call);
+  void end_call(const Calls::Call& call, const std::string& error);
+  void fail_late(std::vector<Calls::Call> late);
+
+  // Requests (core_requests.cpp).
   void serve(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams);
-  // Runs a request from `peer` as soon as possible; `bytes` is the size of its message.
-  // `span`: the span in which it runs. `streams`: the current streams of the function.
+  // Runs a request from `peer` as soon as possible; `bytes` is the size of its message. `span`: the span in which it
+  // runs. `streams`: the current streams of the function.
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
-               std::vector<c10::Stream> streams,
-               OnResponse on_response);
+               std::vector<c10::Stream> streams, OnResponse on_response);
   // Does not throw. `streams`: those with which the function ran.
   void reply(int peer, uint64_t call, JitFuture& response, const std::vector<c10::Stream>& streams);
+  // Returns the parts of an error if the message cannot be sent.
+  Parts encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies);
+  // Where the tensors of an answer to `peer` go. `maps` are this worker's, and may be null.
+  Placement answer_placement(int peer, const DeviceMaps* maps) const;
   void send_reply(int peer, uint64_t call, Parts parts);
   void reply_failed(int peer, uint64_t call, const std::optional<std::string>& error);
   // Counts a reply to `peer` that has left.
   void end_reply(int peer);
-  // Runs `then` on a thread of the agent when the copies that have just begun have ended.
-  void after(Copies copies, std::function<void()> then);
   // Counts a request as served without an answer.
   void reply_nothing(int peer);
   // Answers with an error, which is cut to a small size.
@@ -88,28 +116,6 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // Handles an answer that could not be sent: sends an error instead. If the answer was already that error, closes the
   // connection, unless it is lost anyway.
   void take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost);
-  // Handles an invalid message: fails its call if the head is readable, otherwise closes the connection.
-  void refuse(int peer, const Parts& parts, const std::string& why);
-  void lose(const Event& event);
-  void forget_loss(int peer);
-  void fail_late(std::vector<Calls::Call> late);
-
-  // Return the parts of a message. encode_reply() returns the parts of an error if the message cannot be sent.
-  Parts encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies);
-  Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts,
-                       const Placement& placement, Copies& copies) const;
-  // Where the tensors of an answer to `peer` go. `maps` are this worker's, and may be null.
-  Placement answer_placement(int peer, const DeviceMaps* maps) const;
-  // Sends a request that is entered as `call`. An error ends the call.
-  void send_request(int peer, uint64_t call, Parts parts, bool is_retried);
-  Decoded decode_message(const Parts& parts, Copies& copies);
-  FuturePtr new_future(const DeviceMaps* maps) const;
-  void count_end(const Calls::Call& call);
-  void end_call(const Calls::Call& call, const std::string& error);
-  // Returns why `peer` cannot be reached; empty if it is not lost.
-  std::string why_lost(int peer) const;
-  bool is_idle() const;
-  void tell_progress();
 
   const int id_;
   const AgentOptions options_;

@@ -5,6 +5,8 @@
 #include "call_log.cpp"
 #include "calls.cpp"
 #include "core.cpp"
+#include "core_calls.cpp"
+#include "core_requests.cpp"
 #include "failed_calls.cpp"
 #include "intercepted_call.cpp"
 #include "intercepting_agent.cpp"

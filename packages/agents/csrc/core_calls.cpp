@@ -1,0 +1,144 @@
+// The calls that this worker makes: from send() to the end of the future.
+#include <algorithm>
+#include <utility>
+
+#include "core.h"
+#include "log.h"
+#include "message_kinds.h"
+
+namespace rpc_backends {
+
+namespace {
+
+constexpr std::chrono::milliseconds kRetryDelay{100};
+
+}  // namespace
+
+FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                     std::chrono::milliseconds timeout, const Contexts& contexts,
+                                     const DeviceMap& device_map) {
+  const int peer = to.id_;
+  const auto started = Clock::now();
+  const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
+  const bool is_retried = is_retried_by_torch(message->type());
+  const uint64_t call = calls_.next_id();
+  last_call_sent = call;
+  const DeviceMaps* const maps = devices.get();
+  Placement placement{nullptr, [&to] { return to.name_; }, true};
+  if (!device_map.empty()) {
+    placement.map = &device_map;
+  } else if (maps != nullptr) {
+    const auto found = maps->requests.find(to.name_);
+    placement.map = found == maps->requests.end() ? nullptr : &found->second;
+  }
+  Copies copies;
+  Parts parts = encode_checked(std::move(message), call, contexts, placement, copies);
+  const uint64_t bytes = size_of(parts);
+  FuturePtr future =
+      calls_.add(call, {peer, new_future(maps), bytes, last_to_leave(parts), timeout, {}, {}}, started, may_wait);
+  if (!future) {
+    future = new_future(maps);
+    fail(future, timeout_text(timeout));
+    return future;
+  }
+  if (copies.empty()) {
+    send_request(peer, call, std::move(parts), is_retried);
+    return future;
+  }
+  auto error = error_in([&] {
+    after(std::move(copies), [self = shared_from_this(), peer, call, parts = std::move(parts), is_retried] {
+      self->send_request(peer, call, parts, is_retried);
+    });
+  });
+  if (!error && !running_) {
+    error = "the RPC agent of this worker has been shut down";
+  }
+  if (error) {
+    if (const auto taken = calls_.take(call, peer)) {
+      end_call(*taken, *error);
+    }
+  }
+  return future;
+}
+
+FuturePtr TransportAgent::Core::new_future(const DeviceMaps* maps) const {
+  return maps == nullptr ? c10::make_intrusive<JitFuture>(at::AnyClassType::get())
+                         : c10::make_intrusive<JitFuture>(at::AnyClassType::get(), maps->devices);
+}
+
+void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bool is_retried) {
+  auto error = error_in([&] {
+    if (peer == id_) {
+      // Like any other call, but without the transport; the received message shares no memory with the sent one.
+      thread_pool_->post([self = shared_from_this(), copied = copy(parts)] { self->handle_own_message(copied); });
+      return;
+    }
+    ++sent_;
+    bytes_sent_ += size_of(parts);
+    const std::string lost = why_lost(peer);
+    if (!lost.empty()) {
+      throw TransportError(lost);
+    }
+    transport_->send(peer, std::move(parts), false);
+  });
+  if (!error && !running_) {
+    error = "the RPC agent of this worker has been shut down";
+  }
+  if (error && is_retried && running_) {
+    calls_.fail_after(kRetryDelay, call, *error);
+  } else if (error) {
+    if (const auto taken = calls_.take(call, peer)) {
+      end_call(*taken, *error);
+    }
+  }
+}
+
+void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Handling& event) {
+  const auto call = calls_.take(answer.call, peer);
+  event.note();  // a loss can no longer fail this call, and its callbacks may be slow
+  if (!call) {
+    return;  // the call has timed out
+  }
+  count_end(*call);
+  if (answer.message->type() == MessageType::EXCEPTION) {
+    const std::vector<char>& text = answer.message->payload();
+    fail(call->future, std::string(text.begin(), text.end()));
+  } else {
+    complete(call->future, c10::IValue(std::move(answer.message)), std::move(answer.on_devices));
+  }
+  tell_progress();
+}
+
+void TransportAgent::Core::count_end(const Calls::Call& call) {
+  if (call.peer != id_) {
+    ++answered_;
+  }
+}
+
+void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
+  count_end(call);
+  contained("while ending a call",
+            [&] { fail(call.future, "RPC to " + members.called(call.peer) + " failed: " + error); });
+  tell_progress();
+}
+
+void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
+  const auto all = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
+  const auto fail_all = [self = shared_from_this(), all] {
+    for (const Calls::Call& call : *all) {
+      if (!call.error.empty()) {
+        self->end_call(call, call.error);
+        continue;
+      }
+      self->count_end(call);
+      contained("while ending a call", [&] { fail(call.future, timeout_text(call.timeout)); });
+    }
+    self->tell_progress();
+  };
+  // On another thread, because callbacks of these futures may be slow and this thread handles all timeouts.
+  if (!contained("while ending calls", [&] { thread_pool_->post(fail_all); })) {
+    fail_all();
+  }
+}
+
+}  // namespace rpc_backends

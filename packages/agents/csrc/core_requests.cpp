@@ -1,0 +1,297 @@
+// The requests of other workers, and this worker's own to itself: from their arrival to the answer.
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core.h"
+#include "intercepted_call.h"
+#include "log.h"
+#include "message_kinds.h"
+
+namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
+
+namespace {
+
+// The span of the caller, as the request says.
+SpanContext arrived_span(const Contexts& contexts) {
+  for (const Context& context : contexts) {
+    if (context.name == kSpanContextName) {
+      return read_span(context.bytes);
+    }
+  }
+  return {};
+}
+
+bool is_on_accelerator(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); });
+}
+
+}  // namespace
+
+// A request that interceptors see before it runs.
+class TransportAgent::Core::IncomingCall final : public InterceptedCall {
+ public:
+  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, uint64_t bytes, std::vector<c10::Stream> streams,
+               Contexts arrived, CallLog::Place* recorded)
+      : InterceptedCall(core->interceptors_, Direction::kIncoming, peer, std::chrono::milliseconds(0),
+                        std::move(arrived)),
+        core_(std::move(core)),
+        call_(call),
+        bytes_(bytes),
+        streams_(std::move(streams)),
+        recorded_(recorded) {}
+
+ protected:
+  void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
+    auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
+    const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
+    core_->execute(std::move(message), peer_id_, bytes_, span, streams_, [self, last](JitFuture& response) {
+      self->come_back(last, FuturePtr::reclaim_copy(&response));
+    });
+  }
+
+  void finish(JitFuture* answer) override {
+    const int64_t ended = CallLog::now_us();
+    if (answer != nullptr) {
+      core_->reply(peer_id_, call_, *answer, streams_);
+    } else {
+      core_->reply_nothing(peer_id_);
+    }
+    if (recorded_ != nullptr) {
+      core_->call_log_->end(recorded_, answer, ended);
+    }
+  }
+
+  const std::string& peer() const override {
+    static const std::string unknown;
+    try {
+      return core_->members.by_id(peer_id_).name_;
+    } catch (const std::exception&) {
+      return unknown;
+    }
+  }
+
+ private:
+  const std::shared_ptr<Core> core_;
+  const uint64_t call_;
+  const uint64_t bytes_;
+  const std::vector<c10::Stream> streams_;
+  CallLog::Place* const recorded_;
+};
+
+void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams) {
+  CallLog::Place* recorded = nullptr;
+  if (call_log_) {
+    recorded = call_log_->begin_incoming(peer, *request.message, request.call, arrived_span(request.contexts));
+  }
+  if (interceptors_ && interceptors_->wants(Direction::kIncoming)) {
+    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(streams),
+                                   std::move(request.contexts), recorded)
+        ->begin(std::move(request.message));
+    return;
+  }
+  execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context, streams,
+          [self = shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& response) {
+            const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
+            self->reply(peer, call, response, streams);
+            if (recorded != nullptr) {  // after the answer was sent, so that the answer does not wait for this
+              self->call_log_->end(recorded, &response, ended);
+            }
+          });
+}
+
+void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
+                                    const SpanContext& span, std::vector<c10::Stream> streams,
+                                    OnResponse on_response) {
+  // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
+  // fail.
+  const bool may_refuse = peer != id_ && is_of_a_program(request->type());
+  const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
+  auto job = [self = shared_from_this(), request = std::move(request), span, streams = std::move(streams),
+              on_response] {
+    // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
+    // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
+    static thread_local const at::ThreadLocalState fresh;
+    const at::ThreadLocalStateGuard guard(fresh);
+    const InSpan scope(span);
+    FuturePtr response;
+    try {
+      response = (*self->callback_)(*request, streams);
+    } catch (const abi::__forced_unwind&) {
+      throw;
+    } catch (...) {
+      response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+      response->setError(std::current_exception());
+    }
+    const bool later = !response->completed();
+    self->async_requests_ += later ? 1 : 0;
+    response->addCallback([self, on_response, later](JitFuture& done) {
+      self->async_requests_ -= later ? 1 : 0;
+      on_response(done);
+    });
+  };
+  ThreadPool::Request wanted{std::move(job), peer, bytes, may_refuse, may_hold};
+  auto run = [self = shared_from_this(), wanted = std::move(wanted), on_response = std::move(on_response)]() mutable {
+    if (self->thread_pool_->run_request(wanted)) {
+      return;
+    }
+    ++self->refused_requests_;
+    auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    fail(response, "worker " + self->members.called(self->id_) + " is overloaded: requests of this caller that wait " +
+                       "for one of its " + std::to_string(self->options_.num_worker_threads) +
+                       " threads (num_worker_threads) would exceed its max_unanswered_bytes (" +
+                       std::to_string(self->options_.max_unanswered_bytes) +
+                       "). Make fewer calls at the same time, or raise one of the two options on that worker.");
+    on_response(*response);
+  };
+  if (ThreadPool::is_member()) {
+    run();
+  } else {  // an interceptor held the request until now
+    thread_pool_->post(std::move(run));
+  }
+}
+
+void TransportAgent::Core::reply_nothing(int peer) {
+  if (peer != id_) {
+    ++served_;
+  }
+  --active_requests_;
+  tell_progress();
+}
+
+void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
+                                 const std::vector<c10::Stream>& streams) {
+  if (peer == id_) {
+    --active_requests_;  // before the answer: the caller may read the count
+  }
+  bool is_copying = false;
+  const auto error = error_in([&] {
+    // This may be another thread than the function's. A TorchScript function's future does not know its streams.
+    const c10::MultiStreamGuard guard(streams);
+    Copies copies;
+    Parts parts = encode_reply(peer, call, response, copies);
+    if (copies.empty()) {
+      send_reply(peer, call, std::move(parts));
+      return;
+    }
+    is_copying = true;
+    after(std::move(copies), [self = shared_from_this(), peer, call, parts = std::move(parts)] {
+      const auto unsent = error_in([&] { self->send_reply(peer, call, parts); });
+      self->reply_failed(peer, call, unsent);
+      self->end_reply(peer);
+    });
+  });
+  reply_failed(peer, call, error);
+  if (!is_copying || error) {
+    end_reply(peer);
+  }
+}
+
+void TransportAgent::Core::reply_failed(int peer, uint64_t call, const std::optional<std::string>& error) {
+  if (error) {
+    contained("while answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
+  }
+}
+
+void TransportAgent::Core::end_reply(int peer) {
+  if (peer == id_) {
+    tell_progress();
+  } else {
+    reply_nothing(peer);
+  }
+}
+
+void TransportAgent::Core::send_reply(int peer, uint64_t call, Parts parts) {
+  if (peer == id_) {
+    handle_own_message(copy(parts));
+  } else {
+    send_answer(peer, call, std::move(parts));
+  }
+}
+
+void TransportAgent::Core::send_answer(int peer, uint64_t call, Parts parts) {
+  const uint64_t bytes = size_of(parts);
+  bytes_sent_ += bytes;
+  if (bytes >= Answers::kLarge) {
+    answers_.add(peer, bytes, last_to_leave(parts));
+  }
+  bool is_lost = false;
+  const auto error = error_in([&] {
+    try {
+      transport_->send(peer, parts, true);
+    } catch (const TransportError&) {
+      is_lost = true;
+      throw;
+    }
+  });
+  if (error) {
+    take_unsent(peer, parts, *error, is_lost);
+  }
+}
+
+void TransportAgent::Core::reply_error(int peer, uint64_t call, const std::string& text) {
+  // Very long texts are cut: a short one can always be sent.
+  const std::string part = text.size() > kInlineBytes / 2 ? text.substr(0, kInlineBytes / 2) + "..." : text;
+  Parts parts = encode(rpc::createExceptionResponse(part, static_cast<int64_t>(call)), call);
+  if (peer == id_) {
+    handle_own_message(copy(parts));
+  } else {
+    send_answer(peer, call, std::move(parts));
+  }
+}
+
+void TransportAgent::Core::take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost) {
+  if (!running_) {
+    return;  // the transport is closed
+  }
+  const Head head = read_head(parts);
+  const std::string who = members.called(peer);
+  ++unsent_answers_;
+  warn_seldom("unsent answer to " + who, "RPC: an answer to " + who + " cannot be sent: " + why);
+  if (head.type != MessageType::EXCEPTION || !head.payload_inline) {
+    reply_error(peer, head.call, "the answer cannot be sent: " + why);
+  } else if (!is_lost) {
+    // The caller then sees its connection end.
+    transport_->reject(peer, "an answer cannot be sent: " + why);
+  }
+}
+
+Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies) {
+  const auto id = static_cast<int64_t>(call);
+  try {
+    if (response.hasError()) {
+      return encode(rpc::createExceptionResponse(response.tryRetrieveErrorMessage(), id), call);
+    }
+    const DeviceMaps* const maps = devices.get();
+    if (maps != nullptr) {
+      response.wait();  // makes the current streams wait for the value, if the future knows where it is computed
+    }
+    auto message = response.value().toCustomClass<Message>();
+    Placement placement = answer_placement(peer, maps);
+    // The caller may have joined the group just now.
+    if (placement.map == nullptr && is_on_accelerator(message->tensors()) && members.refresh()) {
+      placement = answer_placement(peer, devices.get());
+    }
+    return encode_checked(std::move(message), call, {}, placement, copies);
+  } catch (const std::exception&) {
+    return encode(rpc::createExceptionResponse("the answer cannot be sent: " + thrown_text(), id), call);
+  }
+}
+
+Placement TransportAgent::Core::answer_placement(int peer, const DeviceMaps* maps) const {
+  Placement placement{nullptr, [this, peer] { return members.called(peer); }, false};
+  if (maps != nullptr) {
+    const auto found = maps->answers.find(peer);
+    placement.map = found == maps->answers.end() ? nullptr : &found->second;
+  }
+  return placement;
+}
+
+}  // namespace rpc_backends
