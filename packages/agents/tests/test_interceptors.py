@@ -483,5 +483,6 @@ def test_over_tensorpipe_outgoing_requests_are_intercepted(library: Path, tmp_pa
         assert "refused by the recorder" in workers[0].call(call, "fail")[0]
         events = workers[0].call(call, "repeat")[1]
         assert not [event for event in events if event.startswith(("misuse", "incoming"))]
+        workers[0].call(call, "pass")  # torch refuses a repeated request of its shutdown
         workers.run(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0]
