@@ -172,6 +172,8 @@ class Session:
         )
         if fixed_id is None:
             torch_internals.init_autograd(self.group.autograd_id)
+        if self.world_size is not None:
+            torch_internals.forget_gathers()
         return self.group
 
     def _meet(self, limit: float | None) -> Any:
