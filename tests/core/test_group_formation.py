@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from core.kit import Workers, form, joining
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, SettingError
-from rpc_backends_core._group import formation
+from rpc_backends_core._group import ReplacedGroupError, formation
 from support.stores import CountingStore
 
 pytestmark = pytest.mark.usefixtures("short_slices")
@@ -170,6 +170,75 @@ def test_a_worker_killed_while_arriving_can_be_restarted(
         wait_until(lambda: bool(store.get(slot) != before))
         workers.start(1, joining(store, "w1", 1, 2))
     assert len(workers.all_results()) == 2
+
+
+def arrive_and_die(store: Any, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do what a worker does that is killed while it waits for the others."""
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(formation, "wait_for", die)
+    monkeypatch.setattr(formation._Arrival, "_give_up", lambda *_: None)
+    with pytest.raises(SystemExit):
+        joining(store, f"w{rank}", rank, size)()
+    monkeypatch.undo()
+
+
+def join_and_exchange(store: Any, rank: int, size: int) -> Callable[[], Any]:
+    """Return a function that starts a worker as ``init_rpc`` does."""
+
+    def start() -> Any:
+        while True:
+            group = joining(store, f"w{rank}", rank, size)()
+            try:
+                return group.exchange(f"new {rank}")
+            except ReplacedGroupError:
+                group.end()
+
+    return start
+
+
+def test_members_do_not_wait_for_processes_of_an_earlier_attempt(
+    connect: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first worker of the second attempt completes a group with dead processes."""
+    for rank in (0, 1):
+        with monkeypatch.context() as patch:
+            arrive_and_die(connect(), rank, 3, patch)
+    store = connect()
+    workers = Workers()
+    workers.start(2, join_and_exchange(store, 2, 3))
+    wait_for_key(connect(), "0/closed")
+    for rank in (0, 1):
+        workers.start(rank, join_and_exchange(connect(), rank, 3))
+
+    assert workers.all_results() == [["new 0", "new 1", "new 2"]] * 3
+
+
+def test_a_complete_start_is_not_replaced(store: Any) -> None:
+    groups = form(store, 2)
+    workers = Workers()
+    for rank, group in enumerate(groups):
+        workers.start(rank, lambda group=group: group.exchange("first"))  # type: ignore[misc]
+    workers.all_results()
+
+    form(store, 2)
+
+    for rank, group in enumerate(groups):
+        workers.start(rank, lambda group=group: group.exchange("second"))  # type: ignore[misc]
+    assert workers.all_results() == [["second"] * 2] * 2
+
+
+def test_torchrun_may_restart_with_another_world_size(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        arrive_and_die(store, 0, 3, patch)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    assert len(form(store, 2)) == 2
 
 
 def test_a_name_used_twice_is_an_error_for_all(store: Any) -> None:

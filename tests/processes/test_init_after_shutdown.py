@@ -83,6 +83,22 @@ def test_a_new_process_meets_one_with_two_earlier_groups(anywhere: Meeting) -> N
         assert_a_group_works(workers, anywhere, {0: 0, 2: 1})
 
 
+def test_a_new_process_has_the_name_of_an_earlier_one(anywhere: Meeting) -> None:
+    """In stock torch, ``shutdown`` hangs: each process counts those of workers with these names."""
+    with Workers(2, env=anywhere.env) as workers:
+        assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
+        workers[1].kill()
+        workers.add()
+        workers.run(
+            steps.join,
+            anywhere.url,
+            world_size=2,
+            only={0: {"rank": 0}, 2: {"rank": 1, "name": "worker1"}},
+            on=[0, 2],
+        )
+        workers.run(steps.leave, on=[0, 2])
+
+
 def test_a_new_process_replaces_rank_0(anywhere: Meeting) -> None:
     """Rank 0 hosts the TCP store."""
     with Workers(2, env=anywhere.env) as workers:

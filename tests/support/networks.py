@@ -53,6 +53,25 @@ class Host:
         switch, port = self.cable
         _ip("-n", switch, "link", "set", port, state).check_returncode()
 
+    def command(self, *words: str) -> list[str]:
+        """Return a command that runs on this host."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+
+@contextlib.contextmanager
+def host_names(names: dict[str, Host], on: list[Host]) -> Iterator[None]:
+    """Make hosts resolve names to the IPv4 addresses of hosts, in commands of :meth:`Host.command`."""
+    lines = ["127.0.0.1 localhost", *(f"{host.four} {name}" for name, host in names.items())]
+    folders = [Path("/etc/netns") / host.name for host in on]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text("\n".join(lines) + "\n")
+        yield
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
 
 def enter(me: WorkerContext, host: Host) -> None:
     """Move this worker to a host. This must be the worker's first step: existing threads do not move."""

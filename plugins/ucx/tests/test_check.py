@@ -38,6 +38,17 @@ def test_tcp_alone_is_shown_where_the_network_is_trusted() -> None:
     assert findings["network"].level == findings["secret"].level == "warning"
     (transport,) = findings["two workers here"].data["transports"]
     assert transport.startswith("tcp/")
+    assert f"{P}NET_DEVICES is not set" in findings["address"].text
+
+
+def test_an_address_that_only_this_host_reaches_is_a_warning() -> None:
+    finding = found({f"{P}TRUSTED_NETWORK": "1", f"{P}NET_DEVICES": "lo"})["address"]
+
+    assert finding.level == "warning"
+    assert finding.text == (
+        f"127.0.0.1 (lo): workers on other hosts cannot reach it; {P}NET_DEVICES=lo"
+    )
+    assert "address" not in found({})  # shared memory only
 
 
 def test_settings_that_would_fail_a_start_are_problems() -> None:

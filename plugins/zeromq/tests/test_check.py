@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,26 @@ print(json.dumps([asdict(finding) for finding in check().findings if finding.abo
     assert refused["level"] == "problem"
     assert "a worker would refuse to start" in refused["text"]
     assert "rpc-backends secret" in refused["text"]
+
+
+def test_a_rendezvous_name_with_a_loopback_address_is_a_warning(
+    secret_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian gives a machine's own name the address 127.0.1.1, which other machines cannot reach."""
+    real = socket.getaddrinfo
+
+    def as_on_debian(host: Any, *arguments: Any, **options: Any) -> Any:
+        return real("127.0.1.1" if host == "node0" else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", as_on_debian)
+    secret = {f"{PREFIX}SECRET_FILE": str(secret_file)}
+
+    finding = findings_in({"MASTER_ADDR": "node0", **secret})["address"]
+
+    assert finding.level == "warning"
+    assert "Here node0 is a loopback address" in finding.text
+    for host in ("localhost", "127.0.0.1"):
+        assert findings_in({"MASTER_ADDR": host, **secret})["address"].level == "ok"
 
 
 @pytest.mark.slow

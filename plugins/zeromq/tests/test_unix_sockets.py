@@ -8,8 +8,9 @@ import socket
 import stat
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,11 +42,6 @@ def bind(path: str) -> socket.socket:
 
 def open_files() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
-
-
-def make_old(folder: Path) -> None:
-    hour_ago = time.time() - 3600
-    os.utime(folder, (hour_ago, hour_ago))
 
 
 def test_the_folder_is_private_to_its_user(runtime: Path) -> None:
@@ -145,7 +141,6 @@ time.sleep(600)
         try:
             assert worker.stdout is not None
             path = Path(worker.stdout.readline().strip())
-            make_old(path.parent)
             unix_sockets.sweep(environ(runtime))
             assert path.exists()  # its worker is alive
         finally:
@@ -156,25 +151,42 @@ time.sleep(600)
     assert list(runtime.iterdir()) == []
 
 
-def test_new_and_foreign_folders_are_not_removed(runtime: Path) -> None:
-    new, full, other = (runtime / name for name in ("rpc-zmq-new", "rpc-zmq-full", "other"))
-    for folder in (new, full, other):
+def test_foreign_folders_are_not_removed(runtime: Path) -> None:
+    full, other = (runtime / name for name in ("rpc-zmq-full", "other"))
+    for folder in (full, other):
         folder.mkdir()
     (full / "data").write_text("precious")
     (runtime / "rpc-zmq-link").symlink_to(other)
     (runtime / "rpc-zmq-file").write_text("")
-    make_old(full)
-    make_old(other)
 
     unix_sockets.sweep(environ(runtime))
 
     assert {path.name for path in runtime.iterdir()} == {
-        "rpc-zmq-new",
         "rpc-zmq-full",
         "other",
         "rpc-zmq-link",
         "rpc-zmq-file",
     }
+
+
+def test_a_folder_removed_before_it_is_locked_is_made_again(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = tempfile.mkdtemp, []
+
+    def make_and_sweep(**options: Any) -> str:
+        made.append(real(**options))
+        if len(made) == 1:
+            unix_sockets.sweep(environ(runtime))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_sweep)
+
+    folder = SocketFolder(environ(runtime))
+
+    assert [str(Path(folder.socket).parent)] == made[1:]
+    folder.remove()
+    assert list(runtime.iterdir()) == []
 
 
 def test_a_forked_process_does_not_remove_its_parents_folder(runtime: Path) -> None:
@@ -186,7 +198,6 @@ def test_a_forked_process_does_not_remove_its_parents_folder(runtime: Path) -> N
     os.waitpid(child, 0)
 
     assert Path(folder.socket).parent.exists()
-    make_old(Path(folder.socket).parent)
     unix_sockets.sweep(environ(runtime))
     assert Path(folder.socket).parent.exists()
     folder.remove()

@@ -73,7 +73,7 @@ class Session:
         STATE.session = self
         try:
             store = self._store if self._store is not None else self._open_store()
-            agent = _starting.init_backend(self.resolved, (), self._arguments(store))
+            agent = self._init_backend(store)
             with reporting_wrong_agent(self.resolved, agent):
                 torch_internals.init_rpc_states(agent)
         except BaseException as error:
@@ -98,6 +98,21 @@ class Session:
         self._let_go()
 
     # --- starting ---------------------------------------------------------------------------------
+
+    def _init_backend(self, store: Any) -> Any:
+        """Return the backend's agent. If the group is replaced meanwhile, join the next group."""
+        if self.group is None:
+            return _starting.init_backend(self.resolved, (), self._arguments(store))
+        from rpc_backends_core._group import ReplacedGroupError, logger
+
+        while True:
+            try:
+                return _starting.init_backend(self.resolved, (), self._arguments(store))
+            except ReplacedGroupError as error:
+                logger.info("%s", error)
+                traceback.clear_frames(error.__traceback__)
+            self.group.end()
+            store = self._join(self._store).store
 
     def _arguments(self, store: Any) -> dict[str, Any]:
         """Return the arguments for the backend's init handler."""
@@ -126,22 +141,10 @@ class Session:
         return store
 
     def _form_group(self) -> Any:
-        from rpc_backends_core._group import join_group
-
         end = time.monotonic() + _HOST_GRACE_PERIOD
-        fixed_id = torch_internals.fixed_worker_id()
         while True:
             try:
-                self.group = join_group(
-                    self._meet(self._join_timeout),
-                    self.name,
-                    self.rank,
-                    self.world_size,
-                    backend=self.resolved.name,
-                    timeout=self.timeout or NEVER.total_seconds(),
-                    fixed_id=fixed_id,
-                    join_timeout=self._join_timeout,
-                )
+                group = self._join(self._meet(self._join_timeout))
             except dist.DistNetworkError:
                 # The host of the previous group's store is still closing it: its port is not free
                 # yet, or we connected to it just before it closed.
@@ -150,9 +153,28 @@ class Session:
                 self._let_go()
                 time.sleep(_HOST_PAUSE)
                 continue
-            if fixed_id is None:
-                torch_internals.init_autograd(self.group.autograd_id)
-            return self.group.store
+            return group.store
+
+    def _join(self, store: Any) -> Group:
+        """Join the group that is forming on the raw store."""
+        from rpc_backends_core._group import join_group
+
+        fixed_id = torch_internals.fixed_worker_id()
+        self.group = join_group(
+            store,
+            self.name,
+            self.rank,
+            self.world_size,
+            backend=self.resolved.name,
+            timeout=self.timeout or NEVER.total_seconds(),
+            fixed_id=fixed_id,
+            join_timeout=self._join_timeout,
+        )
+        if fixed_id is None:
+            torch_internals.init_autograd(self.group.autograd_id)
+        if self.world_size is not None:
+            torch_internals.forget_gathers()
+        return self.group
 
     def _meet(self, limit: float | None) -> Any:
         """Run the rendezvous and return the raw store."""

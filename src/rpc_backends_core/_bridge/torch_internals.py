@@ -86,8 +86,13 @@ NAMES = (
         "a gather hangs after a member rejoins",
     ),
     PrivateName(
+        "torch.distributed.rpc.api._all_gather_sequence_id_to_states",
+        "what gathers have received; cleared, with the counts, when a static group starts",
+        "init_rpc fails",
+    ),
+    PrivateName(
         "torch.distributed.rpc.api._all_gather_dict_lock",
-        "guards the two names above",
+        "guards the three names above",
         "a gather may hang if a dynamic group changes meanwhile",
     ),
     PrivateName(
@@ -214,6 +219,13 @@ def set_worker_names(names: Iterable[str]) -> None:
     with rpc.api._all_gather_dict_lock:
         rpc.api._ALL_WORKER_NAMES = set(names)
         rpc.api._all_gather_sequence_id.clear()
+
+
+def forget_gathers() -> None:
+    """Restart the counts of ``_all_gather``, so that a new process and one with earlier groups agree."""
+    with rpc.api._all_gather_dict_lock:
+        rpc.api._all_gather_sequence_id.clear()
+        rpc.api._all_gather_sequence_id_to_states.clear()
 
 
 def set_profiler_rank(rank: int) -> None:

@@ -9,15 +9,17 @@ open. Backends receive a store of their own and a :class:`Group`, with which mem
 from __future__ import annotations
 
 from rpc_backends_core._group.formation import join_group
-from rpc_backends_core._group.group import Group, Member, get_all
-from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
+from rpc_backends_core._group.group import Group, Member, ReplacedGroupError, get_all
+from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, logger, wait_for
 
 __all__ = [
     "STORE_TIMEOUT",
     "Group",
     "Member",
+    "ReplacedGroupError",
     "StoreAccess",
     "get_all",
     "join_group",
+    "logger",
     "wait_for",
 ]

@@ -23,7 +23,15 @@ from rpc_backends_core import _settings
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.composition import arrival_of, compose, members_of
 from rpc_backends_core._group.contents import MAX_ID, added, checked, parsed, shown, unsuitable
-from rpc_backends_core._group.group import Group, Member, get_all, read_answer, settle
+from rpc_backends_core._group.group import (
+    Group,
+    Member,
+    ReplacedGroupError,
+    exchange_result,
+    get_all,
+    read_answer,
+    settle,
+)
 from rpc_backends_core._group.waiting import BoundedStore, logger, wait_for
 from rpc_backends_core._process_state import STATE
 from rpc_backends_core._time_limit import JOIN_TIMEOUT
@@ -106,12 +114,16 @@ class _Arrival:
             raise ValueError(
                 f"rank {self._rank} of worker {self._name!r} is not below the world size {world_size}."
             )
+        joined = -1  # the last generation in which this worker has arrived
         while True:
             generation = added(self._store, "generation", 0)
+            if generation and joined != generation - 1:
+                self._replace(generation - 1)
             if not self._take_kind(generation, f"static/{world_size}"):
                 continue
             if not self._take_slot(generation, world_size):
                 continue
+            joined = generation
             found = self._wait_for_group(generation, world_size, limit)
             if found is None:
                 continue
@@ -198,9 +210,28 @@ class _Arrival:
             raise
         nonces, members = checked(key, answer, partial(members_of, world_size))
         if nonces[self._rank] != self._nonce:
+            if self._store.get(f"{g}/slot/{self._rank}") == json.dumps(self._who).encode():
+                self._replace(g)  # the group has an earlier process of this rank, not a later one
             return None
         token = hashlib.sha256(json.dumps(nonces).encode()).hexdigest()
         return tuple(Member(*fields) for fields in members), token
+
+    def _replace(self, g: int) -> None:
+        """Make the workers that still start in generation ``g`` join the next group instead.
+
+        They may wait for a process that this worker replaces: one that arrived there and then ended,
+        because a launcher has started its job again. A group that has completed its first exchange is
+        not affected.
+        """
+        reason = (
+            f"RPC worker {self._name!r} (rank {self._rank}) arrived after the group was complete and "
+            "before all its members had started. The members join the next group."
+        )
+        settle(
+            self._prefixed(g),
+            exchange_result(1),
+            {"error": reason, "kind": ReplacedGroupError.__name__},
+        )
 
     def _give_up(self, g: int, reason: str, kind: str) -> None:
         try:
@@ -291,6 +322,10 @@ class _Arrival:
             return False
         if "dynamic" in (found, wanted):
             self._refuse_mixing(wanted, found)
+        if wanted == f"static/{_size_from_torchrun()}":
+            # All workers of an attempt have this size, so the other one is that of an earlier attempt.
+            self._give_up(g, "torchrun has started the workers again", GroupError.__name__)
+            return False
         reason = (
             f"workers disagree on world_size: {self._name!r} (rank {self._rank}) has "
             f"{wanted.partition('/')[2]}, but an earlier worker has {found.partition('/')[2]}. "
@@ -334,6 +369,11 @@ class _Arrival:
         from torch.distributed import PrefixStore
 
         return PrefixStore(str(g), self._raw_store)
+
+
+def _size_from_torchrun() -> str | None:
+    """Return the number of workers that torchrun has started; None without torchrun."""
+    return os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def _kind(key: str, found: bytes) -> str:

@@ -12,6 +12,11 @@ from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
 from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
 
+
+class ReplacedGroupError(GroupError):
+    """A worker of the group was started again while the others started; they join the next group."""
+
+
 #: The longest timeout that a store accepts, in seconds (24 days); stands for no limit.
 _FOR_EVER = (2**31 - 1) / 1000
 
@@ -77,6 +82,8 @@ class Group:
         :param timeout: seconds to wait for the others; 0 for the group's own timeout.
         :raises GroupError: a member called :meth:`fail`; the message is its reason.
         :raises GroupTimeoutError: a member did not arrive; the message names it.
+        :raises ReplacedGroupError: in the first exchange, a member was started again. ``init_rpc`` then
+            calls the backend's init handler again, with the next group.
         :raises StoreError: the store is lost, does not answer, or holds data that no member wrote.
         :raises ValueError: ``payload`` is too large.
         """
@@ -89,7 +96,7 @@ class Group:
             )
         self._stage += 1
         prefix = f"exchange/{self._stage}"
-        result = f"{prefix}/all"
+        result = exchange_result(self._stage)
         limit = timeout or self.timeout
         value = self.access.ask(
             lambda _: self._exchange(prefix, result, text, limit), limit + STORE_TIMEOUT
@@ -165,7 +172,7 @@ class Group:
         for stage in (self._stage, self._stage + 1):
             if stage:
                 answer = {"error": reason, "kind": kind}
-                settle(self.store, f"exchange/{stage}/all", answer)
+                settle(self.store, exchange_result(stage), answer)
 
     def end(self) -> None:
         """Record that this worker no longer uses the store. Never raises, as the store may be gone."""
@@ -217,6 +224,11 @@ class Group:
         return ", ".join(missing) or "the last worker"
 
 
+def exchange_result(stage: int) -> str:
+    """Return the key of the result of an exchange; the first exchange of a group has stage 1."""
+    return f"exchange/{stage}/all"
+
+
 def get_all(store: Any, keys: list[str]) -> list[bytes]:
     """Return the values of ``keys``, in a single request if the store supports it."""
     if store.has_extended_api():
@@ -246,6 +258,7 @@ def group_error(answer: dict[str, Any]) -> Exception:
     """Return the error in ``answer``, as the exception type that its sender chose."""
     kinds: dict[str, type[Exception]] = {
         "GroupTimeoutError": GroupTimeoutError,
+        "ReplacedGroupError": ReplacedGroupError,
         "ValueError": ValueError,
     }
     return kinds.get(str(answer.get("kind")), GroupError)(str(answer["error"]))

@@ -12,7 +12,7 @@ from rpc_backend_ucx.library import native
 from rpc_backend_ucx.settings import TRUST, Settings, settings_of
 from rpc_backends_agents.common import variables
 from rpc_backends_cli import Finding, Section
-from rpc_backends_core.spi import RpcBackendsError
+from rpc_backends_core.spi import RpcBackendsError, interfaces, is_loopback
 
 _INFINIBAND = Path("/dev/infiniband")
 _NVIDIA = Path("/dev/nvidiactl")
@@ -20,6 +20,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 #: About how many bytes of shared memory UCX takes for each worker.
 _PER_WORKER = 20 << 20
+#: The variables that choose network devices; the first one that is set counts.
+_DEVICES = (environment.NET_DEVICES, "UCX_NET_DEVICES")
 _RDMA = ("rc", "dc", "ud", "ib", "srd")
 _TIMEOUT = 5.0
 
@@ -45,7 +47,13 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
     except RpcBackendsError as error:
         findings.append(Finding("problem", "settings", str(error)))
     else:
-        findings += [*_cma(there, here), _secret(here), _network(here), _between(here)]
+        findings += [
+            *_cma(there, here),
+            _secret(here),
+            _network(here),
+            *_addresses(here, environ),
+            _between(here),
+        ]
     return Section("ucx", _TITLE, findings)
 
 
@@ -140,6 +148,32 @@ def _network(here: Settings) -> Finding:
         return Finding("warning", "network", text, {"trusted": True})
     text = f"not trusted, so workers use {', '.join(names.PRIVATE)}, within one host only. {TRUST}."
     return Finding("note", "network", text, {"trusted": False})
+
+
+def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
+    """Return the addresses on which a worker listens with TCP, and why these; none without TCP."""
+    why = next(
+        (f"{name}={text}" for name in _DEVICES if (text := variables.text(name, environ))),
+        f"{environment.NET_DEVICES} is not set, so UCX uses all devices",
+    )
+    try:
+        used = native().resources(here.config(watches_processes=processes.can_watch()))
+    except RuntimeError:
+        return []  # the finding about two workers has the reason
+    names_of_devices = [one.partition("/")[2] for one in used if one.startswith("tcp/")]
+    first: dict[str, str] = {}  # UCX prefers IPv4, and so does the order of the interfaces
+    for one in interfaces():
+        first.setdefault(one.name, one.address)
+    found = {name: first[name] for name in names_of_devices if name in first}
+    if not found:
+        return []
+    shown = ", ".join(f"{address} ({name})" for name, address in found.items())
+    data = {"addresses": found, "why": why}
+    if all(is_loopback(address) for address in found.values()):
+        text = f"{shown}: workers on other hosts cannot reach it; {why}"
+        return [Finding("warning", "address", text, data)]
+    text = f"{shown}; each peer uses one that it can reach; {why}"
+    return [Finding("ok", "address", text, data)]
 
 
 def _between(here: Settings) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,8 +98,9 @@ def _encryption(here: Settings) -> Finding:
 
 
 def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
+    meeting = rendezvous(_INIT_METHOD, environ)
     try:
-        places = addresses.choose(here.wanted, rendezvous(_INIT_METHOD, environ), here.policy)
+        places = addresses.choose(here.wanted, meeting, here.policy)
     except ExposureError as error:
         return [Finding("problem", "address", f"a worker would refuse to start: {error}")]
     except AddressError as error:
@@ -110,8 +112,28 @@ def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
         data = {"address": place.scoped, "interface": interface, "why": place.why}
         data["ports"] = None if here.ports is None else str(here.ports)
         ports = "any port" if here.ports is None else f"port {here.ports}"
-        findings.append(Finding("ok", "address", f"{where}, {ports}, chosen by {place.why}", data))
+        text = f"{where}, {ports}, chosen by {place.why}"
+        if place.is_loopback and here.policy.lack is None and _is_name(meeting.host):
+            # Debian gives a machine's own name the address 127.0.1.1.
+            text += (
+                f". Here {meeting.host} is a loopback address, so workers on other hosts cannot reach "
+                f"this worker. Give all workers the host's address, or set {environment.INTERFACE}"
+            )
+            findings.append(Finding("warning", "address", text, data))
+        else:
+            findings.append(Finding("ok", "address", text, data))
     return findings
+
+
+def _is_name(host: str | None) -> bool:
+    """Return whether ``host`` is a name that can stand for another address on other hosts."""
+    if host is None or host == "localhost":
+        return False
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return True
+    return False
 
 
 def _unix(here: Settings, environ: Mapping[str, str]) -> Finding:

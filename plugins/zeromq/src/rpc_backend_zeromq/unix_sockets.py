@@ -12,7 +12,6 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,8 @@ _PREFIX = "rpc-zmq-"
 _SOCKET = "s"
 #: Characters that ``mkdtemp`` adds to the prefix.
 _RANDOM = 8
-#: Seconds after which an unlocked folder counts as left behind. A new folder is locked at once.
-_YOUNG = 60.0
+#: How often a worker makes another folder if a starting worker removes its folder before it is locked.
+_ATTEMPTS = 100
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _remove_if_left(folder: Path) -> None:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(lock)
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG:
+            if status.st_uid != os.getuid():
                 return
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Remove only our socket: a folder with other contents stays.
@@ -117,19 +116,34 @@ def _make(places: list[Path]) -> tuple[Path, int]:
             )
             continue
         try:
-            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))  # with mode 0700
+            return _make_in(place)
         except OSError as error:
             why.append(str(error))
-            continue
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            why.append(f"{path} cannot be locked: {error}")
-            path.rmdir()
-            continue
-        return path, lock
     raise AddressError(
         f"there is no folder for a Unix socket: {'; '.join(why) or 'none exists'}. Set XDG_RUNTIME_DIR "
         "or TMPDIR to a folder that this user can write to, or pass unix_sockets=False."
     )
+
+
+def _make_in(place: Path) -> tuple[Path, int]:
+    """Make a folder and lock it; return its path and the descriptor that holds the lock.
+
+    :raises OSError: it cannot be made or locked.
+    """
+    for _ in range(_ATTEMPTS):
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))  # with mode 0700
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # another worker took the folder for one that was left behind
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the other worker holds it for a moment at most
+        except OSError as error:
+            os.close(lock)
+            path.rmdir()
+            raise OSError(f"{path} cannot be locked: {error}") from error
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return path, lock
+        os.close(lock)
+    raise OSError(f"other workers remove every folder that this one makes in {place}")
