@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,11 +43,6 @@ def bind(path: str) -> socket.socket:
 
 def open_files() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
-
-
-def make_old(folder: Path) -> None:
-    hour_ago = time.time() - 3600
-    os.utime(folder, (hour_ago, hour_ago))
 
 
 def test_the_folder_is_private_to_its_user(runtime: Path) -> None:
@@ -145,7 +142,6 @@ time.sleep(600)
         try:
             assert worker.stdout is not None
             path = Path(worker.stdout.readline().strip())
-            make_old(path.parent)
             unix_sockets.sweep(environ(runtime))
             assert path.exists()  # its worker is alive
         finally:
@@ -156,20 +152,61 @@ time.sleep(600)
     assert list(runtime.iterdir()) == []
 
 
-def test_new_and_foreign_folders_are_not_removed(runtime: Path) -> None:
-    new, full, other = (runtime / name for name in ("rpc-zmq-new", "rpc-zmq-full", "other"))
-    for folder in (new, full, other):
+@pytest.mark.parametrize("step", ["mkdtemp", "flock"])
+def test_a_folder_that_a_starting_worker_removes_is_made_anew(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Another worker looks for left folders before this one has locked its own."""
+    module = {"mkdtemp": tempfile, "flock": fcntl}[step]
+    real = getattr(module, step)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(module, step, real)  # once
+        made = real(*args, **options) if step == "mkdtemp" else None
+        unix_sockets.sweep(environ(runtime))
+        assert list(runtime.iterdir()) == []
+        return made if step == "mkdtemp" else real(*args, **options)
+
+    monkeypatch.setattr(module, step, interrupted)
+    folder = SocketFolder(environ(runtime))
+
+    unix_sockets.sweep(environ(runtime))
+    assert [str(path) for path in runtime.iterdir()] == [str(Path(folder.socket).parent)]
+    folder.remove()
+
+
+def test_a_folder_that_another_worker_looks_at_is_made_anew(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tempfile.mkdtemp
+    looking = []
+
+    def locked(**options: Any) -> str:
+        monkeypatch.setattr(tempfile, "mkdtemp", real)
+        path = real(**options)
+        looking.append(os.open(path, os.O_RDONLY))
+        fcntl.flock(looking[0], fcntl.LOCK_EX)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", locked)
+    folder = SocketFolder(environ(runtime))
+    os.close(looking[0])
+
+    assert [str(path) for path in runtime.iterdir()] == [str(Path(folder.socket).parent)]
+    folder.remove()
+
+
+def test_foreign_folders_are_not_removed(runtime: Path) -> None:
+    full, other = (runtime / name for name in ("rpc-zmq-full", "other"))
+    for folder in (full, other):
         folder.mkdir()
     (full / "data").write_text("precious")
     (runtime / "rpc-zmq-link").symlink_to(other)
     (runtime / "rpc-zmq-file").write_text("")
-    make_old(full)
-    make_old(other)
 
     unix_sockets.sweep(environ(runtime))
 
     assert {path.name for path in runtime.iterdir()} == {
-        "rpc-zmq-new",
         "rpc-zmq-full",
         "other",
         "rpc-zmq-link",
@@ -186,7 +223,6 @@ def test_a_forked_process_does_not_remove_its_parents_folder(runtime: Path) -> N
     os.waitpid(child, 0)
 
     assert Path(folder.socket).parent.exists()
-    make_old(Path(folder.socket).parent)
     unix_sockets.sweep(environ(runtime))
     assert Path(folder.socket).parent.exists()
     folder.remove()
