@@ -161,6 +161,15 @@ def cause(workers: Workers, kind: str, text: str = "") -> str:
         assert time.monotonic() < end, f"no cause {kind!r} with {text!r}: {found}"
 
 
+def wait_for_shutdown(workers: Workers, name: str) -> None:
+    end = time.monotonic() + LIMIT
+    while not any(
+        one["worker"] == name and " in shutdown\n" in one["stacks"]
+        for one in inspect(workers)["workers"]
+    ):
+        assert time.monotonic() < end, f"{name} does not call shutdown"
+
+
 @pytest.fixture(params=["TENSORPIPE", "ZEROMQ", "UCX"])
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     """Two workers, worker0 and worker1, with two threads each and a recorder."""
@@ -184,6 +193,16 @@ def test_a_cycle_is_named_with_its_functions(two: Workers) -> None:
         "'worker0' waits for 'worker1' in `update`, which waits for 'worker0' in `fetch`; there, "
         "'worker0' is at fetch (test_hangs.py:"
     )
+
+
+def test_a_worker_in_a_cycle_is_not_named_for_shutdown(two: Workers) -> None:
+    """It has not called `shutdown` because of the cycle, which is named."""
+    two[0].call(call_under_lock, "worker1", update, "worker0")
+    cause(two, "cycle")
+    step = two[1].start(steps.leave)
+    wait_for_shutdown(two, "worker1")
+    assert {one["kind"] for one in inspect(two)["causes"]} == {"cycle"}
+    step.worker.kill()
 
 
 def test_a_stopped_worker_is_named(two: Workers) -> None:

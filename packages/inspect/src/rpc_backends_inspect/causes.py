@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from rpc_backends_inspect.stacks import Frame, Thread
@@ -62,9 +62,8 @@ def explain(states: Iterable[WorkerState]) -> list[Cause]:
             *group.starts(),
             *group.cycles(),
             *group.used_up(),
-            *group.shutdowns(),
-            *group.rrefs(),
         ]
+        found += [*group.shutdowns(stuck=_stuck(found)), *group.rrefs()]
         causes += found or list(group.missing()) or list(group.slow())
     return causes
 
@@ -146,10 +145,15 @@ class _Group:
         state = self.by_name.get(name)
         if state:
             return f"{name!r} (process {state.pid}) {state.problem}"
+        dumps = (
+            ", or there is no dump of it"
+            if any(one.reason for one in self.by_name.values())
+            else ""
+        )
         hosts = _names(sorted({one.host for one in self.by_name.values() if one.host}))
         return (
             f"{name!r} is not among the workers that were inspected, on {hosts}: it has ended, or it "
-            f"runs elsewhere{self._loss(name)}"
+            f"runs elsewhere{dumps}{self._loss(name)}"
         )
 
     def _loss(self, name: str) -> str:
@@ -192,8 +196,11 @@ class _Group:
                 (state.worker, *targets),
             )
 
-    def shutdowns(self) -> Iterator[Cause]:
-        """Find workers that wait in ``shutdown`` for others."""
+    def shutdowns(self, stuck: Collection[str] = ()) -> Iterator[Cause]:
+        """Find workers that wait in ``shutdown`` for others.
+
+        :param stuck: workers that cannot call ``shutdown`` for another reason, which is known.
+        """
         here = [state for state in self.by_name.values() if _in_shutdown(state)]
         if not here:
             return
@@ -202,7 +209,7 @@ class _Group:
         who = f"{_names(sorted(waiting))} wait{'s' * (len(here) == 1)} in shutdown for"
         for name in members:
             state = self.by_name.get(name)
-            if name in waiting:
+            if name in waiting or name in stuck:
                 continue
             if state is not None and _failed(state):
                 text = f"{who} {_failed_start(state)}"
@@ -347,6 +354,17 @@ def _in_shutdown(state: WorkerState) -> bool:
 def _doing(state: WorkerState) -> str:
     position: Frame | None = state.threads[-1].position if state.threads else None
     return f"is in {position}" if position else "is not in shutdown"
+
+
+def _stuck(causes: Iterable[Cause]) -> set[str]:
+    """Return the workers whose hang these causes explain."""
+    found: set[str] = set()
+    for cause in causes:
+        if cause.kind == "cycle":
+            found.update(cause.workers)
+        elif cause.kind in {"gil", "threads"}:
+            found.add(cause.workers[0])
+    return found
 
 
 def _failed_start(state: WorkerState) -> str:
