@@ -421,16 +421,14 @@ void bind_recorder(pybind11::module_& module) {
       .def("dump", &Recorder::dump, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("wait_for_failures",
            [](Recorder& self, double seconds) {
-             int failures = 0;
-             {
-               const py::gil_scoped_release release;
-               failures = self.failed_calls()->wait(seconds);
-               self.set_wants_gil(true);
-             }
              self.set_wants_gil(false);
+             const py::gil_scoped_release release;
+             const int failures = self.failed_calls()->wait(seconds);
+             self.set_wants_gil(true);
              return failures;
            },
            py::arg("seconds"))
+      .def("begin_explanation", [](Recorder& self) { self.set_wants_gil(false); })
       .def("explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
            py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("start", &Recorder::start, py::arg("worker"), py::arg("rank"), py::arg("world_size"))

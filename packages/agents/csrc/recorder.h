@@ -58,7 +58,7 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   // Null if the worker writes no dumps: calls then end without an explanation.
   std::shared_ptr<FailedCalls> explained_calls() const { return server_.dumps.empty() ? nullptr : failed_calls_; }
   const std::shared_ptr<FailedCalls>& failed_calls() const { return failed_calls_; }
-  // A thread of Python waits for the GIL from set_wants_gil(true) to set_wants_gil(false).
+  // From set_wants_gil(true) to set_wants_gil(false), a thread of Python waits for the GIL, or needs it for a moment.
   void set_wants_gil(bool wants) { wants_gil_since_us_ = wants ? CallLog::now_us() : 0; }
   // Writes a dump, unless it has just written one; returns the path of the last one. Throws std::system_error.
   std::string dump(const std::string& reason) const;

@@ -105,6 +105,7 @@ class Watcher:
 
     def _explanation(self, reason: str) -> str:
         """Write a dump; return where it is, and the likely reason."""
+        self._recorder.begin_explanation()  # it may take seconds, and not because of the GIL
         try:
             path = self._recorder.dump(reason)
             found = causes.explain(workers.running())
