@@ -40,6 +40,24 @@ class Specs:
         """
 
     @hookspec(firstresult=True)
+    def rpc_backends_start(
+        self,
+        backend: str,
+        resolved: ResolvedBackend,
+        name: str,
+        rank: int,
+        world_size: int | None,
+        proceed: Callable[[], Any],
+    ) -> None:
+        """Start a worker: meet the other workers, initialise the backend, and install its agent.
+
+        :param resolved: the backend's record, the backend, and its options.
+        :param name: the worker's name.
+        :param rank: -1 if the rendezvous decides it.
+        :param world_size: None for a dynamic group.
+        """
+
+    @hookspec(firstresult=True)
     def rpc_backends_init_backend(
         self,
         backend: str,
@@ -89,6 +107,11 @@ class Defaults:
     @hookimpl(trylast=True)
     def rpc_backends_construct_options(self, proceed: Callable[[], Any]) -> Any:
         """Call the backend's handler."""
+        return proceed()
+
+    @hookimpl(trylast=True)
+    def rpc_backends_start(self, proceed: Callable[[], Any]) -> Any:
+        """Start the worker."""
         return proceed()
 
     @hookimpl(trylast=True)

@@ -51,6 +51,28 @@ def hold_gil() -> None:
     ctypes.PyDLL(None).sleep(1000)
 
 
+def fetch_slowly() -> int:
+    while not HELD:
+        time.sleep(0.01)
+    return 1
+
+
+def call_and_hold_gil(me: WorkerContext, to: str) -> None:
+    """Wait for an answer in one thread, and hold the GIL in another one."""
+    call_in_background(me, to, sleep_long)
+    hold_gil()
+
+
+def fail_to_start(me: WorkerContext, url: str, backend: str) -> str:
+    """Wait too short a time for the other worker, and call `shutdown` all the same."""
+    os.environ["RPC_BACKENDS_JOIN_TIMEOUT"] = "0.5"
+    with pytest.raises(RuntimeError) as caught:
+        steps.join(me, url, backend=backend)
+    with pytest.raises(RuntimeError, match="not been initialized"):
+        rpc.shutdown()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
 def wait_in_barrier() -> None:
     dist.barrier()
 
@@ -129,14 +151,26 @@ def cause(workers: Workers, kind: str, text: str = "") -> str:
     """Inspect until a cause of this kind contains this text; return the whole text."""
     end = time.monotonic() + LIMIT
     while True:
-        found = inspect(workers)["causes"]
+        try:
+            found = inspect(workers)["causes"]
+        except subprocess.CalledProcessError:  # they have not called init_rpc yet
+            found = []
         for one in found:
             if one["kind"] == kind and text in one["text"]:
                 return str(one["text"])
         assert time.monotonic() < end, f"no cause {kind!r} with {text!r}: {found}"
 
 
-@pytest.fixture(params=["TENSORPIPE", "ZEROMQ"])
+def wait_for_shutdown(workers: Workers, name: str) -> None:
+    end = time.monotonic() + LIMIT
+    while not any(
+        one["worker"] == name and " in shutdown\n" in one["stacks"]
+        for one in inspect(workers)["workers"]
+    ):
+        assert time.monotonic() < end, f"{name} does not call shutdown"
+
+
+@pytest.fixture(params=["TENSORPIPE", "ZEROMQ", "UCX"])
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     """Two workers, worker0 and worker1, with two threads each and a recorder."""
     with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
@@ -146,12 +180,29 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
         yield workers
 
 
+@pytest.fixture
+def unstarted() -> Iterator[Workers]:
+    """Two processes in which RPC has not started."""
+    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
+        yield workers
+
+
 def test_a_cycle_is_named_with_its_functions(two: Workers) -> None:
     two[0].call(call_under_lock, "worker1", update, "worker0")
     assert cause(two, "cycle").startswith(
         "'worker0' waits for 'worker1' in `update`, which waits for 'worker0' in `fetch`; there, "
         "'worker0' is at fetch (test_hangs.py:"
     )
+
+
+def test_a_worker_in_a_cycle_is_not_named_for_shutdown(two: Workers) -> None:
+    """It has not called `shutdown` because of the cycle, which is named."""
+    two[0].call(call_under_lock, "worker1", update, "worker0")
+    cause(two, "cycle")
+    step = two[1].start(steps.leave)
+    wait_for_shutdown(two, "worker1")
+    assert {one["kind"] for one in inspect(two)["causes"]} == {"cycle"}
+    step.worker.kill()
 
 
 def test_a_stopped_worker_is_named(two: Workers) -> None:
@@ -177,10 +228,22 @@ def test_a_killed_worker_is_named(two: Workers) -> None:
     )
 
 
-def test_a_worker_that_holds_the_gil_shows_where(two: Workers) -> None:
+def test_a_function_that_holds_the_gil_is_named(two: Workers) -> None:
     two[0].call(call_in_background, "worker1", hold_gil)
-    text = cause(two, "slow", "hold_gil")
-    assert "'worker1' is at hold_gil (test_hangs.py:" in text
+    text = cause(two, "gil")
+    assert text.startswith(f"'worker1' (process {two[1].pid}) has run no Python for ")
+    assert "one thread holds the GIL, in hold_gil (test_hangs.py:" in text
+    assert text.endswith("and all others wait for it; 1 call of 'worker0' may need it")
+
+
+def test_a_caller_that_holds_the_gil_is_named(two: Workers) -> None:
+    """The program looks as if waiting for an answer kept its other threads from running."""
+    two[1].call(call_in_background, "worker0", fetch_slowly)
+    step = two[0].start(call_and_hold_gil, "worker1")
+    text = cause(two, "gil", "1 call of 'worker1' may need it")
+    assert text.startswith(f"'worker0' (process {two[0].pid}) has run no Python for ")
+    assert "one thread holds the GIL, in hold_gil (test_hangs.py:" in text
+    step.worker.kill()
 
 
 def test_a_used_up_thread_pool_is_named(two: Workers) -> None:
@@ -223,6 +286,32 @@ def test_deleted_rrefs_are_not_named(two: Workers) -> None:
     two[0].call(shut_down_in_background)
     assert cause(two, "shutdown")
     assert [one for one in inspect(two)["causes"] if one["kind"] == "rref"] == []
+
+
+def test_a_worker_whose_start_failed_is_named(unstarted: Workers, tmp_path: Path) -> None:
+    """Worker0 has called `shutdown` after its failed `init_rpc`; worker1 waits for it in `init_rpc`."""
+    url = f"file://{tmp_path}/store"
+    error = unstarted[0].call(fail_to_start, url, "ZEROMQ")
+    step = unstarted[1].start(steps.join, url, backend="ZEROMQ")
+    assert cause(unstarted, "start", "failed").startswith(
+        "'worker1' (rank 1 of 2) waits in init_rpc for 'worker0' (process "
+        f"{unstarted[0].pid}), whose init_rpc failed: {error[:60]}"
+    )
+    step.worker.kill()
+
+
+@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ", "UCX"])
+def test_a_rank_that_has_not_started_is_named(
+    unstarted: Workers, tmp_path: Path, backend: str
+) -> None:
+    url = f"file://{tmp_path}/store"
+    step = unstarted[1].start(steps.join, url, backend=backend)
+    assert cause(unstarted, "start") == (
+        f"'worker1' (rank 1 of 2) waits in init_rpc at {url} for rank 0, which was not found on "
+        f"{socket.gethostname()!r}: it has not called init_rpc, has ended, has another address, or "
+        "runs on another host"
+    )
+    step.worker.kill()
 
 
 def test_a_deadlock_with_a_barrier_is_named(two: Workers, tmp_path: Path) -> None:

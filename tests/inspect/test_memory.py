@@ -34,9 +34,9 @@ def own_memory(me: WorkerContext) -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ"])
+@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ", "UCX"])
 def test_a_million_recorded_calls_need_no_more_memory(backend: str, tmp_path: Path) -> None:
-    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
+    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}, seconds=3600) as workers:
         workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
         workers[0].call(call_many, "worker1", BLOCK)  # fills the recorder's ring and torch's pools
         before = [workers[0].call(own_memory), workers[1].call(own_memory)]

@@ -168,8 +168,6 @@ class Decision {
     Deciding(const Deciding&) = delete;
     Deciding& operator=(const Deciding&) = delete;
 
-    bool was_held() const { return before_ == State::kHeld; }
-
    private:
     Decision& decision_;
     const State before_;
@@ -322,12 +320,8 @@ class PassingAnswer final : public Answer, public Decision {
 
   void pass() override {
     const Deciding deciding(*this);
-    if (deciding.was_held()) {
-      // A callback sets the device streams of the answer for this thread.
-      answer_->addCallback([this](JitFuture&) { come_back(back_, answer_); });
-    } else {
-      come_back(back_, answer_);
-    }
+    // A callback sets the device streams of the answer for this thread, which may be any thread.
+    answer_->addCallback([this](JitFuture&) { come_back(back_, answer_); });
   }
 
   void drop() override {

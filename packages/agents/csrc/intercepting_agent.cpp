@@ -90,9 +90,6 @@ class OutgoingCall final : public InterceptedCall {
   void finish(JitFuture* answer) override {
     // This runs the callbacks of the future; see complete().
     contained("in a callback at the end of a call", [&] {
-      if (!future_->devices().empty()) {
-        answer->wait();  // makes this thread's streams wait for the value: an interceptor may have changed the thread
-      }
       if (answer->hasError()) {
         future_->setError(answer->exception_ptr());
       } else {

@@ -79,7 +79,7 @@ Recorder::Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_
       log_(std::make_shared<CallLog>(capacity)),
       server_(server),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      failed_calls_(server.dumps.empty() ? nullptr : std::make_shared<FailedCalls>()) {
+      failed_calls_(std::make_shared<FailedCalls>()) {
   if (wake_ < 0) {
     throw std::system_error(errno, std::generic_category(), "the recorder gets no eventfd");
   }
@@ -99,9 +99,47 @@ void Recorder::on_start(const AgentInfo& agent) {
   }
 }
 
+void Recorder::start(const std::string& worker, int rank, int world_size) {
+  rank_ = rank;
+  world_size_ = world_size;
+  started_us_ = CallLog::now_us();
+  AgentInfo info{};
+  info.worker = worker;
+  on_start(info);
+}
+
+void Recorder::fail(const std::string& error) {
+  const std::lock_guard<std::mutex> lock(error_mutex_);
+  error_ = error;
+}
+
 namespace {
 
-// Makes faulthandler write the stacks of all threads. It reads them without the GIL, and may crash if a thread runs
+// Returns the thread that holds the GIL, by its number in Python; 0 if none does. Reads Python's data without the GIL,
+// and may crash if a thread ends at the same time.
+unsigned long gil_holder() {
+#if PY_VERSION_HEX < 0x030c0000
+  const PyThreadState* const holder = _PyThreadState_UncheckedGet();
+  return holder == nullptr ? 0 : holder->thread_id;
+#else
+  PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
+  while (state != nullptr && !state->_status.active) {
+    state = PyThreadState_Next(state);
+  }
+  return state == nullptr ? 0 : state->thread_id;
+#endif
+}
+
+// Writes the line "GIL 0x..." with the number of a thread. Makes system calls only.
+void write_holder(int file, unsigned long holder) {
+  char line[] = "GIL 0x0000000000000000\n";
+  for (size_t at = sizeof line - 3; holder != 0; holder >>= 4, --at) {
+    line[at] = "0123456789abcdef"[holder & 0xf];
+  }
+  [[maybe_unused]] const ssize_t written = ::write(file, line, sizeof line - 1);
+}
+
+// Writes the stacks of all threads, by faulthandler, and which thread holds the GIL. It reads them without the GIL, and may crash if a thread runs
 // Python at the same time. So it runs in a forked copy of this process: only the copy can crash. The program does not
 // notice the copy, which sends no signal to its parent when it ends, and which ordinary waits for children do not find.
 void dump_stacks(int file, int signal) {
@@ -120,6 +158,7 @@ void dump_stacks(int file, int signal) {
       }
       ::prctl(PR_SET_DUMPABLE, 0);  // no core file
       ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), signal);  // handled before this returns
+      write_holder(file, gil_holder());
       ::_exit(0);
     }
     if (child < 0) {
@@ -221,9 +260,16 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
       members[member.id_] = member.name_;
     }
   }
+  const int64_t wants_gil_since = wants_gil_since_us_;
+  std::string error;
+  {
+    const std::lock_guard<std::mutex> lock(error_mutex_);
+    error = error_;
+  }
+  const char* const phase = started_us_ == 0 ? "running" : error.empty() ? "starting" : "failed";
   Json json;
   json.begin('{')
-      .field("version", 2)
+      .field("version", 3)
       .field("worker", worker_)
       .field("backend", server_.backend)
       .field("group", server_.group)
@@ -231,6 +277,12 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
       .field("pid", ::getpid())
       .field("time_us", CallLog::now_us())
       .field("reason", reason)
+      .field("phase", phase)
+      .field("rank", rank_)
+      .field("world_size", world_size_)
+      .field("started_us", started_us_)
+      .field("error", error)
+      .field("gil_wait_us", wants_gil_since == 0 ? 0 : CallLog::now_us() - wants_gil_since)
       .field("calls", log_->calls());
   json.key("in_flight").begin('[');
   for (const RecordedCall& call : log_->in_flight()) {
@@ -262,8 +314,10 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
     }
   }
   json.end('}').key("rrefs").begin('{');
-  for (const auto& [name, value] : torch::distributed::rpc::RRefContext::getInstance().getDebugInfo()) {
-    json.field(name, value);
+  if (agent) {  // without one, torch cannot make its context
+    for (const auto& [name, value] : torch::distributed::rpc::RRefContext::getInstance().getDebugInfo()) {
+      json.field(name, value);
+    }
   }
   return json.end('}').end('}').text();
 }
@@ -277,9 +331,7 @@ void Recorder::on_stop() {
     return;
   }
   give_signal_back();
-  if (failed_calls_) {
-    failed_calls_->stop();
-  }
+  failed_calls_->stop();
   if (thread_.joinable()) {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
@@ -368,10 +420,19 @@ void bind_recorder(pybind11::module_& module) {
            py::arg("stack_signal"), py::arg("backend"), py::arg("group"), py::arg("host"), py::arg("dumps"), py::arg("dump_at_end"))
       .def("dump", &Recorder::dump, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("wait_for_failures",
-           [](const Recorder& self, double seconds) { return self.failed_calls()->wait(seconds); }, py::arg("seconds"),
-           py::call_guard<py::gil_scoped_release>())
+           [](Recorder& self, double seconds) {
+             self.set_wants_gil(false);
+             const py::gil_scoped_release release;
+             const int failures = self.failed_calls()->wait(seconds);
+             self.set_wants_gil(true);
+             return failures;
+           },
+           py::arg("seconds"))
+      .def("begin_explanation", [](Recorder& self) { self.set_wants_gil(false); })
       .def("explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
            py::arg("text"), py::call_guard<py::gil_scoped_release>())
+      .def("start", &Recorder::start, py::arg("worker"), py::arg("rank"), py::arg("world_size"))
+      .def("fail", &Recorder::fail, py::arg("error"))
       .def("stop", &Recorder::on_stop, py::call_guard<py::gil_scoped_release>())
       .def("__rpc_interceptor__", [](const std::shared_ptr<Recorder>& self) {
         return give_capsule<Interceptor>(self, kInterceptorCapsule);

@@ -7,7 +7,9 @@
 
 #include <signal.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,7 +38,8 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
     bool dump_at_end = false;
   };
 
-  // `capacity`: the number of ended calls to keep. Owns the descriptors in `server`, and closes them in on_stop().
+  // `agent`: null if the worker has none yet, see start(). `capacity`: the number of ended calls to keep. Owns the
+  // descriptors in `server`, and closes them in on_stop().
   Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_t capacity, const Server& server);
   ~Recorder() override;
 
@@ -46,9 +49,17 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   void on_stop() override;
   std::map<std::string, std::string> metrics() const override;
 
+  // Shows a worker that is in init_rpc and has no agent. `rank` is -1 and `world_size` 0 if they are not known.
+  void start(const std::string& worker, int rank, int world_size);
+  // From now on, shows that its init_rpc has failed.
+  void fail(const std::string& error);
+
   const std::shared_ptr<CallLog>& log() const { return log_; }
-  // Null if the worker writes no dumps.
+  // Null if the worker writes no dumps: calls then end without an explanation.
+  std::shared_ptr<FailedCalls> explained_calls() const { return server_.dumps.empty() ? nullptr : failed_calls_; }
   const std::shared_ptr<FailedCalls>& failed_calls() const { return failed_calls_; }
+  // From set_wants_gil(true) to set_wants_gil(false), a thread of Python waits for the GIL, or needs it for a moment.
+  void set_wants_gil(bool wants) { wants_gil_since_us_ = wants ? CallLog::now_us() : 0; }
   // Writes a dump, unless it has just written one; returns the path of the last one. Throws std::system_error.
   std::string dump(const std::string& reason) const;
   // What a state has besides the calls in flight: nothing, the calls of the last seconds, or all calls and the stacks.
@@ -72,6 +83,14 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   Server server_;
   int wake_;
   std::string worker_;
+  // Of a worker without an agent:
+  int rank_ = -1;
+  int world_size_ = 0;
+  int64_t started_us_ = 0;
+  mutable std::mutex error_mutex_;
+  std::string error_;
+
+  std::atomic<int64_t> wants_gil_since_us_{0};  // 0 if no thread does
   const std::shared_ptr<FailedCalls> failed_calls_;
   mutable std::mutex stacks_mutex_, dump_mutex_;
   mutable std::string last_dump_;

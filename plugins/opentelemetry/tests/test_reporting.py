@@ -16,7 +16,7 @@ from torch.distributed import autograd, rpc
 from support import steps
 from support.workers import WorkerContext, Workers
 
-BACKENDS = ("ZEROMQ", "TENSORPIPE")
+BACKENDS = ("ZEROMQ", "TENSORPIPE", "UCX")
 TRACER = "test"
 
 

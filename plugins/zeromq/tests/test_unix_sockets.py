@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -151,6 +152,50 @@ time.sleep(600)
     assert list(runtime.iterdir()) == []
 
 
+@pytest.mark.parametrize("step", ["mkdtemp", "flock"])
+def test_a_folder_that_a_starting_worker_removes_is_made_anew(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Another worker looks for left folders before this one has locked its own."""
+    module = {"mkdtemp": tempfile, "flock": fcntl}[step]
+    real = getattr(module, step)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(module, step, real)  # once
+        made = real(*args, **options) if step == "mkdtemp" else None
+        unix_sockets.sweep(environ(runtime))
+        assert list(runtime.iterdir()) == []
+        return made if step == "mkdtemp" else real(*args, **options)
+
+    monkeypatch.setattr(module, step, interrupted)
+    folder = SocketFolder(environ(runtime))
+
+    unix_sockets.sweep(environ(runtime))
+    assert [str(path) for path in runtime.iterdir()] == [str(Path(folder.socket).parent)]
+    folder.remove()
+
+
+def test_a_folder_that_another_worker_looks_at_is_made_anew(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tempfile.mkdtemp
+    looking = []
+
+    def locked(**options: Any) -> str:
+        monkeypatch.setattr(tempfile, "mkdtemp", real)
+        path = real(**options)
+        looking.append(os.open(path, os.O_RDONLY))
+        fcntl.flock(looking[0], fcntl.LOCK_EX)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", locked)
+    folder = SocketFolder(environ(runtime))
+    os.close(looking[0])
+
+    assert [str(path) for path in runtime.iterdir()] == [str(Path(folder.socket).parent)]
+    folder.remove()
+
+
 def test_foreign_folders_are_not_removed(runtime: Path) -> None:
     full, other = (runtime / name for name in ("rpc-zmq-full", "other"))
     for folder in (full, other):
@@ -167,26 +212,6 @@ def test_foreign_folders_are_not_removed(runtime: Path) -> None:
         "rpc-zmq-link",
         "rpc-zmq-file",
     }
-
-
-def test_a_folder_removed_before_it_is_locked_is_made_again(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, made = tempfile.mkdtemp, []
-
-    def make_and_sweep(**options: Any) -> str:
-        made.append(real(**options))
-        if len(made) == 1:
-            unix_sockets.sweep(environ(runtime))
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "mkdtemp", make_and_sweep)
-
-    folder = SocketFolder(environ(runtime))
-
-    assert [str(Path(folder.socket).parent)] == made[1:]
-    folder.remove()
-    assert list(runtime.iterdir()) == []
 
 
 def test_a_forked_process_does_not_remove_its_parents_folder(runtime: Path) -> None:

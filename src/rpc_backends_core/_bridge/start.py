@@ -61,7 +61,16 @@ def _start(
     settings = Settings.from_environment()
     resolved = _resolve.resolve_start(backend, options, settings)
     _check_arguments(resolved, name, rank, world_size)
-    start_session(resolved, name, rank, world_size, settings.join_timeout, store)
+    resolved.hooks.rpc_backends_start(
+        backend=resolved.name,
+        resolved=resolved,
+        name=name,
+        rank=rank,
+        world_size=world_size,
+        proceed=lambda: start_session(
+            resolved, name, rank, world_size, settings.join_timeout, store
+        ),
+    )
 
 
 def _refuse_second_start() -> None:

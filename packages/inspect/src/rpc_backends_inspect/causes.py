@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from rpc_backends_inspect.stacks import Frame, Thread
@@ -20,7 +20,8 @@ _SHOWN = 120
 class Cause:
     """One reason why workers wait.
 
-    :ivar kind: ``cycle``, ``threads``, ``gone``, ``shutdown``, ``rref``, ``missing`` or ``slow``.
+    :ivar kind: ``cycle``, ``threads``, ``gone``, ``gil``, ``start``, ``shutdown``, ``rref``,
+        ``missing`` or ``slow``.
     :ivar text: the reason in a sentence.
     :ivar workers: the names of the workers involved.
     """
@@ -57,11 +58,12 @@ def explain(states: Iterable[WorkerState]) -> list[Cause]:
         group = _Group(state for state in states if state.problem or state.group == name)
         found = [
             *group.gone(),
+            *group.held_gils(),
+            *group.starts(),
             *group.cycles(),
             *group.used_up(),
-            *group.shutdowns(),
-            *group.rrefs(),
         ]
+        found += [*group.shutdowns(stuck=_stuck(found)), *group.rrefs()]
         causes += found or list(group.missing()) or list(group.slow())
     return causes
 
@@ -69,10 +71,9 @@ def explain(states: Iterable[WorkerState]) -> list[Cause]:
 class _Group:
     def __init__(self, states: Iterable[WorkerState]) -> None:
         self.by_name: dict[str, WorkerState] = {}
-        for state in sorted(states, key=lambda state: not state.problem):
-            self.by_name[state.worker] = (
-                state  # a worker that answers replaces one of an earlier run
-            )
+        # A worker that runs replaces one of an earlier run.
+        for state in sorted(states, key=lambda one: not (one.problem or _failed(one))):
+            self.by_name[state.worker] = state
 
     # --- the causes -----------------------------------------------------------------------------------
 
@@ -83,6 +84,46 @@ class _Group:
             if state.problem if state else self._loss(name):
                 text = f"{self._absence(name)}; {_calls(waits)} to it cannot be answered"
                 yield Cause("gone", text, (name, *_callers(waits)))
+
+    def held_gils(self) -> Iterator[Cause]:
+        """Find workers in which one thread holds the GIL, so that no other thread can run Python."""
+        for name, state in self.by_name.items():
+            if state.gil_wait < _YOUNG:
+                continue
+            holder = state.thread(state.gil_holder)
+            text = f"{name!r} (process {state.pid}) has run no Python for {state.gil_wait:.1f} s: "
+            text += "one thread holds the GIL"
+            if holder is not None and holder.position is not None:
+                text += f", in {holder.position}"
+            text += ", and all others wait for it"
+            waits = self._waits_by_target().get(name, [])
+            if waits:
+                text += f"; {_calls(waits)} may need it"
+            yield Cause("gil", text, (name, *_callers(waits)))
+
+    def starts(self) -> Iterator[Cause]:
+        """Find workers that a worker waits for in ``init_rpc``."""
+        ranks = {one.start.rank for one in self.by_name.values() if one.start is not None}
+        running = any(one.members for one in self.by_name.values())
+        for name, state in self.by_name.items():
+            start = state.start
+            if start is None or start.error or start.seconds < _YOUNG:
+                continue
+            rank = f" (rank {start.rank} of {start.world_size})" if start.world_size else ""
+            who = f"{name!r}{rank} waits in init_rpc"
+            for one in self.by_name.values():
+                if _failed(one):
+                    yield Cause("start", f"{who} for {_failed_start(one)}", (name, one.worker))
+            missing = [str(rank) for rank in range(start.world_size) if rank not in ranks]
+            if missing and not running and min(ranks) >= 0:
+                were = "was" if len(missing) == 1 else "were"
+                yield Cause(
+                    "start",
+                    f"{who} at {state.group} for rank {', '.join(missing)}, which {were} not found on "
+                    f"{state.host!r}: it has not called init_rpc, has ended, has another address, or "
+                    "runs on another host",
+                    (name,),
+                )
 
     def missing(self) -> Iterator[Cause]:
         """Find workers that were not inspected, and that others wait for."""
@@ -104,10 +145,15 @@ class _Group:
         state = self.by_name.get(name)
         if state:
             return f"{name!r} (process {state.pid}) {state.problem}"
+        dumps = (
+            ", or there is no dump of it"
+            if any(one.reason for one in self.by_name.values())
+            else ""
+        )
         hosts = _names(sorted({one.host for one in self.by_name.values() if one.host}))
         return (
             f"{name!r} is not among the workers that were inspected, on {hosts}: it has ended, or it "
-            f"runs elsewhere{self._loss(name)}"
+            f"runs elsewhere{dumps}{self._loss(name)}"
         )
 
     def _loss(self, name: str) -> str:
@@ -150,8 +196,11 @@ class _Group:
                 (state.worker, *targets),
             )
 
-    def shutdowns(self) -> Iterator[Cause]:
-        """Find workers that wait in ``shutdown`` for others."""
+    def shutdowns(self, stuck: Collection[str] = ()) -> Iterator[Cause]:
+        """Find workers that wait in ``shutdown`` for others.
+
+        :param stuck: workers that cannot call ``shutdown`` for another reason, which is known.
+        """
         here = [state for state in self.by_name.values() if _in_shutdown(state)]
         if not here:
             return
@@ -160,9 +209,11 @@ class _Group:
         who = f"{_names(sorted(waiting))} wait{'s' * (len(here) == 1)} in shutdown for"
         for name in members:
             state = self.by_name.get(name)
-            if name in waiting:
+            if name in waiting or name in stuck:
                 continue
-            if state is None or state.problem:
+            if state is not None and _failed(state):
+                text = f"{who} {_failed_start(state)}"
+            elif state is None or state.problem:
                 text = f"{who} {name!r}: {self._absence(name)}"
             else:
                 text = f"{who} {name!r} (process {state.pid}), which {_doing(state)}"
@@ -303,6 +354,26 @@ def _in_shutdown(state: WorkerState) -> bool:
 def _doing(state: WorkerState) -> str:
     position: Frame | None = state.threads[-1].position if state.threads else None
     return f"is in {position}" if position else "is not in shutdown"
+
+
+def _stuck(causes: Iterable[Cause]) -> set[str]:
+    """Return the workers whose hang these causes explain."""
+    found: set[str] = set()
+    for cause in causes:
+        if cause.kind == "cycle":
+            found.update(cause.workers)
+        elif cause.kind in {"gil", "threads"}:
+            found.add(cause.workers[0])
+    return found
+
+
+def _failed_start(state: WorkerState) -> str:
+    error = _cut(state.start.error) if state.start else ""
+    return f"{state.worker!r} (process {state.pid}), whose init_rpc failed: {error}"
+
+
+def _failed(state: WorkerState) -> bool:
+    return state.start is not None and bool(state.start.error)
 
 
 def _short(call: Call) -> str:

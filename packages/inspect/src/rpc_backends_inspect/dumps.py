@@ -61,10 +61,12 @@ def folder_for(value: str) -> str:
 class Watcher:
     """A thread that explains failed calls, and notices that ``shutdown`` takes long.
 
-    :param limit: seconds after which a shutdown takes long.
+    It runs Python once a second, so that the recorder notices how long the GIL is held.
+
+    :param limit: seconds after which a shutdown takes long; None if the worker writes no dumps.
     """
 
-    def __init__(self, recorder: Recorder, worker: str, limit: float = SHUTDOWN_LIMIT) -> None:
+    def __init__(self, recorder: Recorder, worker: str, limit: float | None) -> None:
         self._recorder = recorder
         self._worker = worker
         self._limit = limit
@@ -84,24 +86,26 @@ class Watcher:
         while (failures := self._recorder.wait_for_failures(_PERIOD)) >= 0:
             if failures:
                 self._recorder.explain(self._explanation("call"))
-            self._watch_shutdown()
+            if self._limit is not None:
+                self._watch_shutdown(self._limit)
 
-    def _watch_shutdown(self) -> None:
+    def _watch_shutdown(self, limit: float) -> None:
         if not _in_shutdown():
             self._shutdown_since = None
         elif self._shutdown_since is None:
             self._shutdown_since = time.monotonic()
-        elif time.monotonic() - self._shutdown_since >= self._limit:
+        elif time.monotonic() - self._shutdown_since >= limit:
             self._shutdown_since = float("inf")  # once
             _log.warning(
                 "RPC worker %r has been in shutdown for %.0f s. %s",
                 self._worker,
-                self._limit,
+                limit,
                 self._explanation("shutdown"),
             )
 
     def _explanation(self, reason: str) -> str:
         """Write a dump; return where it is, and the likely reason."""
+        self._recorder.begin_explanation()  # it may take seconds, and not because of the GIL
         try:
             path = self._recorder.dump(reason)
             found = causes.explain(workers.running())

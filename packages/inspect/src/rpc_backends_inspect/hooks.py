@@ -9,13 +9,32 @@ from typing import Any
 from rpc_backends_core.spi import RefusedError, hookimpl
 
 #: The version of rpc_backends_core.spi that this package was written for.
-spi_version = (1, 0)
+spi_version = (1, 1)
 _VARIABLE = "RPC_BACKENDS_RECORDER"
 _DUMPS = "RPC_BACKENDS_DUMP"
 _AT_END = "RPC_BACKENDS_DUMP_AT_END"
 _LIMIT = "RPC_BACKENDS_DUMP_SHUTDOWN_AFTER"
 #: The number of ended calls that a worker keeps if the variable is "on".
 _CALLS = 10_000
+
+
+@hookimpl(wrapper=True)
+def rpc_backends_start(
+    backend: str, resolved: Any, name: str, rank: int, world_size: int | None
+) -> Generator[None, Any, Any]:
+    """Show a worker that waits in ``init_rpc``, or whose ``init_rpc`` has failed."""
+    if _calls(os.environ.get(_VARIABLE, "")) == 0:
+        return (yield)
+    from rpc_backends_inspect.recording import Start
+
+    start = Start(name, rank, world_size, backend, _group(resolved.options))
+    try:
+        result = yield
+    except BaseException as error:
+        start.fail(error)
+        raise
+    start.end()
+    return result
 
 
 @hookimpl(wrapper=True)

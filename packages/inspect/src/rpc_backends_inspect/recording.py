@@ -9,13 +9,15 @@ import os
 import signal
 import socket
 from logging import getLogger
-from typing import Any
+from typing import Any, ClassVar
 
 from rpc_backends_agents import Recorder, intercept
 from rpc_backends_inspect import sockets
 from rpc_backends_inspect.dumps import NO_DUMPS, Dumps, Watcher, folder_for
 
 _log = getLogger(__name__)
+#: The signals that recorders of this process use; Python's module ``signal`` does not know of them.
+_taken: set[int] = set()
 
 
 def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_DUMPS) -> Any:
@@ -43,22 +45,65 @@ def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_D
         dump_at_end=bool(folder) and dumps.at_end,
         **_stacks(name, cleanup),
     )
+    watcher = Watcher(recorder, name, dumps.shutdown_limit if folder else None)
+    watcher.start()
+    cleanup.callback(watcher.join)
+    _stop_at_exit(recorder, cleanup)
+    front = intercept(agent, recorder, name="recorder", at_shutdown=cleanup.close)
+    front.record_calls(recorder)
+    return front
+
+
+class Start:
+    """Shows a worker from the begin of ``init_rpc`` until it has an agent, or until the next start.
+
+    :param rank: -1 if it is not known yet.
+    :param world_size: None for a dynamic group.
+    """
+
+    _failed: ClassVar[Start | None] = None
+
+    def __init__(
+        self, worker: str, rank: int, world_size: int | None, backend: str, group: str
+    ) -> None:
+        if Start._failed is not None:
+            Start._failed.end()
+            Start._failed = None
+        self._cleanup = contextlib.ExitStack()
+        self._recorder = Recorder(
+            agent=None,
+            capacity=1,
+            backend=backend,
+            group=group,
+            host=socket.gethostname(),
+            listener=_listener(),
+            dumps="",
+            dump_at_end=False,
+            **_stacks(worker, self._cleanup),
+        )
+        _stop_at_exit(self._recorder, self._cleanup)
+        self._recorder.start(worker, rank, world_size or 0)
+
+    def fail(self, error: BaseException) -> None:
+        """Show that ``init_rpc`` has failed, until the process ends or starts a worker again."""
+        self._recorder.fail(f"{type(error).__name__}: {error}")
+        Start._failed = self
+
+    def end(self) -> None:
+        """Show the worker no longer."""
+        self._recorder.stop()
+        self._cleanup.close()
+
+
+def _stop_at_exit(recorder: Recorder, cleanup: contextlib.ExitStack) -> None:
+    """Stop a recorder before the interpreter ends: stacks cannot be read while it does."""
 
     def end() -> None:
         recorder.stop()
         cleanup.close()
 
-    if folder:
-        watcher = Watcher(recorder, name, dumps.shutdown_limit)
-        watcher.start()
-        cleanup.callback(watcher.join)
-
-    # Stacks cannot be read while the interpreter ends.
     atexit.register(end)
     cleanup.callback(atexit.unregister, end)
-    front = intercept(agent, recorder, name="recorder", at_shutdown=cleanup.close)
-    front.record_calls(recorder)
-    return front
 
 
 def _made(folder: str) -> str:
@@ -89,9 +134,11 @@ def _stacks(worker: str, cleanup: contextlib.ExitStack) -> dict[str, int]:
         return {"stack_file": -1, "stack_signal": 0}
     file = os.memfd_create(sockets.MEMORY_FILE + worker, os.MFD_CLOEXEC)
     faulthandler.register(number, file=file, all_threads=True, chain=False)
+    cleanup.callback(_taken.discard, number)
     cleanup.callback(faulthandler.unregister, number)
+    _taken.add(number)
     return {"stack_file": file, "stack_signal": number}
 
 
 def _is_free(number: int) -> bool:
-    return signal.getsignal(number) is signal.SIG_DFL
+    return number not in _taken and signal.getsignal(number) is signal.SIG_DFL

@@ -9,6 +9,7 @@ from pathlib import PurePath
 _HEAD = re.compile(
     r"(?:Thread|Current thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
 )
+_HOLDER = re.compile(r"^GIL 0x0*([0-9a-f]+)$", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _RPC = "torch/distributed/rpc/"
 #: Torch's function that runs a function for another worker.
@@ -71,6 +72,12 @@ def parse(text: str) -> list[Thread]:
         elif threads and (frame := _FRAME.fullmatch(line)):
             threads[-1][1].append(Frame(frame[1], int(frame[2]), frame[3]))
     return [Thread(number, tuple(frames)) for number, frames in threads]
+
+
+def gil_holder(text: str) -> int:
+    """Return the number of the thread that holds the GIL; 0 if none does. The recorder writes it."""
+    found = _HOLDER.search(text)
+    return int(found[1], 16) if found else 0
 
 
 def _is_of_the_program(frame: Frame) -> bool:

@@ -32,6 +32,8 @@ _TITLES = {
     "cycle": "Deadlock",
     "threads": "No thread is left",
     "gone": "Gone",
+    "gil": "GIL",
+    "start": "Start",
     "shutdown": "Shutdown",
     "rref": "RRefs",
     "missing": "Not found",
@@ -45,7 +47,7 @@ def _show_worker(out: Console, state: WorkerState, *, stacks: bool) -> None:
         out.print(Text.assemble(*title, (state.problem, "red")))
         out.print()
         return
-    out.print(Text.assemble(*title, f"{state.backend}  group: {', '.join(state.members.values())}"))
+    out.print(Text.assemble(*title, f"{state.backend}  {_group_of(state)}"))
     calls = sorted(state.in_flight, key=lambda call: -call.seconds)
     if calls:
         table = grid("age", "", "worker", "function", "bytes", "thread")
@@ -69,6 +71,17 @@ def _show_worker(out: Console, state: WorkerState, *, stacks: bool) -> None:
             for frame in thread.frames:
                 out.print(f"    {frame.file}:{frame.line} in {frame.function}", soft_wrap=True)
     out.print()
+
+
+def _group_of(state: WorkerState) -> str:
+    if state.start is None:
+        return f"group: {', '.join(state.members.values())}"
+    if state.start.error:
+        return f"init_rpc failed: {state.start.error}"
+    rank = (
+        f"rank {state.start.rank} of {state.start.world_size}  " if state.start.world_size else ""
+    )
+    return f"{rank}in init_rpc for {state.start.seconds:.1f} s, at {state.group}"
 
 
 def _thread_of(call: Call, state: WorkerState) -> str:

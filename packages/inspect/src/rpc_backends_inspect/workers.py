@@ -7,15 +7,16 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rpc_backends_inspect import sockets
-from rpc_backends_inspect.stacks import Thread, parse
+from rpc_backends_inspect.stacks import Thread, gil_holder, parse
 
 #: Seconds for a worker to answer.
 _ANSWER = 5.0
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,31 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Start:
+    """An ``init_rpc`` that has not ended, or has failed.
+
+    :ivar rank: -1 if the rendezvous decides it.
+    :ivar world_size: 0 for a dynamic group.
+    :ivar seconds: how long ago it began.
+    :ivar error: why it failed; empty if it has not.
+    """
+
+    rank: int
+    world_size: int
+    seconds: float
+    error: str
+
+
+@dataclass(frozen=True)
 class WorkerState:
     """The state of a worker.
 
     :ivar group: the address where its group meets, the same for all its workers.
     :ivar reason: why it wrote a dump; empty if it was asked.
     :ivar calls: how many calls it has recorded so far.
+    :ivar start: set while the worker is in ``init_rpc``, and after its ``init_rpc`` has failed.
+    :ivar gil_wait: the seconds for which the GIL has been held, and Python's other threads have waited.
+    :ivar gil_holder: the number of the thread that holds the GIL; 0 if none does.
     :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; not counting those
         that the owner itself has sent to it.
     :ivar problem: why the state is unknown (the worker is stopped, say); empty if it is known.
@@ -78,6 +98,9 @@ class WorkerState:
     metrics: dict[str, str] = field(default_factory=dict)
     rrefs: dict[str, str] = field(default_factory=dict)
     held_rrefs: dict[str, int] = field(default_factory=dict)
+    start: Start | None = None
+    gil_wait: float = 0.0
+    gil_holder: int = 0
     document: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def thread(self, number: int) -> Thread | None:
@@ -107,11 +130,11 @@ def running(
     if not wanted:
         return []
     with ThreadPoolExecutor(min(32, len(wanted))) as pool:
-        states = list(pool.map(partial(_ask, b"l" if last else b"a"), wanted))
-    return sorted(
-        (state for state in states if state and worker in {None, state.worker}),
-        key=lambda state: (state.worker, state.pid),
-    )
+        answers = pool.map(partial(_ask, b"l" if last else b"a"), wanted)
+        states = [state for state in answers if state and worker in {None, state.worker}]
+    # During the last steps of init_rpc, a process has two sockets.
+    states.sort(key=lambda state: (state.worker, state.pid, state.start is not None))
+    return [next(same) for _, same in groupby(states, key=lambda state: (state.worker, state.pid))]
 
 
 def read(path: Path) -> WorkerState:
@@ -154,10 +177,22 @@ def parse_state(document: Any) -> WorkerState:
             metrics=dict(document["metrics"]),
             rrefs=dict(document["rrefs"]),
             held_rrefs=dict(document["held_rrefs"]),
+            start=None if document["phase"] == "running" else _start(document, now),
+            gil_wait=document["gil_wait_us"] / 1e6,
+            gil_holder=gil_holder(document["stacks"]),
             document=document,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise NoStateError(f"it lacks {error}") from error
+
+
+def _start(document: dict[str, Any], now: int) -> Start:
+    return Start(
+        rank=document["rank"],
+        world_size=document["world_size"],
+        seconds=(now - document["started_us"]) / 1e6,
+        error=document["error"],
+    )
 
 
 def _call(one: dict[str, Any], now: int) -> Call:

@@ -24,8 +24,8 @@ _PREFIX = "rpc-zmq-"
 _SOCKET = "s"
 #: Characters that ``mkdtemp`` adds to the prefix.
 _RANDOM = 8
-#: How often a worker makes another folder if a starting worker removes its folder before it is locked.
-_ATTEMPTS = 100
+#: How often a folder is made anew if another worker takes it for one of a killed worker.
+_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,7 @@ def _remove_if_left(folder: Path) -> None:
     with contextlib.suppress(OSError):
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            status = os.fstat(lock)
-            if status.st_uid != os.getuid():
+            if os.fstat(lock).st_uid != os.getuid():
                 return
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Remove only our socket: a folder with other contents stays.
@@ -106,6 +105,28 @@ def _places(environ: Mapping[str, str]) -> Iterator[Path]:
     )
 
 
+def _make_in(place: Path) -> tuple[Path, int]:
+    """Make a folder and lock it.
+
+    :raises FileNotFoundError: another worker has removed the folder before it was locked.
+    :raises BlockingIOError: another worker is about to remove it.
+    :raises OSError: the folder cannot be made or locked.
+    """
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))  # with mode 0700
+    lock = -1
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.stat()  # it may have been removed after it was opened
+    except OSError:
+        if lock >= 0:
+            os.close(lock)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise
+    return path, lock
+
+
 def _make(places: list[Path]) -> tuple[Path, int]:
     why = []
     for place in places:
@@ -115,35 +136,16 @@ def _make(places: list[Path]) -> tuple[Path, int]:
                 f"a path in {place} has {length} bytes, but a socket path may have {PATH_LIMIT}"
             )
             continue
-        try:
-            return _make_in(place)
-        except OSError as error:
-            why.append(str(error))
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return _make_in(place)
+            except (FileNotFoundError, BlockingIOError) as error:
+                if attempt == _TRIES:
+                    why.append(str(error))
+            except OSError as error:
+                why.append(str(error))
+                break
     raise AddressError(
         f"there is no folder for a Unix socket: {'; '.join(why) or 'none exists'}. Set XDG_RUNTIME_DIR "
         "or TMPDIR to a folder that this user can write to, or pass unix_sockets=False."
     )
-
-
-def _make_in(place: Path) -> tuple[Path, int]:
-    """Make a folder and lock it; return its path and the descriptor that holds the lock.
-
-    :raises OSError: it cannot be made or locked.
-    """
-    for _ in range(_ATTEMPTS):
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))  # with mode 0700
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # another worker took the folder for one that was left behind
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the other worker holds it for a moment at most
-        except OSError as error:
-            os.close(lock)
-            path.rmdir()
-            raise OSError(f"{path} cannot be locked: {error}") from error
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), path.stat()):
-                return path, lock
-        os.close(lock)
-    raise OSError(f"other workers remove every folder that this one makes in {place}")
