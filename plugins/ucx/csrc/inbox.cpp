@@ -100,7 +100,8 @@ bool Inbox::take(Event& event) {
     more = !events_.empty();
     size_ = events_.size();
   }
-  if (more) {
+  // This thread will be busy, so another one must take the next event, and another one must poll.
+  if (more || (wanted_ && !polling_)) {
     wake_if_helpful();
   }
   return true;
