@@ -138,8 +138,8 @@ wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 release-check: setup  ## build all files of a release, and try them in a bare environment (SET=0.2.0 sets the version)
 	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET))
 
-soak: setup  ## the soak test of ZEROMQ: calls for an hour, memory must not grow (MINUTES=60)
-	$(BIN)/python benchmarks/soak --backend ZEROMQ --minutes $(or $(MINUTES),60)
+soak: setup  ## the soak test: calls for an hour, memory must not grow (BACKEND=ZEROMQ MINUTES=60)
+	$(BIN)/python benchmarks/soak --backend $(or $(BACKEND),ZEROMQ) --minutes $(or $(MINUTES),60)
 
 bench: setup  ## the scripts in benchmarks/
 	for benchmark in benchmarks/[a-z]*.py; do \

@@ -195,6 +195,28 @@ def test_a_map_may_lead_from_the_cpu_to_a_device(tmp_path: Path) -> None:
         workers.run(steps.leave)
 
 
+def join_as_on_tensorpipe(me: WorkerContext, url: str) -> None:
+    """Start RPC as a program that was written for TENSORPIPE does."""
+    late_device.load()
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url)
+    if me.index == 0:
+        maps = {name: map for name, map in MAPS.items() if name == "worker0"}
+        options = rpc.TensorPipeRpcBackendOptions(init_method=url, device_maps=maps)
+        options.set_device_map("worker1", MAPS["worker1"])
+    rpc.init_rpc(me.name, rank=me.index, world_size=me.size, rpc_backend_options=options)
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_an_override_carries_tensorpipes_device_maps_over(tmp_path: Path, backend: str) -> None:
+    late_device.library()
+    with Workers(2, seconds=60, env={"RPC_BACKENDS_OVERRIDE": backend}) as workers:
+        workers.run(join_as_on_tensorpipe, f"file://{tmp_path}/store")
+        workers[0].call(ask_for_devices)
+        workers[0].call(there_and_back)
+        workers[0].call(call_oneself)
+        workers.run(steps.leave)
+
+
 # --- streams ----------------------------------------------------------------------------------------
 
 

@@ -81,10 +81,11 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from support.ucx_transports import learn, transport
 from rpc_backend_ucx.processes import this_process
-me = transport(1, trusted=sys.argv[2] == "tcp")
+number = int(sys.argv[3])
+me = transport(number, trusted=sys.argv[2] == "tcp")
 mine = this_process()
 print(me.address().hex(), mine.pid, mine.start, flush=True)
-learn(me, 1, 0, bytes.fromhex(sys.stdin.readline()))
+learn(me, number, 0, bytes.fromhex(sys.stdin.readline()))
 print("ready", flush=True)
 while True:
     event = me.receive(60)
@@ -96,16 +97,19 @@ while True:
 
 
 class Echo:
-    """Worker 1 in a process of its own, which sends back what it gets.
+    """A worker in a process of its own, which sends back what it gets.
 
     :param me: the transport of worker 0.
     :param watched: whether worker 0 watches for the end of the process.
+    :param number: its worker id.
     """
 
-    def __init__(self, me: Any, *, media: str = "shm", watched: bool = True) -> None:
+    def __init__(
+        self, me: Any, *, media: str = "shm", watched: bool = True, number: int = 1
+    ) -> None:
         here = str(Path(__file__).parents[1])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _ECHO, here, media],
+            [sys.executable, "-c", _ECHO, here, media, str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -116,7 +120,7 @@ class Echo:
         self.process.stdin.flush()
         assert self.line() == "ready"
         watch = (int(pid), int(start)) if watched else (0, 0)
-        learn(me, 0, 1, bytes.fromhex(address), watch)
+        learn(me, 0, number, bytes.fromhex(address), watch)
 
     def line(self) -> str:
         """Return the next line that the process prints."""

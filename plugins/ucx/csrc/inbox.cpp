@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace rpc_backends::ucx {
@@ -15,9 +16,10 @@ constexpr uint64_t kTraffic = 3;
 
 // How often to try to arm UCX while it still has something to do, before another thread takes over.
 constexpr int kAttempts = 16;
-// How long to sleep while UCX waits for room in a peer's queue. UCX does not signal this.
-constexpr int kFirstPause = 1;
-constexpr int kLongestPause = 20;
+// How long to sleep while UCX waits for room in a peer's queue, which it does not signal. Meanwhile UCX does not signal the
+// traffic of other peers either, so this delays their messages.
+constexpr std::chrono::microseconds kFirstPause{50};
+constexpr std::chrono::microseconds kLongestPause{500};
 
 }  // namespace
 
@@ -98,7 +100,8 @@ bool Inbox::take(Event& event) {
     more = !events_.empty();
     size_ = events_.size();
   }
-  if (more) {
+  // This thread will be busy, so another one must take the next event, and another one must poll.
+  if (more || (wanted_ && !polling_)) {
     wake_if_helpful();
   }
   return true;
@@ -139,7 +142,7 @@ bool Inbox::poll(Clock::time_point deadline) {
     epoll_.rearm(source_.event_fd(), 0, kTraffic);  // this thread sees the traffic itself
     watched_ = false;
   }
-  int pause = kFirstPause;
+  auto pause = kFirstPause;
   int attempts = 0;
   while (!closed_) {
     const bool busy = source_.progress();
@@ -169,7 +172,8 @@ bool Inbox::poll(Clock::time_point deadline) {
     // The first attempts may only take up old signals of the event descriptor.
     if (!source_.progress() && !has_events() && ++attempts > kAttempts) {
       // UCX waits for something that it does not signal, such as room in the queue of a suspended peer.
-      handle(epoll_.wait(pause));
+      handle(epoll_.wait(0));
+      std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, kLongestPause);
     }
   }

@@ -40,7 +40,6 @@ Outgoing::Outgoing(Parts all, size_t max_header) : parts(std::move(all)) {
     }
     std::memset(next + parts[i].size, 0, whole - parts[i].size);
     next += whole;
-    parts[i] = {};
   }
 }
 

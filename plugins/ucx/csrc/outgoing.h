@@ -36,7 +36,8 @@ class Outgoing {
   // The number of active messages that UCX has not completed. Use it with the transport's lock.
   size_t pending = 0;
   bool has_failed = false;
-  Parts parts;  // the small ones without data
+  // Small parts are copied, but keep their owners: an agent sees by these whether a message was sent.
+  Parts parts;
 
  private:
   std::unique_ptr<char[]> head_;  // the header, then sizes and small parts

@@ -98,7 +98,7 @@ struct UcxTransport::Impl : Inbox::Source {
 
   Context context;
   CallbackThread callback_thread;
-  Releaser releaser{"rpc-ucx-release", wire::kMaxSmall};
+  Releaser releaser{"rpc-ucx-release", 0};
   Timers timers;
   std::mutex mutex;
   std::atomic<int> waiting{0};

@@ -22,6 +22,7 @@ def test_by_default_workers_use_shared_memory() -> None:
     assert "posix/memory" in findings["two workers here"].data["transports"]
     assert "within one host only" in findings["network"].text
     assert findings["secret"].level == "note"
+    assert "through host memory" in findings["tensors on GPUs"].text
 
 
 def test_the_reason_for_no_rdma_is_shown() -> None:

@@ -15,6 +15,7 @@ from torch.distributed import rpc
 from rpc_backends_agents.common import secret
 from support import steps
 from support.workers import WorkerContext, WorkerError, Workers
+from support.zeromq import eventually, metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_memory_files")]
 
@@ -87,3 +88,29 @@ def test_a_call_fails_when_its_worker_is_killed(tmp_path: Path) -> None:
 
         assert "RPC to 'worker1' failed: " in error
         workers[0].call(steps.leave, graceful=False)
+
+
+def let_calls_time_out(me: WorkerContext, to: str) -> int:
+    """Make small calls that time out; return the bytes that the agent then counts as unanswered."""
+    calls = [rpc.rpc_async(to, torch.neg, args=(torch.ones(1),), timeout=0.1) for _ in range(900)]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            call.wait()
+    return metric(me, "agent.unanswered_bytes")
+
+
+def test_small_messages_that_wait_for_a_suspended_worker_count(tmp_path: Path) -> None:
+    """They take memory even if their calls have timed out, so `max_unanswered_bytes` limits them."""
+    with Workers(2, seconds=60) as workers:
+        workers.run(join, f"file://{tmp_path}/store", max_unanswered_bytes=1 << 20)
+        workers[0].call(steps.call, "worker1")  # connects
+        os.kill(workers[1].pid, signal.SIGSTOP)
+        try:
+            assert 0 < workers[0].call(let_calls_time_out, "worker1") <= 1 << 20
+        finally:
+            os.kill(workers[1].pid, signal.SIGCONT)
+        eventually(
+            lambda: workers[0].call(metric, "agent.unanswered_bytes") == 0,
+            lambda: "no unanswered bytes",
+        )
+        workers.run(steps.leave)

@@ -101,6 +101,46 @@ def test_a_message_larger_than_the_queue_leaves_while_a_thread_sleeps() -> None:
         receiver.join()
 
 
+def test_a_thread_polls_while_others_are_busy_with_events() -> None:
+    """While UCX waits for a suspended peer, it signals no traffic, so a free thread must always poll."""
+    me = transport(0, poll_time=0.0)
+    with Echo(me, number=1) as suspended, Echo(me, number=2):
+        for peer in (1, 2):
+            me.send(peer, [b"first"], False)
+            next_event(me)
+        os.kill(suspended.process.pid, signal.SIGSTOP)
+        for _ in range(1000):
+            me.send(1, [b"waits"], False)
+        for _ in range(20):
+            receive_in_threads_that_stay_busy(me, 8)
+        os.kill(suspended.process.pid, signal.SIGCONT)
+        me.close(1)
+
+
+def receive_in_threads_that_stay_busy(me: Any, count: int) -> None:
+    """Let each thread receive one message, and then wait until all threads have received one."""
+    received = threading.Semaphore(0)
+    all_have = threading.Event()
+
+    def receive() -> None:
+        assert me.receive(TIMEOUT)[1] == 2
+        received.release()
+        all_have.wait(TIMEOUT)
+
+    threads = [threading.Thread(target=receive) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for number in range(count - 1):
+        me.send(2, [bytes([number])], False)
+    assert all(received.acquire(timeout=5) for _ in range(count - 1))
+    me.send(2, [b"last"], False)
+    is_received = received.acquire(timeout=5)
+    all_have.set()
+    assert is_received
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.parametrize("media", ["shm", "tcp"])
 def test_a_killed_peer_is_lost_within_a_second(media: str) -> None:
     me = transport(0, trusted=media == "tcp")

@@ -24,6 +24,9 @@ _RREF_TIMEOUT = timedelta(seconds=5)
 _SERVING_TIMEOUT = 5.0
 #: The shortest timeout of an exchange, in seconds; 0 would mean the group's own timeout.
 _SHORTEST_EXCHANGE = 0.1
+#: Seconds between two looks for the replacement of a lost worker, and after a look that failed.
+_LOOK_INTERVAL = 1.0
+_LOOK_INTERVAL_AFTER_FAILURE = 30.0
 
 
 class _Agent(_C.TransportAgent):
@@ -99,21 +102,37 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     """The agent of a dynamic group.
 
     Changes of the membership are not broadcast. The agent reads the member list from the store when the
-    program asks for an unknown worker or for all workers, and when a connection is lost.
+    program asks for an unknown worker or for all workers, when a connection is lost, and about once a
+    second while the program asks for a worker whose connection was lost: another process may have taken
+    its name.
     """
 
     roster: Roster
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._lost: set[str] = set()
+        self._next_look = 0.0
+
     def refresh(self) -> None:
         """Read the member list."""
         self.roster.refresh()
+
+    def note_loss(self, name: str) -> None:
+        """Look for a replacement of the worker, now and whenever the program asks for its name."""
+        self._lost.add(name)
+        self.refresh()
+
+    def note_join(self, name: str) -> None:
+        """Stop looking for a replacement of the worker that had this name."""
+        self._lost.discard(name)
 
     def get_worker_info(self, who: str | int | None = None) -> WorkerInfo:
         """Return a worker by name or rank, or this one.
 
         :raises RuntimeError: there is no such worker.
         """
-        if who is not None and not self.knows(who):
+        if who is not None and (not self.knows(who) or self._may_be_replaced(who)):
             self.refresh()
             if self.roster.trouble and not self.knows(who):
                 raise RuntimeError(
@@ -121,6 +140,17 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                     f"members, and the member list cannot be read: {self.roster.trouble}"
                 )
         return super().get_worker_info(who)
+
+    def _may_be_replaced(self, who: str | int) -> bool:
+        """Return whether to look for a replacement of a worker now; limits how often."""
+        if not self._lost or super().get_worker_info(who).name not in self._lost:
+            return False
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        failed = self.roster.trouble != ""
+        self._next_look = now + (_LOOK_INTERVAL_AFTER_FAILURE if failed else _LOOK_INTERVAL)
+        return True
 
     def get_worker_infos(self) -> list[WorkerInfo]:
         """Return the current members of the group."""

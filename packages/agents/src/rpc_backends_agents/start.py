@@ -142,6 +142,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
             agent.add_member(peer.name, peer.worker_id)
         members[peer.worker_id] = worker_info(peer.name, peer.worker_id, peer.rank)
         agent.set_workers(list(members.values()), mine)
+        agent.note_join(peer.name)
         torch_internals.set_worker_names(info.name for info in members.values())
 
     def remove(peer: Peer) -> None:
@@ -151,6 +152,12 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         torch_internals.set_worker_names(info.name for info in members.values())
         if peer.worker_id != worker_id:
             agent.remove_member(peer.worker_id, f"worker {peer.name!r} has left the group")
+
+    def lose(lost_id: int, _reason: str) -> None:
+        if lost_id in members:
+            agent.note_loss(members[lost_id].name)
+        else:
+            roster.refresh()
 
     roster = Roster(
         group.store,
@@ -173,7 +180,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     book = addressing(transport, agent, group.name)
     book.refresh_before_refusing(roster.refresh)
     agent.on_unknown_member(roster.refresh)
-    agent.on_lost(lambda _peer, _reason: roster.refresh())
+    agent.on_lost(lose)
     try:
         roster.announce(
             group.name, group.rank, worker_id, book.listen(worker_id), devices.declared()

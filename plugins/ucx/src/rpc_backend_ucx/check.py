@@ -15,7 +15,6 @@ from rpc_backends_cli import Finding, Section
 from rpc_backends_core.spi import RpcBackendsError, interfaces, is_loopback
 
 _INFINIBAND = Path("/dev/infiniband")
-_NVIDIA = Path("/dev/nvidiactl")
 _SHARED_MEMORY = Path("/dev/shm")
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 #: About how many bytes of shared memory UCX takes for each worker.
@@ -53,11 +52,18 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
             _network(here),
             *_addresses(here, environ),
             _between(here),
+            _TENSORS_ON_GPUS,
         ]
     return Section("ucx", _TITLE, findings)
 
 
 _TITLE = "UCX settings of a worker started here"
+#: The same on every machine, whatever UCX has for GPUs.
+_TENSORS_ON_GPUS = Finding(
+    "note",
+    "tensors on GPUs",
+    "are copied through host memory, because the agent does not pass device memory to UCX",
+)
 
 
 def _transports(there: list[str]) -> Finding:
@@ -69,7 +75,8 @@ def _transports(there: list[str]) -> Finding:
         transport if found == ["memory"] else f"{transport} ({', '.join(found)})"
         for transport, found in devices.items()
     ]
-    return Finding("ok", "transports here", ", ".join(shown), {"transports": devices})
+    text = f"UCX has {', '.join(shown)}. The settings below say which of them workers use"
+    return Finding("ok", "transports here", text, {"transports": devices})
 
 
 def _missing(there: list[str]) -> list[Finding]:
@@ -82,7 +89,8 @@ def _missing(there: list[str]) -> list[Finding]:
             if _INFINIBAND.exists()
             else "there is no /dev/infiniband"
         )
-        findings.append(Finding("note", "RDMA", f"not used between hosts: {why}"))
+        text = f"none: {why}. Hosts of a trusted network use TCP"
+        findings.append(Finding("note", "RDMA", text))
     else:
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         if soft != resource.RLIM_INFINITY:
@@ -93,13 +101,6 @@ def _missing(there: list[str]) -> list[Finding]:
                     f"RDMA locks memory, and `ulimit -l` allows {soft >> 10} KiB; make it unlimited",
                 )
             )
-    if not any(one.startswith(("cuda", "rocm", "ze")) for one in has):
-        why = (
-            "UCX's CUDA module cannot be loaded; the NVIDIA driver's libcuda may be missing"
-            if _NVIDIA.exists()
-            else "there is no GPU that UCX supports"
-        )
-        findings.append(Finding("note", "GPU memory", f"not used: {why}"))
     status = os.statvfs(_SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize
     if free < 2 * _PER_WORKER:
@@ -138,7 +139,11 @@ def _secret(here: Settings) -> Finding:
         data = {"source": here.secret.source, "fingerprint": here.secret.fingerprint}
         return Finding("ok", "secret", text, data)
     nowhere = {"source": None, "fingerprint": None}
-    text = "none: every process that can read the group's store can join the group"
+    text = (
+        "none: every process that can read the group's store can join the group. Make a secret with "
+        "`rpc-backends secret --out FILE` and give that file to every worker "
+        f"({environment.SECRET_FILE}=FILE, or the option secret_file)"
+    )
     return Finding("warning" if here.trusted_network else "note", "secret", text, nowhere)
 
 
@@ -146,7 +151,10 @@ def _network(here: Settings) -> Finding:
     if here.trusted_network:
         text = "declared as trusted: messages are neither encrypted nor protected against changes"
         return Finding("warning", "network", text, {"trusted": True})
-    text = f"not trusted, so workers use {', '.join(names.PRIVATE)}, within one host only. {TRUST}."
+    text = (
+        f"not trusted, so workers use shared memory ({', '.join(names.PRIVATE)}), within one host only. "
+        f"{TRUST}."
+    )
     return Finding("note", "network", text, {"trusted": False})
 
 

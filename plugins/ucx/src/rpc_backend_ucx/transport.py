@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 HANDSHAKE_TIMEOUT = 10.0
 #: The key in a dynamic group's store under which the first member writes the group's nonce.
 _NONCE = "ucx/nonce"
+#: The sessions of closed transports of this process. UCX cannot be asked: the address of such a transport
+#: may lead to files that a later one has opened.
+_closed_here: set[str] = set()
 
 logger = variables.logger_of(environment.BACKEND)
 
@@ -140,6 +143,8 @@ class UCXTransport:
         # A process id is valid only in its own PID namespace.
         is_visible = here and theirs.process.namespace == mine.process.namespace
         process = (theirs.process.pid, theirs.process.start) if is_visible else (0, 0)
+        if theirs.session in _closed_here:
+            process = (theirs.process.pid, 0)  # no such process, so calls fail at once
         ours, their_proof = publication.greetings(mine, theirs, self._settings.secret)
         self._native.learn(
             peer,
@@ -161,6 +166,8 @@ class UCXTransport:
 
         :param linger: how many seconds to wait for queued messages to be sent.
         """
+        if self._mine is not None:
+            _closed_here.add(self._mine.session)
         self._admission_control.look = None  # it may reference this transport
         self._admission_control.stop_waiting()
         self._native.close(linger)

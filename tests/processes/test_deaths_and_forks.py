@@ -12,10 +12,12 @@ import pytest
 from torch.distributed import rpc
 
 from support import steps
+from support.engines import ENGINES, join
 from support.workers import WorkerContext, Workers
-from support.zeromq import eventually, join, metric
+from support.zeromq import eventually, metric
 
 pytestmark = pytest.mark.slow
+on_both = pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
 
 PEER = """
 import os, signal, sys
@@ -23,8 +25,8 @@ import torch
 from torch.distributed import rpc
 
 def start(rank, world_size=2):
-    member = rpc.BackendType.ZEROMQ
-    options = rpc.backend_registry.construct_rpc_backend_options(member, init_method=sys.argv[1])
+    member = rpc.BackendType[sys.argv[1]]
+    options = rpc.backend_registry.construct_rpc_backend_options(member, init_method=sys.argv[2])
     rpc.init_rpc(f"w{rank}", member, rank, world_size, options)
 
 def call(to):
@@ -139,12 +141,12 @@ def leave_after_replies(me: WorkerContext, answered: int) -> None:
     steps.leave(me, graceful=False)
 
 
-def run(tmp_path: Path, program: str) -> str:
+def run(tmp_path: Path, program: str, backend: str) -> str:
     """Run a program that forks its workers; return its output."""
     script = tmp_path / "worker.py"
     script.write_text(PEER + program)
     done = subprocess.run(
-        [sys.executable, script, f"file://{tmp_path}/store"],
+        [sys.executable, script, backend, f"file://{tmp_path}/store"],
         env=dict(os.environ),
         capture_output=True,
         text=True,
@@ -155,28 +157,30 @@ def run(tmp_path: Path, program: str) -> str:
     return done.stdout
 
 
-def test_pending_remote_calls_fail_when_their_peer_dies(tmp_path: Path) -> None:
-    assert run(tmp_path, WITH_A_PEER_THAT_DIES) == "True\n"
+@on_both
+def test_pending_remote_calls_fail_when_their_peer_dies(tmp_path: Path, backend: str) -> None:
+    assert run(tmp_path, WITH_A_PEER_THAT_DIES, backend) == "True\n"
 
 
 @pytest.mark.thorough
-def test_a_worker_survives_the_death_of_an_rref_owner(tmp_path: Path) -> None:
-    assert run(tmp_path, WITH_AN_RREF_WHOSE_OWNER_DIES) == "True\n"
+@on_both
+def test_a_worker_survives_the_death_of_an_rref_owner(tmp_path: Path, backend: str) -> None:
+    assert run(tmp_path, WITH_AN_RREF_WHOSE_OWNER_DIES, backend) == "True\n"
 
 
-def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path) -> None:
-    assert run(tmp_path, THAT_FORKS) == "[0, 0] True\n"
+@on_both
+def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path, backend: str) -> None:
+    assert run(tmp_path, THAT_FORKS, backend) == "[0, 0] True\n"
 
 
-@pytest.mark.parametrize("medium", ["unix", "tcp"])
-def test_answers_sent_before_a_peer_leaves_arrive(tmp_path: Path, medium: str) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_answers_sent_before_a_peer_leaves_arrive(tmp_path: Path, engine: str) -> None:
     """Several threads read the replies while another thread notices the end of the connection."""
-    options = {"dynamic": True, "unix_sockets": medium == "unix"}
     with Workers(2, seconds=120) as workers:
         caller, callee = workers
-        caller.call(join, f"file://{tmp_path}/store", **options)
+        caller.call(join, f"file://{tmp_path}/store", engine, dynamic=True)
         for _ in range(10):
-            callee.call(join, f"file://{tmp_path}/store", **options)
+            callee.call(join, f"file://{tmp_path}/store", engine, dynamic=True)
             callee.call(steps.call, "worker0")  # so worker0 learns the new worker
             before = callee.call(metric, "agent.requests_received")
             calling = caller.start(make_calls, "worker1")

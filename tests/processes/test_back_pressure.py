@@ -12,8 +12,9 @@ import torch
 from torch.distributed import rpc
 
 from support import steps
+from support.engines import ENGINES, join
 from support.workers import WorkerContext, Workers
-from support.zeromq import eventually, join, metric, run_counted, runs
+from support.zeromq import eventually, metric, run_counted, runs
 
 pytestmark = pytest.mark.slow
 
@@ -52,16 +53,16 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-@pytest.mark.parametrize("medium", ["unix", "tcp"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("limit", [LIMIT, None], ids=["small limit", "default limit"])
 def test_unsent_calls_take_bounded_memory_and_all_arrive(
-    tmp_path: Path, medium: str, limit: int | None
+    tmp_path: Path, engine: str, limit: int | None
 ) -> None:
     """While the receiver is suspended, the sender's calls beyond the limit wait."""
     options = {} if limit is None else {"max_unanswered_bytes": limit}
     with Workers(2, seconds=120) as workers:
         sender, receiver = workers
-        workers.run(join, f"file://{tmp_path}/store", unix_sockets=medium == "unix", **options)
+        workers.run(join, f"file://{tmp_path}/store", engine, **options)
         sender.call(steps.call, "worker1")  # connects
         os.kill(receiver.pid, signal.SIGSTOP)
         try:
@@ -100,19 +101,13 @@ def call_all(me: WorkerContext, to: str, gate: str) -> None:
         assert torch.equal(call.wait(), large_reply(i, SIZE, gate))
 
 
-@pytest.mark.parametrize("medium", ["unix", "tcp"])
-def test_memory_for_unread_replies_is_bounded(tmp_path: Path, medium: str) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_memory_for_unread_replies_is_bounded(tmp_path: Path, engine: str) -> None:
     """While the caller is suspended, other callers are served. In the end all replies arrive."""
     gate = tmp_path / "gate"
     with Workers(3, seconds=120) as workers:
         caller, callee, other = workers
-        workers.run(
-            join,
-            f"file://{tmp_path}/store",
-            unix_sockets=medium == "unix",
-            max_unanswered_bytes=LIMIT,
-            heartbeat_timeout=60,
-        )
+        workers.run(join, f"file://{tmp_path}/store", engine, max_unanswered_bytes=LIMIT)
         for worker in (caller, other):
             worker.call(steps.call, "worker1")  # connects
         before = callee.call(metric, "agent.requests_received")

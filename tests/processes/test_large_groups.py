@@ -11,9 +11,10 @@ import torch
 from torch.distributed import rpc
 
 from support import steps
+from support.engines import join
 from support.steps import meeting
 from support.workers import WorkerContext, Workers
-from support.zeromq import join, metric
+from support.zeromq import metric
 
 pytestmark = pytest.mark.slow
 
@@ -42,27 +43,31 @@ def memory(pid: int) -> int:
     raise AssertionError(pid)
 
 
+@pytest.mark.parametrize("engine", ["ZEROMQ", "UCX"])
 @pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_large_group_forms_communicates_and_shuts_down(
-    size: int, dynamic: bool, tmp_path: Path
+    engine: str, size: int, dynamic: bool, tmp_path: Path
 ) -> None:
     """All workers start, or join the dynamic group, at the same time."""
     # With 64 workers over TCP, torch's own store takes most of the start.
     kind = "tcp" if size <= 16 else "file"
     with meeting(kind, tmp_path) as where, Workers(size, seconds=TIME_LIMIT) as workers:
         times = [time.monotonic()]
-        workers.run(join, where.url, dynamic=dynamic)
+        workers.run(join, where.url, engine, dynamic=dynamic)
         times.append(time.monotonic())
         workers.run(call_some)
         times.append(time.monotonic())
         share = sum(memory(worker.pid) for worker in workers)
+        files = max(len([*Path(f"/proc/{worker.pid}/fd").iterdir()]) for worker in workers)
         if dynamic:
             everybody = {worker.name: worker.index for worker in workers}
             assert workers[size - 1].call(steps.members) == everybody
-        # A worker that calls three others has three connections, whatever the size of the group.
+        # A worker connects to those that it calls. On UCX it also connects to its callers.
+        expected = len(RANK_OFFSETS) * (2 if engine == "UCX" else 1)
         for worker in (workers[0], workers[size - 1]):
-            assert worker.call(metric, "transport.zeromq.connections") == len(RANK_OFFSETS)
+            connections = worker.call(metric, f"transport.{engine.lower()}.connections")
+            assert connections == expected
         times.append(time.monotonic())
         workers.run(steps.leave)
         times.append(time.monotonic())
@@ -70,6 +75,7 @@ def test_a_large_group_forms_communicates_and_shuts_down(
         assert [workers[rank].end() for rank in (0, size - 1)] == [0, 0]
     start, calls, _, stop = (b - a for a, b in itertools.pairwise(times))
     print(
-        f"{size} workers, {'dynamic' if dynamic else 'static'}: start {start:.1f} s, first calls "
-        f"{calls:.1f} s, shutdown {stop:.1f} s, {share} MiB together"
+        f"{engine}, {size} workers, {'dynamic' if dynamic else 'static'}: start {start:.1f} s, "
+        f"first calls {calls:.1f} s, shutdown {stop:.1f} s, {share} MiB together, "
+        f"{files} open files at most"
     )
