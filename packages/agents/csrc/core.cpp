@@ -57,7 +57,7 @@ void TransportAgent::Core::start() {
 void TransportAgent::Core::stop() {
   const bool was_running = running_.exchange(false);
   order_.close();
-  transport_->close(was_running ? kLinger : 0);
+  contained("while closing the transport", [&] { transport_->close(was_running ? kLinger : 0); });
   if (!was_running) {
     return;
   }
@@ -235,7 +235,7 @@ std::string TransportAgent::Core::why_lost(int peer) const {
 }
 
 void TransportAgent::Core::forget(int peer, const std::string& reason) {
-  transport_->forget(peer);
+  contained("while forgetting a peer", [&] { transport_->forget(peer); });
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, reason);
   }

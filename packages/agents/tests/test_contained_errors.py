@@ -107,6 +107,20 @@ def test_an_exception_of_a_transport_fails_the_call(me: Any, error: BaseExceptio
         assert works()
 
 
+@in_worker
+def test_an_exception_in_forget_still_removes_the_member(me: Any) -> None:
+    def fail(peer: int) -> None:
+        raise OSError("cannot close")
+
+    with on_wire() as (agent, wire), logged() as lines:
+        future, _ = a_request(wire)
+        wire.forget = fail  # type: ignore[method-assign]
+        agent.remove_member(1, "worker 'b' has left the group")
+        assert "failed: worker 'b' has left the group" in error_of(future)
+        assert [info.name for info in agent.get_worker_infos()] == ["a"]
+    assert any("OSError: cannot close" in line for line in lines)
+
+
 def a_call() -> Any:
     return rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1))
 
