@@ -64,8 +64,8 @@ struct Event {
   Parts parts;
   std::string reason;
   // The number of this event among all events of the transport: 1, 2, 3... in the order in which receive() returns
-  // them, without gaps. Several threads handle events, and a loss must not fail a call whose answer came earlier. So the
-  // agent waits, up to a second, until all earlier events are noted. 0 means: later than all events so far.
+  // them, without gaps. Several threads handle events, and a loss must not fail a call whose answer came earlier. So
+  // the agent waits, up to a second, until all earlier events are noted. A loss with number 0 is handled at once.
   uint64_t order = 0;
 };
 
