@@ -30,7 +30,7 @@ class Inbox(Protocol):
         """
 
     def found(self, peer: int) -> None:
-        """Report that a lost peer is connected again."""
+        """Report that calls to a lost peer may be tried again."""
 
 
 class Transport(ABC):

@@ -4,7 +4,8 @@
 // header needs only C++17. rpc_backends_agents.Transport is the same interface in Python.
 //
 // The agent calls the methods in this order: listen; learn, for each peer as soon as its address is known; send and
-// receive, from many threads at the same time; forget, for a peer that has left; close.
+// receive, from many threads at the same time; forget, for a peer that has left; close. The reference page "Transport"
+// says which calls may overlap, what an exception does, and what holds after close().
 #pragma once
 
 #include <condition_variable>
@@ -28,7 +29,7 @@ namespace rpc_backends {
 // every incompatible change of this header. The name also differs between the two layouts of std::string.
 inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.2" RPC_BACKENDS_ABI;
 
-// The transport cannot do what was asked; the user sees the text.
+// The transport cannot do what was asked; the user sees the text, which is UTF-8.
 class TransportError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -49,12 +50,12 @@ struct Event {
     // `parts` have arrived from `peer`.
     kMessage,
     // The connection to `peer` is lost, with all messages on their way. Each call that waits for an answer from `peer`
-    // fails with `reason`. New calls to it fail at once, until kFound.
+    // fails with `reason`, a UTF-8 text. New calls to it fail at once, without send(), until kFound.
     kLost,
-    // `peer` is connected again.
+    // Calls to `peer` may be tried again: it is connected, or the next send() connects.
     kFound,
-    // The reply `parts` to `peer`, passed to send() earlier, cannot be sent because of `reason`. For transports whose
-    // send() returns before that is known.
+    // The reply `parts` to `peer`, passed to send() earlier, cannot be sent because of `reason`, although its
+    // connection has not ended. For transports whose send() returns before that is known.
     kUnsent,
   };
 
@@ -63,8 +64,8 @@ struct Event {
   Parts parts;
   std::string reason;
   // The number of this event among all events of the transport: 1, 2, 3... in the order in which receive() returns
-  // them, without gaps. Several threads handle events, and a loss must not fail a call whose answer came earlier. So the
-  // agent waits, up to a second, until all earlier events are noted. 0 means: later than all events so far.
+  // them, without gaps. Several threads handle events, and a loss must not fail a call whose answer came earlier. So
+  // the agent waits, up to a second, until all earlier events are noted. A loss with number 0 is handled at once.
   uint64_t order = 0;
 };
 
@@ -75,39 +76,42 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  // Starts to listen as worker `self`; returns the address that peers pass to learn() to reach it, in any format.
+  // Starts to listen as worker `self`; returns the address that peers pass to learn() to reach it: any UTF-8 text.
   virtual std::string listen(int self, const std::string& name) = 0;
 
-  // Stores a peer's address; throws TransportError if the address is not valid. The transport need not connect before
+  // Stores a peer's address; throws TransportError if the text is not an address. The transport need not connect before
   // the first message.
   virtual void learn(int peer, const std::string& name, const std::string& address) = 0;
 
-  // Drops the connections to a peer that has left; an unknown peer is ignored.
+  // Drops the connections to a peer that has left; an unknown peer is ignored. May return before they have ended.
   virtual void forget(int peer) = 0;
 
   // Queues a message and returns without waiting for the peer. Each message must arrive exactly once and in order, or
-  // the peer must be reported as lost. Throws TransportError if the peer is unknown or lost.
+  // the peer must be reported as lost. Throws TransportError if the peer is unknown or lost, or after close(): the call
+  // then fails with the text.
   //
   // `reply`: the message answers a message from `peer`. It must use the connection on which that message arrived: if
   // the reply cannot arrive, the waiting caller then sees its connection end.
   virtual void send(int peer, Parts parts, bool reply) = 0;
 
   // Waits for the next event and moves it into `event`; returns false once the transport is closed. Called by many
-  // threads at the same time; each event goes to one of them. Events of one peer may be returned in any order.
+  // threads at the same time; each event goes to one of them. The requests of a peer are returned in the order in which
+  // they were sent, and so are its replies. Its loss comes after them.
   virtual bool receive(Event& event) = 0;
 
-  // Closes the connections to a peer that sent an invalid message or cannot be answered.
+  // Closes the connections to a peer that sent an invalid message or cannot be answered. The peer may connect again.
   virtual void reject(int peer, const std::string& reason) = 0;
 
   // Stops listening, waits up to `linger` seconds until queued messages have left, closes all connections, and makes
-  // every receive() return false. A second call does nothing.
+  // every receive() return false. A second call does nothing. Must not throw.
   virtual void close(double linger) = 0;
 
-  // Values for the agent's metrics.
+  // Values for the agent's metrics. Called at any time after listen(), also after close(); must not wait.
   virtual std::map<std::string, std::string> metrics() const { return {}; }
 };
 
-// A queue that implements receive() for a transport with its own threads.
+// A queue that implements receive() for a transport with its own threads. push() does not wait and calls nothing, so it
+// may be called with a lock held. After close(), it drops the event.
 class EventQueue {
  public:
   void push(Event event) {
