@@ -1,4 +1,4 @@
-"""Groups on two hosts that have IPv4, IPv6 or both, on UCX and TENSORPIPE; ZEROMQ has tests of its own."""
+"""Groups on two hosts that have IPv4, IPv6 or both, on UCX and TENSORPIPE; ZEROMQ has its own tests."""
 
 from __future__ import annotations
 
