@@ -237,7 +237,7 @@ def test_a_function_that_holds_the_gil_is_named(two: Workers) -> None:
 
 
 def test_a_caller_that_holds_the_gil_is_named(two: Workers) -> None:
-    """The program looks as if waiting for an answer kept its other threads from running."""
+    """To a user, it looks as if waiting for an answer stopped the other threads."""
     two[1].call(call_in_background, "worker0", fetch_slowly)
     step = two[0].start(call_and_hold_gil, "worker1")
     text = cause(two, "gil", "1 call of 'worker1' may need it")

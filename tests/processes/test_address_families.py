@@ -1,4 +1,4 @@
-"""Groups of two hosts that have IPv4, IPv6 or both, on the backends whose own tests use one host."""
+"""Groups on two hosts that have IPv4, IPv6 or both, on UCX and TENSORPIPE; ZEROMQ has its own tests."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ def test_a_held_message_keeps_its_streams(tmp_path: Path) -> None:
         workers[0].call(get_late_answer)
         workers[0].call(send_from_another_stream)
         workers[1].call(set_delay, DELAY)
-        workers[0].call(use_script)  # torch's future of its answer knows no devices
+        workers[0].call(use_script)  # torch's future of its answer has no devices
         workers[1].call(set_delay, 0.0)
         workers.run(steps.leave)
 

@@ -84,7 +84,7 @@ def test_a_new_process_meets_one_with_two_earlier_groups(anywhere: Meeting) -> N
 
 
 def test_a_new_process_has_the_name_of_an_earlier_one(anywhere: Meeting) -> None:
-    """In stock torch, ``shutdown`` hangs: each process counts those of workers with these names."""
+    """In stock torch, ``shutdown`` hangs: each process counts its gathers with workers of these names."""
     with Workers(2, env=anywhere.env) as workers:
         assert_a_group_works(workers, anywhere, {0: 0, 1: 1})
         workers[1].kill()

@@ -8,8 +8,8 @@
 
 namespace rpc_backends {
 
-// Returns the parts of `message`. Large data is not copied; the parts keep the message alive. Tensors on accelerators are
-// copied to host memory: the parts are complete when `copies` have ended. Throws std::invalid_argument if a tensor
+// Returns the parts of `message`. Large data is not copied; the parts keep the message alive. Tensors on accelerators
+// are copied to host memory: the parts are complete when `copies` have ended. Throws std::invalid_argument if a tensor
 // cannot be sent.
 Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call, const Contexts& contexts,
              const Placement& placement, Copies& copies);
@@ -33,8 +33,8 @@ struct UnknownDevice : BadFrame {
 };
 
 // Returns the message in `parts`; large tensors use the memory of the parts. Tensors for accelerators are copied there,
-// on the current streams: their memory is complete when `copies` have ended. Throws BadFrame if the parts are not a valid
-// message.
+// on the current streams: their memory is complete when `copies` have ended. Throws BadFrame if the parts are not a
+// valid message.
 Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies);
 // The same, for a worker without accelerators.
 Decoded decode(const Parts& parts, const Limits& limits);
@@ -48,7 +48,7 @@ Parts copy(const Parts& parts);
 // The total size of the parts, in bytes.
 uint64_t size_of(const Parts& parts);
 
-// The owner of the largest part, which is probably sent last: when it is released, the message was sent.
+// The owner of the largest part, which is probably sent last: when the owner is released, the message has been sent.
 std::weak_ptr<void> last_to_leave(const Parts& parts);
 
 }  // namespace rpc_backends

@@ -98,7 +98,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // runs. `streams`: the current streams of the function.
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
                std::vector<c10::Stream> streams, OnResponse on_response);
-  // Does not throw. `streams`: those with which the function ran.
+  // Does not throw. `streams`: those on which the function ran.
   void reply(int peer, uint64_t call, JitFuture& response, const std::vector<c10::Stream>& streams);
   // Returns the parts of an error if the message cannot be sent.
   Parts encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies);

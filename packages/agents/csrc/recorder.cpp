@@ -115,7 +115,7 @@ void Recorder::fail(const std::string& error) {
 
 namespace {
 
-// Returns the thread that holds the GIL, by its number in Python; 0 if none does. Reads Python's data without the GIL,
+// Returns Python's number of the thread that holds the GIL; 0 if none does. Reads Python's data without the GIL,
 // and may crash if a thread ends at the same time.
 unsigned long gil_holder() {
 #if PY_VERSION_HEX < 0x030c0000
@@ -139,9 +139,10 @@ void write_holder(int file, unsigned long holder) {
   [[maybe_unused]] const ssize_t written = ::write(file, line, sizeof line - 1);
 }
 
-// Writes the stacks of all threads, by faulthandler, and which thread holds the GIL. It reads them without the GIL, and may crash if a thread runs
-// Python at the same time. So it runs in a forked copy of this process: only the copy can crash. The program does not
-// notice the copy, which sends no signal to its parent when it ends, and which ordinary waits for children do not find.
+// Writes the stacks of all threads, and which thread holds the GIL. faulthandler reads the stacks without the GIL, and
+// may crash if a thread runs Python at the same time. So this runs in a forked copy of this process: only the copy can
+// crash. The program does not notice the copy, which sends no signal to its parent when it ends, and which ordinary
+// waits for children do not find.
 void dump_stacks(int file, int signal) {
   constexpr int kTries = 3;
   constexpr int kMostMilliseconds = 2000;

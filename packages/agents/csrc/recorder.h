@@ -1,5 +1,5 @@
-// The flight recorder: it shows the calls of a worker on a Unix socket. It needs neither the GIL nor a lock of the agent,
-// so it also answers when the worker hangs.
+// The flight recorder: it shows the calls of a worker on a Unix socket. It needs neither the GIL nor a lock of the
+// agent, so it also answers when the worker hangs.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -55,10 +55,11 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
   void fail(const std::string& error);
 
   const std::shared_ptr<CallLog>& log() const { return log_; }
-  // Null if the worker writes no dumps: calls then end without an explanation.
+  // Null if the worker writes no dumps: failed calls then have no explanation in their errors.
   std::shared_ptr<FailedCalls> explained_calls() const { return server_.dumps.empty() ? nullptr : failed_calls_; }
   const std::shared_ptr<FailedCalls>& failed_calls() const { return failed_calls_; }
-  // From set_wants_gil(true) to set_wants_gil(false), a thread of Python waits for the GIL, or needs it for a moment.
+  // Between set_wants_gil(true) and set_wants_gil(false), the thread of dumps.Watcher waits for the GIL, or has it for a
+  // moment.
   void set_wants_gil(bool wants) { wants_gil_since_us_ = wants ? CallLog::now_us() : 0; }
   // Writes a dump, unless it has just written one; returns the path of the last one. Throws std::system_error.
   std::string dump(const std::string& reason) const;

@@ -16,8 +16,8 @@ constexpr uint64_t kTraffic = 3;
 
 // How often to try to arm UCX while it still has something to do, before another thread takes over.
 constexpr int kAttempts = 16;
-// How long to sleep while UCX waits for room in a peer's queue, which it does not signal. Meanwhile UCX does not signal the
-// traffic of other peers either, so this delays their messages.
+// How long to sleep while UCX waits for room in the queue of a peer. UCX does not signal the end of this wait, nor the
+// traffic of other peers meanwhile, so the sleep delays their messages.
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{500};
 
@@ -100,7 +100,7 @@ bool Inbox::take(Event& event) {
     more = !events_.empty();
     size_ = events_.size();
   }
-  // This thread will be busy, so another one must take the next event, and another one must poll.
+  // This thread will be busy, so another thread must take the next event, or poll.
   if (more || (wanted_ && !polling_)) {
     wake_if_helpful();
   }
@@ -134,8 +134,8 @@ Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
   }
 }
 
-// Polls until there is an event, or there was no traffic for the poll time. Returns whether there is an event. Afterwards
-// the event descriptor is armed, or another thread was asked to poll.
+// Polls until there is an event, or there was no traffic for the poll time. Returns whether there is an event.
+// Afterwards the event descriptor is armed, or another thread was asked to poll.
 bool Inbox::poll(Clock::time_point deadline) {
   wanted_ = false;
   if (watched_) {

@@ -1,8 +1,8 @@
 // Gives the transport's events to the threads that wait in receive(). These threads also make UCX progress.
 //
-// One thread at a time polls UCX. It stops a short time after the last traffic. Then all threads sleep, until UCX signals
-// traffic through its event descriptor. A thread that takes an event arms this signal instead of waking another thread to
-// poll. So another thread wakes only if new traffic arrives while the event is handled.
+// One thread at a time polls UCX. It stops a short time after the last traffic. Then all threads sleep, until UCX
+// signals traffic through its event descriptor. A thread that takes an event arms this signal instead of waking another
+// thread to poll. So another thread wakes only if new traffic arrives while the event is handled.
 #pragma once
 
 #include <atomic>

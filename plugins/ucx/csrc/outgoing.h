@@ -24,7 +24,8 @@ class Outgoing {
     size_t size = 0;
   };
 
-  // Copies the small parts. `max_header`: bytes of the longest header of an active message. Throws TransportError, std::bad_alloc.
+  // Copies the small parts. `max_header`: bytes of the longest header of an active message. Throws TransportError and
+  // std::bad_alloc.
   Outgoing(Parts parts, size_t max_header);
 
   // Returns the active messages that send this as message `number` of the link with this token.
@@ -36,7 +37,8 @@ class Outgoing {
   // The number of active messages that UCX has not completed. Use it with the transport's lock.
   size_t pending = 0;
   bool has_failed = false;
-  // Small parts are copied, but keep their owners: an agent sees by these whether a message was sent.
+  // The small parts are copied, but stay here with their owners: the agent takes a message as sent when an owner is
+  // released.
   Parts parts;
 
  private:

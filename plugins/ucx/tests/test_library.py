@@ -31,7 +31,7 @@ assert code() == before, "UCX has changed libc"
     reason="this machine has a device for which UCX must notice that memory is freed",
 )
 def test_loading_ucx_does_not_change_libc() -> None:
-    """Without a device that registers memory; the change would take 0.4 s as well."""
+    """This holds without a device that registers memory. The change would also take 0.4 s."""
     done = subprocess.run(
         [sys.executable, "-c", _COMPARE], capture_output=True, text=True, check=False
     )

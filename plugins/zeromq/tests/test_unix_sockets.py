@@ -156,7 +156,7 @@ time.sleep(600)
 def test_a_folder_that_a_starting_worker_removes_is_made_anew(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Another worker looks for left folders before this one has locked its own."""
+    """Another worker looks for folders of killed workers before this one has locked its own."""
     module = {"mkdtemp": tempfile, "flock": fcntl}[step]
     real = getattr(module, step)
 

@@ -222,7 +222,7 @@ def set_worker_names(names: Iterable[str]) -> None:
 
 
 def forget_gathers() -> None:
-    """Restart the counts of ``_all_gather``, so that a new process and one with earlier groups agree."""
+    """Restart the counts of ``_all_gather``, so that new processes and older ones agree."""
     with rpc.api._all_gather_dict_lock:
         rpc.api._all_gather_sequence_id.clear()
         rpc.api._all_gather_sequence_id_to_states.clear()

@@ -211,7 +211,7 @@ class _Arrival:
         nonces, members = checked(key, answer, partial(members_of, world_size))
         if nonces[self._rank] != self._nonce:
             if self._store.get(f"{g}/slot/{self._rank}") == json.dumps(self._who).encode():
-                self._replace(g)  # the group has an earlier process of this rank, not a later one
+                self._replace(g)  # the member with this rank is an earlier process
             return None
         token = hashlib.sha256(json.dumps(nonces).encode()).hexdigest()
         return tuple(Member(*fields) for fields in members), token
@@ -323,7 +323,7 @@ class _Arrival:
         if "dynamic" in (found, wanted):
             self._refuse_mixing(wanted, found)
         if wanted == f"static/{_size_from_torchrun()}":
-            # All workers of an attempt have this size, so the other one is that of an earlier attempt.
+            # All workers of this attempt have this size, so an earlier attempt wrote the other one.
             self._give_up(g, "torchrun has started the workers again", GroupError.__name__)
             return False
         reason = (

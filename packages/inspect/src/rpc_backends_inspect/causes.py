@@ -199,7 +199,7 @@ class _Group:
     def shutdowns(self, stuck: Collection[str] = ()) -> Iterator[Cause]:
         """Find workers that wait in ``shutdown`` for others.
 
-        :param stuck: workers that cannot call ``shutdown`` for another reason, which is known.
+        :param stuck: workers that cannot call ``shutdown`` for a reason that another cause names.
         """
         here = [state for state in self.by_name.values() if _in_shutdown(state)]
         if not here:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rpc_backends_agents import Recorder
 
 _log = getLogger(__name__)
-#: Seconds between two looks at the threads.
+#: Seconds between two checks of whether the worker is in ``shutdown``.
 _PERIOD = 1.0
 #: Seconds after which a shutdown takes long; torch waits for five minutes.
 SHUTDOWN_LIMIT = 30.0
@@ -105,7 +105,7 @@ class Watcher:
 
     def _explanation(self, reason: str) -> str:
         """Write a dump; return where it is, and the likely reason."""
-        self._recorder.begin_explanation()  # it may take seconds, and not because of the GIL
+        self._recorder.begin_explanation()  # it may take seconds, which are no wait for the GIL
         try:
             path = self._recorder.dump(reason)
             found = causes.explain(workers.running())

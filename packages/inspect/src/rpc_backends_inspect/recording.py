@@ -16,7 +16,7 @@ from rpc_backends_inspect import sockets
 from rpc_backends_inspect.dumps import NO_DUMPS, Dumps, Watcher, folder_for
 
 _log = getLogger(__name__)
-#: The signals that recorders of this process use; Python's module ``signal`` does not know of them.
+#: The signals that recorders of this process use. ``signal.getsignal`` does not show their handlers.
 _taken: set[int] = set()
 
 
@@ -55,7 +55,7 @@ def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_D
 
 
 class Start:
-    """Shows a worker from the begin of ``init_rpc`` until it has an agent, or until the next start.
+    """Shows a worker while it is in ``init_rpc`` and, if ``init_rpc`` fails, until the next start.
 
     :param rank: -1 if it is not known yet.
     :param world_size: None for a dynamic group.
@@ -90,13 +90,13 @@ class Start:
         Start._failed = self
 
     def end(self) -> None:
-        """Show the worker no longer."""
+        """Stop showing the worker."""
         self._recorder.stop()
         self._cleanup.close()
 
 
 def _stop_at_exit(recorder: Recorder, cleanup: contextlib.ExitStack) -> None:
-    """Stop a recorder before the interpreter ends: stacks cannot be read while it does."""
+    """Stop a recorder before the interpreter ends: while it ends, stacks cannot be read."""
 
     def end() -> None:
         recorder.stop()

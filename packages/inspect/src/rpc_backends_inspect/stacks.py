@@ -75,7 +75,7 @@ def parse(text: str) -> list[Thread]:
 
 
 def gil_holder(text: str) -> int:
-    """Return the number of the thread that holds the GIL; 0 if none does. The recorder writes it."""
+    """Return the number of the thread that holds the GIL, as the recorder wrote it; 0 if none does."""
     found = _HOLDER.search(text)
     return int(found[1], 16) if found else 0
 

@@ -75,7 +75,7 @@ class WorkerState:
     :ivar reason: why it wrote a dump; empty if it was asked.
     :ivar calls: how many calls it has recorded so far.
     :ivar start: set while the worker is in ``init_rpc``, and after its ``init_rpc`` has failed.
-    :ivar gil_wait: the seconds for which the GIL has been held, and Python's other threads have waited.
+    :ivar gil_wait: for how many seconds one thread has held the GIL while another waited for it.
     :ivar gil_holder: the number of the thread that holds the GIL; 0 if none does.
     :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; not counting those
         that the owner itself has sent to it.

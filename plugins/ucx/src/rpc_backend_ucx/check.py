@@ -58,7 +58,7 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
 
 
 _TITLE = "UCX settings of a worker started here"
-#: The same on every machine, whatever UCX has for GPUs.
+#: The same on every machine, whether or not UCX has transports for GPUs.
 _TENSORS_ON_GPUS = Finding(
     "note",
     "tensors on GPUs",
@@ -159,7 +159,7 @@ def _network(here: Settings) -> Finding:
 
 
 def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
-    """Return the addresses on which a worker listens with TCP, and why these; none without TCP."""
+    """Return the addresses on which a worker listens with TCP, and the reason; nothing without TCP."""
     why = next(
         (f"{name}={text}" for name in _DEVICES if (text := variables.text(name, environ))),
         f"{environment.NET_DEVICES} is not set, so UCX uses all devices",

@@ -9,10 +9,10 @@ from typing import Any
 _DEVICES = Path("/dev")
 #: UCX reads these when its libraries are loaded. They turn off its threads and signal handlers.
 _AT_LOAD = {"UCX_ERROR_SIGNALS": "", "UCX_VFS_ENABLE": "n", "UCX_WARN_UNUSED_ENV_VARS": "n"}
-#: UCX changes libc when it is loaded: it replaces the first instructions of mmap() and others, to notice
-#: that registered memory is freed. That takes 0.4 s, and this turns it off.
+#: UCX changes libc when it is loaded: it replaces the first instructions of mmap() and other functions,
+#: to notice that registered memory is freed. That takes 0.4 s. This variable prevents it.
 _WITHOUT_REGISTRATION = {"UCX_MEM_EVENTS": "n"}
-#: The devices whose transports keep memory registered.
+#: The devices of the transports that register memory.
 _REGISTER_MEMORY = ("infiniband", "xpmem", "knem")
 
 _loaded: list[Any] = []

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 HANDSHAKE_TIMEOUT = 10.0
 #: The key in a dynamic group's store under which the first member writes the group's nonce.
 _NONCE = "ucx/nonce"
-#: The sessions of closed transports of this process. UCX cannot be asked: the address of such a transport
-#: may lead to files that a later one has opened.
+#: The sessions of closed transports of this process. UCX cannot tell that such a transport is closed: its
+#: address may lead to files that a later transport has opened.
 _closed_here: set[str] = set()
 
 logger = variables.logger_of(environment.BACKEND)

@@ -1,7 +1,7 @@
 """Unix sockets for workers on one host, in folders that only their user can enter.
 
-A worker locks its folder while it lives. A worker that starts later removes the folders without a lock,
-which killed workers have left behind.
+A worker locks its folder while it lives. A killed worker leaves its folder behind without a lock, and a
+worker that starts later removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFIX = "rpc-zmq-"
 _SOCKET = "s"
 #: Characters that ``mkdtemp`` adds to the prefix.
 _RANDOM = 8
-#: How often a folder is made anew if another worker takes it for one of a killed worker.
+#: How many folders to try if other workers take them for those of killed workers.
 _TRIES = 20
 
 
