@@ -12,13 +12,12 @@ from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
 from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
 
+#: The longest timeout that a store accepts, in seconds (24 days); stands for no limit.
+_FOR_EVER = (2**31 - 1) / 1000
+
 
 class ReplacedGroupError(GroupError):
     """A worker of the group was started again while the others started; they join the next group."""
-
-
-#: The longest timeout that a store accepts, in seconds (24 days); stands for no limit.
-_FOR_EVER = (2**31 - 1) / 1000
 
 
 @dataclass(frozen=True)

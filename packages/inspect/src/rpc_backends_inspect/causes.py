@@ -116,12 +116,12 @@ class _Group:
                     yield Cause("start", f"{who} for {_failed_start(one)}", (name, one.worker))
             missing = [str(rank) for rank in range(start.world_size) if rank not in ranks]
             if missing and not running and min(ranks) >= 0:
-                rank, were, each = (
+                noun, were, each = (
                     ("rank", "was", "it") if len(missing) == 1 else ("ranks", "were", "each")
                 )
                 yield Cause(
                     "start",
-                    f"{who} at {state.group} for {rank} {', '.join(missing)}, which {were} not found on "
+                    f"{who} at {state.group} for {noun} {', '.join(missing)}, which {were} not found on "
                     f"{state.host!r}: {each} has not called init_rpc, has ended, has another address, or "
                     "runs on another host",
                     (name,),
