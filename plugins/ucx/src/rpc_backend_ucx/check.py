@@ -116,7 +116,8 @@ def _missing(there: list[str]) -> list[Finding]:
 
 
 def _cma(there: list[str], here: Settings) -> list[Finding]:
-    if "RNDV_SCHEME" in here.more or any(one.startswith("cma/") for one in there):
+    scheme = here.more.get("RNDV_SCHEME") or os.environ["UCX_RNDV_SCHEME"]
+    if scheme == "am" or any(one.startswith("cma/") for one in there):
         return []
     text = (
         "large tensors within this host are copied twice, because workers may not read each "

@@ -108,8 +108,7 @@ def settings_of(
         net_devices=devices,
         poll_time=_poll_time(environ) if poll_time is None else poll_time,
         keepalive=options.keepalive if options else _KEEPALIVE,
-        more=_rendezvous(trusted is True, environ)
-        | _without_prefix(options.settings if options else {}),
+        more=_rendezvous(environ) | _without_prefix(options.settings if options else {}),
     )
 
 
@@ -127,14 +126,13 @@ def check_names(settings: Settings, known: Iterable[str]) -> None:
             raise SettingError(f"UCX has no setting UCX_{name}.{hint}")
 
 
-def _rendezvous(trusted: bool, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return how the parts of large messages are sent.
+def _rendezvous(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return how the parts of large messages are sent: the receiver reads them from the sender's memory.
 
-    Within a host, sender and receiver copy at the same time, through shared memory. UCX's own choice, to
-    copy from the other process (``cma``), took 1.2 to 1.5 times as long for 1 to 64 MiB on a machine with
-    free cores.
+    UCX's own choice can also be that the sender writes them into the receiver's memory, which a receiver
+    that has given up waiting may have released. The README compares the times of the choices.
     """
-    return {} if trusted or "UCX_RNDV_SCHEME" in environ else {"RNDV_SCHEME": "am"}
+    return {} if "UCX_RNDV_SCHEME" in environ else {"RNDV_SCHEME": "get_zcopy"}
 
 
 def _permitted(
