@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_bench.subjects import Subject, SubjectError, arrange, parse, read
+from rpc_backends_bench.subjects import Subject, SubjectError, arrange, find, parse, read
 
 
 def labels(*given: str, vs: str | None = None, plugins: tuple[str, ...] = ()) -> list[str]:
@@ -46,6 +46,13 @@ def test_a_file_has_a_table_for_each_subject(tmp_path: Path) -> None:
         Subject("MINE", "MINE", {"threads": 4}),
         Subject("few threads", "MINE", {"threads": 1}, own=True),
     ]
+
+
+def test_the_reference_can_be_a_table_of_the_file() -> None:
+    table = Subject("few threads", "MINE", {"threads": 1})
+
+    assert find("few threads", [table]) is table
+    assert find("MINE", [table]) == parse("MINE")
 
 
 @pytest.mark.parametrize("text", ["threads = 4", "["])

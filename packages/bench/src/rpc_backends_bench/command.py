@@ -61,8 +61,8 @@ Exit status: 0 everything was measured, 1 a backend failed, 2 an argument is inv
     "--vs",
     "reference",
     metavar="NAME",
-    help="The reference that the others are compared with.  [default: TENSORPIPE; if that is the only "
-    "NAME, TENSORPIPE@torch; if it is not among several NAMEs, the first of them]",
+    help="The reference that the others are compared with, or its table in FILE.  [default: TENSORPIPE; "
+    "if that is the only NAME, TENSORPIPE@torch; if it is not among several NAMEs, the first of them]",
 )
 @click.option(
     "--file",
@@ -232,7 +232,7 @@ def _subjects(
     try:
         named = [requested.parse(name) for name in names]
         named += requested.read(file) if file else []
-        chosen = None if reference is None else requested.parse(reference)
+        chosen = None if reference is None else requested.find(reference, named)
         requested.check_named(named)
     except SubjectError as error:
         raise UsageFailure(str(error)) from error

@@ -88,6 +88,14 @@ def read(file: Path) -> list[Subject]:
     return found
 
 
+def find(text: str, among: Iterable[Subject]) -> Subject:
+    """Return the subject with the label ``text``; if there is none, parse ``text``.
+
+    :raises SubjectError: see :func:`parse`.
+    """
+    return next((one for one in among if one.label == text), None) or parse(text)
+
+
 def arrange(
     named: Sequence[Subject],
     reference: Subject | None,
