@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "core.h"
-#include "python_state.h"
+#include "rpc_backends_agents/python.h"
 
 namespace rpc_backends {
 

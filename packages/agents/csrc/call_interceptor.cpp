@@ -8,6 +8,7 @@
 #include "for_python.h"
 #include "log.h"
 #include "python_state.h"
+#include "rpc_backends_agents/python.h"
 
 namespace py = pybind11;
 

@@ -10,7 +10,7 @@
 #include "devices.h"
 #include "intercepted_call.h"
 #include "log.h"
-#include "python_state.h"
+#include "rpc_backends_agents/python.h"
 #include "telemetry.h"
 #include "tensorpipe_requests.h"
 

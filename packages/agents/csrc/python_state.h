@@ -27,21 +27,4 @@ class PythonState {
   PyThreadState* state_ = nullptr;
 };
 
-// While it exists, its thread does not hold the GIL, so that a thread that is waited for can take the GIL.
-class WithoutGil {
- public:
-  WithoutGil() : state_(Py_IsInitialized() != 0 && PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr) {}
-  ~WithoutGil() {
-    if (state_ != nullptr) {
-      PyEval_RestoreThread(state_);
-    }
-  }
-
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* const state_;
-};
-
 }  // namespace rpc_backends

@@ -13,6 +13,7 @@
 #include "capsule.h"
 #include "log.h"
 #include "memory_transport.h"
+#include "rpc_backends_agents/python.h"
 
 namespace py = pybind11;
 
@@ -219,13 +220,14 @@ std::map<std::string, std::string> PythonTransport::metrics() const {
 
 std::shared_ptr<Transport> take_transport(const py::object& transport) {
   if (!py::hasattr(transport, "__rpc_transport__")) {
-    return std::make_shared<PythonTransport>(transport);
+    return std::make_shared<ClosedAtExit<PythonTransport>>(transport);
   }
   return take_capsule<Transport>(transport, "__rpc_transport__", kTransportCapsule, "transport");
 }
 
 void bind_transports(py::module_& module) {
   bind_part(module);
+  ClosedAtExit<PythonTransport>::close_all_at_exit();
   py::class_<Inbox>(module, "Inbox", py::module_local(), "Receives the events of a transport's connections.")
       .def("deliver", &Inbox::deliver, py::arg("peer"), py::arg("parts"))
       .def("lost", &Inbox::lost, py::arg("peer"), py::arg("reason"))
