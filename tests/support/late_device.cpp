@@ -47,6 +47,35 @@ constexpr int kOverwritten = 0xEE;
 
 std::atomic<int64_t> delay_us{0};
 
+// Counts operations, and holds them when so many have run as allow() says.
+class Turnstile {
+ public:
+  void allow(int64_t count) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    left_ = count;
+    changed_.notify_all();
+  }
+
+  void pass() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return left_ != 0; });
+    left_ -= left_ > 0 ? 1 : 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t left_ = -1;
+};
+
+// Never destroyed: the threads of streams run until the process ends.
+Turnstile& turnstile() {
+  static auto* one = new Turnstile();
+  return *one;
+}
+
+std::atomic<int64_t> operations{0};
+
 class Queue {
  public:
   void put(std::function<void()> work) {
@@ -332,9 +361,11 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
 template <typename Work>
 void put(c10::Device device, Work work) {
   current(device).put([work = std::move(work)]() mutable {
+    turnstile().pass();
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset);
     work();
+    ++operations;
   });
 }
 
@@ -486,6 +517,8 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 TORCH_LIBRARY(late_device, m) {
   m.def("set_delay(float seconds) -> ()", [](double seconds) { delay_us = static_cast<int64_t>(seconds * 1e6); });
+  m.def("allow(int count) -> ()", [](int64_t count) { turnstile().allow(count); });
+  m.def("operations() -> int", []() -> int64_t { return operations; });
   m.def("device_count() -> int", []() -> int64_t { return kDevices; });
   m.def("current_device() -> int", []() -> int64_t { return current_device; });
   m.def("set_device(int device) -> ()", [](int64_t device) { Guard().setDevice({kLate, static_cast<c10::DeviceIndex>(device)}); });

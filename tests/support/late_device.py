@@ -61,6 +61,17 @@ def set_delay(seconds: float) -> None:
     torch.ops.late_device.set_delay(seconds)
 
 
+def allow(operations: int) -> None:
+    """Let this many more operations run, on all streams together; later ones wait. -1: all run."""
+    torch.ops.late_device.allow(operations)
+
+
+def operations() -> int:
+    """Return how many operations have run."""
+    count: int = torch.ops.late_device.operations()
+    return count
+
+
 def _module() -> ModuleType:
     """Return the module that torch finds as ``torch.late``."""
     calls = torch.ops.late_device

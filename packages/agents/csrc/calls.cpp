@@ -155,6 +155,12 @@ void Calls::fail_after(std::chrono::milliseconds delay, uint64_t id, const std::
   alarm_.notify_one();
 }
 
+bool Calls::waits(uint64_t id, int peer) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = calls_.find(id);
+  return found != calls_.end() && found->second.peer == peer;
+}
+
 std::optional<Calls::Call> Calls::take(uint64_t id, int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = calls_.find(id);

@@ -60,6 +60,9 @@ class Calls {
   // Makes a call end with `error` after `delay`, through `on_late`, unless it ends earlier.
   void fail_after(std::chrono::milliseconds delay, uint64_t id, const std::string& error);
 
+  // Whether the call waits for an answer of `peer`.
+  bool waits(uint64_t id, int peer) const;
+
   // Removes and returns the call that `peer` answers; empty if there is no such call, for example after a timeout.
   std::optional<Call> take(uint64_t id, int peer);
 

@@ -19,7 +19,8 @@ namespace {
 // The flags of a storage. After those of a storage for an accelerator come the type and number of the device.
 constexpr uint8_t kInlineStorage = 1;
 constexpr uint8_t kOnDevice = 2;
-constexpr uint8_t kAllStorageFlags = 3;
+constexpr uint8_t kStorageInPieces = 4;
+constexpr uint8_t kAllStorageFlags = 7;
 
 constexpr int32_t kRequests[] = {
     MessageType::SCRIPT_CALL,           MessageType::PYTHON_CALL,
@@ -51,14 +52,6 @@ Part part_of(std::vector<uint8_t>&& bytes) {
   return {owner->data(), owner->size(), owner};
 }
 
-// A storage on memory that it does not own; it keeps `owner` alive.
-c10::Storage storage_on(const void* data, size_t size, std::shared_ptr<void> owner) {
-  auto* keep = new std::shared_ptr<void>(std::move(owner));
-  auto deleter = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
-  c10::DataPtr pointer(const_cast<void*>(data), keep, deleter, c10::Device(c10::kCPU));
-  return c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(pointer), nullptr, false);
-}
-
 c10::Storage copied_storage(const void* data, size_t size) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), size, c10::GetCPUAllocator(), false);
   if (size > 0) {
@@ -72,10 +65,50 @@ bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % largest_element == 0;
 }
 
-// Reads the device of a storage, which must be one of `devices`.
-c10::Device read_device(Reader& in, const std::vector<c10::Device>& devices) {
-  const auto type = in.get<uint8_t>();
-  const auto index = in.get<uint8_t>();
+// Begins to copy the storages that are sent in pieces.
+void stage_pieces(const TensorWriter& tensors, const Head& head, Staging& staging) {
+  auto unsent = std::make_shared<int>(0);
+  staging.unsent = unsent;
+  // Nothing is sent before the first copy of each device has ended: receivers do not expect long pauses between pieces.
+  Copies first;
+  std::vector<c10::Device> begun;
+  const auto begin = [&](c10::Device device) {
+    if (std::find(begun.begin(), begun.end(), device) == begun.end()) {
+      begun.push_back(device);
+      first.record(device);
+    }
+  };
+  for (size_t i = 0; i < tensors.storages().size(); ++i) {
+    const StorageRange& range = tensors.storages()[i];
+    if (!range.in_pieces) {
+      continue;
+    }
+    for (uint64_t offset = 0; offset < range.size; offset += kPieceBytes) {
+      const PieceHead piece_head{head.kind,  static_cast<uint8_t>(range.target.type()),
+                                 static_cast<uint8_t>(range.target.index()), static_cast<uint32_t>(i),
+                                 head.call,  head.session,
+                                 range.size, offset};
+      Writer written;
+      piece_head.write(written);
+      Piece piece;
+      const uint64_t size = std::min(kPieceBytes, range.size - offset);
+      const c10::Storage host = piece.copies.to_host(range.storage, range.begin + offset, size);
+      piece.copies.record();
+      begin(range.storage.device());
+      piece.parts.push_back(part_of(std::move(written.bytes())));
+      piece.parts.push_back({host.data(), size, std::make_shared<std::pair<c10::Storage, std::shared_ptr<int>>>(host, unsent)});
+      staging.pieces.push_back(std::move(piece));
+    }
+  }
+  for (const c10::Device& device : staging.copies.devices()) {
+    begin(device);
+  }
+  staging.pieces.push_front({std::move(first), {}});
+}
+
+}  // namespace
+
+c10::Device known_device(uint8_t type, uint8_t index, const std::vector<c10::Device>& devices) {
   for (const c10::Device& device : devices) {
     if (static_cast<uint8_t>(device.type()) == type && static_cast<uint8_t>(device.index()) == index) {
       return device;
@@ -85,7 +118,12 @@ c10::Device read_device(Reader& in, const std::vector<c10::Device>& devices) {
                       std::to_string(type) + ", which this worker does not use for RPC");
 }
 
-}  // namespace
+c10::Storage storage_on(const Part& part) {
+  auto* keep = new std::shared_ptr<void>(part.owner);
+  auto deleter = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
+  c10::DataPtr pointer(const_cast<void*>(part.data), keep, deleter, c10::Device(c10::kCPU));
+  return c10::Storage(c10::Storage::use_byte_size_t(), part.size, std::move(pointer), nullptr, false);
+}
 
 uint64_t size_of(const Parts& parts) {
   uint64_t bytes = 0;
@@ -120,13 +158,14 @@ Parts copy(const Parts& parts) {
 }
 
 Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts) {
-  Copies none;
+  Staging none;
   return encode(std::move(message), call, contexts, Placement(), none);
 }
 
-Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const Placement& placement, Copies& copies) {
+Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const Placement& placement,
+             Staging& staging) {
   TensorWriter tensors(message->tensors(), placement);
-  tensors.copy_to_host(copies);
+  tensors.copy_to_host(staging.copies);
   Head head;
   head.kind = message->isRequest() ? FrameKind::kRequest : FrameKind::kResponse;
   head.type = message->type();
@@ -136,6 +175,14 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const 
   head.tensors = static_cast<uint32_t>(message->tensors().size());
   head.storages = static_cast<uint32_t>(tensors.storages().size());
   head.context_size = static_cast<uint32_t>(size_of(contexts));
+  for (const StorageRange& range : tensors.storages()) {
+    head.bytes_in_pieces += range.in_pieces ? range.size : 0;
+  }
+  if (head.bytes_in_pieces > 0) {
+    head.session = placement.session;
+    staging.bytes_in_pieces = head.bytes_in_pieces;
+    stage_pieces(tensors, head, staging);
+  }
 
   Writer description;
   std::vector<bool> is_inline;
@@ -148,7 +195,8 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const 
     inline_bytes += small ? range.size : 0;
     is_inline.push_back(small);
     description.put(range.size);
-    description.put(static_cast<uint8_t>((small ? kInlineStorage : 0) | (on_device ? kOnDevice : 0)));
+    description.put(static_cast<uint8_t>((small ? kInlineStorage : 0) | (on_device ? kOnDevice : 0) |
+                                         (range.in_pieces ? kStorageInPieces : 0)));
     if (on_device) {
       description.put(static_cast<uint8_t>(range.target.type()));
       description.put(static_cast<uint8_t>(range.target.index()));
@@ -177,7 +225,7 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const 
     parts.push_back({message->payload().data(), message->payload().size(), std::make_shared<MessagePtr>(message)});
   }
   for (size_t i = 0; i < is_inline.size(); ++i) {
-    if (!is_inline[i]) {
+    if (!is_inline[i] && !tensors.storages()[i].in_pieces) {
       const StorageRange& range = tensors.storages()[i];
       parts.push_back({range.data(), range.size, std::make_shared<c10::Storage>(range.host())});
     }
@@ -189,6 +237,14 @@ Head read_head(const Parts& parts) {
   if (parts.empty()) {
     throw BadFrame("it is empty");
   }
+  if (is_piece(parts)) {
+    const PieceHead piece = PieceHead::read(parts);
+    Head head;
+    head.kind = piece.kind;
+    head.call = piece.call;
+    head.session = piece.session;
+    return head;
+  }
   Reader in(parts[0].data, parts[0].size);
   return Head::read(in);
 }
@@ -198,7 +254,8 @@ Decoded decode(const Parts& parts, const Limits& limits) {
   return decode(parts, limits, {}, none);
 }
 
-Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies) {
+Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies,
+               const ArrivedStorages& arrived) {
   if (parts.empty()) {
     throw BadFrame("it is empty");
   }
@@ -231,6 +288,7 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
 
   std::vector<c10::Storage> storages;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices;
+  size_t used = 0;
   // No reserve() with a count from the frame: the count may be wrong.
   for (uint32_t i = 0; i < head.storages; ++i) {
     const auto size = description.get<uint64_t>();
@@ -239,21 +297,36 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
       throw BadFrame("a storage has unknown flags");
     }
     const bool on_device = (flags & kOnDevice) != 0;
-    const c10::Device device = on_device ? read_device(description, devices) : c10::Device(c10::kCPU);
-    if ((flags & kInlineStorage) != 0) {
+    c10::Device device(c10::kCPU);
+    if (on_device) {
+      const auto type = description.get<uint8_t>();
+      device = known_device(type, description.get<uint8_t>(), devices);
+    }
+    if ((flags & kStorageInPieces) != 0) {
+      const auto found = arrived.find(i);
+      if (found == arrived.end() || found->second.nbytes() != size || found->second.device() != device) {
+        throw BadFrame("a storage differs from its pieces");
+      }
+      storages.push_back(found->second);
+      ++used;
+    } else if ((flags & kInlineStorage) != 0) {
       if (size > in.left()) {
         throw BadFrame("it ends in the middle of a storage");
       }
       storages.push_back(copied_storage(in.take(size), size));
     } else {
       const Part& part = next_part(size);
-      storages.push_back(is_aligned(part.data) ? storage_on(part.data, part.size, part.owner)
-                                               : copied_storage(part.data, part.size));
+      storages.push_back(is_aligned(part.data) ? storage_on(part) : copied_storage(part.data, part.size));
     }
     if (on_device) {
-      storages.back() = copies.to_device(storages.back(), device);
+      if ((flags & kStorageInPieces) == 0) {
+        storages.back() = copies.to_device(storages.back(), device);
+      }
       on_devices.push_back(storages.back().getWeakStorageImpl());
     }
+  }
+  if (used != arrived.size()) {
+    throw BadFrame("pieces of a storage that it does not have came before it");
   }
   if (in.left() != 0 || next != parts.size()) {
     throw BadFrame("it is longer than it claims to be");

@@ -3,16 +3,39 @@
 
 #include <torch/csrc/distributed/rpc/message.h>
 
+#include <deque>
+#include <memory>
+#include <unordered_map>
+
 #include "devices.h"
 #include "frame.h"
 
 namespace rpc_backends {
 
+// A piece of a message: it is complete when `copies` have ended. Without parts there is nothing to send.
+struct Piece {
+  Copies copies;
+  Parts parts;
+};
+
+// What must end before a message is sent.
+struct Staging {
+  // Copies to host memory that the message itself has. Not recorded.
+  Copies copies;
+  // What is sent before the message, in this order. Recorded.
+  std::deque<Piece> pieces;
+  uint64_t bytes_in_pieces = 0;
+  // Expires when the transport has released all pieces.
+  std::weak_ptr<void> unsent;
+
+  bool empty() const { return copies.empty() && pieces.empty(); }
+};
+
 // Returns the parts of `message`. Large data is not copied; the parts keep the message alive. Tensors on accelerators
-// are copied to host memory: the parts are complete when `copies` have ended. Throws std::invalid_argument if a tensor
-// cannot be sent.
+// are copied to host memory: `staging` is what must end before the parts are sent. Throws std::invalid_argument if a
+// tensor cannot be sent.
 Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call, const Contexts& contexts,
-             const Placement& placement, Copies& copies);
+             const Placement& placement, Staging& staging);
 // The same, for messages whose tensors are on the CPU.
 Parts encode(c10::intrusive_ptr<torch::distributed::rpc::Message> message, uint64_t call,
              const Contexts& contexts = {});
@@ -32,14 +55,25 @@ struct UnknownDevice : BadFrame {
   using BadFrame::BadFrame;
 };
 
+// The storages of a message that arrived in pieces, by their numbers in the message.
+using ArrivedStorages = std::unordered_map<uint32_t, c10::Storage>;
+
 // Returns the message in `parts`; large tensors use the memory of the parts. Tensors for accelerators are copied there,
-// on the current streams: their memory is complete when `copies` have ended. Throws BadFrame if the parts are not a
-// valid message.
-Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies);
+// on the current streams: their memory is complete when `copies` have ended. `arrived` must have exactly the storages
+// that the message has in pieces. Throws BadFrame if the parts are not a valid message.
+Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies,
+               const ArrivedStorages& arrived = {});
 // The same, for a worker without accelerators.
 Decoded decode(const Parts& parts, const Limits& limits);
 
-// Returns the head of a message, even if the rest is not valid. Throws BadFrame if the head is not valid.
+// Returns the device with this type and index, which must be one of `devices`; throws UnknownDevice.
+c10::Device known_device(uint8_t type, uint8_t index, const std::vector<c10::Device>& devices);
+
+// A storage on the memory of a part, which it keeps.
+c10::Storage storage_on(const Part& part);
+
+// Returns the head of a message, even if the rest is not valid. For a piece, it has the kind and the call of its message.
+// Throws BadFrame if the head is not valid.
 Head read_head(const Parts& parts);
 
 // Returns a copy of the parts that shares no memory with them.

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <optional>
+#include <random>
 #include <utility>
 
 #include "log.h"
@@ -21,6 +22,11 @@ namespace {
 // At shutdown: seconds for the last messages to be sent, and seconds for running requests to end.
 constexpr double kLinger = 2.0;
 constexpr double kStopTimeout = 5.0;
+
+uint64_t random_session() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;  // not 0
+}
 
 bool is_number(const std::string& text) {
   char* end = nullptr;
@@ -43,7 +49,12 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
                                           [this](int peer) { return answers_.is_behind(peer); },
                                           [this] { calls_.ask_for_pulse(); }})),
       calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); },
-             [this] { return thread_pool_->retry(); }) {
+             [this] {
+               const bool again = drop_stale();
+               return thread_pool_->retry() || again;
+             }),
+      arriving_(options.max_message_bytes),
+      session_(random_session()) {
   members.add(name, id);
 }
 
@@ -67,6 +78,7 @@ void TransportAgent::Core::stop() {
   calls_.stop();
   after_copies_.stop();
   thread_pool_->stop(kStopTimeout);
+  arriving_.clear();
 }
 
 // --- what arrives -----------------------------------------------------------------------------------
@@ -99,6 +111,10 @@ void TransportAgent::Core::handle_own_message(const Parts& parts) {
 }
 
 void TransportAgent::Core::handle_message(int peer, const Parts& parts, EventOrder::Handling& event) {
+  if (is_in_pieces(parts)) {
+    handle_in_pieces(peer, parts, event);
+    return;
+  }
   const DeviceMaps* const maps = devices.get();
   if (maps == nullptr || maps->devices.empty()) {
     handle_decoded(peer, parts, event, {});
@@ -109,28 +125,22 @@ void TransportAgent::Core::handle_message(int peer, const Parts& parts, EventOrd
   handle_decoded(peer, parts, event, streams);
 }
 
-Decoded TransportAgent::Core::decode_message(const Parts& parts, Copies& copies) {
-  const DeviceMaps* maps = devices.get();
-  static const std::vector<c10::Device> none;
-  try {
-    return decode(parts, limits_, maps == nullptr ? none : maps->devices, copies);
-  } catch (const UnknownDevice&) {
-    // The sender may have joined the group just now.
-    if (!members.refresh() || devices.get() == maps) {
-      throw;
-    }
-    maps = devices.get();
-    return decode(parts, limits_, maps->devices, copies);
-  }
+Decoded TransportAgent::Core::decode_message(const Parts& parts, Copies& copies,
+                                             const ArrivingMessage::Whole* whole) {
+  static const ArrivedStorages none;
+  const ArrivedStorages& arrived = whole == nullptr ? none : whole->storages;
+  return with_devices(
+      [&](const std::vector<c10::Device>& known) { return decode(parts, limits_, known, copies, arrived); });
 }
 
 void TransportAgent::Core::handle_decoded(int peer, const Parts& parts, EventOrder::Handling& event,
-                                          const std::vector<c10::Stream>& streams) {
+                                          const std::vector<c10::Stream>& streams,
+                                          const ArrivingMessage::Whole* whole) {
   std::optional<Decoded> decoded;
   // decode() throws BadFrame, or std::bad_alloc if there is not enough memory.
   const auto bad = error_in([&] {
     Copies copies;
-    decoded = decode_message(parts, copies);
+    decoded = decode_message(parts, copies, whole);
     if (!copies.empty()) {
       copies.record();
       after_copies_.run(std::move(copies));
@@ -149,11 +159,12 @@ void TransportAgent::Core::handle_decoded(int peer, const Parts& parts, EventOrd
   }
   event.note();
   const uint64_t call = decoded->call;
+  const uint64_t bytes = size_of(parts) + (whole == nullptr ? 0 : whole->bytes);
   ++active_requests_;
   if (peer != id_) {
     ++received_;
   }
-  if (const auto error = error_in([&] { serve(peer, std::move(*decoded), size_of(parts), streams); })) {
+  if (const auto error = error_in([&] { serve(peer, std::move(*decoded), bytes, streams); })) {
     auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     fail(response, "the request cannot be served: " + *error);
     reply(peer, call, *response, streams);
@@ -184,20 +195,14 @@ void TransportAgent::Core::refuse(int peer, const Parts& parts, const std::strin
 // --- what is sent ------------------------------------------------------------------------------------
 
 Parts TransportAgent::Core::encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts,
-                                           const Placement& placement, Copies& copies) const {
-  Parts parts = encode(std::move(message), call, contexts, placement, copies);
-  const uint64_t bytes = size_of(parts);
+                                           const Placement& placement, Staging& staging) const {
+  Parts parts = encode(std::move(message), call, contexts, placement, staging);
+  const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
   if (bytes > options_.max_message_bytes) {
     throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes is larger than max_message_bytes (" +
                              std::to_string(options_.max_message_bytes) + ") of this worker");
   }
   return parts;
-}
-
-void TransportAgent::Core::after(Copies copies, std::function<void()> then) {
-  copies.record();
-  // On another thread than that of the copies, which must not wait for anything else.
-  after_copies_.run(std::move(copies), [pool = thread_pool_, then = std::move(then)] { pool->post(then); });
 }
 
 // --- peers ------------------------------------------------------------------------------------------
@@ -217,6 +222,7 @@ void TransportAgent::Core::lose(const Event& event) {
     lost_now_ = lost_.size();
   }
   ++lost_peers_;
+  arriving_.lose(peer);
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, "the connection is lost: " + reason);
   }
@@ -239,6 +245,7 @@ void TransportAgent::Core::forget(int peer, const std::string& reason) {
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, reason);
   }
+  arriving_.forget(peer);
   members.remove(peer);
   forget_loss(peer);
 }
@@ -293,6 +300,7 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.requests_received", std::to_string(received_)},
       {"agent.bytes_sent", std::to_string(bytes_sent_)},
       {"agent.bytes_received", std::to_string(bytes_received_)},
+      {"agent.unfinished_messages", std::to_string(arriving_.size())},
       {"agent.timeouts", std::to_string(calls_.timeouts())},
       {"agent.late_answers", std::to_string(calls_.late_answers())},
       {"agent.bad_frames", std::to_string(bad_frames_)},

@@ -20,6 +20,7 @@
 #include "devices.h"
 #include "event_order.h"
 #include "members.h"
+#include "pieces.h"
 #include "thread_pool.h"
 
 namespace rpc_backends {
@@ -56,17 +57,23 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
 
  private:
   class IncomingCall;
+  struct Staged;
+  using Error = std::optional<std::string>;
   using OnResponse = std::function<void(JitFuture&)>;
 
   // What arrives.
   void handle(Event& event);
   // `peer`: the sender, which is this worker for a call to itself. `event`: the event that delivered the message.
   void handle_message(int peer, const Parts& parts, EventOrder::Handling& event);
-  // The same, with `streams` as the current streams of this worker's accelerators.
+  // The same, with `streams` as the current streams of this worker's accelerators. `whole`: the message, if it came in
+  // pieces.
   void handle_decoded(int peer, const Parts& parts, EventOrder::Handling& event,
-                      const std::vector<c10::Stream>& streams);
+                      const std::vector<c10::Stream>& streams, const ArrivingMessage::Whole* whole = nullptr);
   void handle_own_message(const Parts& parts);
-  Decoded decode_message(const Parts& parts, Copies& copies);
+  Decoded decode_message(const Parts& parts, Copies& copies, const ArrivingMessage::Whole* whole);
+  // Calls `work` with this worker's accelerators, and again if that throws UnknownDevice and there are new ones.
+  template <typename Work>
+  auto with_devices(const Work& work) -> decltype(work(std::vector<c10::Device>()));
   // Handles an invalid message: fails its call if the head is readable, otherwise closes the connection.
   void refuse(int peer, const Parts& parts, const std::string& why);
   void lose(const Event& event);
@@ -76,9 +83,20 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
 
   // What is sent.
   Parts encode_checked(c10::intrusive_ptr<Message> message, uint64_t call, const Contexts& contexts,
-                       const Placement& placement, Copies& copies) const;
-  // Runs `then` on a thread of the agent when the copies that have just begun have ended.
-  void after(Copies copies, std::function<void()> then);
+                       const Placement& placement, Staging& staging) const;
+
+  // Messages in pieces, both ways (core_pieces.cpp).
+  // Sends the pieces of a message with `send_piece`, each when its copies have ended; then runs `then`, with the error if
+  // there was one. Both run on threads of the agent. Call it with the streams on which the copies began.
+  void after(Staging staging, std::function<void(Parts)> send_piece, std::function<void(const Error&)> then);
+  void go_on(const std::shared_ptr<Staged>& staged);
+  void send_piece(int peer, Parts parts, bool reply);
+  // Handles a piece, or a message that has pieces.
+  void handle_in_pieces(int peer, const Parts& parts, EventOrder::Handling& event);
+  std::optional<ArrivingMessage::Whole> add_piece(int peer, const Parts& parts);
+  std::optional<ArrivingMessage::Whole> add_message(int peer, const Parts& parts);
+  // Refuses the requests that nobody finishes; returns whether there are unfinished messages.
+  bool drop_stale();
 
   bool is_idle() const;
   void tell_progress();
@@ -87,6 +105,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   FuturePtr new_future(const DeviceMaps* maps) const;
   // Sends a request that is entered as `call`. An error ends the call.
   void send_request(int peer, uint64_t call, Parts parts, bool is_retried);
+  void fail_request(int peer, uint64_t call, const std::string& error, bool is_retried);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   void count_end(const Calls::Call& call);
   void end_call(const Calls::Call& call, const std::string& error);
@@ -101,11 +120,11 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // Does not throw. `streams`: those on which the function ran.
   void reply(int peer, uint64_t call, JitFuture& response, const std::vector<c10::Stream>& streams);
   // Returns the parts of an error if the message cannot be sent.
-  Parts encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies);
+  Parts encode_reply(int peer, uint64_t call, JitFuture& response, Staging& staging);
   // Where the tensors of an answer to `peer` go. `maps` are this worker's, and may be null.
   Placement answer_placement(int peer, const DeviceMaps* maps) const;
   void send_reply(int peer, uint64_t call, Parts parts);
-  void reply_failed(int peer, uint64_t call, const std::optional<std::string>& error);
+  void reply_failed(int peer, uint64_t call, const Error& error);
   // Counts a reply to `peer` that has left.
   void end_reply(int peer);
   // Counts a request as served without an answer.
@@ -129,6 +148,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   const std::shared_ptr<ThreadPool> thread_pool_;
   Calls calls_;
   EventOrder order_;
+  ArrivingMessages arriving_;
+  const uint64_t session_;  // tells the messages in pieces of this agent from those of an earlier one with its id
   AfterCopies after_copies_;
 
   mutable std::mutex lost_mutex_;
@@ -146,5 +167,20 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::condition_variable idle_;
   std::atomic<int> idle_waiters_{0};
 };
+
+template <typename Work>
+auto TransportAgent::Core::with_devices(const Work& work) -> decltype(work(std::vector<c10::Device>())) {
+  static const std::vector<c10::Device> none;
+  const DeviceMaps* maps = devices.get();
+  try {
+    return work(maps == nullptr ? none : maps->devices);
+  } catch (const UnknownDevice&) {
+    // The sender may have joined the group just now.
+    if (!members.refresh() || devices.get() == maps) {
+      throw;
+    }
+    return work(devices.get()->devices);
+  }
+}
 
 }  // namespace rpc_backends

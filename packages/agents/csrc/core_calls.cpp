@@ -31,24 +31,31 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
     const auto found = maps->requests.find(to.name_);
     placement.map = found == maps->requests.end() ? nullptr : &found->second;
   }
-  Copies copies;
-  Parts parts = encode_checked(std::move(message), call, contexts, placement, copies);
-  const uint64_t bytes = size_of(parts);
-  FuturePtr future =
-      calls_.add(call, {peer, new_future(maps), bytes, last_to_leave(parts), timeout, {}, {}}, started, may_wait);
+  placement.session = peer == id_ ? 0 : session_;
+  Staging staging;
+  Parts parts = encode_checked(std::move(message), call, contexts, placement, staging);
+  const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
+  const std::weak_ptr<void> unsent = staging.pieces.empty() ? last_to_leave(parts) : staging.unsent;
+  FuturePtr future = calls_.add(call, {peer, new_future(maps), bytes, unsent, timeout, {}, {}}, started, may_wait);
   if (!future) {
     future = new_future(maps);
     fail(future, timeout_text(timeout));
     return future;
   }
-  if (copies.empty()) {
+  if (staging.empty()) {
     send_request(peer, call, std::move(parts), is_retried);
     return future;
   }
   auto error = error_in([&] {
-    after(std::move(copies), [self = shared_from_this(), peer, call, parts = std::move(parts), is_retried] {
-      self->send_request(peer, call, parts, is_retried);
-    });
+    const auto self = shared_from_this();
+    after(std::move(staging), [self, peer](Parts piece) { self->send_piece(peer, std::move(piece), false); },
+          [self, peer, call, parts = std::move(parts), is_retried](const Error& unsent) {
+            if (unsent) {
+              self->fail_request(peer, call, *unsent, is_retried);
+            } else {
+              self->send_request(peer, call, parts, is_retried);
+            }
+          });
   });
   if (!error && !running_) {
     error = "the RPC agent of this worker has been shut down";
@@ -84,12 +91,16 @@ void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bo
   if (!error && !running_) {
     error = "the RPC agent of this worker has been shut down";
   }
-  if (error && is_retried && running_) {
-    calls_.fail_after(kRetryDelay, call, *error);
-  } else if (error) {
-    if (const auto taken = calls_.take(call, peer)) {
-      end_call(*taken, *error);
-    }
+  if (error) {
+    fail_request(peer, call, *error, is_retried);
+  }
+}
+
+void TransportAgent::Core::fail_request(int peer, uint64_t call, const std::string& error, bool is_retried) {
+  if (is_retried && running_) {
+    calls_.fail_after(kRetryDelay, call, error);
+  } else if (const auto taken = calls_.take(call, peer)) {
+    end_call(*taken, error);
   }
 }
 

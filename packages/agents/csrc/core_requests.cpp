@@ -175,18 +175,25 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
   const auto error = error_in([&] {
     // This may be another thread than the function's. A TorchScript function's future does not know its streams.
     const c10::MultiStreamGuard guard(streams);
-    Copies copies;
-    Parts parts = encode_reply(peer, call, response, copies);
-    if (copies.empty()) {
+    Staging staging;
+    Parts parts = encode_reply(peer, call, response, staging);
+    if (staging.empty()) {
       send_reply(peer, call, std::move(parts));
       return;
     }
     is_copying = true;
-    after(std::move(copies), [self = shared_from_this(), peer, call, parts = std::move(parts)] {
-      const auto unsent = error_in([&] { self->send_reply(peer, call, parts); });
-      self->reply_failed(peer, call, unsent);
-      self->end_reply(peer);
-    });
+    const auto self = shared_from_this();
+    after(std::move(staging),
+          [self, peer, bytes = staging.bytes_in_pieces, unsent = staging.unsent, is_first = true](Parts piece) mutable {
+            if (std::exchange(is_first, false)) {
+              self->answers_.add(peer, bytes, unsent);
+            }
+            self->send_piece(peer, std::move(piece), true);
+          },
+          [self, peer, call, parts = std::move(parts)](const Error& lost) {
+            self->reply_failed(peer, call, lost ? lost : error_in([&] { self->send_reply(peer, call, parts); }));
+            self->end_reply(peer);
+          });
   });
   reply_failed(peer, call, error);
   if (!is_copying || error) {
@@ -194,7 +201,7 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
   }
 }
 
-void TransportAgent::Core::reply_failed(int peer, uint64_t call, const std::optional<std::string>& error) {
+void TransportAgent::Core::reply_failed(int peer, uint64_t call, const Error& error) {
   if (error) {
     contained("while answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
   }
@@ -263,7 +270,7 @@ void TransportAgent::Core::take_unsent(int peer, const Parts& parts, const std::
   }
 }
 
-Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& response, Copies& copies) {
+Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& response, Staging& staging) {
   const auto id = static_cast<int64_t>(call);
   try {
     if (response.hasError()) {
@@ -279,14 +286,14 @@ Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& res
     if (placement.map == nullptr && is_on_accelerator(message->tensors()) && members.refresh()) {
       placement = answer_placement(peer, devices.get());
     }
-    return encode_checked(std::move(message), call, {}, placement, copies);
+    return encode_checked(std::move(message), call, {}, placement, staging);
   } catch (const std::exception&) {
     return encode(rpc::createExceptionResponse("the answer cannot be sent: " + thrown_text(), id), call);
   }
 }
 
 Placement TransportAgent::Core::answer_placement(int peer, const DeviceMaps* maps) const {
-  Placement placement{nullptr, [this, peer] { return members.called(peer); }, false};
+  Placement placement{nullptr, [this, peer] { return members.called(peer); }, false, peer == id_ ? 0 : session_};
   if (maps != nullptr) {
     const auto found = maps->answers.find(peer);
     placement.map = found == maps->answers.end() ? nullptr : &found->second;

@@ -94,23 +94,33 @@ c10::Storage Copies::to_host(const c10::Storage& storage, uint64_t begin, uint64
 }
 
 c10::Storage Copies::to_device(const c10::Storage& host, c10::Device device) {
-  const at::NoGradGuard no_grad;
-  const auto size = static_cast<int64_t>(host.nbytes());
-  at::Tensor there = at::empty({size}, at::TensorOptions(at::kByte).device(device));
-  if (size > 0) {
-    add(device, {host, there.storage()});
-    there.copy_(bytes_of(host, 0, host.nbytes()), /*non_blocking=*/true);
+  c10::Storage there = empty_storage(host.nbytes(), device);
+  if (host.nbytes() > 0) {
+    into(there, 0, host);
   }
-  return there.storage();
+  return there;
+}
+
+void Copies::into(const c10::Storage& storage, uint64_t begin, const c10::Storage& host) {
+  const at::NoGradGuard no_grad;
+  const c10::Device device = storage.device();
+  if (!device.is_cpu()) {
+    add(device, {host, storage});
+  }
+  bytes_of(storage, begin, host.nbytes()).copy_(bytes_of(host, 0, host.nbytes()), /*non_blocking=*/true);
 }
 
 void Copies::record() {
   for (const c10::Device& device : devices_) {
-    const c10::impl::VirtualGuardImpl impl(device.type());
-    c10::Event event(device.type());
-    event.record(impl.getStream(device));
-    events_.push_back(std::move(event));
+    record(device);
   }
+}
+
+void Copies::record(c10::Device device) {
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  c10::Event event(device.type());
+  event.record(impl.getStream(device));
+  events_.push_back(std::move(event));
 }
 
 bool Copies::have_ended() const {
@@ -129,6 +139,10 @@ void Copies::wait() {
   }
   devices_.clear();
   memory_.clear();
+}
+
+c10::Storage empty_storage(uint64_t size, c10::Device device) {
+  return at::empty({static_cast<int64_t>(size)}, at::TensorOptions(at::kByte).device(device)).storage();
 }
 
 std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devices) {

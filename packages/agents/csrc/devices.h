@@ -47,6 +47,8 @@ struct Placement {
   const DeviceMap* map = nullptr;  // null: this worker has no device map for the receiver
   std::function<std::string()> receiver;  // returns its name, for errors
   bool is_request = true;
+  // Not 0: large storages of accelerators are sent in pieces, with this number in their heads.
+  uint64_t session = 0;
 
   // Returns the receiver's device for memory that is on `device` here. The CPU stays the CPU if it is not mapped. Throws
   // std::runtime_error, like torch's TENSORPIPE, if an accelerator is not mapped.
@@ -67,10 +69,16 @@ class Copies {
   c10::Storage to_host(const c10::Storage& storage, uint64_t begin, uint64_t size);
   // Returns memory on `device` that gets a copy of `host`, on the current stream of that device.
   c10::Storage to_device(const c10::Storage& host, c10::Device device);
+  // Copies all of `host` to `storage`, which may also be on the CPU, from the byte `begin` on. On an accelerator, the copy
+  // runs on the current stream.
+  void into(const c10::Storage& storage, uint64_t begin, const c10::Storage& host);
 
   bool empty() const { return devices_.empty(); }
+  const std::vector<c10::Device>& devices() const { return devices_; }
   // Records the end of the copies. Call it with the streams that were current when they began.
   void record();
+  // Records what the current stream of the device has got so far, as if it belonged to these copies.
+  void record(c10::Device device);
   // Whether the recorded copies have ended.
   bool have_ended() const;
   // Waits until the copies have ended, and releases their memory.
@@ -83,6 +91,9 @@ class Copies {
   std::vector<c10::Device> devices_;
   std::vector<c10::Event> events_;
 };
+
+// Memory of a device or the CPU, for use on its current stream.
+c10::Storage empty_storage(uint64_t size, c10::Device device);
 
 // A stream of torch's pool for each device.
 std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devices);

@@ -22,6 +22,8 @@ struct StorageRange {
   c10::Device target{c10::kCPU};  // where the receiver needs the bytes
   c10::Storage copied;            // these bytes in host memory, if `storage` is on an accelerator
 
+  bool in_pieces = false;         // sent before the message
+
   bool is_copied() const { return static_cast<bool>(copied); }
   // The storage in host memory that has the bytes.
   const c10::Storage& host() const { return is_copied() ? copied : storage; }
@@ -53,7 +55,7 @@ class TensorWriter {
 
   const std::vector<StorageRange>& storages() const { return storages_; }
 
-  // Begins to copy the storages that are on accelerators to host memory.
+  // Begins to copy the storages that are on accelerators to host memory, except those that are sent in pieces.
   void copy_to_host(Copies& copies);
 
  private:

@@ -6,6 +6,7 @@
 #include "calls.cpp"
 #include "core.cpp"
 #include "core_calls.cpp"
+#include "core_pieces.cpp"
 #include "core_requests.cpp"
 #include "failed_calls.cpp"
 #include "intercepted_call.cpp"

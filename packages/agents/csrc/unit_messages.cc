@@ -2,6 +2,7 @@
 #include "codec.cpp"
 #include "devices.cpp"
 #include "memory_transport.cpp"
+#include "pieces.cpp"
 #include "request_inspector.cpp"
 #include "span.cpp"
 #include "tensors.cpp"
