@@ -1,7 +1,8 @@
 // For any input, decode() returns a message or throws BadFrame; a message can be read to the last byte and
 // sent on. `run.sh` runs this with the address and undefined-behaviour sanitizers.
 //
-// An input is a list of parts: their number in one byte, the size of each in two bytes, then their contents.
+// An input is a list of parts: their number in one byte, the size of each in two bytes, then their contents. Pieces come
+// first, two parts each; a second part of one byte stands for a whole piece of zeros.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <ATen/ATen.h>
 
 #include "../../packages/agents/csrc/codec.h"
+#include "../../packages/agents/csrc/pieces.h"
 
 namespace {
 
@@ -20,6 +22,8 @@ using rpc_backends::Part;
 using rpc_backends::Parts;
 
 constexpr size_t kMostParts = 8;
+// The most that pieces may reserve.
+constexpr uint64_t kMostReserved = 4 * rpc_backends::kPieceBytes;
 // Larger tensors are not read: an expanded tensor may have more elements than fit into memory.
 constexpr int64_t kMostElements = 1 << 16;
 
@@ -92,6 +96,85 @@ void read(const at::Tensor& tensor) {
   }
 }
 
+// Takes the pieces from the front of `parts`, and then the message if it is in pieces. Returns its storages; empty if
+// something is missing.
+std::optional<rpc_backends::ArrivingMessage::Whole> collect(Parts& parts, const rpc_backends::Limits& limits) {
+  static const std::vector<uint8_t> zeros(rpc_backends::kPieceBytes);
+  rpc_backends::ArrivingMessage message;
+  uint64_t reserved = 0;
+  const auto reserve = [&](uint64_t bytes) {
+    if (bytes > kMostReserved - reserved) {
+      throw rpc_backends::BadFrame("it is too large");
+    }
+    reserved += bytes;
+  };
+  while (rpc_backends::is_piece(parts)) {
+    Parts piece(parts.begin(), parts.begin() + std::min<ptrdiff_t>(2, static_cast<ptrdiff_t>(parts.size())));
+    parts.erase(parts.begin(), parts.begin() + static_cast<ptrdiff_t>(piece.size()));
+    if (piece.size() == 2 && piece[1].size == 1) {
+      piece[1] = {zeros.data(), zeros.size(), {}};
+    }
+    const rpc_backends::PieceHead head = rpc_backends::PieceHead::read(piece);
+    rpc_backends::Copies none;
+    (void)message.add_piece(head, piece[1], c10::Device(c10::kCPU), {}, none, reserve);
+  }
+  const rpc_backends::Head head = rpc_backends::read_head(parts);
+  limits.check(head, parts);
+  return message.add_message(head, parts, {}, reserve);
+}
+
+Parts in_one_part(rpc_backends::Writer& written) {
+  auto bytes = std::make_shared<std::vector<uint8_t>>(written.bytes());
+  return {{bytes->data(), bytes->size(), bytes}};
+}
+
+// A message whose only tensor came in two pieces: one of zeros, and a short one.
+void write_seed_in_pieces(const std::filesystem::path& folder) {
+  constexpr uint64_t kShort = 200;
+  constexpr uint64_t kSize = rpc_backends::kPieceBytes + kShort;
+  rpc_backends::Writer description;
+  description.put(kSize);
+  description.put(uint8_t{4});  // in pieces
+  description.put(rpc_backends::TensorKind::kStrided);
+  description.put(static_cast<uint8_t>(at::kFloat));
+  description.put(uint8_t{0});
+  description.put(uint8_t{1});  // dimensions
+  description.put(uint32_t{0});
+  for (const int64_t number : {int64_t{0}, static_cast<int64_t>(kSize / sizeof(float)), int64_t{1}}) {
+    description.put(number);  // offset, size, stride
+  }
+  rpc_backends::Head head;
+  head.type = torch::distributed::rpc::MessageType::PYTHON_CALL;
+  head.payload_inline = true;
+  head.tensors = head.storages = 1;
+  head.description_size = description.size();
+  head.session = 1;
+  head.bytes_in_pieces = kSize;
+  rpc_backends::Writer first;
+  head.write(first);
+  first.put(description.bytes().data(), description.size());
+
+  Parts parts;
+  for (const uint64_t offset : {uint64_t{0}, rpc_backends::kPieceBytes}) {
+    rpc_backends::Writer piece, data;
+    rpc_backends::PieceHead{rpc_backends::FrameKind::kRequest, 0, 0, 0, 0, 1, kSize, offset}.write(piece);
+    data.bytes().resize(offset == 0 ? 1 : kShort);
+    parts.push_back(in_one_part(piece)[0]);
+    parts.push_back(in_one_part(data)[0]);
+  }
+  parts.push_back(in_one_part(first)[0]);
+  rpc_backends::Limits limits;
+  Parts rest = parts_of(input_of(parts).data(), input_of(parts).size());
+  const auto whole = collect(rest, limits);
+  rpc_backends::Copies none;
+  if (!whole || rpc_backends::decode(whole->parts, limits, {}, none, whole->storages).message->tensors().size() != 1) {
+    std::abort();  // the seed is wrong
+  }
+  const auto input = input_of(parts);
+  std::ofstream file(folder / "pieces", std::ios::binary);
+  file.write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
+}
+
 void write_seeds(const std::filesystem::path& folder) {
   using torch::distributed::rpc::Message;
   using torch::distributed::rpc::MessageType;
@@ -132,6 +215,7 @@ void write_seeds(const std::filesystem::path& folder) {
 extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
   if (const char* folder = std::getenv("FUZZ_WRITE_SEEDS")) {
     write_seeds(folder);
+    write_seed_in_pieces(folder);
     std::exit(0);
   }
   return 0;
@@ -141,7 +225,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   rpc_backends::Limits limits;
   limits.message_bytes = uint64_t{1} << 20;
   try {
-    const rpc_backends::Decoded decoded = rpc_backends::decode(parts_of(data, size), limits);
+    Parts parts = parts_of(data, size);
+    rpc_backends::ArrivedStorages storages;
+    if (rpc_backends::is_in_pieces(parts)) {
+      limits.message_bytes = kMostReserved;
+      auto whole = collect(parts, limits);
+      if (!whole) {
+        return 0;
+      }
+      parts = std::move(whole->parts);
+      storages = std::move(whole->storages);
+    }
+    rpc_backends::Copies none;
+    const rpc_backends::Decoded decoded = rpc_backends::decode(parts, limits, {}, none, storages);
     Parts again;
     try {
       for (const at::Tensor& tensor : decoded.message->tensors()) {

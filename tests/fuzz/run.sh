@@ -38,7 +38,7 @@ records | group | publications | members)
     ;;
 decode)
     torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
-    sources=(decode.cpp ../../packages/agents/csrc/codec.cpp ../../packages/agents/csrc/frame.cpp ../../packages/agents/csrc/tensors.cpp ../../packages/agents/csrc/devices.cpp ../../packages/agents/csrc/log.cpp)
+    sources=(decode.cpp ../../packages/agents/csrc/codec.cpp ../../packages/agents/csrc/frame.cpp ../../packages/agents/csrc/tensors.cpp ../../packages/agents/csrc/devices.cpp ../../packages/agents/csrc/log.cpp ../../packages/agents/csrc/pieces.cpp)
     flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -I ../../packages/agents/csrc/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
         -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
     length=10000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,64 @@ def send_at_the_same_time(me: WorkerContext) -> None:
 
 def test_many_calls_at_the_same_time_keep_their_values(group: Any) -> None:
     run(group, send_at_the_same_time)
+
+
+# --- large tensors ----------------------------------------------------------------------------------
+
+#: Elements of a float tensor that is sent in four pieces of 4 MiB and a short one.
+LARGE = (16 << 20) // 4 + 1000
+
+
+def send_with_a_stopped_device(me: WorkerContext) -> None:
+    """Let one piece be copied and no more."""
+    x = torch.arange(float(LARGE), device="late:0")
+    torch.late.synchronize(0)  # type: ignore[attr-defined]
+    late_device.allow(1)
+    me.memory["future"] = rpc.rpc_async("worker1", device_and_double, args=(x,))
+
+
+def wait_for_a_piece(me: WorkerContext) -> None:
+    agent = rpc.api._get_current_rpc_agent()
+    until = time.monotonic() + 30
+    while agent.get_metrics()["agent.unfinished_messages"] != "1":
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def let_the_device_run(me: WorkerContext) -> None:
+    future = me.memory.pop("future")
+    assert not future.done()
+    late_device.allow(-1)
+    device, double = future.wait()
+    assert (device, str(double.device)) == ("late:1", "late:0")
+    assert double.cpu().equal(2 * torch.arange(float(LARGE)))
+
+
+def test_the_first_piece_arrives_before_the_last_is_copied(group: Any) -> None:
+    """The caller's device copies no second piece until the callee has the first."""
+    group.run(set_delay, 0.0)
+    group[0].call(send_with_a_stopped_device)
+    group[1].call(wait_for_a_piece)
+    group[0].call(let_the_device_run)
+
+
+def send_large_ones_from_threads(me: WorkerContext) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for number, double in enumerate(threads.map(double_there, range(8))):
+            assert double.cpu().eq(2 * number).all()
+
+
+def double_there(number: int) -> torch.Tensor:
+    x = torch.zeros(LARGE, device="late:0").add_(number)
+    future = rpc.rpc_async("worker1", device_and_double, args=(x,))
+    x.fill_(100)
+    double: torch.Tensor = future.wait()[1]
+    return double
+
+
+def test_pieces_of_several_calls_do_not_mix(group: Any) -> None:
+    group.run(set_delay, DELAY / 10)
+    group[0].call(send_large_ones_from_threads)
 
 
 # --- refusals ---------------------------------------------------------------------------------------

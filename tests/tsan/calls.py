@@ -22,6 +22,7 @@ import test_calls  # noqa: E402
 import test_codec  # noqa: E402
 import test_interceptors  # noqa: E402
 import test_mutated_frames  # noqa: E402
+import test_pieces  # noqa: E402
 import test_start  # noqa: E402
 import test_thread_pool  # noqa: E402
 import torch  # noqa: E402
@@ -44,7 +45,7 @@ def run_tests() -> None:
     """Run the tests in this process."""
     test_mutated_frames.FRAMES = 2000
     library = recorder.build(Path(__file__).parent / "build")
-    modules = (test_calls, test_codec, test_interceptors, test_start, test_thread_pool)
+    modules = (test_calls, test_codec, test_interceptors, test_pieces, test_start, test_thread_pool)
     for module in (*modules, test_mutated_frames):
         for name, test in inspect.getmembers(module, inspect.isfunction):
             body = inspect.unwrap(test)
