@@ -17,7 +17,9 @@ TransportAgent::TransportAgent(const std::string& name, int id, std::shared_ptr<
     // So these threads use another callback, which the core owns.
     : RpcAgent(WorkerInfo(name, static_cast<int64_t>(id)), std::make_unique<rpc::RequestCallbackImpl>(),
                options.rpc_timeout),
-      core_(std::make_shared<Core>(name, id, std::move(transport), options)) {}
+      core_(std::make_shared<Core>(name, id, std::move(transport), options)) {
+  core_->set_allocator();
+}
 
 TransportAgent::~TransportAgent() {
   const WithoutGil without;

@@ -65,6 +65,13 @@ bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % largest_element == 0;
 }
 
+const Part& on_host(const Part& part) {
+  if (!part.memory.is_host()) {
+    throw BadFrame("a part is in memory of a device");
+  }
+  return part;
+}
+
 // Begins to copy the storages that are sent in pieces.
 void stage_pieces(const TensorWriter& tensors, const Head& head, Staging& staging) {
   auto unsent = std::make_shared<int>(0);
@@ -165,7 +172,7 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts) {
 Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const Placement& placement,
              Staging& staging) {
   TensorWriter tensors(message->tensors(), placement);
-  tensors.copy_to_host(staging.copies);
+  tensors.copy(staging.copies);
   Head head;
   head.kind = message->isRequest() ? FrameKind::kRequest : FrameKind::kResponse;
   head.type = message->type();
@@ -227,7 +234,11 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const 
   for (size_t i = 0; i < is_inline.size(); ++i) {
     if (!is_inline[i] && !tensors.storages()[i].in_pieces) {
       const StorageRange& range = tensors.storages()[i];
-      parts.push_back({range.data(), range.size, std::make_shared<c10::Storage>(range.host())});
+      parts.push_back({range.data(), range.size, std::make_shared<c10::Storage>(range.sent())});
+      if (range.is_direct) {
+        parts.back().memory = memory_of(range.storage.device());
+        parts.back().target = memory_of(range.target);
+      }
     }
   }
   return parts;
@@ -237,6 +248,7 @@ Head read_head(const Parts& parts) {
   if (parts.empty()) {
     throw BadFrame("it is empty");
   }
+  (void)on_host(parts[0]);
   if (is_piece(parts)) {
     const PieceHead piece = PieceHead::read(parts);
     Head head;
@@ -255,11 +267,11 @@ Decoded decode(const Parts& parts, const Limits& limits) {
 }
 
 Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies,
-               const ArrivedStorages& arrived) {
+               const ArrivedStorages& arrived, ReceivedMemory* received) {
   if (parts.empty()) {
     throw BadFrame("it is empty");
   }
-  Reader in(parts[0].data, parts[0].size);
+  Reader in(on_host(parts[0]).data, parts[0].size);
   const Head head = Head::read(in);
   limits.check(head, parts);
   if (!fits(head.kind, head.type)) {
@@ -280,7 +292,7 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
   };
 
   std::vector<char> payload;
-  const void* bytes = head.payload_inline ? in.take(head.payload_size) : next_part(head.payload_size).data;
+  const void* bytes = head.payload_inline ? in.take(head.payload_size) : on_host(next_part(head.payload_size)).data;
   if (head.payload_size > 0) {
     const auto* begin = static_cast<const char*>(bytes);
     payload.assign(begin, begin + head.payload_size);
@@ -316,6 +328,17 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
       storages.push_back(copied_storage(in.take(size), size));
     } else {
       const Part& part = next_part(size);
+      if (!part.memory.is_host()) {
+        if (!on_device || received == nullptr) {
+          throw BadFrame("a part is in memory of a device, which it does not name");
+        }
+        storages.push_back(received->storage_of(part));
+        if (storages.back().device() != device) {
+          throw BadFrame("a part is in memory of another device than the one that it names");
+        }
+        on_devices.push_back(storages.back().getWeakStorageImpl());
+        continue;
+      }
       storages.push_back(is_aligned(part.data) ? storage_on(part) : copied_storage(part.data, part.size));
     }
     if (on_device) {

@@ -60,9 +60,10 @@ using ArrivedStorages = std::unordered_map<uint32_t, c10::Storage>;
 
 // Returns the message in `parts`; large tensors use the memory of the parts. Tensors for accelerators are copied there,
 // on the current streams: their memory is complete when `copies` have ended. `arrived` must have exactly the storages
-// that the message has in pieces. Throws BadFrame if the parts are not a valid message.
+// that the message has in pieces. `received` knows the parts that a transport has put into memory of accelerators. Throws
+// BadFrame if the parts are not a valid message.
 Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies,
-               const ArrivedStorages& arrived = {});
+               const ArrivedStorages& arrived = {}, ReceivedMemory* received = nullptr);
 // The same, for a worker without accelerators.
 Decoded decode(const Parts& parts, const Limits& limits);
 

@@ -53,7 +53,7 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
                const bool again = drop_stale();
                return thread_pool_->retry() || again;
              }),
-      arriving_(options.max_message_bytes),
+      arriving_(options.max_message_bytes, options.max_unanswered_bytes),
       session_(random_session()) {
   members.add(name, id);
 }
@@ -130,7 +130,7 @@ Decoded TransportAgent::Core::decode_message(const Parts& parts, Copies& copies,
   static const ArrivedStorages none;
   const ArrivedStorages& arrived = whole == nullptr ? none : whole->storages;
   return with_devices(
-      [&](const std::vector<c10::Device>& known) { return decode(parts, limits_, known, copies, arrived); });
+      [&](const std::vector<c10::Device>& known) { return decode(parts, limits_, known, copies, arrived, received_memory_.get()); });
 }
 
 void TransportAgent::Core::handle_decoded(int peer, const Parts& parts, EventOrder::Handling& event,

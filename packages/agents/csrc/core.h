@@ -51,6 +51,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void on_lost(std::function<void(int, const std::string&)> tell) { tell_lost_ = std::move(tell); }
 
   Transport& transport() { return *transport_; }
+  // Gives the transport its allocator; before it listens.
+  void set_allocator();
 
   Members members;
   Devices devices;
@@ -91,6 +93,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void after(Staging staging, std::function<void(Parts)> send_piece, std::function<void(const Error&)> then);
   void go_on(const std::shared_ptr<Staged>& staged);
   void send_piece(int peer, Parts parts, bool reply);
+  // Lets large tensors go to another worker in pieces, and others directly if the transport moves them.
+  void allow_ways(int peer, Placement& placement) const;
   // Handles a piece, or a message that has pieces.
   void handle_in_pieces(int peer, const Parts& parts, EventOrder::Handling& event);
   std::optional<ArrivingMessage::Whole> add_piece(int peer, const Parts& parts);
@@ -148,6 +152,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   const std::shared_ptr<ThreadPool> thread_pool_;
   Calls calls_;
   EventOrder order_;
+  // Shared with the transport's allocator.
+  const std::shared_ptr<ReceivedMemory> received_memory_ = std::make_shared<ReceivedMemory>();
   ArrivingMessages arriving_;
   const uint64_t session_;  // tells the messages in pieces of this agent from those of an earlier one with its id
   AfterCopies after_copies_;

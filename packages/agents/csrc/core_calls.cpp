@@ -31,7 +31,7 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
     const auto found = maps->requests.find(to.name_);
     placement.map = found == maps->requests.end() ? nullptr : &found->second;
   }
-  placement.session = peer == id_ ? 0 : session_;
+  allow_ways(peer, placement);
   Staging staging;
   Parts parts = encode_checked(std::move(message), call, contexts, placement, staging);
   const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;

@@ -1,5 +1,5 @@
-// Messages with large tensors on accelerators: sent piece by piece while the next pieces are copied to host memory, and
-// copied to the receiver's device as they arrive.
+// Messages with tensors on accelerators. Large tensors are sent piece by piece while the next pieces are copied to host
+// memory, and copied to the receiver's device as they arrive. A transport may also move memory of accelerators itself.
 #include <c10/core/StreamGuard.h>
 
 #include <deque>
@@ -10,7 +10,33 @@
 
 namespace rpc_backends {
 
+void TransportAgent::Core::set_allocator() {
+  transport_->set_allocator([weak = weak_from_this(), memory = received_memory_](Memory where, size_t size) {
+    const auto self = weak.lock();
+    if (!self || where.is_host()) {
+      throw std::runtime_error("this worker reserves no memory of a device for that");
+    }
+    if (size > self->options_.max_message_bytes) {
+      throw std::runtime_error("a part of " + std::to_string(size) + " bytes is larger than max_message_bytes (" +
+                               std::to_string(self->options_.max_message_bytes) + ") of this worker");
+    }
+    const c10::Device wanted(std::string(where.type) + ":" + std::to_string(where.index));
+    return self->with_devices([&](const std::vector<c10::Device>& known) {
+      (void)known_device(static_cast<uint8_t>(wanted.type()), static_cast<uint8_t>(wanted.index()), known);
+      return memory->allocate(wanted, size);
+    });
+  });
+}
+
 // --- what is sent ------------------------------------------------------------------------------------
+
+void TransportAgent::Core::allow_ways(int peer, Placement& placement) const {
+  if (peer == id_) {
+    return;  // messages to itself are copied through host memory
+  }
+  placement.session = session_;
+  placement.is_moved = [this](c10::DeviceType type) { return transport_->moves(memory_of({type, 0}).type); };
+}
 
 // A message whose copies run.
 struct TransportAgent::Core::Staged {

@@ -293,7 +293,8 @@ Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& res
 }
 
 Placement TransportAgent::Core::answer_placement(int peer, const DeviceMaps* maps) const {
-  Placement placement{nullptr, [this, peer] { return members.called(peer); }, false, peer == id_ ? 0 : session_};
+  Placement placement{nullptr, [this, peer] { return members.called(peer); }, false};
+  allow_ways(peer, placement);
   if (maps != nullptr) {
     const auto found = maps->answers.find(peer);
     placement.map = found == maps->answers.end() ? nullptr : &found->second;

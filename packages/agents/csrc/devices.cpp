@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -93,6 +94,14 @@ c10::Storage Copies::to_host(const c10::Storage& storage, uint64_t begin, uint64
   return host.storage();
 }
 
+c10::Storage Copies::on_device(const c10::Storage& storage, uint64_t begin, uint64_t size) {
+  const at::NoGradGuard no_grad;
+  c10::Storage there = empty_storage(size, storage.device());
+  add(storage.device(), {storage, there});
+  bytes_of(there, 0, size).copy_(bytes_of(storage, begin, size), /*non_blocking=*/true);
+  return there;
+}
+
 c10::Storage Copies::to_device(const c10::Storage& host, c10::Device device) {
   c10::Storage there = empty_storage(host.nbytes(), device);
   if (host.nbytes() > 0) {
@@ -143,6 +152,69 @@ void Copies::wait() {
 
 c10::Storage empty_storage(uint64_t size, c10::Device device) {
   return at::empty({static_cast<int64_t>(size)}, at::TensorOptions(at::kByte).device(device)).storage();
+}
+
+Memory memory_of(c10::Device device) {
+  if (device.is_cpu()) {
+    return {};
+  }
+  static std::mutex mutex;
+  static auto* const names = new std::unordered_map<int, std::string>();
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto [name, is_new] = names->try_emplace(static_cast<int>(device.type()));
+  if (is_new) {
+    name->second = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  }
+  return {name->second.c_str(), device.index()};
+}
+
+struct ReceivedMemory::Known {
+  std::mutex mutex;
+  std::unordered_map<const void*, c10::Storage> storages;
+  // Nothing but allocation happens on these streams, so what they return can be written at once.
+  std::unordered_map<c10::Device, c10::Stream> streams;
+};
+
+std::shared_ptr<ReceivedMemory::Known> ReceivedMemory::make_known() {
+  return std::make_shared<Known>();
+}
+
+Part ReceivedMemory::allocate(c10::Device device, uint64_t size) {
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  std::optional<c10::Stream> stream;
+  {
+    std::lock_guard<std::mutex> lock(known_->mutex);
+    stream = known_->streams.try_emplace(device, impl.getStreamFromGlobalPool(device)).first->second;
+  }
+  const c10::StreamGuard guard(*stream);
+  const c10::Storage storage = empty_storage(size, device);
+  impl.synchronizeStream(*stream);
+  const void* const data = storage.data();
+  {
+    std::lock_guard<std::mutex> lock(known_->mutex);
+    known_->storages.insert_or_assign(data, storage);
+  }
+  const auto forget = [known = known_, data](void* /*unused*/) {
+    c10::Storage last;  // released without the lock
+    std::lock_guard<std::mutex> lock(known->mutex);
+    if (const auto found = known->storages.find(data); found != known->storages.end()) {
+      last = std::move(found->second);
+      known->storages.erase(found);
+    }
+  };
+  return {data, size, std::shared_ptr<void>(const_cast<void*>(data), forget), memory_of(device), {}};
+}
+
+c10::Storage ReceivedMemory::storage_of(const Part& part) {
+  std::lock_guard<std::mutex> lock(known_->mutex);
+  const auto found = known_->storages.find(part.data);
+  if (found == known_->storages.end() || found->second.nbytes() != part.size) {
+    throw std::invalid_argument("the transport delivered memory of a device that it did not get from its allocator");
+  }
+  const c10::Storage storage = found->second;
+  const c10::impl::VirtualGuardImpl impl(storage.device().type());
+  impl.recordDataPtrOnStream(storage.data_ptr(), impl.getStream(storage.device()));
+  return storage;
 }
 
 std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devices) {

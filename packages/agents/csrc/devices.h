@@ -19,6 +19,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "rpc_backends_agents/transport.h"
+
 namespace rpc_backends {
 
 using torch::distributed::rpc::DeviceMap;
@@ -49,6 +51,13 @@ struct Placement {
   bool is_request = true;
   // Not 0: large storages of accelerators are sent in pieces, with this number in their heads.
   uint64_t session = 0;
+  // Not null: whether the transport moves memory of a type of device itself.
+  std::function<bool(c10::DeviceType)> is_moved;
+
+  // Whether memory on `device` goes to the receiver without the host's memory.
+  bool is_direct(c10::Device device, c10::Device target) const {
+    return is_moved && !device.is_cpu() && !target.is_cpu() && is_moved(device.type()) && is_moved(target.type());
+  }
 
   // Returns the receiver's device for memory that is on `device` here. The CPU stays the CPU if it is not mapped. Throws
   // std::runtime_error, like torch's TENSORPIPE, if an accelerator is not mapped.
@@ -67,6 +76,8 @@ class Copies {
   // Returns host memory that gets a copy of part of `storage`, which is on an accelerator. The copy is ordered after
   // the current stream of that device. The memory is page-locked if torch has that for the accelerator.
   c10::Storage to_host(const c10::Storage& storage, uint64_t begin, uint64_t size);
+  // The same, but the copy stays on the device.
+  c10::Storage on_device(const c10::Storage& storage, uint64_t begin, uint64_t size);
   // Returns memory on `device` that gets a copy of `host`, on the current stream of that device.
   c10::Storage to_device(const c10::Storage& host, c10::Device device);
   // Copies all of `host` to `storage`, which may also be on the CPU, from the byte `begin` on. On an accelerator, the copy
@@ -94,6 +105,26 @@ class Copies {
 
 // Memory of a device or the CPU, for use on its current stream.
 c10::Storage empty_storage(uint64_t size, c10::Device device);
+
+// Memory of accelerators that a transport fills.
+class ReceivedMemory {
+ public:
+  // Reserves memory that may be written at once, on any thread.
+  Part allocate(c10::Device device, uint64_t size);
+  // Returns the memory in which the part is, for use on the current stream. Throws std::invalid_argument if allocate() did
+  // not return it.
+  c10::Storage storage_of(const Part& part);
+
+ private:
+  struct Known;
+
+  // Shared with the parts.
+  std::shared_ptr<Known> known_ = make_known();
+  static std::shared_ptr<Known> make_known();
+};
+
+// How a transport names a device.
+Memory memory_of(c10::Device device);
 
 // A stream of torch's pool for each device.
 std::vector<c10::Stream> streams_from_pool(const std::vector<c10::Device>& devices);

@@ -18,7 +18,7 @@ constexpr uint8_t kPieceKinds = 2;
 // Returns a byte of the start of a frame; 0 if the message does not start like a frame.
 uint8_t byte_of_frame(const Parts& parts, size_t place) {
   uint32_t magic = 0;
-  if (parts.empty() || parts[0].size <= place) {
+  if (parts.empty() || parts[0].size <= place || !parts[0].memory.is_host()) {
     return 0;
   }
   std::memcpy(&magic, parts[0].data, sizeof magic);
@@ -169,7 +169,7 @@ PieceHead PieceHead::read(const Parts& parts) {
   head.session = in.get<uint64_t>();
   head.storage_size = in.get<uint64_t>();
   head.offset = in.get<uint64_t>();
-  if (in.left() != 0 || parts.size() != 2) {
+  if (in.left() != 0 || parts.size() != 2 || !parts[1].memory.is_host()) {
     throw BadFrame("a piece does not consist of its head and its bytes");
   }
   if (head.storage_size <= kPieceBytes || head.offset >= head.storage_size || head.offset % kPieceBytes != 0 ||

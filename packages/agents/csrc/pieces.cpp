@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace rpc_backends {
 
@@ -131,18 +132,24 @@ void ArrivingMessages::reserve(const Key& key, uint64_t bytes) {
     throw BadFrame("it was given up");
   }
   Peer& peer = peers_[key.peer];
-  if (bytes > most_bytes_ || peer.bytes > most_bytes_ - bytes) {
-    throw BadFrame("the unfinished messages of this worker need more than " + std::to_string(most_bytes_) +
-                   " bytes (max_message_bytes of the receiving worker)");
+  if (bytes > message_bytes_ || found->second.bytes > message_bytes_ - bytes) {
+    throw BadFrame("its pieces have more bytes than max_message_bytes of the receiving worker, " +
+                   std::to_string(message_bytes_));
   }
-  peer.bytes += bytes;
+  if (key.kind == FrameKind::kRequest) {
+    if (bytes > requests_bytes_ - peer.bytes) {
+      throw BadFrame("the unfinished requests of the sender have more bytes than max_message_bytes and "
+                     "max_unanswered_bytes of the receiving worker, " + std::to_string(requests_bytes_));
+    }
+    peer.bytes += bytes;
+  }
   found->second.bytes += bytes;
 }
 
 // Call with the lock.
 void ArrivingMessages::erase(std::map<Key, Entry>::iterator entry) {
   const auto peer = peers_.find(entry->first.peer);
-  peer->second.bytes -= entry->second.bytes;
+  peer->second.bytes -= entry->first.kind == FrameKind::kRequest ? entry->second.bytes : 0;
   if (--peer->second.messages == 0) {
     peers_.erase(peer);
   }

@@ -6,6 +6,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -88,14 +89,16 @@ class ArrivingMessages {
   // The most unfinished messages of a peer.
   static constexpr size_t kMost = 4096;
 
-  // `most_bytes`: the largest size of the unfinished messages of a peer.
-  explicit ArrivingMessages(uint64_t most_bytes) : most_bytes_(most_bytes) {}
+  // `message_bytes`: the largest size of a message. `requests_bytes`: the largest size of the unfinished requests of a
+  // peer, if that is more. This worker's own calls limit the answers.
+  ArrivingMessages(uint64_t message_bytes, uint64_t requests_bytes)
+      : message_bytes_(message_bytes), requests_bytes_(std::max(message_bytes, requests_bytes)) {}
 
   // Returns the message; null if nothing of it has come yet.
   std::shared_ptr<ArrivingMessage> find(const Key& key);
   // The same, but a message of which nothing has come is added. Throws BadFrame if the peer has too many.
   std::shared_ptr<ArrivingMessage> find_or_add(const Key& key);
-  // Counts bytes that a message needs; throws BadFrame if the peer's unfinished messages need too many.
+  // Counts bytes that a message needs; throws BadFrame if it, or the peer's unfinished requests together, need too many.
   void reserve(const Key& key, uint64_t bytes);
   // Forgets a message that is whole or dropped.
   void remove(const Key& key);
@@ -118,7 +121,7 @@ class ArrivingMessages {
   };
   struct Peer {
     size_t messages = 0;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;  // of its requests
     Clock::time_point heard;
     bool is_lost = false;
   };
@@ -129,7 +132,8 @@ class ArrivingMessages {
   // Removes messages; `which` gets the key of each.
   Dropped remove_if(const std::function<bool(const Key&)>& which);
 
-  const uint64_t most_bytes_;
+  const uint64_t message_bytes_;
+  const uint64_t requests_bytes_;
   mutable std::mutex mutex_;
   std::map<Key, Entry> messages_;
   std::map<int, Peer> peers_;

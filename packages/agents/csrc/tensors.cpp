@@ -330,7 +330,7 @@ void TensorWriter::find_storages(const Placement& placement) {
       const auto* storage = tensor.storage().unsafeGetStorageImpl();
       const auto [place, is_new] = index_.try_emplace(storage, storages_.size());
       if (is_new) {
-        storages_.push_back({tensor.storage(), 0, 0, placement.target(tensor.device()), {}, false});
+        storages_.push_back({tensor.storage(), 0, 0, placement.target(tensor.device()), {}, false, false});
         spans.emplace_back();
       }
       if (tensor.numel() > 0) {
@@ -344,15 +344,19 @@ void TensorWriter::find_storages(const Placement& placement) {
     if (spans[i].end > 0) {
       storages_[i].begin = spans[i].begin;
       storages_[i].size = spans[i].end - spans[i].begin;
-      storages_[i].in_pieces =
-          placement.session != 0 && !storages_[i].storage.device().is_cpu() && storages_[i].size > kPieceBytes;
+      const c10::Device device = storages_[i].storage.device();
+      storages_[i].is_direct = placement.is_direct(device, storages_[i].target);
+      storages_[i].in_pieces = placement.session != 0 && !device.is_cpu() && !storages_[i].is_direct &&
+          storages_[i].size > kPieceBytes;
     }
   }
 }
 
-void TensorWriter::copy_to_host(Copies& copies) {
+void TensorWriter::copy(Copies& copies) {
   for (StorageRange& range : storages_) {
-    if (!range.storage.device().is_cpu() && !range.in_pieces) {
+    if (range.is_direct) {
+      range.copied = copies.on_device(range.storage, range.begin, range.size);
+    } else if (!range.storage.device().is_cpu() && !range.in_pieces) {
       range.copied = copies.to_host(range.storage, range.begin, range.size);
     }
   }

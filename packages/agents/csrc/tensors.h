@@ -20,13 +20,14 @@ struct StorageRange {
   uint64_t begin = 0;  // offset from the storage's first byte
   uint64_t size = 0;
   c10::Device target{c10::kCPU};  // where the receiver needs the bytes
-  c10::Storage copied;            // these bytes in host memory, if `storage` is on an accelerator
-
-  bool in_pieces = false;         // sent before the message
+  // A copy of these bytes, if `storage` is on an accelerator: in host memory, or on the accelerator if `is_direct`.
+  c10::Storage copied;
+  bool is_direct = false;  // moved by the transport itself
+  bool in_pieces = false;  // sent before the message
 
   bool is_copied() const { return static_cast<bool>(copied); }
-  // The storage in host memory that has the bytes.
-  const c10::Storage& host() const { return is_copied() ? copied : storage; }
+  // The storage that has the bytes to be sent.
+  const c10::Storage& sent() const { return is_copied() ? copied : storage; }
   const void* data() const { return is_copied() ? copied.data() : static_cast<const uint8_t*>(storage.data()) + begin; }
 };
 
@@ -55,8 +56,9 @@ class TensorWriter {
 
   const std::vector<StorageRange>& storages() const { return storages_; }
 
-  // Begins to copy the storages that are on accelerators to host memory, except those that are sent in pieces.
-  void copy_to_host(Copies& copies);
+  // Begins to copy the storages that are on accelerators, except those that are sent in pieces: to host memory, or on the
+  // device if the transport moves them itself, because the program may change them after the call.
+  void copy(Copies& copies);
 
  private:
   // A tensor, and the strided tensors that it consists of.

@@ -181,16 +181,16 @@ def a_capsule(name: bytes) -> Any:
 
 #: These names must outlive their capsules: a capsule does not copy its name.
 _NAMES = (
-    b"rpc_backends.Transport.1",
+    b"rpc_backends.Transport.2",
     b"rpc_backends.Transport.99",
     b"other",
-    b"rpc_backends.Transport.2.old-strings",
+    b"rpc_backends.Transport.3.old-strings",
 )
 #: What a transport gives in place of a capsule for this agent, and what the error says.
 WRONG_CAPSULES = {
     "older": (
         a_capsule(_NAMES[0]),
-        "was built for version 1 of the transport interface, .*"
+        "was built for version 2 of the transport interface, .*"
         "Upgrade the package that provides it: pip install --upgrade .* compile it again",
     ),
     "newer": (

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,7 +28,7 @@ namespace rpc_backends {
 // An extension module passes its transport to the agent as an object with a method __rpc_transport__(). The method
 // returns a capsule with this name that holds a std::shared_ptr<Transport>*. The number in the name increases with
 // every incompatible change of this header. The name also differs between the two layouts of std::string.
-inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.2" RPC_BACKENDS_ABI;
+inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.3" RPC_BACKENDS_ABI;
 
 // The transport cannot do what was asked; the user sees the text, which is UTF-8.
 class TransportError : public std::runtime_error {
@@ -35,12 +36,32 @@ class TransportError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// One part of a message: memory that stays valid and unchanged for as long as `owner` lives.
+// Where memory is: the host, or a device of an accelerator.
+struct Memory {
+  // The type of the device by torch's name, for example "cuda"; null for the host. The text is never freed.
+  const char* type = nullptr;
+  int index = 0;
+
+  bool is_host() const { return type == nullptr; }
+};
+
+// One part of a message: memory that stays valid and unchanged for as long as `owner` lives. The agent takes a part as
+// sent when the transport has released `owner`.
 struct Part {
   const void* data = nullptr;
   size_t size = 0;
   std::shared_ptr<void> owner;
+  // Where `data` is. Not the host only if the transport says that it moves this type of device.
+  Memory memory{};
+  // In a part to be sent: where the receiver needs it. If this is not the host, the receiving transport asks its
+  // allocator for memory there.
+  Memory target{};
 };
+
+// Reserves memory of a device of this worker, for a part that arrives. The transport may write to it at once, without
+// regard to streams, until it passes the part on in an event. Throws an exception if there is no such memory. May be
+// called on any thread.
+using DeviceAllocator = std::function<Part(Memory where, size_t size)>;
 
 using Parts = std::vector<Part>;
 
@@ -105,6 +126,13 @@ class Transport {
   // Stops listening, waits up to `linger` seconds until queued messages have left, closes all connections, and makes
   // every receive() return false. A second call does nothing. Must not throw.
   virtual void close(double linger) = 0;
+
+  // Whether the transport moves memory of this type of device ("cuda") itself, both when it sends and when it receives.
+  // Parts of other types arrive in send() as host memory. Called at any time; must not wait.
+  virtual bool moves(const std::string& /*device_type*/) const { return false; }
+
+  // Called once before listen().
+  virtual void set_allocator(DeviceAllocator /*allocate*/) {}
 
   // Values for the agent's metrics. Called at any time after listen(), also after close(); must not wait.
   virtual std::map<std::string, std::string> metrics() const { return {}; }
