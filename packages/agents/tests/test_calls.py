@@ -35,6 +35,7 @@ METRICS = {
     "agent.threads",
     "agent.queued_requests",
     "agent.unanswered_bytes",
+    "agent.unfinished_messages",
     "agent.requests_sent",
     "agent.requests_received",
     "agent.bytes_sent",
