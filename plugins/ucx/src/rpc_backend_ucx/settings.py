@@ -30,6 +30,16 @@ _ALWAYS = {
     # The transport keeps memory until no peer can read it any more, so UCX may copy from other processes.
     "CMA_MEMORY_INVALIDATE": "y",
 }
+#: Settings that the program or UCX's variables may change.
+_USUAL = {
+    # The receiver reads a large message within a host from the sender's memory. UCX's own choice can also
+    # be that the sender writes it into the receiver's memory, which a receiver that has given up waiting
+    # may have released. The README compares the times of the choices.
+    "RNDV_SCHEME": "get_zcopy",
+    # With UCX's 8 and 64 KiB, an echo of 1 MiB over loopback took about three times as long.
+    "TCP_TX_SEG_SIZE": "256k",
+    "TCP_RX_SEG_SIZE": "256k",
+}
 TRUST = (
     "If only the workers can reach this network, declare that for every worker "
     f"({environment.TRUSTED_NETWORK}=1, or the option trusted_network=True). Otherwise use ZEROMQ, which "
@@ -108,7 +118,8 @@ def settings_of(
         net_devices=devices,
         poll_time=_poll_time(environ) if poll_time is None else poll_time,
         keepalive=options.keepalive if options else _KEEPALIVE,
-        more=_rendezvous(environ) | _without_prefix(options.settings if options else {}),
+        more={name: value for name, value in _USUAL.items() if f"UCX_{name}" not in environ}
+        | _without_prefix(options.settings if options else {}),
     )
 
 
@@ -124,15 +135,6 @@ def check_names(settings: Settings, known: Iterable[str]) -> None:
             close = nearest(name, there)
             hint = f" Did you mean UCX_{close}?" if close else ""
             raise SettingError(f"UCX has no setting UCX_{name}.{hint}")
-
-
-def _rendezvous(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return how the parts of large messages are sent: the receiver reads them from the sender's memory.
-
-    UCX's own choice can also be that the sender writes them into the receiver's memory, which a receiver
-    that has given up waiting may have released. The README compares the times of the choices.
-    """
-    return {} if "UCX_RNDV_SCHEME" in environ else {"RNDV_SCHEME": "get_zcopy"}
 
 
 def _permitted(
