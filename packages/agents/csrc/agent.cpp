@@ -33,7 +33,7 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
 
 c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                                         float rpc_timeout_seconds, const DeviceMap& device_map,
-                                                        const Contexts& contexts) {
+                                                        const Contexts& contexts, CallLog::Place* recorded) {
   TORCH_CHECK(message->isRequest(), "send() sends requests only; the agent sends responses itself");
   if (is_forked()) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
@@ -51,7 +51,7 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
       timeout = std::chrono::milliseconds(1);  // 0 would mean no timeout
     }
   }
-  return core_->send(to, std::move(message), timeout, contexts, device_map);
+  return core_->send(to, std::move(message), timeout, contexts, device_map, recorded);
 }
 
 void TransportAgent::set_devices(DeviceMaps maps) {

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "call_log.h"
 #include "devices.h"
 #include "forks.h"
 #include "frame.h"
@@ -19,7 +20,6 @@
 
 namespace rpc_backends {
 
-class CallLog;
 
 struct AgentOptions {
   size_t num_worker_threads = 16;
@@ -50,9 +50,11 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map) override;
 
-  // The same, with context that interceptors have attached.
+  // The same, with context that interceptors have attached. `recorded`: the call in the log of set_call_log(). The agent
+  // records its end, unless send() throws; null if the caller records it.
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                     float rpc_timeout_seconds, const DeviceMap& device_map, const Contexts& contexts);
+                                     float rpc_timeout_seconds, const DeviceMap& device_map, const Contexts& contexts,
+                                     CallLog::Place* recorded = nullptr);
   // Sets the interceptors for incoming requests; only before the agent starts.
   void set_interceptors(std::shared_ptr<InterceptorChain> interceptors);
   // Records the requests that arrive; only before the agent starts.

@@ -163,9 +163,7 @@ PYBIND11_MODULE(_C, module) {
                                      name, order);
            },
            py::arg("interceptor"), py::arg("name"), py::arg("order"))
-      .def("record_calls",
-           [](InterceptingAgent& self, const Recorder& recorder) { self.record(recorder.log(), recorder.explained_calls()); },
-           py::arg("recorder"))
+      .def("record_calls", &InterceptingAgent::record, py::arg("recorder"))
       .def("report_calls", &InterceptingAgent::report, py::arg("telemetry"))
       .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
            py::arg("timeout") = 0.0, Unlocked());

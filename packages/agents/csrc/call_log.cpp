@@ -152,6 +152,15 @@ CallLog::~CallLog() {
 }
 
 CallLog::Place* CallLog::take_place() {
+  const auto take = [](Place& place) {
+    uint64_t free = kFree;
+    return place.number.load(std::memory_order_relaxed) == kFree &&
+        place.number.compare_exchange_strong(free, kTaken, std::memory_order_acquire);
+  };
+  Place* const freed = freed_.load(std::memory_order_acquire);
+  if (freed != nullptr && take(*freed)) {
+    return freed;
+  }
   static thread_local size_t last = 0;  // where this thread found the last one
   for (size_t chunk = 0; chunk < kChunks; ++chunk) {
     Place* places = chunks_[chunk].load(std::memory_order_acquire);
@@ -165,9 +174,7 @@ CallLog::Place* CallLog::take_place() {
     }
     for (size_t i = 0; i < kChunk; ++i) {
       const size_t at = (last + i) % kChunk;
-      bool free = false;
-      if (!places[at].taken.load(std::memory_order_relaxed) &&
-          places[at].taken.compare_exchange_strong(free, true, std::memory_order_acquire)) {
+      if (take(places[at])) {
         last = at;
         return &places[at];
       }
@@ -187,10 +194,15 @@ CallLog::Place* CallLog::begin(RecordedCall& call, const Message& message, const
   Place* const place = take_place();
   if (place == nullptr) {
     ++unrecorded_;
-  } else {
-    place->span = telemetry_ ? telemetry_->start(parent, call.type) : Span();
-    place->call.write(call);
+    return nullptr;
   }
+  if (telemetry_) {
+    place->span = telemetry_->start(parent, call.type);
+  }
+  std::atomic_thread_fence(std::memory_order_release);  // see in_flight()
+  sent(place, call.call);
+  place->call.store(call);
+  place->number.store(call.number, std::memory_order_release);
   return place;
 }
 
@@ -212,13 +224,10 @@ CallLog::Place* CallLog::begin_incoming(int peer_id, const Message& message, uin
   return begin(call, message, parent);
 }
 
-void CallLog::sent(Place* place, uint64_t number) {
-  if (recent_.empty()) {
-    return;
-  }
-  RecordedCall call = place->call.own();
-  call.call = number;
-  place->call.write(call);
+RecordedCall CallLog::call_of(const Place& place) {
+  RecordedCall call = place.call.load();
+  call.call = place.sent.load(std::memory_order_relaxed);
+  return call;
 }
 
 void CallLog::end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer) {
@@ -232,29 +241,34 @@ void CallLog::end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFut
 }
 
 void CallLog::end(Place* place, JitFuture* answer, int64_t end_us) {
-  RecordedCall call = place->call.own();
   if (answer == nullptr) {
+    RecordedCall call = call_of(*place);
     call.state = RecordedCall::State::kDropped;
+    end(place, call, end_us);
   } else if (answer->hasError()) {
-    const std::string error = answer->tryRetrieveErrorMessage();
-    call.state = state_of_error(error);
-    call.error = keep_error(error);
+    failed(place, answer->tryRetrieveErrorMessage(), end_us);
   } else {
-    const auto message = answer->constValue().toCustomClass<Message>();
-    call.state = is_exception(*message) ? RecordedCall::State::kRaised : RecordedCall::State::kAnswered;
-    call.answer_bytes = bytes_of_message(*message);
-    if (!call.incoming) {
-      count_rref(call);
-    }
+    // toCustomClass() would also check the type, which takes as long as all the rest here.
+    const auto message = answer->constValue().toObjectRef().getSlot(0).toCapsule();
+    answered(place, static_cast<const Message&>(*message), end_us);
+  }
+}
+
+void CallLog::answered(Place* place, const Message& answer, int64_t end_us) {
+  RecordedCall call = call_of(*place);
+  call.state = is_exception(answer) ? RecordedCall::State::kRaised : RecordedCall::State::kAnswered;
+  call.answer_bytes = bytes_of_message(answer);
+  if (!call.incoming) {
+    count_rref(call);
   }
   end(place, call, end_us);
 }
 
-void CallLog::failed(Place* place, const std::string& error) {
-  RecordedCall call = place->call.own();
+void CallLog::failed(Place* place, const std::string& error, int64_t end_us) {
+  RecordedCall call = call_of(*place);
   call.state = state_of_error(error);
   call.error = keep_error(error);
-  end(place, call, now_us());
+  end(place, call, end_us);
 }
 
 void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
@@ -262,13 +276,17 @@ void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
   if (telemetry_) {
     telemetry_->end(call, place->span, call.error == 0 ? std::string() : error(call.error));
   }
+  place->number.store(kFree, std::memory_order_release);
+  freed_.store(place, std::memory_order_release);
   if (recent_.empty()) {
-    place->taken.store(false, std::memory_order_release);
     return;
   }
-  place->call.write(call);  // so that no reader takes it for a call in flight
-  place->taken.store(false, std::memory_order_release);
-  recent_[ended_++ % recent_.size()].write(call);
+  const size_t at = ended_.fetch_add(1, std::memory_order_relaxed) % recent_.size();
+  recent_[at].write(call);
+  // The next call that ends is written there, to two cache lines that are in no near cache by now.
+  const Cell<RecordedCall>& next = recent_[at + 1 == recent_.size() ? 0 : at + 1];
+  __builtin_prefetch(&next, 1);
+  __builtin_prefetch(reinterpret_cast<const char*>(&next) + sizeof next - 1, 1);
 }
 
 std::vector<RecordedCall> CallLog::in_flight() const {
@@ -276,12 +294,14 @@ std::vector<RecordedCall> CallLog::in_flight() const {
   for (const auto& chunk : chunks_) {
     const Place* places = chunk.load(std::memory_order_acquire);
     for (size_t i = 0; places != nullptr && i < kChunk; ++i) {
-      if (!places[i].taken.load(std::memory_order_acquire)) {
+      const uint64_t number = places[i].number.load(std::memory_order_acquire);
+      if (number == kFree || number == kTaken) {
         continue;
       }
-      const auto call = places[i].call.read();
-      if (call && call->state == RecordedCall::State::kInFlight) {
-        found.push_back(*call);
+      const RecordedCall call = call_of(places[i]);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (places[i].number.load(std::memory_order_relaxed) == number) {  // or else the call has ended meanwhile
+        found.push_back(call);
       }
     }
   }

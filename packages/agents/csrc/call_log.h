@@ -53,12 +53,14 @@ class CallLog {
   using JitFuture = torch::distributed::rpc::JitFuture;
   using Message = torch::distributed::rpc::Message;
 
-  // A place for a call in flight.
-  struct Place {
-    std::atomic<bool> taken{false};
-    std::shared_ptr<CallLog> kept;  // see end_with()
+  // A place for a call in flight. Places share no cache lines, because several threads use them at the same time.
+  struct alignas(64) Place {
+    // The number of the call; kFree if there is none; kTaken while the call is being written.
+    std::atomic<uint64_t> number{kFree};
+    std::atomic<uint64_t> sent{0};  // see sent()
+    Words<RecordedCall> call;
     Span span;                      // of the call, if the log has telemetry
-    Cell<RecordedCall> call;
+    std::shared_ptr<CallLog> kept;  // see end_with()
   };
 
   // `capacity`: the number of ended calls to keep. A log that keeps none is for telemetry only: it has nothing to read.
@@ -74,13 +76,14 @@ class CallLog {
   Place* begin_outgoing(const torch::distributed::rpc::WorkerInfo& to, const Message& message,
                         std::chrono::milliseconds timeout, const SpanContext& parent = {});
   Place* begin_incoming(int peer_id, const Message& message, uint64_t call, const SpanContext& parent = {});
-  // Says which number the agent has given a call that is not yet awaited.
-  void sent(Place* place, uint64_t call);
+  // Says which number the agent has given a call that has not ended.
+  static void sent(Place* place, uint64_t call) { place->sent.store(call, std::memory_order_relaxed); }
   // Records the end of a call when `answer` completes; keeps `log` until then.
   static void end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer);
   // Records the end of a call, which was at `end_us`; `answer` is null if an arrived call is not answered.
   void end(Place* place, JitFuture* answer, int64_t end_us);
-  void failed(Place* place, const std::string& error);
+  void answered(Place* place, const Message& answer, int64_t end_us);
+  void failed(Place* place, const std::string& error, int64_t end_us = now_us());
 
   // The calls in flight, the oldest first; the calls that have ended, in order of their ends.
   std::vector<RecordedCall> in_flight() const;
@@ -99,14 +102,22 @@ class CallLog {
  private:
   static constexpr size_t kChunk = 256;
   static constexpr size_t kChunks = 1024;
+  static constexpr uint64_t kFree = 0;
+  static constexpr uint64_t kTaken = ~uint64_t{0};
 
   Place* take_place();
   Place* begin(RecordedCall& call, const Message& message, const SpanContext& parent);
+  // Returns the call in a place that the calling thread may write.
+  static RecordedCall call_of(const Place& place);
   void end(Place* place, RecordedCall& call, int64_t end_us);
   void count_rref(const RecordedCall& call);
   uint32_t keep_error(const std::string& text);
 
-  std::atomic<uint64_t> number_{0}, ended_{0}, unrecorded_{0};
+  // Other threads begin calls than end them.
+  alignas(64) std::atomic<uint64_t> number_{0};
+  alignas(64) std::atomic<uint64_t> ended_{0};
+  std::atomic<Place*> freed_{nullptr};  // the last place that became free: it is the most likely one in a cache
+  alignas(64) std::atomic<uint64_t> unrecorded_{0};
   std::shared_ptr<Telemetry> telemetry_;  // null if there is none
   std::vector<Cell<RecordedCall>> recent_;
   std::atomic<Place*> chunks_[kChunks] = {};

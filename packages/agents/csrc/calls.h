@@ -16,6 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "call_log.h"
+
 namespace rpc_backends {
 
 using FuturePtr = c10::intrusive_ptr<torch::distributed::rpc::JitFuture>;
@@ -35,6 +37,7 @@ class Calls {
     std::chrono::milliseconds timeout{0};
     std::multimap<Clock::time_point, uint64_t>::iterator deadline;  // not set if timeout is 0
     std::string error;  // if not empty, the call ends with this error at its deadline instead of a timeout
+    CallLog::Place* recorded = nullptr;  // where the agent records the end of the call; null if it does not
   };
 
   // `unanswered_bytes`: if this many bytes to one peer are unanswered, add() waits.

@@ -32,9 +32,10 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void start();
   void stop();
 
-  // `device_map`: where the tensors go; if it is empty, the device map for the worker `to` counts.
+  // `device_map`: where the tensors go; if it is empty, the device map for the worker `to` counts. `recorded`: as for
+  // TransportAgent::send().
   FuturePtr send(const WorkerInfo& to, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout,
-                 const Contexts& contexts, const DeviceMap& device_map);
+                 const Contexts& contexts, const DeviceMap& device_map, CallLog::Place* recorded);
   void forget(int peer, const std::string& reason);
 
   // Waits until this worker has no active requests, sent or received; returns false after `seconds`.
@@ -112,6 +113,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void fail_request(int peer, uint64_t call, const std::string& error, bool is_retried);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   void count_end(const Calls::Call& call);
+  // Ends a call with an error, and records the end.
+  void fail_call(const FuturePtr& future, CallLog::Place* recorded, const std::string& error);
   void end_call(const Calls::Call& call, const std::string& error);
   void fail_late(std::vector<Calls::Call> late);
 

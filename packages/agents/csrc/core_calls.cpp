@@ -16,13 +16,17 @@ constexpr std::chrono::milliseconds kRetryDelay{100};
 
 FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      std::chrono::milliseconds timeout, const Contexts& contexts,
-                                     const DeviceMap& device_map) {
+                                     const DeviceMap& device_map, CallLog::Place* recorded) {
   const int peer = to.id_;
   const auto started = Clock::now();
   const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
   const bool is_retried = is_retried_by_torch(message->type());
   const uint64_t call = calls_.next_id();
-  last_call_sent = call;
+  if (recorded != nullptr) {
+    CallLog::sent(recorded, call);
+  } else {
+    last_call_sent = call;
+  }
   const DeviceMaps* const maps = devices.get();
   Placement placement{nullptr, [&to] { return to.name_; }, true};
   if (!device_map.empty()) {
@@ -36,10 +40,11 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
   Parts parts = encode_checked(std::move(message), call, contexts, placement, staging);
   const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
   const std::weak_ptr<void> unsent = staging.pieces.empty() ? last_to_leave(parts) : staging.unsent;
-  FuturePtr future = calls_.add(call, {peer, new_future(maps), bytes, unsent, timeout, {}, {}}, started, may_wait);
+  FuturePtr future =
+      calls_.add(call, {peer, new_future(maps), bytes, unsent, timeout, {}, {}, recorded}, started, may_wait);
   if (!future) {
     future = new_future(maps);
-    fail(future, timeout_text(timeout));
+    fail_call(future, recorded, timeout_text(timeout));
     return future;
   }
   if (staging.empty()) {
@@ -113,8 +118,11 @@ void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Ha
   count_end(*call);
   if (answer.message->type() == MessageType::EXCEPTION) {
     const std::vector<char>& text = answer.message->payload();
-    fail(call->future, std::string(text.begin(), text.end()));
+    fail_call(call->future, call->recorded, std::string(text.begin(), text.end()));
   } else {
+    if (call->recorded != nullptr) {
+      call_log_->answered(call->recorded, *answer.message, CallLog::now_us());
+    }
     complete(call->future, c10::IValue(std::move(answer.message)), std::move(answer.on_devices));
   }
   tell_progress();
@@ -126,10 +134,17 @@ void TransportAgent::Core::count_end(const Calls::Call& call) {
   }
 }
 
+void TransportAgent::Core::fail_call(const FuturePtr& future, CallLog::Place* recorded, const std::string& error) {
+  if (recorded != nullptr) {
+    call_log_->failed(recorded, error);
+  }
+  fail(future, error);
+}
+
 void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
   count_end(call);
   contained("while ending a call",
-            [&] { fail(call.future, "RPC to " + members.called(call.peer) + " failed: " + error); });
+            [&] { fail_call(call.future, call.recorded, "RPC to " + members.called(call.peer) + " failed: " + error); });
   tell_progress();
 }
 
@@ -142,7 +157,7 @@ void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
         continue;
       }
       self->count_end(call);
-      contained("while ending a call", [&] { fail(call.future, timeout_text(call.timeout)); });
+      contained("while ending a call", [&] { self->fail_call(call.future, call.recorded, timeout_text(call.timeout)); });
     }
     self->tell_progress();
   };

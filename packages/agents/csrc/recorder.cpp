@@ -17,13 +17,14 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <system_error>
 #include <utility>
 
-#include "capsule.h"
 #include "json.h"
 #include "log.h"
 #include "names.h"
+#include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
 
@@ -89,8 +90,8 @@ Recorder::~Recorder() {
   close_descriptors();
 }
 
-void Recorder::on_start(const AgentInfo& agent) {
-  worker_ = agent.worker;
+void Recorder::start(const std::string& worker) {
+  worker_ = worker;
   if (server_.listener >= 0) {
     if (!server_.dumps.empty()) {
       take_signal();
@@ -99,13 +100,11 @@ void Recorder::on_start(const AgentInfo& agent) {
   }
 }
 
-void Recorder::start(const std::string& worker, int rank, int world_size) {
+void Recorder::show(const std::string& worker, int rank, int world_size) {
   rank_ = rank;
   world_size_ = world_size;
   started_us_ = CallLog::now_us();
-  AgentInfo info{};
-  info.worker = worker;
-  on_start(info);
+  start(worker);
 }
 
 void Recorder::fail(const std::string& error) {
@@ -323,11 +322,12 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
   return json.end('}').end('}').text();
 }
 
-std::map<std::string, std::string> Recorder::metrics() const {
-  return {{"calls", std::to_string(log_->calls())}, {"unrecorded", std::to_string(log_->unrecorded())}};
+std::unordered_map<std::string, std::string> Recorder::metrics() const {
+  return {{"recorder.calls", std::to_string(log_->calls())},
+          {"recorder.unrecorded", std::to_string(log_->unrecorded())}};
 }
 
-void Recorder::on_stop() {
+void Recorder::stop() {
   if (birthplace_.is_elsewhere()) {
     return;
   }
@@ -367,7 +367,7 @@ void Recorder::serve() {
       uint64_t what = 0;
       [[maybe_unused]] const ssize_t size = ::read(wake_, &what, sizeof what);
       if (what % kSignal != 0) {
-        return;  // on_stop()
+        return;  // stop()
       }
       contained("while writing a dump", [&] { dump("signal"); });
     }
@@ -432,12 +432,9 @@ void bind_recorder(pybind11::module_& module) {
       .def("begin_explanation", [](Recorder& self) { self.set_wants_gil(false); })
       .def("explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
            py::arg("text"), py::call_guard<py::gil_scoped_release>())
-      .def("start", &Recorder::start, py::arg("worker"), py::arg("rank"), py::arg("world_size"))
+      .def("show", &Recorder::show, py::arg("worker"), py::arg("rank"), py::arg("world_size"))
       .def("fail", &Recorder::fail, py::arg("error"))
-      .def("stop", &Recorder::on_stop, py::call_guard<py::gil_scoped_release>())
-      .def("__rpc_interceptor__", [](const std::shared_ptr<Recorder>& self) {
-        return give_capsule<Interceptor>(self, kInterceptorCapsule);
-      });
+      .def("stop", &Recorder::stop, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace rpc_backends

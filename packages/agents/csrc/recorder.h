@@ -10,21 +10,20 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_map>
 
 #include "call_log.h"
 #include "failed_calls.h"
 #include "forks.h"
-#include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
 
-// An interceptor for the start and stop of the agent only; the agent itself writes the calls into the log.
-class Recorder final : public Interceptor, public std::enable_shared_from_this<Recorder> {
+// The agent writes the calls into the log.
+class Recorder final : public std::enable_shared_from_this<Recorder> {
  public:
   // What the socket needs; Python makes these.
   struct Server {
@@ -38,19 +37,17 @@ class Recorder final : public Interceptor, public std::enable_shared_from_this<R
     bool dump_at_end = false;
   };
 
-  // `agent`: null if the worker has none yet, see start(). `capacity`: the number of ended calls to keep. Owns the
-  // descriptors in `server`, and closes them in on_stop().
+  // `agent`: null if the worker has none yet, see show(). `capacity`: the number of ended calls to keep. Owns the
+  // descriptors in `server`, and closes them in stop().
   Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_t capacity, const Server& server);
-  ~Recorder() override;
+  ~Recorder();
 
-  void on_start(const AgentInfo& agent) override;
-  bool wants(Direction /*direction*/) const noexcept override { return false; }
-  void on_request(RequestPtr request) override { request->pass(); }
-  void on_stop() override;
-  std::map<std::string, std::string> metrics() const override;
+  void start(const std::string& worker);
+  void stop();
+  std::unordered_map<std::string, std::string> metrics() const;
 
-  // Shows a worker that is in init_rpc and has no agent. `rank` is -1 and `world_size` 0 if they are not known.
-  void start(const std::string& worker, int rank, int world_size);
+  // Starts for a worker that is in init_rpc and has no agent. `rank` is -1 and `world_size` 0 if they are not known.
+  void show(const std::string& worker, int rank, int world_size);
   // From now on, shows that its init_rpc has failed.
   void fail(const std::string& error);
 

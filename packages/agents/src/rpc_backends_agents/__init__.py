@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         state_of_torch,
     )
     from rpc_backends_agents.calls import CallInterceptor
-    from rpc_backends_agents.interception import intercept, report_calls
+    from rpc_backends_agents.interception import intercept, record_calls, report_calls
     from rpc_backends_agents.native_transport import in_python
     from rpc_backends_agents.start import Settings, start_agent
     from rpc_backends_agents.transport import Inbox, Transport
@@ -32,6 +32,7 @@ __all__ = [
     "in_python",
     "include_dir",
     "intercept",
+    "record_calls",
     "report_calls",
     "set_span",
     "start_agent",
@@ -50,6 +51,7 @@ _MODULES = {
     "current_span": "_C",
     "in_python": "native_transport",
     "intercept": "interception",
+    "record_calls": "interception",
     "report_calls": "interception",
     "set_span": "_C",
     "start_agent": "start",

@@ -54,6 +54,20 @@ def intercept(
     return front
 
 
+def record_calls(
+    agent: Any, recorder: _C.Recorder, *, at_shutdown: Callable[[], None]
+) -> InterceptingAgent:
+    """Record the calls of an agent that has not started yet.
+
+    :param at_shutdown: called after the agent has shut down.
+    :returns: the agent to install: ``agent`` itself if it is an :class:`InterceptingAgent`.
+    """
+    front = agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
+    front.record_calls(recorder)
+    front.closing.append(at_shutdown)
+    return front
+
+
 def report_calls(
     agent: Any, telemetry: _C.Telemetry, *, at_shutdown: Callable[[], None]
 ) -> InterceptingAgent:

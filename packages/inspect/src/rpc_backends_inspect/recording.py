@@ -11,7 +11,7 @@ import socket
 from logging import getLogger
 from typing import Any, ClassVar
 
-from rpc_backends_agents import Recorder, intercept
+from rpc_backends_agents import Recorder, record_calls
 from rpc_backends_inspect import sockets
 from rpc_backends_inspect.dumps import NO_DUMPS, Dumps, Watcher, folder_for
 
@@ -49,9 +49,7 @@ def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_D
     watcher.start()
     cleanup.callback(watcher.join)
     _stop_at_exit(recorder, cleanup)
-    front = intercept(agent, recorder, name="recorder", at_shutdown=cleanup.close)
-    front.record_calls(recorder)
-    return front
+    return record_calls(agent, recorder, at_shutdown=cleanup.close)
 
 
 class Start:
@@ -82,7 +80,7 @@ class Start:
             **_stacks(worker, self._cleanup),
         )
         _stop_at_exit(self._recorder, self._cleanup)
-        self._recorder.start(worker, rank, world_size or 0)
+        self._recorder.show(worker, rank, world_size or 0)
 
     def fail(self, error: BaseException) -> None:
         """Show that ``init_rpc`` has failed, until the process ends or starts a worker again."""
