@@ -196,6 +196,8 @@ class _Recorder:
         if not self._stopped and limit and session.testsfailed >= limit:
             self._stopped = f"stopped after {limit} failure{'s' if limit > 1 else ''}"
 
+    # First, so that an interrupted run has every result that was shown.
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the result in a report, which another process may have sent."""
         properties: list[tuple[str, Any]] = report.user_properties
