@@ -46,8 +46,7 @@ def intercept(
     :raises TypeError: the interceptor was built for another version of the interface.
     :raises RuntimeError: the agent has already started.
     """
-    # type() is needed because __class__ of an InterceptingAgent returns the inner agent's class.
-    front = agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
+    front = _in_front_of(agent)
     front.add_interceptor(interceptor, name, order)
     if at_shutdown is not None:
         front.closing.append(at_shutdown)
@@ -62,7 +61,7 @@ def record_calls(
     :param at_shutdown: called after the agent has shut down.
     :returns: the agent to install: ``agent`` itself if it is an :class:`InterceptingAgent`.
     """
-    front = agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
+    front = _in_front_of(agent)
     front.record_calls(recorder)
     front.closing.append(at_shutdown)
     return front
@@ -76,10 +75,15 @@ def report_calls(
     :param at_shutdown: called after the agent has shut down.
     :returns: the agent to install: ``agent`` itself if it is an :class:`InterceptingAgent`.
     """
-    front = agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
+    front = _in_front_of(agent)
     front.report_calls(telemetry)
     front.closing.append(at_shutdown)
     return front
+
+
+def _in_front_of(agent: Any) -> InterceptingAgent:
+    # type() is needed because __class__ of an InterceptingAgent returns the inner agent's class.
+    return agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
 
 
 class InterceptingAgent(_C.InterceptingAgent):
