@@ -33,8 +33,9 @@ SMALL, LARGE = 1, 1 << 18
 PROMPT = 3.0
 #: Seconds after which calls to the suspended worker time out.
 TIMEOUT = 1.0
-#: Seconds by which a suspended worker may delay small calls between the others.
+#: Seconds by which a suspended worker may delay small calls between the others, in one of several trials.
 DELAY = 0.003
+TRIALS = 8
 
 
 class Call(NamedTuple):
@@ -164,6 +165,34 @@ def error(wait: Callable[[], Any]) -> str:
     return "no error"
 
 
+def delay(workers: Workers) -> float:
+    """Suspend the last worker for seconds; return by how much small calls between the others took longer.
+
+    The time of a call is that of which a quarter of the calls need less.
+    """
+    workers.run(steps.call_all)
+    workers.run(start, NAMES[:3], on=OTHERS)
+    time.sleep(1)
+    before = workers.run(stop, on=OTHERS)
+    os.kill(workers[3].pid, signal.SIGSTOP)
+    try:
+        workers.run(start, NAMES[:3], on=OTHERS)
+        floods = workers.run(flood, LAST, on=OTHERS)
+        flooded = time.monotonic()
+        time.sleep(1)
+        during = workers.run(stop, on=OTHERS)
+    finally:
+        os.kill(workers[3].pid, signal.SIGCONT)
+    for errors, seconds in floods:
+        assert errors == {"RPCErr:1:RPC ran for more than set timeout "}
+        assert seconds < TIMEOUT + AT_ONCE
+    assert not [call.error for calls in (*before, *during) for call in calls if call.error]
+    return max(
+        quartile(later, flooded) - quartile(earlier, 0.0)
+        for earlier, later in zip(before, during, strict=True)
+    )
+
+
 def quartile(calls: list[Call], since: float) -> float:
     """Return the time of which a quarter of the small calls need less."""
     times = [call.end - call.begin for call in calls if call.size == SMALL and call.begin > since]
@@ -171,28 +200,16 @@ def quartile(calls: list[Call], since: float) -> float:
 
 
 def test_a_suspended_worker_delays_only_calls_to_itself(engine: str, tmp_path: Path) -> None:
-    """These time out at their timeout, although many messages wait for the worker."""
+    """These time out at their timeout, although many messages wait for the worker.
+
+    Other processes of this machine may delay calls, too, but not each time.
+    """
+    delays: list[float] = []
     with Workers(4, seconds=120) as workers:
         form(workers, tmp_path, engine)
-        workers.run(steps.call_all)
-        workers.run(start, NAMES[:3], on=OTHERS)
-        time.sleep(1)
-        before = workers.run(stop, on=OTHERS)
-        os.kill(workers[3].pid, signal.SIGSTOP)
-        try:
-            workers.run(start, NAMES[:3], on=OTHERS)
-            floods = workers.run(flood, LAST, on=OTHERS)
-            flooded = time.monotonic()
-            time.sleep(1)
-            during = workers.run(stop, on=OTHERS)
-        finally:
-            os.kill(workers[3].pid, signal.SIGCONT)
+        while not delays or (delays[-1] >= DELAY and len(delays) < TRIALS):
+            delays.append(delay(workers))
         workers.run(steps.call_all)
         workers.run(steps.leave)
 
-    for errors, seconds in floods:
-        assert errors == {"RPCErr:1:RPC ran for more than set timeout "}
-        assert seconds < TIMEOUT + AT_ONCE
-    for earlier, later in zip(before, during, strict=True):
-        assert not [call.error for call in (*earlier, *later) if call.error]
-        assert quartile(later, flooded) < quartile(earlier, 0.0) + DELAY
+    assert min(delays) < DELAY, delays

@@ -1,8 +1,6 @@
 #include "telemetry.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/autograd/engine/dist_engine.h>
-#include <torch/csrc/distributed/rpc/rref_context.h>
 
 #include <algorithm>
 #include <cmath>
@@ -234,20 +232,6 @@ py::list series_for_python(const Telemetry& telemetry) {
 
 }  // namespace
 
-// What torch knows of RRefs and of distributed autograd; without RRefs if RPC is not running.
-std::map<std::string, double> state_of_torch() {
-  std::map<std::string, double> found;
-  for (const auto& [name, value] : torch::distributed::autograd::DistEngine::getInstance().getDebugInfo()) {
-    found["autograd." + name] = static_cast<double>(value);
-  }
-  (void)error_in([&] {
-    for (const auto& [name, value] : torch::distributed::rpc::RRefContext::getInstance().getDebugInfo()) {
-      found["rrefs." + name] = std::stod(value);
-    }
-  });
-  return found;
-}
-
 void bind_telemetry(py::module_& module) {
   py::class_<Telemetry, std::shared_ptr<Telemetry>>(module, "Telemetry", py::module_local())
       .def(py::init<>())
@@ -256,7 +240,6 @@ void bind_telemetry(py::module_& module) {
       .def("sample", &Telemetry::sample, py::arg("ratio"))
       .def("take_spans", &spans_for_python)
       .def("series", &series_for_python);
-  module.def("state_of_torch", &state_of_torch, py::call_guard<py::gil_scoped_release>());
   module.def("current_span", [] { return for_python(current_span()); });
   module.def("set_span", [](const py::object& context) { set_program_span(from_python(context)); }, py::arg("context"));
 }

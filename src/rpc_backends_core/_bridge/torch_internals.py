@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -102,7 +103,7 @@ NAMES = (
     ),
     PrivateName(
         "torch.distributed.rpc._rref_context_get_debug_info",
-        "whether the owners have confirmed all RRefs of this worker",
+        "whether the owners have confirmed all RRefs of this worker, and the metrics of RRefs",
         "leaving a dynamic group of TENSORPIPE fails",
     ),
     PrivateName(
@@ -134,6 +135,11 @@ NAMES = (
         "torch.distributed.autograd._get_max_id",
         "returns the worker id that torch fixed for this process",
         "init_rpc with another rank after shutdown fails",
+    ),
+    PrivateName(
+        "torch.distributed.autograd._get_debug_info",
+        "the metrics of distributed autograd",
+        "metrics are not reported",
     ),
 )
 
@@ -212,6 +218,16 @@ def delete_rrefs(timeout: timedelta) -> None:
 def has_unconfirmed_rrefs() -> bool:
     """Return whether any RRef of this worker still awaits its owner's confirmation."""
     return bool(rpc._rref_context_get_debug_info()["num_pending_users"] != "0")
+
+
+def debug_info() -> dict[str, str]:
+    """Return torch's counts of RRefs and of distributed autograd; without RRefs if RPC is not running."""
+    found = {f"autograd.{name}": value for name, value in dist_autograd._get_debug_info().items()}
+    with suppress(RuntimeError):  # no agent, or it has just stopped
+        found |= {
+            f"rrefs.{name}": value for name, value in rpc._rref_context_get_debug_info().items()
+        }
+    return found
 
 
 def set_worker_names(names: Iterable[str]) -> None:

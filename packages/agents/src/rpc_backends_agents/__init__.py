@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         Telemetry,
         current_span,
         set_span,
-        state_of_torch,
     )
     from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept, record_calls, report_calls
@@ -36,7 +35,6 @@ __all__ = [
     "report_calls",
     "set_span",
     "start_agent",
-    "state_of_torch",
 ]
 __version__ = "0.1.0"
 
@@ -55,7 +53,6 @@ _MODULES = {
     "report_calls": "interception",
     "set_span": "_C",
     "start_agent": "start",
-    "state_of_torch": "_C",
 }
 #: The modules that use neither torch nor the extension that is compiled for it.
 _WITHOUT_TORCH = ("transport", "native_transport")

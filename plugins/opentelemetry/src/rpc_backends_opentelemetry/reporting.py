@@ -11,7 +11,8 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 
-from rpc_backends_agents import Telemetry, report_calls, state_of_torch
+from rpc_backends_agents import Telemetry, report_calls
+from rpc_backends_core.spi import torch_internals
 from rpc_backends_opentelemetry import context, sdk
 from rpc_backends_opentelemetry.metrics import Durations, Instruments
 from rpc_backends_opentelemetry.spans import Spans
@@ -137,7 +138,7 @@ class Reporter:
 def _state(agent: Any) -> dict[str, float]:
     """Return the values of the gauges: of an agent, of RRefs and of distributed autograd."""
     found: dict[str, float] = {}
-    for values in ({} if agent is None else agent.get_debug_info(), state_of_torch()):
+    for values in ({} if agent is None else agent.get_debug_info(), torch_internals.debug_info()):
         for name, value in values.items():
             with contextlib.suppress(ValueError):  # not a number
                 found[f"rpc_backends.{name}"] = float(value)
