@@ -136,7 +136,7 @@ def _states(
         raise Failure(
             f"no RPC worker {asked}of this user runs on this host. A worker can "
             "be inspected from init_rpc to shutdown, if rpc-backends-inspect is installed in its "
-            "environment and RPC_BACKENDS_RECORDER=on is set."
+            "environment and RPC_BACKENDS_RECORDER is not off."
         )
     return states
 

@@ -14,7 +14,7 @@ _VARIABLE = "RPC_BACKENDS_RECORDER"
 _DUMPS = "RPC_BACKENDS_DUMP"
 _AT_END = "RPC_BACKENDS_DUMP_AT_END"
 _LIMIT = "RPC_BACKENDS_DUMP_SHUTDOWN_AFTER"
-#: The number of ended calls that a worker keeps if the variable is "on".
+#: The number of ended calls that a worker keeps unless the variable sets another number.
 _CALLS = 10_000
 
 
@@ -83,9 +83,9 @@ def _limit(value: str) -> float:
 
 
 def _calls(value: str) -> int:
-    if value.lower() in {"", "off", "0"}:
+    if value.lower() in {"off", "0"}:
         return 0
-    if value.lower() == "on":
+    if value.lower() in {"", "on"}:
         return _CALLS
     if not value.isdecimal() or int(value) > 10_000_000:
         raise RefusedError(
