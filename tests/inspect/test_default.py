@@ -1,0 +1,40 @@
+"""Whether a worker records when its environment says nothing, and when it says `off`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.distributed import rpc
+
+from rpc_backends_inspect import sockets
+from support import steps
+from support.workers import WorkerContext, Workers
+
+
+def agent_type(_: WorkerContext) -> str:
+    """Return the type of this worker's agent."""
+    return type(rpc.api._get_current_rpc_agent()).__name__
+
+
+def sockets_of(pid: int) -> int:
+    """Return the number of sockets on which the recorder of a process answers."""
+    found = sockets.connect_all(1.0)
+    for one in found:
+        one.connection.close()
+    return sum(one.pid == pid for one in found)
+
+
+def test_a_worker_records_by_default(tmp_path: Path) -> None:
+    with Workers(1, env={"RPC_BACKENDS_RECORDER": ""}) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
+        assert sockets_of(workers[0].pid) == 1
+        assert workers.run(agent_type) == ["InterceptingAgent"]
+        workers.run(steps.leave)
+
+
+def test_nothing_is_recorded_with_off(tmp_path: Path) -> None:
+    with Workers(1, env={"RPC_BACKENDS_RECORDER": "off"}) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
+        assert sockets_of(workers[0].pid) == 0
+        assert workers.run(agent_type) == ["StaticAgent"]
+        workers.run(steps.leave)
