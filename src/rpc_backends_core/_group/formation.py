@@ -16,6 +16,7 @@ import re
 import socket
 import time
 import uuid
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -97,6 +98,7 @@ class _Arrival:
         self._name = name
         self._rank = rank
         self._fixed_id = fixed_id
+        self._reader = f"RPC worker {name!r} (rank {rank})"
         self._nonce = uuid.uuid4().hex
         self._who = {
             "name": name,
@@ -121,10 +123,12 @@ class _Arrival:
                 self._replace(generation - 1)
             if not self._take_kind(generation, f"static/{world_size}"):
                 continue
-            if not self._take_slot(generation, world_size):
-                continue
-            joined = generation
-            found = self._wait_for_group(generation, world_size, limit)
+            with self._telling_others_of_an_error(generation):
+                if not self._take_slot(generation, world_size):
+                    continue
+                joined = generation
+                value = self._wait_for_answer(generation, world_size, limit)
+            found = self._read_group(generation, world_size, limit, value)
             if found is None:
                 continue
             members, token = found
@@ -173,27 +177,38 @@ class _Arrival:
             settle(self._store, f"{g}/group", answer)
             self._close(g)
 
-    def _wait_for_group(
-        self, g: int, world_size: int, limit: float
-    ) -> tuple[tuple[Member, ...], str] | None:
-        """Return the members and the group's token, or None if the group formed without this worker."""
-        key = f"{g}/group"
-        reader = f"RPC worker {self._name!r} (rank {self._rank})"
+    @contextlib.contextmanager
+    def _telling_others_of_an_error(self, g: int) -> Iterator[None]:
+        """End generation ``g`` for all its workers if this one fails or is interrupted."""
         try:
-            value = wait_for(
-                self._store,
-                key,
-                limit,
-                lambda: self._missing(g, world_size),
-                reader=reader,
-                # A worker killed while arriving may not have been counted.
-                meanwhile=lambda: self._complete(g, world_size),
-            )
+            yield
         except BaseException as error:
-            self._give_up(g, f"{reader} gave up: {type(error).__name__}: {error}", "GroupError")
+            self._give_up(
+                g, f"{self._reader} gave up: {type(error).__name__}: {error}", "GroupError"
+            )
             with contextlib.suppress(RuntimeError):  # the store may be what failed
                 self._let_others_read(g)
             raise
+
+    def _wait_for_answer(self, g: int, world_size: int, limit: float) -> bytes | None:
+        return wait_for(
+            self._store,
+            f"{g}/group",
+            limit,
+            lambda: self._missing(g, world_size),
+            reader=self._reader,
+            # A worker killed while arriving may not have been counted.
+            meanwhile=lambda: self._complete(g, world_size),
+        )
+
+    def _read_group(
+        self, g: int, world_size: int, limit: float, value: bytes | None
+    ) -> tuple[tuple[Member, ...], str] | None:
+        """Return the members and the group's token, or None if the group formed without this worker.
+
+        :param value: the answer for which this worker waited; None if it waited in vain.
+        """
+        key = f"{g}/group"
         if value is None:
             reason = (
                 f"the group of {world_size} workers was not complete after {limit:g} s. "
@@ -224,7 +239,7 @@ class _Arrival:
         not affected.
         """
         reason = (
-            f"RPC worker {self._name!r} (rank {self._rank}) arrived after the group was complete and "
+            f"{self._reader} arrived after the group was complete and "
             "before all its members had started. The members join the next group."
         )
         settle(
