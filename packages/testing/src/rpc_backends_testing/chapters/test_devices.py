@@ -64,7 +64,9 @@ def refused(groups: Groups, given: dict[str, Any], text: str) -> None:
 
 def accelerators(me: WorkerContext) -> tuple[str, int]:
     """Return the type and number of this machine's accelerators."""
-    kind = torch.accelerator.current_accelerator()
+    # Torch 2.6 names an accelerator that its build supports even if the machine has none.
+    there = torch.accelerator.is_available()
+    kind = torch.accelerator.current_accelerator() if there else None
     return ("", 0) if kind is None else (kind.type, torch.accelerator.device_count())
 
 
