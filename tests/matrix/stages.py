@@ -30,7 +30,18 @@ _IMPORT = (
     "rpc_backends_agents, rpc_backends_faults, rpc_backends_inspect; "
     "import torch.distributed.rpc as rpc; rpc.BackendType.ZEROMQ, rpc.BackendType.UCX"
 )
-_SUITE = ("-m", "pytest", "--pyargs", "rpc_backends_testing", "-n", "2", "-q", "--rpc-backend")
+#: Test processes at a time: most tests wait.
+_PROCESSES = "4"
+_SUITE = (
+    "-m",
+    "pytest",
+    "--pyargs",
+    "rpc_backends_testing",
+    "-n",
+    _PROCESSES,
+    "-q",
+    "--rpc-backend",
+)
 #: Seconds that one stage may take.
 _LIMIT = 3600
 
@@ -61,7 +72,7 @@ STAGES = (
     Stage(
         "core",
         "core's tests",
-        ("-m", "pytest", "tests/core", "-m", "not thorough", "-n", "2", "-q"),
+        ("-m", "pytest", "tests/core", "-m", "not thorough", "-n", _PROCESSES, "-q"),
     ),
     Stage(
         "torch_suites",
@@ -71,9 +82,9 @@ STAGES = (
             "pytest",
             "tests/torch_suites",
             "-m",
-            "torch_suites and not thorough",
+            "torch_suites",
             "-n",
-            "2",
+            _PROCESSES,
             "-q",
         ),
     ),

@@ -8,8 +8,10 @@ site-packages after its own. Both see nothing else of the environment that runs 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -49,11 +51,19 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface on which nothing listens."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port
+    """Return a TCP port of the loopback interface on which nothing listens.
+
+    The kernel does not choose it: it might give the same one to another socket before the test listens.
+    """
+    chosen_by_kernel = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    while True:
+        port = random.SystemRandom().randrange(10_000, min(int(chosen_by_kernel[0]), 32_000))
+        with (
+            socket.socket() as server,
+            contextlib.suppress(OSError),
+        ):  # it is taken: try another one
+            server.bind(("127.0.0.1", port))
+            return port
 
 
 def program(*parts: str) -> str:

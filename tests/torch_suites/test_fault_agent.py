@@ -49,9 +49,13 @@ def _fixture(backend: str) -> type[Any]:
 
 if generation.bridge_is_installed():  # stock torch has no override
     for _backend, _prefix in _PREFIXES.items():
-        globals().update(
-            generation.generate(_prefix, _fixture(_backend), rpc_utils.FAULTY_AGENT_TESTS, __name__)
-        )
+        for _name, _class in generation.generate(
+            _prefix, _fixture(_backend), rpc_utils.FAULTY_AGENT_TESTS, __name__
+        ).items():
+            # The same rules and interceptors inject the faults on both backends.
+            _class.pytestmark = [pytest.mark.thorough] if _backend == "TENSORPIPE" else []
+            globals()[_name] = _class
+    del _name, _class  # pytest would collect the last class again
 
 
 def test_torchs_faulty_suites_are_complete_for_each_backend(torch_suites_stock: bool) -> None:

@@ -8,4 +8,11 @@ from . import suites
 
 pytestmark = pytest.mark.torch_suites
 
-globals().update(suites.generate(suites.TENSORPIPE, __name__))
+#: The other classes test, above all, what torch itself does above the agent.
+_OF_THE_AGENT = {"TensorPipeRpcTest", "TensorPipeTensorPipeAgentRpcTest"}
+
+for _name, _class in suites.generate(suites.TENSORPIPE, __name__).items():
+    _class.pytestmark = [] if _name in _OF_THE_AGENT else [pytest.mark.thorough]
+    globals()[_name] = _class
+
+del _name, _class  # pytest would collect the last class again

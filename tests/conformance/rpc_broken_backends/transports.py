@@ -333,7 +333,7 @@ class DropsWhatItCannotSend(_Reporting):
             pass
 
     def send(self, peer: int, parts: Parts, reply: bool) -> None:
-        with suppress(OSError):
+        with suppress(OSError, KeyError):  # KeyError: the reader has just removed the connection
             super().send(peer, parts, reply)
 
 

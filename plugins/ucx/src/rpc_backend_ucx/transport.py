@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: How many seconds a worker may take to answer a greeting.
 HANDSHAKE_TIMEOUT = 10.0
+#: The receiver fetches parts of more bytes, into memory that it keeps for reuse. Over TCP, UCX itself would
+#: send any size in segments, and collect them in new memory, which the kernel must clear first.
+_RENDEZVOUS = 1 << 20
 #: The key in a dynamic group's store under which the first member writes the group's nonce.
 _NONCE = "ucx/nonce"
 #: The sessions of closed transports of this process. UCX cannot tell that such a transport is closed: its
@@ -60,6 +63,7 @@ class UCXTransport:
             max_message=options.max_message_bytes,
             poll_time=self._settings.poll_time,
             handshake_timeout=HANDSHAKE_TIMEOUT,
+            rendezvous=_RENDEZVOUS,
             on_unknown_proof=self._admission_control.whose,
             on_refused=self._admission_control.refused,
         )
