@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: How many seconds a worker may take to answer a greeting.
 HANDSHAKE_TIMEOUT = 10.0
-#: The receiver fetches parts of more bytes, into memory that it keeps for reuse. Over TCP, UCX itself would
-#: send any size in segments, and collect them in new memory, which the kernel must clear first.
+#: The receiver fetches parts of more bytes, into memory that it keeps for reuse. Over TCP, UCX itself
+#: would send any size in segments, and collect them in new memory, which the kernel must clear first.
 _RENDEZVOUS = 1 << 20
 #: The key in a dynamic group's store under which the first member writes the group's nonce.
 _NONCE = "ucx/nonce"
