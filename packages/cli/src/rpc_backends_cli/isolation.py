@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,16 +69,20 @@ def run(
     *,
     each: bool = False,
 ) -> list[Outcome]:
-    """Run ``function(me, *one)`` for each of ``arguments``, side by side, in fresh interpreters.
+    """Run ``function(me, *one)`` for each of ``arguments``, side by side, in processes of their own.
+
+    Where torch has been imported here, they are forks of a process that has imported torch, too.
+    Elsewhere they are new interpreters, because the import of torch may hang.
 
     :param limit: time limit in seconds for all of them; those still running are then killed.
     :param each: whether ``limit`` is the time between two reports instead.
     """
-    template = Template(variables={"OMP_NUM_THREADS": "1", **os.environ})
+    template = _template(tuple({"OMP_NUM_THREADS": "1", **os.environ}.items()))
+    fresh = "torch" not in sys.modules
     seconds = math.inf if each else limit
     with (
         exit_on_signals(),
-        Workers(len(arguments), seconds=seconds, fresh=True, template=template) as workers,
+        Workers(len(arguments), seconds=seconds, fresh=fresh, template=template) as workers,
     ):
         steps = [
             worker.start(function, *one) for worker, one in zip(workers, arguments, strict=True)
@@ -102,6 +108,11 @@ def run(
         if late:
             workers.print_stacks()
         return [_outcome(step, reported[step], step in late) for step in steps]
+
+
+@functools.cache
+def _template(variables: tuple[tuple[str, str], ...]) -> Template:
+    return Template(variables=dict(variables))
 
 
 def limit_note(outcome: Outcome, limit: float) -> str:
