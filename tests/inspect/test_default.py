@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from torch.distributed import rpc
 
 from rpc_backends_inspect import sockets
@@ -24,17 +25,14 @@ def sockets_of(pid: int) -> int:
     return sum(one.pid == pid for one in found)
 
 
-def test_a_worker_records_by_default(tmp_path: Path) -> None:
-    with Workers(1, env={"RPC_BACKENDS_RECORDER": ""}) as workers:
+@pytest.mark.parametrize(
+    ("value", "agent", "answering"), [("", "InterceptingAgent", 1), ("off", "StaticAgent", 0)]
+)
+def test_a_worker_records_unless_the_variable_is_off(
+    value: str, agent: str, answering: int, tmp_path: Path
+) -> None:
+    with Workers(1, env={"RPC_BACKENDS_RECORDER": value}) as workers:
         workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
-        assert sockets_of(workers[0].pid) == 1
-        assert workers.run(agent_type) == ["InterceptingAgent"]
-        workers.run(steps.leave)
-
-
-def test_nothing_is_recorded_with_off(tmp_path: Path) -> None:
-    with Workers(1, env={"RPC_BACKENDS_RECORDER": "off"}) as workers:
-        workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
-        assert sockets_of(workers[0].pid) == 0
-        assert workers.run(agent_type) == ["StaticAgent"]
+        assert workers.run(agent_type) == [agent]
+        assert sockets_of(workers[0].pid) == answering
         workers.run(steps.leave)

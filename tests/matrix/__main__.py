@@ -69,7 +69,12 @@ def main() -> int:
                 flush=True,
             )
         row = results.Row(
-            trial.torch_build(), str(pair.python), _commit(), f"{datetime.date.today()}", outcomes
+            trial.torch_build(),
+            str(pair.python),
+            _commit(),
+            f"{datetime.date.today()}",
+            outcomes,
+            trial.missing_names(),
         )
         if not given.stages:
             results.write(row)

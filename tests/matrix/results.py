@@ -44,6 +44,7 @@ class Row:
     :ivar python: the minor version, for example ``3.12``.
     :ivar commit: the short name of the commit that was tested.
     :ivar date: the day of the run.
+    :ivar missing: for each private name that this torch lacks, what is lost; None if nobody looked.
     """
 
     torch: str
@@ -51,6 +52,7 @@ class Row:
     commit: str
     date: str
     stages: Mapping[str, Outcome]
+    missing: Mapping[str, str] | None = None
 
     @property
     def is_green(self) -> bool:
@@ -87,7 +89,22 @@ def page(rows: list[Row]) -> str:
             row.stages[stage.name].cell() if stage.name in row.stages else "" for stage in STAGES
         ]
         lines.append(_row_of([row.torch, row.python, *cells, f"`{row.commit}`", row.date]))
-    return _HEAD + "\n".join(lines) + "\n" + _FOOT
+    return _HEAD + "\n".join(lines) + "\n" + _FOOT + _names(rows)
+
+
+def _names(rows: list[Row]) -> str:
+    """Return the section about the private names of torch."""
+    looked = [row for row in rows if row.missing is not None]
+    if not looked:
+        return ""
+    lacking = dict.fromkeys(
+        f"- torch {Version(row.torch).public} has no `{name}`: {lost}."
+        for row in looked
+        for name, lost in (row.missing or {}).items()
+    )
+    versions = ", ".join(dict.fromkeys(Version(row.torch).public for row in looked))
+    lines = [*lacking] or [f"All are in torch {versions}."]
+    return _NAMES + "\n".join(lines) + "\n"
 
 
 def _row(found: Mapping[str, Any]) -> Row:
@@ -115,4 +132,11 @@ _FOOT = """
 - **TENSORPIPE** to **UCX**: the [conformance suite](how-to/conformance.md).
 
 No machine of these runs had a GPU. Builds of torch with CUDA were tested without one.
+"""
+_NAMES = """
+## Private names of torch
+
+This project uses private names of torch. `rpc-backends doctor` lists those that the installed torch
+lacks.
+
 """

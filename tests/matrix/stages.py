@@ -6,6 +6,7 @@ not used with another.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -174,8 +175,21 @@ class Trial:
 
     def torch_build(self) -> str:
         """Return the version of the installed torch with its build, for example ``2.9.1+cu128``."""
+        return self._printed("import torch; print(torch.__version__)")
+
+    def missing_names(self) -> dict[str, str]:
+        """Return the private names that the installed torch lacks, each with what is lost."""
+        found = self._printed(
+            "import json; from rpc_backends_core.spi import torch_internals; "
+            "print(json.dumps({one.path: one.without for one in torch_internals.missing()}))"
+        )
+        names: dict[str, str] = json.loads(found)
+        return names
+
+    def _printed(self, source: str) -> str:
         done = subprocess.run(
-            [self._venv / "bin/python", "-c", "import torch; print(torch.__version__)"],
+            [self._venv / "bin/python", "-c", source],
+            env=clean_environ(),
             capture_output=True,
             text=True,
             check=True,

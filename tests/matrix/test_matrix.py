@@ -58,3 +58,10 @@ def test_a_failure_stands_in_its_row() -> None:
     page = results.page([row])
     assert "| 2.9.1+cu128 | 3.12 | yes |  | **2 failed**, 7 |" in page
     assert not row.is_green
+
+
+def test_a_missing_private_name_stands_below_the_table() -> None:
+    lost = {"torch.distributed.rpc._secret": "init_rpc fails"}
+    row = Row("2.9.1+cu128", "3.12", "abc1234", "2026-01-01", {}, lost)
+    line = "- torch 2.9.1 has no `torch.distributed.rpc._secret`: init_rpc fails."
+    assert line in results.page([row])
