@@ -29,6 +29,8 @@ MAPS = {
 }
 #: Seconds that an operation of the accelerator takes in the tests of streams.
 DELAY = 0.03
+#: The same where a test measures whether something waits for operations.
+LONG_DELAY = 0.3
 
 
 def join(me: WorkerContext, url: str, backend: str, **options: Any) -> None:
@@ -222,7 +224,7 @@ def test_an_override_carries_tensorpipes_device_maps_over(tmp_path: Path, backen
 
 
 def send_unfinished(me: WorkerContext) -> None:
-    late_device.set_delay(DELAY)
+    late_device.set_delay(LONG_DELAY)
     x = torch.zeros(1000, device="late:0")
     for _ in range(3):
         x.add_(1)
@@ -232,7 +234,7 @@ def send_unfinished(me: WorkerContext) -> None:
     late_device.set_delay(0)
     x.fill_(100)
     assert future.wait()[1].cpu().eq(6).all()
-    assert took < DELAY  # three operations were still to come
+    assert took < 3 * LONG_DELAY  # a call that waits for the three operations takes longer
 
 
 def test_a_call_sees_what_the_callers_stream_would_see(group: Any) -> None:
