@@ -14,8 +14,6 @@ from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpc_backends_inspect import causes, workers
-
 if TYPE_CHECKING:
     from rpc_backends_agents import Recorder
 
@@ -105,6 +103,8 @@ class Watcher:
 
     def _explanation(self, reason: str) -> str:
         """Write a dump; return where it is, and the likely reason."""
+        from rpc_backends_inspect import causes, workers  # few workers need them
+
         self._recorder.begin_explanation()  # it may take seconds, which are no wait for the GIL
         try:
             path = self._recorder.dump(reason)
