@@ -107,6 +107,17 @@ def test_a_timeout_names_the_dump_and_the_reason(two: Workers, folder: Path) -> 
     two[1].call(finish)
 
 
+def test_a_group_with_the_same_names_is_no_reason(two: Workers, tmp_path: Path) -> None:
+    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as others:
+        others.run(steps.join, f"file://{tmp_path}/other", backend="TENSORPIPE")
+        leaving = others[0].start(steps.leave)
+        error = two[0].call(call_with_timeout, "worker1", 1.5)
+        others[1].call(steps.leave)
+        leaving.result()
+    assert "Likely reason: 'worker0' has waited " in error
+    two[1].call(finish)
+
+
 def test_a_lost_worker_is_named_in_the_error(two: Workers, folder: Path) -> None:
     error = two[0].call(call_lost, "worker1")
     (dump,) = wait_for_dumps(folder)

@@ -108,13 +108,18 @@ class Watcher:
         self._recorder.begin_explanation()  # it may take seconds, which are no wait for the GIL
         try:
             path = self._recorder.dump(reason)
-            found = causes.explain(workers.running())
+            states = workers.running()
+            # Another group of this host may have a worker with the same name.
+            mine = {state.group for state in states if state.pid == os.getpid()}
+            found = causes.explain([one for one in states if one.problem or one.group in mine])
         except Exception as error:  # the call must get its error whatever happens here
             _log.exception("the dump of RPC worker %r failed", self._worker)
             return f"No RPC dump: {error}."
-        mine = [cause for cause in found if self._worker in cause.workers] or found
+        about = [cause for cause in found if self._worker in cause.workers] or found
         why = (
-            f"Likely reason: {mine[0].text}." if mine else "No worker of this host has waited long."
+            f"Likely reason: {about[0].text}."
+            if about
+            else "No worker of this host has waited long."
         )
         return f"RPC dump: {path}. {why}"
 
