@@ -107,13 +107,19 @@ def test_a_timeout_names_the_dump_and_the_reason(two: Workers, folder: Path) -> 
     two[1].call(finish)
 
 
-def test_a_group_with_the_same_names_is_no_reason(two: Workers, tmp_path: Path) -> None:
-    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as others:
-        others.run(steps.join, f"file://{tmp_path}/other", backend="TENSORPIPE")
-        leaving = others[0].start(steps.leave)
-        error = two[0].call(call_with_timeout, "worker1", 1.5)
-        others[1].call(steps.leave)
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[Workers]:
+    """Another group, with workers of the same names, one of which waits in shutdown."""
+    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/other", backend="TENSORPIPE")
+        leaving = workers[0].start(steps.leave)
+        yield workers
+        workers[1].call(steps.leave)
         leaving.result()
+
+
+def test_a_group_with_the_same_names_is_no_reason(others: Workers, two: Workers) -> None:
+    error = two[0].call(call_with_timeout, "worker1", 1.5)
     assert "Likely reason: 'worker0' has waited " in error
     two[1].call(finish)
 
