@@ -55,6 +55,7 @@ def main() -> int:
         folder = given.folder / f"{pair.torch}-py{pair.python}"
         shutil.rmtree(folder, ignore_errors=True)
         trial = Trial(pair, python, folder)
+        commit = _commit()  # there may be a later one when the run ends
         try:
             trial.prepare()
         except PreparationError as error:
@@ -71,7 +72,7 @@ def main() -> int:
         row = results.Row(
             trial.torch_build(),
             str(pair.python),
-            _commit(),
+            commit,
             f"{datetime.date.today()}",
             outcomes,
             trial.missing_names(),
