@@ -158,6 +158,9 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
+#: Python 3.12 and newer warn of a fork beside other threads, which is what some tests are about.
+_NO_FORK_WARNING = "ignore:This process:DeprecationWarning"
+
 _ONLY_THIS_SITE = """
 import sys
 sys.path.insert(0, {folder!r})
@@ -179,7 +182,7 @@ class Children:
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
             [sys.executable, "-c", _FORKS],
-            env=clean_environ({"RPC_BACKENDS_AUTOLOAD": "0"}),
+            env=clean_environ({"RPC_BACKENDS_AUTOLOAD": "0", "PYTHONWARNINGS": _NO_FORK_WARNING}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
