@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,16 +144,40 @@ def test_rank_and_address_come_from_the_environment(
     tmp_path_factory: pytest.TempPathFactory, passes_rank: bool, world_size: int | None
 ) -> None:
     """Under torchrun, a program need only give a name."""
-    with steps.meeting("agent", tmp_path_factory.mktemp("unused")) as place:
-        port = place.url.rpartition(":")[2]
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", **place.env}
-        with Workers(2, env=env) as workers:
-            workers.run(start_as_torchrun_does, passes_rank, world_size)
+    with (
+        steps.meeting("agent", tmp_path_factory.mktemp("unused")) as place,
+        Workers(2, env={"WORLD_SIZE": "2", **place.env}) as workers,
+    ):
+        workers.run(start_as_torchrun_does, passes_rank, world_size)
 
-            assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1}] * 2
-            assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
+        assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1}] * 2
+        assert workers.run(steps.call_all) == [{"worker0": "worker0", "worker1": "worker1"}] * 2
 
-            workers.run(steps.leave)
+        workers.run(steps.leave)
+
+
+def test_a_store_at_another_address_than_the_launchers_outlives_its_worker(tmp_path: Path) -> None:
+    """Since torch 2.14, rank 0 hosts a store that is not at torchrun's address."""
+    if not hasattr(sys.modules["torch.distributed.rendezvous"], "_agent_store_serves"):
+        pytest.skip("under torchrun, nobody hosts another store before torch 2.14")
+    with (
+        steps.meeting("agent", tmp_path) as launcher,
+        steps.meeting("tcp", tmp_path) as place,
+        Workers(3, env=launcher.env) as workers,
+    ):
+        workers.run(steps.join_dynamic, place.url, on=[0])
+        workers.run(steps.join_dynamic, place.url, on=[1])
+        workers.run(steps.leave, graceful=False, on=[0])
+        workers.run(collect_garbage, on=[0])
+        workers.run(steps.join_dynamic, place.url, on=[2])
+
+        assert workers.run(steps.members, on=[2]) == [{"worker1": 1, "worker2": 2}]
+
+        workers.run(steps.leave, on=[1, 2])
+
+
+def collect_garbage(me: WorkerContext) -> None:
+    gc.collect()
 
 
 def start_as_torchrun_does(me: WorkerContext, passes_rank: bool, world_size: int | None) -> None:

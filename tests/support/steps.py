@@ -65,7 +65,8 @@ def meeting(kind: str, folder: Path) -> Iterator[Meeting]:
             yield Meeting(kind, f"tcp://127.0.0.1:{placeholder.getsockname()[1]}", {})
     else:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        env = {"TORCHELASTIC_USE_AGENT_STORE": "True", **address}
         yield Meeting(kind, f"tcp://127.0.0.1:{store.port}", env)
 
 

@@ -212,8 +212,9 @@ class Session:
 
     def _hosts_store(self) -> bool:
         """Return whether this process hosts a store that other workers connect to."""
-        elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return self.rank == 0 and not elsewhere and not self.init_method.startswith("file:")
+        if self.rank != 0 or self.init_method.startswith("file:"):
+            return False
+        return not torch_internals.launcher_hosts_store(self.init_method)
 
     def _let_go(self) -> None:
         self.agents.clear()

@@ -6,11 +6,13 @@ some.)
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -261,9 +263,26 @@ def rendezvous(init_method: str, rank: int, world_size: int | None, **extra: Any
     """Return torch's rendezvous iterator; torch's public function does not support dynamic groups."""
     if world_size is not None:
         return dist.rendezvous(init_method, rank=rank, world_size=world_size, **extra)
+    return _rendezvous_module()._rendezvous_helper(init_method, rank, None, **extra)
+
+
+def launcher_hosts_store(init_method: str) -> bool:
+    """Return whether torchrun hosts the store at this address, so that no worker does.
+
+    Since torch 2.14, it does so only at ``MASTER_ADDR:MASTER_PORT``.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    serves = getattr(_rendezvous_module(), "_agent_store_serves", None)
+    if serves is None or init_method.startswith("env:"):
+        return True
+    address = urlsplit(init_method)
+    return bool(serves(address.hostname, address.port))
+
+
+def _rendezvous_module() -> Any:
     # by the table of modules: torch.distributed.rendezvous is a function too
-    module = sys.modules["torch.distributed.rendezvous"]
-    return module._rendezvous_helper(init_method, rank, None, **extra)
+    return sys.modules["torch.distributed.rendezvous"]
 
 
 def numbered_store(store: Any, rendezvous_iterator: Any, rank: int) -> Any:
