@@ -33,7 +33,7 @@ CUDA: tuple[type[Any], ...] = (*rpc_utils.GENERIC_CUDA_TESTS, *rpc_utils.TENSORP
 ADAPTED = {"test_wrong_types": "init_rpc takes a name here"}
 
 #: Tests that fail without this project, too, and the releases of torch in which that was seen.
-FAILING_IN_TORCH = {"test_profiler_rpc_key_names": ("2.6",)}
+FAILING_IN_TORCH = {"test_profiler_rpc_key_names": ("2.6", "2.9")}
 
 
 def generate(
