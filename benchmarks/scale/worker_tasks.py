@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_cli.processes import WorkerContext, launcher_environ
 
 #: How long a wait in the store may last, in seconds. This is so long that no wait is repeated, so the
 #: number of requests does not depend on how long workers wait for each other.
@@ -22,7 +22,6 @@ def prepare(me: WorkerContext) -> None:
     """Start counting this worker's calls, and make each wait in the store a single request."""
     from rpc_backends_core._group import waiting
 
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # no worker hosts the store
     waiting._SLICE = _NEVER_S
     counts = me.memory["calls"] = collections.Counter[str]()
     for name in _SENDING:
@@ -47,6 +46,7 @@ def join(
     world_size: int | None,
 ) -> None:
     """Join the group through this worker's port of the relay."""
+    os.environ.update(launcher_environ(urls[me.index]))
     member = rpc.BackendType[backend]
     rpc.init_rpc(
         me.name,

@@ -159,7 +159,7 @@ def test_rank_and_address_come_from_the_environment(
 def test_a_store_at_another_address_than_the_launchers_outlives_its_worker(tmp_path: Path) -> None:
     """Since torch 2.14, rank 0 hosts a store that is not at torchrun's address."""
     if not hasattr(sys.modules["torch.distributed.rendezvous"], "_agent_store_serves"):
-        pytest.skip("under torchrun, nobody hosts another store before torch 2.14")
+        pytest.skip("before torch 2.14, no worker hosts a store under torchrun")
     with (
         steps.meeting("agent", tmp_path) as launcher,
         steps.meeting("tcp", tmp_path) as place,

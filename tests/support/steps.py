@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
+from rpc_backends_cli.processes import launcher_environ
 from support.workers import WorkerContext
 
 #: Upper limit in seconds for what happens at once, even on a busy machine; far below the time limits that
@@ -65,9 +66,8 @@ def meeting(kind: str, folder: Path) -> Iterator[Meeting]:
             yield Meeting(kind, f"tcp://127.0.0.1:{placeholder.getsockname()[1]}", {})
     else:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        env = {"TORCHELASTIC_USE_AGENT_STORE": "True", **address}
-        yield Meeting(kind, f"tcp://127.0.0.1:{store.port}", env)
+        url = f"tcp://127.0.0.1:{store.port}"
+        yield Meeting(kind, url, launcher_environ(url))
 
 
 # --- starting and stopping -----------------------------------------------------------------------

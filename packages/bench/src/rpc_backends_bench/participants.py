@@ -51,7 +51,7 @@ def template(own: bool) -> Template:
     :param own: load no package that extends torch; by default they load as in any program that imports
         torch.
     """
-    variables = {**LOOPBACK, **environ(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables = {**LOOPBACK, **environ()}
     if own:
         variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     prepare = () if own else (worker_tasks.find_backends,)

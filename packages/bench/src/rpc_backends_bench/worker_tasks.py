@@ -14,7 +14,7 @@ from typing import Any
 
 from rpc_backends_bench import accounting
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_cli.processes import WorkerContext, launcher_environ
 
 #: Start and end of a task in seconds, by the clock that all processes share.
 Span = tuple[float, float]
@@ -74,6 +74,7 @@ def join(
     """
     from torch.distributed import rpc
 
+    os.environ.update(launcher_environ(url))
     if subject.own:
         _check_builtin(rpc)
         if subject.name == "FAULTY_TENSORPIPE":

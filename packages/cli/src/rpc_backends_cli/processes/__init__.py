@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rpc_backends_cli.processes.protocol import Done, Ended, Failure, News, Reference, WorkerContext
 from rpc_backends_cli.processes.signals import exit_on_signals
-from rpc_backends_cli.processes.template import Template, environ
+from rpc_backends_cli.processes.template import Template, environ, launcher_environ
 from rpc_backends_cli.processes.workers import Step, Worker, WorkerError, Workers
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "Workers",
     "environ",
     "exit_on_signals",
+    "launcher_environ",
 ]

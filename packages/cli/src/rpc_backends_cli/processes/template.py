@@ -59,6 +59,17 @@ def environ() -> dict[str, str]:
     return kept
 
 
+def launcher_environ(url: str) -> dict[str, str]:
+    """Return the variables with which workers use a store that their launcher hosts, as under torchrun.
+
+    Since torch 2.14, torch compares the store's address with the last two.
+
+    :param url: ``tcp://HOST:PORT`` of the store.
+    """
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    return {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": host, "MASTER_PORT": port}
+
+
 class Template:
     """A template process and its settings: imports, environment and ``sys.path`` of the workers.
 
