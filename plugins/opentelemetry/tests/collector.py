@@ -125,7 +125,7 @@ class Collector:
 
     def metrics(self) -> set[str]:
         """Return the names of the metrics that have arrived."""
-        return {one.metric for one in self._points.values()}
+        return {one.metric for one in list(self._points.values())}  # while others arrive
 
     def span(self, name: str, worker: str, *, is_server: bool = False) -> Span:
         """Return the only span with this name."""

@@ -14,6 +14,7 @@ from opentelemetry import trace
 from torch.distributed import autograd, rpc
 
 from support import steps
+from support.command import wait_until
 from support.workers import WorkerContext, Workers
 
 BACKENDS = ("ZEROMQ", "TENSORPIPE", "UCX")
@@ -125,9 +126,12 @@ def collected(
     """Return what three workers have sent to a collector."""
     folder = tmp_path_factory.mktemp("otel")
     with Collector() as collector:
-        with Workers(3, env=environment(collector)) as workers:
+        env = {**environment(collector), "OTEL_METRIC_EXPORT_INTERVAL": "100"}
+        with Workers(3, env=env) as workers:
             workers.run(steps.join, f"file://{folder}/store", backend=request.param)
             workers[0].call(make_calls)
+            # A worker's state is read from time to time: one that lives a shorter time reports none.
+            wait_until(lambda: "rpc_backends.rrefs.num_owner_rrefs" in collector.metrics())
             workers.run(leave)
         yield collector
 
