@@ -21,7 +21,7 @@ from torch._C._distributed_rpc import _rref_context_get_debug_info
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import WorkerContext, Workers
+from support.workers import WorkerContext, Workers, suspend
 
 LIMIT = 60.0
 LOCK = threading.Lock()
@@ -207,7 +207,7 @@ def test_a_worker_in_a_cycle_is_not_named_for_shutdown(two: Workers) -> None:
 
 def test_a_stopped_worker_is_named(two: Workers) -> None:
     two[0].call(call_in_background, "worker1", sleep_long)
-    os.kill(two[1].pid, signal.SIGSTOP)
+    suspend(two[1].pid)
     try:
         text = cause(two, "gone")
     finally:

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.engines import ENGINES, join
-from support.workers import WorkerContext, Workers
+from support.workers import WorkerContext, Workers, suspend
 from support.zeromq import eventually, metric, run_counted, runs
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def test_unsent_calls_take_bounded_memory_and_all_arrive(
         sender, receiver = workers
         workers.run(join, f"file://{tmp_path}/store", engine, **options)
         sender.call(steps.call, "worker1")  # connects
-        os.kill(receiver.pid, signal.SIGSTOP)
+        suspend(receiver.pid)
         try:
             reset_peak(sender.pid)
             before = memory(sender.pid, "VmRSS")
@@ -118,7 +118,7 @@ def test_memory_for_unread_replies_is_bounded(tmp_path: Path, engine: str) -> No
         )
         reset_peak(callee.pid)
         before_replies = memory(callee.pid, "VmRSS")
-        os.kill(caller.pid, signal.SIGSTOP)
+        suspend(caller.pid)
         try:
             gate.touch()
             other.call(steps.call, "worker1")

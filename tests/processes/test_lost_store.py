@@ -17,7 +17,7 @@ from torch.distributed import rpc
 
 from support import steps
 from support.steps import AT_ONCE, Meeting
-from support.workers import WorkerContext, Workers
+from support.workers import WorkerContext, Workers, suspend
 from support.zeromq import eventually, logged_line
 
 BACKENDS = ["ZEROMQ", "TENSORPIPE"]
@@ -113,7 +113,7 @@ def test_a_hanging_store_delays_no_member(where: Meeting, backend: str) -> None:
     with Workers(4) as workers:
         workers.run(steps.shorten_waits)
         form(workers, where, backend)
-        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        suspend(workers[HOST].pid)
         try:
             workers[LOST].kill()
             for me in REMAINING:
@@ -130,7 +130,7 @@ def test_a_store_is_read_again_once_it_answers(where: Meeting) -> None:
         workers.run(steps.shorten_waits)
         for worker in (workers[0], workers[1]):
             worker.call(steps.join_dynamic, where.url, backend="ZEROMQ")
-        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        suspend(workers[HOST].pid)
         try:
             workers[1].call(look_up, "worker2")
         finally:
@@ -150,7 +150,7 @@ def test_joining_a_suspended_store_times_out_and_names_it(where: Meeting, join: 
             store_of(where)  # waits until the host has opened it
         else:
             first.result()
-        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        suspend(workers[HOST].pid)
         try:
             failure = workers[1].start(join, where.url).error()
         finally:
@@ -172,7 +172,7 @@ def test_a_store_suspended_while_joining_is_an_error(where: Meeting) -> None:
         waiting = [worker.start(steps.join, where.url, world_size=3) for worker in workers]
         store = store_of(where)
         eventually(lambda: store.add("arrived", 0) == 2, lambda: "both have arrived")
-        os.kill(workers[HOST].pid, signal.SIGSTOP)
+        suspend(workers[HOST].pid)
         try:
             failure = waiting[1].error()
         finally:

@@ -19,7 +19,7 @@ from torch.distributed import rpc
 from support import engines, steps
 from support.engines import ENGINES
 from support.steps import AT_ONCE
-from support.workers import WorkerContext, Workers
+from support.workers import WorkerContext, Workers, suspend
 from support.zeromq import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("engine", ENGINES)]
@@ -174,7 +174,7 @@ def delay(workers: Workers) -> float:
     workers.run(start, NAMES[:3], on=OTHERS)
     time.sleep(1)
     before = workers.run(stop, on=OTHERS)
-    os.kill(workers[3].pid, signal.SIGSTOP)
+    suspend(workers[3].pid)
     try:
         workers.run(start, NAMES[:3], on=OTHERS)
         floods = workers.run(flood, LAST, on=OTHERS)

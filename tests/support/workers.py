@@ -6,6 +6,8 @@ See `rpc_backends_cli.processes.workers`.
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,19 @@ from rpc_backends_cli.processes import (
     WorkerError,
 )
 from rpc_backends_cli.processes import Workers as _Workers
+from support.command import wait_until
 from support.environments import clean_environ
 
-__all__ = ["Done", "Failure", "Step", "Worker", "WorkerContext", "WorkerError", "Workers"]
+__all__ = [
+    "Done",
+    "Failure",
+    "Step",
+    "Worker",
+    "WorkerContext",
+    "WorkerError",
+    "Workers",
+    "suspend",
+]
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ("rpc_backend_tensorpipe", "rpc_backend_zeromq.handlers")
@@ -48,3 +60,21 @@ class Workers(_Workers):
 
     def __init__(self, size: int, **settings: Any) -> None:
         super().__init__(size, **{"template": template(), **settings})
+
+
+def suspend(pid: int) -> None:
+    """Send SIGSTOP to a process, and wait until it stands still: on busy cores that takes some 10 ms."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _is_suspended(pid))
+
+
+def _is_suspended(pid: int) -> bool:
+    try:
+        states = [
+            # after the name, which may have spaces and parentheses
+            file.read_text().rpartition(")")[2].split()[0]
+            for file in Path(f"/proc/{pid}/task").glob("*/stat")
+        ]
+    except (FileNotFoundError, ProcessLookupError):  # a thread has just ended
+        return False
+    return set(states) == {"T"}

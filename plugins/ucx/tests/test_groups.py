@@ -14,7 +14,7 @@ from torch.distributed import rpc
 
 from rpc_backends_agents.common import secret
 from support import steps
-from support.workers import WorkerContext, WorkerError, Workers
+from support.workers import WorkerContext, WorkerError, Workers, suspend
 from support.zeromq import eventually, metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_memory_files")]
@@ -104,7 +104,7 @@ def test_small_messages_that_wait_for_a_suspended_worker_count(tmp_path: Path) -
     with Workers(2, seconds=60) as workers:
         workers.run(join, f"file://{tmp_path}/store", max_unanswered_bytes=1 << 20)
         workers[0].call(steps.call, "worker1")  # connects
-        os.kill(workers[1].pid, signal.SIGSTOP)
+        suspend(workers[1].pid)
         try:
             assert 0 < workers[0].call(let_calls_time_out, "worker1") <= 1 << 20
         finally:

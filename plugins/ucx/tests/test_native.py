@@ -24,6 +24,7 @@ from support.ucx_transports import (
     proof,
     transport,
 )
+from support.workers import suspend
 
 pytestmark = pytest.mark.usefixtures("shared_memory_files")
 
@@ -67,7 +68,7 @@ def test_messages_arrive_once_and_in_order(media: str) -> None:
     with Echo(me, media=media) as peer:
         me.send(1, [b"first"], False)
         assert next_event(me)[2] == [b"first"]
-        os.kill(peer.process.pid, signal.SIGSTOP)
+        suspend(peer.process.pid)
         for number in range(1500):
             size = 200_000 if number % 100 == 0 else number % 9000
             me.send(1, [number.to_bytes(4, "little"), bytes(size)], False)
@@ -108,7 +109,7 @@ def test_a_thread_polls_while_others_are_busy_with_events() -> None:
         for peer in (1, 2):
             me.send(peer, [b"first"], False)
             next_event(me)
-        os.kill(suspended.process.pid, signal.SIGSTOP)
+        suspend(suspended.process.pid)
         for _ in range(1000):
             me.send(1, [b"waits"], False)
         for _ in range(20):

@@ -17,6 +17,7 @@ import pytest
 from native_workers import TIME_LIMIT, Child, Worker, eventually
 
 from rpc_backend_zeromq._native import TransportError
+from support.workers import suspend
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +121,7 @@ def test_a_suspended_peer_is_lost_and_found(
     child = start_echo(start, zero, where(medium))
     zero.send(1, b"x")
     zero.message()
-    child.process.send_signal(signal.SIGSTOP)
+    suspend(child.process.pid)
     try:
         assert "no heartbeat" in zero.lost()
     finally:
@@ -139,7 +140,7 @@ def test_a_peer_suspended_while_receiving_is_lost(
     child = start_echo(start, zero, where(medium), heartbeat=0.2, heartbeat_timeout=1.0)
     zero.send(1, b"x")
     zero.message()
-    child.process.send_signal(signal.SIGSTOP)
+    suspend(child.process.pid)
     try:
         zero.send(1, bytes(64 << 20))
         assert "no heartbeat" in zero.lost()
