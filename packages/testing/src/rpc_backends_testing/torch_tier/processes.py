@@ -21,8 +21,7 @@ import torch
 from rpc_backends_testing.torch_tier.races import run_without_races
 
 # Only installed modules can be preloaded, because Python 3.11's fork server does not inherit `sys.path`.
-# None of them registers a backend.
-_PRELOAD = ["torch.testing._internal.distributed.rpc_utils"]
+_PRELOAD = ["rpc_backends_testing.torch_tier.preload"]
 
 
 @functools.cache
