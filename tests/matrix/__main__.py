@@ -5,7 +5,8 @@
     make matrix                            # all pairs: about 30 minutes each on two cores
     make matrix ONLY="2.9 2.15 py3.12"     # torch 2.9 and 2.15, with Python 3.12
 
-An environment needs up to 6 GB and is deleted after its run.
+A stage that has passed is run again only if a file that it depends on has changed since
+(``--again``: always). An environment needs up to 6 GB and is deleted after its run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import datetime
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from matrix import pairs, results
@@ -36,6 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=pairs.ROOT / "build/matrix", help="for environments and logs"
     )
+    parser.add_argument("--again", action="store_true", help="run stages that have passed, too")
     parser.add_argument("--keep", action="store_true", help="do not delete the environments")
     given = parser.parse_args()
     stages = [one for one in STAGES if not given.stages or one.name in given.stages.split()]
@@ -47,6 +51,9 @@ def main() -> int:
     status = 0
     for number, pair in enumerate(chosen, 1):
         print(f"==> {number}/{len(chosen)}: {pair}", flush=True)
+        commit = _commit()  # there may be a later one when the run ends
+        before = results.of(str(pair.torch), str(pair.python))
+        outcomes = dict(still_valid(before, commit)) if before and not given.again else {}
         python = pairs.interpreter(pair.python)
         if python is None:
             print(f"    not tried: no Python {pair.python} on this machine", flush=True)
@@ -55,16 +62,17 @@ def main() -> int:
         folder = given.folder / f"{pair.torch}-py{pair.python}"
         shutil.rmtree(folder, ignore_errors=True)
         trial = Trial(pair, python, folder)
-        commit = _commit()  # there may be a later one when the run ends
         try:
             trial.prepare()
         except PreparationError as error:
             print(f"    not tried: {error}", flush=True)
             status = 2
             continue
-        outcomes = {}
         for stage in stages:
-            outcome = outcomes[stage.name] = trial.run(stage)
+            if stage.name in outcomes:
+                print(f"    {stage.name}: passed, and nothing has changed since", flush=True)
+                continue
+            outcome = outcomes[stage.name] = replace(trial.run(stage), commit=commit)
             print(
                 f"    {stage.name}: {outcome.status}, {outcome.cell()} ({outcome.seconds} s)",
                 flush=True,
@@ -93,6 +101,18 @@ def _commit() -> str:
     return subprocess.run(
         command, cwd=pairs.ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
+
+
+def still_valid(row: results.Row, commit: str) -> Iterator[tuple[str, results.Outcome]]:
+    """Yield the stages of a row that passed, and whose files have not changed since, with their outcomes."""
+    for stage in STAGES:
+        outcome = row.stages.get(stage.name)
+        if outcome is None or outcome.status != "passed" or not stage.files:
+            continue
+        since = outcome.commit or row.commit
+        command = ["git", "diff", "--quiet", since, commit, "--", *stage.files]
+        if subprocess.run(command, cwd=pairs.ROOT, check=False).returncode == 0:
+            yield stage.name, replace(outcome, commit=since)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ class Outcome:
 
     :ivar status: ``passed`` or ``failed``.
     :ivar passed: how many tests passed; None if the stage has no tests.
+    :ivar commit: the short name of the commit that the stage was run on; None if that of the row.
     """
 
     status: str
@@ -28,6 +29,7 @@ class Outcome:
     passed: int | None = None
     failed: int | None = None
     skipped: int | None = None
+    commit: str | None = None
 
     def cell(self) -> str:
         """Return the text of the outcome in the table."""
@@ -42,7 +44,7 @@ class Row:
 
     :ivar torch: with the build, for example ``2.9.1+cu128``.
     :ivar python: the minor version, for example ``3.12``.
-    :ivar commit: the short name of the commit that was tested.
+    :ivar commit: the short name of the commit that the results hold for.
     :ivar date: the day of the run.
     :ivar missing: for each private name that this torch lacks, what is lost; None if nobody looked.
     """
@@ -67,15 +69,27 @@ def read() -> list[Row]:
     return [_row(one) for one in json.loads(FILE.read_text())["pairs"]]
 
 
+def of(torch: str, python: str) -> Row | None:
+    """Return the row of a pair; None if there is none.
+
+    :param torch: the version without the build, for example ``2.9.1``.
+    """
+    found = (one for one in read() if _key(one) == (torch, python))
+    return next(found, None)
+
+
 def write(row: Row) -> None:
     """Put a row into the file, in place of an older one of the same pair, and write the page."""
-    key = (Version(row.torch).public, row.python)
-    rows = [one for one in read() if (Version(one.torch).public, one.python) != key] + [row]
+    rows = [one for one in read() if _key(one) != _key(row)] + [row]
     rows.sort(key=lambda one: (Version(one.torch), Version(one.python)))
     FILE.write_text(
         json.dumps({"version": 1, "pairs": [asdict(one) for one in rows]}, indent=1) + "\n"
     )
     PAGE.write_text(page(rows))
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return Version(row.torch).public, row.python
 
 
 def page(rows: list[Row]) -> str:
@@ -121,7 +135,9 @@ _HEAD = """\
 
 `make matrix` makes an environment for each pair of torch and Python, builds the wheels of every
 distribution in it, and runs the tests of each column. It writes this page. A number is the count of
-tests that passed.
+tests that passed. The results of a row hold for its commit: a column was tested on that commit, or on an
+earlier one, and no file that it depends on has changed between them (`docs/compatibility.json` has the
+commit of each column).
 
 """
 _FOOT = """

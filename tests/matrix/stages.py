@@ -43,6 +43,9 @@ _SUITE = (
     "-q",
     "--rpc-backend",
 )
+#: What all suites depend on: everything that is installed, without the engines of other backends.
+_INSTALLED = ("pyproject.toml", "src", "packages", "plugins", ":!packages/bench", ":!*/tests/*")
+_TENSORPIPE = (*_INSTALLED, ":!plugins/zeromq", ":!plugins/ucx")
 #: Seconds that one stage may take.
 _LIMIT = 3600
 
@@ -53,12 +56,14 @@ class Stage:
 
     :ivar arguments: the arguments that the environment's Python is started with.
     :ivar counts: whether this is a pytest run, whose tests are counted.
+    :ivar files: git's patterns for the files that the result depends on; empty: run it each time.
     """
 
     name: str
     title: str
     arguments: Sequence[str]
     counts: bool = True
+    files: Sequence[str] = ()
 
 
 STAGES = (
@@ -88,11 +93,24 @@ STAGES = (
             _PROCESSES,
             "-q",
         ),
+        files=(*_TENSORPIPE, "tests/torch_suites"),
     ),
-    Stage("TENSORPIPE", "TENSORPIPE", (*_SUITE, "TENSORPIPE")),
-    Stage("FAULTY_TENSORPIPE", "FAULTY_TENSORPIPE", (*_SUITE, "FAULTY_TENSORPIPE")),
-    Stage("ZEROMQ", "ZEROMQ and torch's suites", (*_SUITE, "ZEROMQ", "--rpc-tier", "torch")),
-    Stage("UCX", "UCX and torch's suites", (*_SUITE, "UCX", "--rpc-tier", "torch")),
+    Stage("TENSORPIPE", "TENSORPIPE", (*_SUITE, "TENSORPIPE"), files=_TENSORPIPE),
+    Stage(
+        "FAULTY_TENSORPIPE", "FAULTY_TENSORPIPE", (*_SUITE, "FAULTY_TENSORPIPE"), files=_TENSORPIPE
+    ),
+    Stage(
+        "ZEROMQ",
+        "ZEROMQ and torch's suites",
+        (*_SUITE, "ZEROMQ", "--rpc-tier", "torch"),
+        files=(*_INSTALLED, ":!plugins/ucx"),
+    ),
+    Stage(
+        "UCX",
+        "UCX and torch's suites",
+        (*_SUITE, "UCX", "--rpc-tier", "torch"),
+        files=(*_INSTALLED, ":!plugins/zeromq"),
+    ),
     Stage("demo", "demo", ("-m", "demo"), False),
 )
 

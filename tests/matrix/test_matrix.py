@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from matrix import results
+from matrix import pairs, results
+from matrix.__main__ import still_valid
 from matrix.pairs import Pair, choose, newest_of_each_minor
 from matrix.results import Outcome, Row
 from matrix.stages import counts_of
@@ -65,3 +67,43 @@ def test_a_missing_private_name_stands_below_the_table() -> None:
     row = Row("2.9.1+cu128", "3.12", "abc1234", "2026-01-01", {}, lost)
     line = "- torch 2.9.1 has no `torch.distributed.rpc._secret`: init_rpc fails."
     assert line in results.page([row])
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ("docs/index.md", []),
+        ("plugins/ucx/tests/test_groups.py", []),
+        ("plugins/ucx/csrc/links.cpp", ["UCX"]),
+        ("packages/agents/csrc/core.cpp", ["TENSORPIPE", "UCX"]),
+    ],
+)
+def test_a_stage_is_run_again_if_a_file_has_changed_that_it_depends_on(
+    changed: str, again: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+        command = ["git", *identity, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    monkeypatch.setattr(pairs, "ROOT", tmp_path)
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "tested")
+    tested = git("rev-parse", "HEAD")
+    path = tmp_path / changed
+    path.parent.mkdir(parents=True)
+    path.write_text("changed")
+    git("add", ".")
+    git("commit", "-q", "-m", "changed")
+    stages = ("TENSORPIPE", "UCX")
+    row = Row("2.9.1", "3.12", tested, "2026-01-01", dict.fromkeys(stages, Outcome("passed", 1)))
+    valid = dict(still_valid(row, git("rev-parse", "HEAD")))
+    assert [stage for stage in stages if stage not in valid] == again
+    assert all(outcome.commit == tested for outcome in valid.values())
+
+
+def test_a_stage_that_failed_is_run_again() -> None:
+    commit = "HEAD"
+    row = Row("2.9.1", "3.12", commit, "2026-01-01", {"UCX": Outcome("failed", 1)})
+    assert not dict(still_valid(row, commit))

@@ -1,7 +1,7 @@
 """What the fork server of torch's tests imports before it forks; the server imports this module.
 
-Each process of a test then needs half of the processor time: it imports nothing that is imported here, and
-its garbage collector leaves alone, and so does not copy, the memory that it shares with the server.
+Each process of a test then needs less processor time: it imports nothing that is imported here, and its
+garbage collector leaves alone, and so does not copy, the memory that it shares with the server.
 """
 
 import contextlib
