@@ -104,7 +104,7 @@ def _commit() -> str:
 
 
 def still_valid(row: results.Row, commit: str) -> Iterator[tuple[str, results.Outcome]]:
-    """Yield the stages of a row that passed, and whose files have not changed since, with their outcomes."""
+    """Yield the outcomes, by stage, of stages that passed and whose files have not changed since."""
     for stage in STAGES:
         outcome = row.stages.get(stage.name)
         if outcome is None or outcome.status != "passed" or not stage.files:
