@@ -33,13 +33,19 @@ DELAY = 0.03
 LONG_DELAY = 0.3
 
 
+#: With this option, UCX moves the memory of the accelerator itself: it is the host's.
+DIRECT = {"device_memory": {"late": "host"}}
+
+
 def join(me: WorkerContext, url: str, backend: str, **options: Any) -> None:
     late_device.load()
+    backend, _, is_direct = backend.partition(" ")
+    more = DIRECT if is_direct else {}
     only = {0: {"device_maps": MAPS}} if not options else {0: options}
-    steps.join(me, url, backend=backend, only=only)
+    steps.join(me, url, backend=backend, only={0: only[0] | more, 1: more})
 
 
-@pytest.fixture(scope="module", params=["ZEROMQ", "UCX"])
+@pytest.fixture(scope="module", params=["ZEROMQ", "UCX", "UCX direct"])
 def group(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
@@ -323,6 +329,7 @@ def let_the_device_run(me: WorkerContext) -> None:
     assert double.cpu().equal(2 * torch.arange(float(LARGE)))
 
 
+@pytest.mark.parametrize("group", ["ZEROMQ", "UCX"], indirect=True)
 def test_the_first_piece_arrives_before_the_last_is_copied(group: Any) -> None:
     """The caller's device copies no second piece until the callee has the first."""
     group.run(set_delay, 0.0)
@@ -348,6 +355,54 @@ def double_there(number: int) -> torch.Tensor:
 def test_pieces_of_several_calls_do_not_mix(group: Any) -> None:
     group.run(set_delay, DELAY / 10)
     group[0].call(send_large_ones_from_threads)
+
+
+# --- memory of devices that UCX moves itself ---------------------------------------------------------
+
+
+def moved_bytes() -> int:
+    return int(
+        rpc.api._get_current_rpc_agent().get_metrics()["transport.ucx.device_bytes_received"]
+    )
+
+
+def count_moved_bytes(me: WorkerContext) -> None:
+    here, there = moved_bytes(), rpc.rpc_sync("worker1", moved_bytes)
+    x = torch.arange(float(LARGE), device="late:0")
+    device, double = rpc.rpc_sync("worker1", device_and_double, args=(x,))
+    assert (device, str(double.device)) == ("late:1", "late:0")
+    assert double.cpu().equal(2 * torch.arange(float(LARGE)))
+    assert rpc.rpc_sync("worker1", moved_bytes) - there == x.nbytes
+    assert moved_bytes() - here == x.nbytes
+
+
+@pytest.mark.parametrize("group", ["UCX direct"], indirect=True)
+def test_ucx_moves_memory_of_devices_itself(group: Any) -> None:
+    run(group, count_moved_bytes)
+
+
+def test_workers_with_different_device_memory_do_not_start(tmp_path: Path) -> None:
+    late_device.library()
+    with Workers(2, seconds=60) as workers:
+        failures = workers.errors(join_with_device_memory, f"file://{tmp_path}/store", ["host", ""])
+    assert "worker 'worker0' has device_memory for late" in failures[0].text
+    assert "worker 'worker1' (rank 1) for no device" in failures[0].text
+
+
+def test_memory_that_ucx_cannot_move_is_refused_with_what_it_can(tmp_path: Path) -> None:
+    late_device.library()
+    with Workers(2, seconds=60) as workers:
+        failures = workers.errors(join_with_device_memory, f"file://{tmp_path}/store", ["rocm"] * 2)
+    for failure in failures:
+        assert "device_memory has 'late': 'rocm', and UCX moves only this memory here: host" in (
+            failure.text
+        )
+
+
+def join_with_device_memory(me: WorkerContext, url: str, memory: list[str]) -> None:
+    late_device.load()
+    mine = memory[me.index]
+    steps.join(me, url, backend="UCX", device_memory={"late": mine} if mine else None)
 
 
 # --- refusals ---------------------------------------------------------------------------------------

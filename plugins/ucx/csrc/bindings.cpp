@@ -24,7 +24,8 @@ Clock::duration seconds(double value) {
 
 std::shared_ptr<PythonTransport> make(const std::vector<std::pair<std::string, std::string>>& config,
                                       uint64_t max_message, double poll_time, double handshake_timeout,
-                                      uint64_t rendezvous, const py::object& on_unknown_proof,
+                                      uint64_t rendezvous, const std::map<std::string, std::string>& device_memory,
+                                      const py::object& on_unknown_proof,
                                       const py::object& on_refused) {
   Settings settings;
   settings.config = config;
@@ -32,6 +33,7 @@ std::shared_ptr<PythonTransport> make(const std::vector<std::pair<std::string, s
   settings.poll_time = seconds(poll_time);
   settings.handshake_timeout = seconds(handshake_timeout);
   settings.rendezvous = rendezvous;
+  settings.device_memory = device_memory;
   auto on_unknown = unknown_key_callback(on_unknown_proof);
   auto on_refusal = refused_callback(on_refused);
   const py::gil_scoped_release release;
@@ -102,7 +104,8 @@ PYBIND11_MODULE(_native, module) {
   py::register_local_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
   py::class_<PythonTransport, std::shared_ptr<PythonTransport>>(module, "Transport")
       .def(py::init(&make), py::kw_only(), py::arg("config"), py::arg("max_message"), py::arg("poll_time"),
-           py::arg("handshake_timeout"), py::arg("rendezvous") = 0, py::arg("on_unknown_proof") = py::none(),
+           py::arg("handshake_timeout"), py::arg("rendezvous") = 0,
+           py::arg("device_memory") = std::map<std::string, std::string>(), py::arg("on_unknown_proof") = py::none(),
            py::arg("on_refused") = py::none())
       .def("address", [](const PythonTransport& self) { return py::bytes(self.address()); })
       .def("start", &PythonTransport::start, py::arg("self_id"), release())

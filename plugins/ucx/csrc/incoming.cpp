@@ -124,8 +124,29 @@ Incoming::Target Incoming::message(const void* header, size_t header_size, size_
 
 Incoming::Target Incoming::part(const void* header, size_t header_size, size_t payload_size) {
   const auto head = header_in<PartOfMessage>(header, header_size);
+  if (header_size != sizeof head) {
+    throw Malformed("a part of a message has an invalid header");
+  }
+  return add(head, payload_size, take_block);
+}
+
+Incoming::Target Incoming::device_part(const void* header, size_t header_size, size_t payload_size,
+                                       const DeviceAllocator& allocate) {
+  const auto head = header_in<DevicePart>(header, header_size);
+  if (header_size != sizeof head || head.type.back() != '\0' || head.device > INT16_MAX) {
+    throw Malformed("a part on a device has an invalid header");
+  }
+  if (!allocate) {
+    throw Malformed("a part is on a device, and this worker has no device maps");
+  }
+  return add(head.part, payload_size,
+             [&](size_t size) { return allocate({head.type.data(), static_cast<int>(head.device)}, size); });
+}
+
+template <typename Take>
+Incoming::Target Incoming::add(const PartOfMessage& head, size_t payload_size, Take take) {
   Message& message = at(head.number);
-  if (header_size != sizeof head || head.index >= kMaxParts || payload_size == 0 || payload_size > max_message_) {
+  if (head.index >= kMaxParts || payload_size == 0 || payload_size > max_message_) {
     throw Malformed("a part of a message has an invalid header");
   }
   if (message.pieces.count(head.index) != 0) {
@@ -140,7 +161,7 @@ Incoming::Target Incoming::part(const void* header, size_t header_size, size_t p
     }
   }
   Piece& piece = message.pieces[head.index];
-  piece.memory = take_block(payload_size);
+  piece.memory = take(payload_size);
   return {head.number, head.index, piece.memory};
 }
 

@@ -37,6 +37,8 @@ class Incoming {
   // Reads the header of a message, or of a part. Returns the memory for its payload. Throws Malformed, std::bad_alloc.
   Target message(const void* header, size_t header_size, size_t payload_size);
   Target part(const void* header, size_t header_size, size_t payload_size);
+  // Reads the header of a part in memory of a device, and returns memory from the allocator. Throws what it throws, too.
+  Target device_part(const void* header, size_t header_size, size_t payload_size, const DeviceAllocator& allocate);
 
   // Records that a payload is in its memory. Appends the messages that are complete now, in order. Throws Malformed.
   void filled(const Target& target, std::vector<Parts>& complete);
@@ -61,6 +63,8 @@ class Incoming {
   };
 
   Message& at(uint64_t number);
+  template <typename Take>
+  Target add(const wire::PartOfMessage& head, size_t payload_size, Take take);
   // Reads sizes and small parts. Returns the index of the first large part; the number of parts if there is none.
   size_t read_sizes(Message& message, size_t count, const Part& sizes_and_parts) const;
   void match(const Message& message, uint64_t index, size_t size) const;

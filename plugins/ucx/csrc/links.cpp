@@ -60,6 +60,7 @@ Links::Links(const Services& services, Worker& worker)
   worker_.handle(Kind::kGoodbye, &on_goodbye, this);
   worker_.handle(Kind::kMessage, &on_message<Kind::kMessage>, this);
   worker_.handle(Kind::kPart, &on_message<Kind::kPart>, this);
+  worker_.handle(Kind::kDevicePart, &on_message<Kind::kDevicePart>, this);
 }
 
 // The UCX worker is destroyed already, so UCX uses none of this any more. Messages that are not sent completely are not

@@ -41,12 +41,14 @@ class Links {
     CallbackThread& callback_thread;
     Releaser& releaser;
     Timers& timers;
+    const DeviceMemory& device_memory;
   };
 
   Links(const Services& services, Worker& worker);
   ~Links();
 
   void start(int self);
+  void set_allocator(DeviceAllocator allocate) { allocate_ = std::move(allocate); }
   void learn(int peer, const std::string& address, const Credentials& credentials);
   void forget(int peer);
   void send(int peer, Parts parts);
@@ -88,6 +90,7 @@ class Links {
   static void on_error(void* self, ucp_ep_h endpoint, ucs_status_t status);
 
   ucs_status_t take(wire::Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched);
+  Incoming::Target place(Link& link, wire::Kind kind, const void* header, size_t header_size, size_t size);
   void deliver(Link& link, const Incoming::Target& target);
   void deliver_fetched();
   // Delivers the data in `fetches` that is from this peer and belongs to messages with smaller numbers. The rest stays.
@@ -122,6 +125,7 @@ class Links {
   Worker& worker_;
   const size_t max_header_;
   int self_ = -1;
+  DeviceAllocator allocate_;
   bool closing_ = false;
   std::mt19937_64 random_{std::random_device{}()};
   std::random_device device_;

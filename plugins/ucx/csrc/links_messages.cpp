@@ -36,6 +36,7 @@ void Links::send(int peer, Parts parts) {
   uint64_t bytes = 0;
   for (const Part& part : parts) {
     bytes += part.size;
+    (void)services_.device_memory.type_of(part.memory);
   }
   if (bytes > link->credentials.max_message) {
     throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
@@ -68,9 +69,11 @@ void Links::post(Link& link, std::unique_ptr<Outgoing> owned) {
         UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.cb.send = &on_sent;
     param.user_data = &outgoing;
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    param.memory_type = services_.device_memory.type_of(piece.memory);
     const uint64_t rendezvous = services_.settings.rendezvous;
-    param.flags = rendezvous != 0 && piece.size > rendezvous ? UCP_AM_SEND_FLAG_RNDV : 0;
+    // The receiver must fetch the parts on devices, because their data cannot be copied by the processor.
+    const bool is_fetched = !piece.memory.is_host() || (rendezvous != 0 && piece.size > rendezvous);
+    param.flags = is_fetched ? UCP_AM_SEND_FLAG_RNDV : 0;
     ++outgoing.pending;
     const ucs_status_ptr_t request = ucp_am_send_nbx(link.endpoint, static_cast<unsigned>(piece.kind), piece.header,
                                                      piece.header_size, piece.data, piece.size, &param);
@@ -200,6 +203,18 @@ ucs_status_t Links::on_message(void* self, const void* header, size_t header_siz
 
 template ucs_status_t Links::on_message<Kind::kMessage>(void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*);
 template ucs_status_t Links::on_message<Kind::kPart>(void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*);
+template ucs_status_t Links::on_message<Kind::kDevicePart>(void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*);
+
+Incoming::Target Links::place(Link& link, Kind kind, const void* header, size_t header_size, size_t size) {
+  switch (kind) {
+    case Kind::kMessage:
+      return link.incoming.message(header, header_size, size);
+    case Kind::kPart:
+      return link.incoming.part(header, header_size, size);
+    default:
+      return link.incoming.device_part(header, header_size, size, allocate_);
+  }
+}
 
 ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched) {
   Token token;
@@ -214,8 +229,10 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
   std::string wrong;
   bool is_taken = false;  // UCX owns `data` again
   try {
-    Incoming::Target target = kind == Kind::kMessage ? link->incoming.message(header, header_size, size)
-                                                     : link->incoming.part(header, header_size, size);
+    if (kind == Kind::kDevicePart && !is_fetched) {
+      throw Malformed("a part on a device did not come by rendezvous");
+    }
+    Incoming::Target target = place(*link, kind, header, header_size, size);
     if (!is_fetched) {
       if (size != 0) {
         std::memcpy(const_cast<void*>(target.memory.data), data, size);
@@ -231,7 +248,7 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.cb.recv_am = &on_fetched;
     param.user_data = fetch;
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    param.memory_type = services_.device_memory.type_of(fetch->target.memory.memory);
     is_taken = true;
     // UCX may call on_fetched() in here, which deletes `fetch`, and still return a request.
     const ucs_status_ptr_t request = ucp_am_recv_data_nbx(
@@ -245,10 +262,10 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
       fetched_.push_back(std::move(*fetch));
     }
     return UCS_INPROGRESS;
-  } catch (const Malformed& error) {
-    wrong = error.what();
   } catch (const std::bad_alloc&) {
     wrong = "not enough memory for a message";
+  } catch (const std::exception& error) {  // Malformed, or of the allocator
+    wrong = error.what();
   }
   run_later([this, peer = link->peer, token, wrong] {
     Link* const found = owner_of(token);
@@ -313,6 +330,9 @@ void Links::deliver(Link& link, const Incoming::Target& target) {
   link.incoming.filled(target, complete);
   for (Parts& parts : complete) {
     ++services_.counters.messages_received;
+    for (const Part& part : parts) {
+      services_.counters.device_bytes += part.memory.is_host() ? 0 : part.size;
+    }
     Event event;
     event.peer = link.peer;
     event.parts = std::move(parts);

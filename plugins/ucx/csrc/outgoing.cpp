@@ -1,5 +1,6 @@
 #include "outgoing.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -8,6 +9,14 @@ namespace rpc_backends::ucx {
 
 using namespace wire;
 
+namespace {
+
+bool is_large(const Part& part) {
+  return part.size > kMaxSmall || !part.memory.is_host();
+}
+
+}  // namespace
+
 Outgoing::Outgoing(Parts all, size_t max_header) : parts(std::move(all)) {
   if (parts.size() > kMaxParts) {
     throw TransportError("a message has " + std::to_string(parts.size()) + " parts; at most " +
@@ -15,23 +24,23 @@ Outgoing::Outgoing(Parts all, size_t max_header) : parts(std::move(all)) {
   }
   size_t size = sizeof(Message) + begin_of_parts(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].size > kMaxSmall) {
+    if (is_large(parts[i])) {
       large_.push_back(i);
     } else {
       size += aligned(parts[i].size);
     }
   }
-  in_header_ = !large_.empty() && size <= max_header;
+  in_header_ = !large_.empty() && parts[large_[0]].memory.is_host() && size <= max_header;
   head_size_ = size;
   head_ = std::make_unique_for_overwrite<char[]>(size);
   char* const sizes = head_.get() + sizeof(Message);
   char* next = sizes + begin_of_parts(parts.size());
   std::memset(sizes, 0, static_cast<size_t>(next - sizes));
   for (size_t i = 0; i < parts.size(); ++i) {
-    const bool is_large = parts[i].size > kMaxSmall;
-    const uint64_t field = parts[i].size | (is_large ? kLarge : 0);
+    const bool is_separate = is_large(parts[i]);
+    const uint64_t field = parts[i].size | (is_separate ? kLarge : 0);
     std::memcpy(sizes + i * sizeof field, &field, sizeof field);
-    if (is_large) {
+    if (is_separate) {
       continue;
     }
     const size_t whole = aligned(parts[i].size);
@@ -61,9 +70,17 @@ std::vector<Outgoing::Piece> Outgoing::pieces(Token of_link, uint64_t number) {
   }
   part_heads_.resize(large_.size());
   for (size_t i = first; i < large_.size(); ++i) {
-    part_heads_[i] = {of_link, number, large_[i]};
     const Part& part = parts[large_[i]];
-    all.push_back({Kind::kPart, &part_heads_[i], sizeof part_heads_[i], part.data, part.size});
+    DevicePart& head = part_heads_[i];
+    head.part = {of_link, number, large_[i]};
+    if (part.memory.is_host()) {
+      all.push_back({Kind::kPart, &head.part, sizeof head.part, part.data, part.size});
+      continue;
+    }
+    const std::string type = part.target.type;
+    head.device = static_cast<uint32_t>(part.target.index);
+    std::memcpy(head.type.data(), type.data(), std::min(type.size(), head.type.size() - 1));
+    all.push_back({Kind::kDevicePart, &head, sizeof head, part.data, part.size, part.memory});
   }
   return all;
 }

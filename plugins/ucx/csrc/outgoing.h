@@ -22,10 +22,11 @@ class Outgoing {
     size_t header_size = 0;
     const void* data = nullptr;
     size_t size = 0;
+    Memory memory{};  // where the data is
   };
 
-  // Copies the small parts. `max_header`: bytes of the longest header of an active message. Throws TransportError and
-  // std::bad_alloc.
+  // Copies the small parts in host memory. `max_header`: bytes of the longest header of an active message. Throws
+  // TransportError and std::bad_alloc.
   Outgoing(Parts parts, size_t max_header);
 
   // Returns the active messages that send this as message `number` of the link with this token.
@@ -45,8 +46,8 @@ class Outgoing {
   std::unique_ptr<char[]> head_;  // the header, then sizes and small parts
   size_t head_size_ = 0;
   bool in_header_ = false;
-  std::vector<size_t> large_;
-  std::vector<wire::PartOfMessage> part_heads_;
+  std::vector<size_t> large_;  // the parts on devices, too
+  std::vector<wire::DevicePart> part_heads_;
 };
 
 }  // namespace rpc_backends::ucx

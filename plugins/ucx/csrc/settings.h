@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ struct Settings {
   Clock::duration handshake_timeout{};
   // The receiver fetches parts that have more bytes than this (rendezvous). 0: UCX decides.
   uint64_t rendezvous = 0;
+  // The types of devices whose memory UCX moves, by torch's name, each with UCX's name of that memory: "cuda", "cuda".
+  std::map<std::string, std::string> device_memory;
 };
 
 // A process on this host whose end is watched.
@@ -47,6 +50,7 @@ struct Counters {
   std::atomic<uint64_t> refused{0};   // greetings without a valid proof
   std::atomic<uint64_t> rejected{0};  // links ended for invalid data
   std::atomic<uint64_t> dropped{0};   // messages with an unknown token
+  std::atomic<uint64_t> device_bytes{0};  // received in memory of devices
   std::atomic<uint64_t> sleeps{0};    // how often a thread has slept until data came
 };
 

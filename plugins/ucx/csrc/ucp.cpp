@@ -131,6 +131,40 @@ Context::Context(const std::vector<std::pair<std::string, std::string>>& setting
   check(ucp_init(&params, config, &context_), "UCX cannot start");
 }
 
+DeviceMemory::DeviceMemory(const Context& context, const std::map<std::string, std::string>& names) {
+  ucp_context_attr_t attributes{};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  check(ucp_context_query(context.get(), &attributes), "UCX does not say which memory it moves");
+  std::string all;
+  for (const auto& [device, name] : names) {
+    all.clear();
+    for (int type = UCS_MEMORY_TYPE_HOST; type < UCS_MEMORY_TYPE_LAST; ++type) {
+      if ((attributes.memory_types & (uint64_t{1} << type)) == 0) {
+        continue;
+      }
+      all += (all.empty() ? "" : ", ") + std::string(ucs_memory_type_names[type]);
+      if (name == ucs_memory_type_names[type]) {
+        types_[device] = static_cast<ucs_memory_type_t>(type);
+      }
+    }
+    if (!moves(device)) {
+      throw TransportError("device_memory has '" + device + "': '" + name + "', and UCX moves only this memory here: " +
+                           all + ". Its modules, the driver or the option transports may lack what it needs");
+    }
+  }
+}
+
+ucs_memory_type_t DeviceMemory::type_of(const Memory& memory) const {
+  if (memory.is_host()) {
+    return UCS_MEMORY_TYPE_HOST;
+  }
+  const auto found = types_.find(memory.type);
+  if (found == types_.end()) {
+    throw TransportError(std::string("UCX does not move memory of '") + memory.type + "' here");
+  }
+  return found->second;
+}
+
 Worker::Worker(const Context& context) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;

@@ -3,6 +3,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -38,6 +39,20 @@ class Context {
 
  private:
   ucp_context_h context_ = nullptr;
+};
+
+// UCX's types of memory for the types of devices whose memory it moves. Does not change.
+class DeviceMemory {
+ public:
+  // `names`: UCX's names, by torch's names of devices. Throws TransportError if UCX cannot move such memory here.
+  DeviceMemory(const Context& context, const std::map<std::string, std::string>& names);
+
+  bool moves(const std::string& device_type) const { return types_.count(device_type) != 0; }
+  // Throws TransportError if UCX does not move this memory.
+  ucs_memory_type_t type_of(const Memory& memory) const;
+
+ private:
+  std::map<std::string, ucs_memory_type_t> types_;
 };
 
 // Not thread-safe: callers need a lock.

@@ -39,11 +39,12 @@ struct UcxTransport::Impl : Inbox::Source {
   Impl(const Settings& settings, Counters& counters, CallbackThread::OnUnknownKey on_unknown_proof,
        CallbackThread::OnRefused on_refused)
       : context(settings.config),
+        device_memory(context, settings.device_memory),
         callback_thread("rpc-ucx-calls", std::move(on_unknown_proof), std::move(on_refused)),
         worker(std::make_unique<Worker>(context)),
         fd(worker->event_fd()),
         inbox(*this, settings.poll_time, counters),
-        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers}, *worker) {
+        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers, device_memory}, *worker) {
     inbox.watch(timers.fd(), Inbox::kFirstId);
   }
 
@@ -97,6 +98,7 @@ struct UcxTransport::Impl : Inbox::Source {
   int event_fd() const override { return fd; }
 
   Context context;
+  const DeviceMemory device_memory;
   CallbackThread callback_thread;
   Releaser releaser{"rpc-ucx-release", 0};
   Timers timers;
@@ -211,6 +213,16 @@ void UcxTransport::close(double linger) {
   closed = std::move(impl_);
 }
 
+bool UcxTransport::moves(const std::string& device_type) const {
+  return settings_.device_memory.count(device_type) != 0;
+}
+
+void UcxTransport::set_allocator(DeviceAllocator allocate) {
+  const Gate::Pass pass(gate_);
+  check();
+  impl_->locked([&] { impl_->links.set_allocator(std::move(allocate)); });
+}
+
 std::map<std::string, std::string> UcxTransport::metrics() const {
   const auto text = [](const std::atomic<uint64_t>& count) { return std::to_string(count); };
   std::map<std::string, std::string> found{
@@ -223,6 +235,7 @@ std::map<std::string, std::string> UcxTransport::metrics() const {
       {"ucx.refused", text(counters_->refused)},
       {"ucx.rejected", text(counters_->rejected)},
       {"ucx.dropped_messages", text(counters_->dropped)},
+      {"ucx.device_bytes_received", text(counters_->device_bytes)},
       {"ucx.sleeps", text(counters_->sleeps)},
   };
   const Gate::Pass pass(gate_);

@@ -45,6 +45,8 @@ class UcxTransport : public Transport {
   bool receive(Event& event) override;
   void reject(int peer, const std::string& reason) override;
   void close(double linger) override;
+  bool moves(const std::string& device_type) const override;
+  void set_allocator(DeviceAllocator allocate) override;
   std::map<std::string, std::string> metrics() const override;
 
  private:

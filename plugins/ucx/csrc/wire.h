@@ -3,6 +3,7 @@
 //   greeting   opens a link: who the sender is, its proof, and the token that the messages of the link carry
 //   message    its sizes and small parts; and the first large part, if the rest fits into the header
 //   part       one further large part of a message
+//   device part  one part of a message that is in memory of an accelerator at both ends
 //   goodbye    closes a link
 //
 // A worker's link to a peer carries its requests and its replies; the peer has a link of its own in the other
@@ -24,8 +25,7 @@ namespace wire {
 inline constexpr uint32_t kMagic = 0x31584355;  // "UCX1"
 
 // The ids of the active messages.
-enum class Kind : unsigned { kGreeting = 0, kMessage = 1, kPart = 2, kGoodbye = 3 };
-inline constexpr unsigned kKinds = 4;
+enum class Kind : unsigned { kGreeting = 0, kMessage = 1, kPart = 2, kGoodbye = 3, kDevicePart = 4 };
 
 inline constexpr size_t kProofSize = 32;
 using Proof = std::array<char, kProofSize>;
@@ -64,6 +64,14 @@ struct PartOfMessage {
   uint64_t index = 0;   // of the part
 };
 static_assert(sizeof(PartOfMessage) == 32);
+
+// Before one part in memory of an accelerator.
+struct DevicePart {
+  PartOfMessage part;
+  uint32_t device = 0;          // the index of the receiver's device
+  std::array<char, 28> type{};  // the device's type by torch's name, padded with zeros
+};
+static_assert(sizeof(DevicePart) == 64);
 
 struct Goodbye {
   Token token;

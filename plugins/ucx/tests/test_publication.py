@@ -26,6 +26,7 @@ MINE = Publication(
     address=publication.encoded(bytes(range(110))),
     session="0123456789abcdef" * 2,
     max_message_bytes=1 << 34,
+    device_memory="cuda",
 )
 
 

@@ -1,6 +1,6 @@
 """UCX's context, worker and endpoints as a transport; load UCX's libraries first (``library.native``)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 class TransportError(RuntimeError):
@@ -14,6 +14,7 @@ class Transport:
     :param poll_time: seconds to poll after a message before sleeping.
     :param handshake_timeout: how many seconds a peer may take to answer a greeting.
     :param rendezvous: the receiver fetches parts that have more bytes than this; 0 lets UCX decide.
+    :param device_memory: UCX's names of the memory that it moves itself, by torch's types of devices.
     :param on_unknown_proof: called with the proof of an unknown process and the seconds since it greeted.
     :param on_refused: called with a line to log.
     """
@@ -26,6 +27,7 @@ class Transport:
         poll_time: float,
         handshake_timeout: float,
         rendezvous: int = 0,
+        device_memory: Mapping[str, str] = ...,
         on_unknown_proof: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...

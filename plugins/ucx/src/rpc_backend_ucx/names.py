@@ -7,6 +7,14 @@ from rpc_backends_core.spi import nearest
 #: Transports within a host that only processes of the same user can use.
 PRIVATE = ("self", "posix", "cma")
 
+#: By UCX's name of the memory of devices: the transports that move it within a host.
+DEVICE_TRANSPORTS = {
+    "host": (),
+    "cuda": ("cuda_copy", "cuda_ipc"),
+    "rocm": ("rocm_copy", "rocm_ipc"),
+    "ze-device": ("ze_copy", "ze_ipc"),
+}
+
 #: All names that UCX accepts in UCX_TLS, with their meaning.
 TRANSPORTS = {
     "self": "a worker's own memory",

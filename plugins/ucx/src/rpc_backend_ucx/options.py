@@ -54,6 +54,7 @@ class UCXRpcBackendOptions(DeviceOptions):
     poll_time: float | None
     keepalive: float
     settings: dict[str, str]
+    device_memory: dict[str, str]
     max_message_bytes: int
     max_unanswered_bytes: int
 
@@ -71,6 +72,7 @@ class UCXRpcBackendOptions(DeviceOptions):
         poll_time: float | None = None,
         keepalive: float = KEEPALIVE,
         settings: Mapping[str, str] | None = None,
+        device_memory: Mapping[str, str] | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
         device_maps: Mapping[str, Mapping[Any, Any]] | None = None,
@@ -93,6 +95,7 @@ class UCXRpcBackendOptions(DeviceOptions):
                     "keepalive", keepalive, least=_SHORTEST_KEEPALIVE, most=_LONGEST_KEEPALIVE
                 ),
                 "settings": _settings(settings),
+                "device_memory": _device_memory(device_memory),
                 "max_message_bytes": _checks.integer("max_message_bytes", max_message_bytes),
                 "max_unanswered_bytes": _checks.integer(
                     "max_unanswered_bytes", max_unanswered_bytes
@@ -115,6 +118,7 @@ def construct_rpc_backend_options(
     poll_time: float | None = None,
     keepalive: float = KEEPALIVE,
     settings: Mapping[str, str] | None = None,
+    device_memory: Mapping[str, str] | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     max_unanswered_bytes: int = MAX_UNANSWERED_BYTES,
     device_maps: Mapping[str, Mapping[Any, Any]] | None = None,
@@ -136,6 +140,10 @@ def construct_rpc_backend_options(
         polls answers sooner, and uses a core.
     :param keepalive: seconds between two checks whether a worker on another host is still reachable.
     :param settings: other settings of UCX by name, for example ``{"UCX_RNDV_THRESH": "64k"}``.
+    :param device_memory: the types of devices whose memory UCX moves itself, by torch's name, each with
+        UCX's name of that memory: ``{"cuda": "cuda"}``, or ``{"xpu": "ze-device"}``. All workers of a
+        group must name the same types. By default the agent copies tensors on devices through host
+        memory. Not run on a GPU yet.
     :param max_message_bytes: the size of the longest message accepted from another worker, in bytes,
         tensors included.
     :param max_unanswered_bytes: bytes of unanswered calls to one worker. Beyond that, further calls to it
@@ -160,6 +168,7 @@ def construct_rpc_backend_options(
         poll_time=poll_time,
         keepalive=keepalive,
         settings=settings,
+        device_memory=device_memory,
         max_message_bytes=max_message_bytes,
         max_unanswered_bytes=max_unanswered_bytes,
         device_maps=device_maps,
@@ -214,4 +223,21 @@ def _settings(value: Any) -> dict[str, str]:
         if isinstance(text, bool) or not isinstance(text, str | int | float):
             raise _checks.wrong_type(f"settings[{name!r}]", text, "a str or a number")
         found[checked] = str(text)
+    return found
+
+
+def _device_memory(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _checks.wrong_type("device_memory", value, 'a dict such as {"cuda": "cuda"}')
+    found = {}
+    for device, memory in value.items():
+        checked = _checks.text("a name in device_memory", device, "a type of device, such as cuda")
+        if memory not in names.DEVICE_TRANSPORTS:
+            raise ValueError(
+                f"device_memory[{checked!r}]={memory!r} is none of UCX's names of memory: "
+                f"{', '.join(names.DEVICE_TRANSPORTS)}."
+            )
+        found[checked] = memory
     return found

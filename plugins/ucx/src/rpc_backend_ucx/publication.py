@@ -30,6 +30,7 @@ class Publication:
     :ivar address: the address of UCX's worker, in base 64.
     :ivar session: 32 hexadecimal digits, unique to the session.
     :ivar max_message_bytes: the size in bytes of the longest message that the worker accepts.
+    :ivar device_memory: the types of devices whose memory UCX moves, sorted, with commas between them.
     """
 
     group: str
@@ -41,6 +42,7 @@ class Publication:
     address: str
     session: str
     max_message_bytes: int
+    device_memory: str
 
     @property
     def address_bytes(self) -> bytes:
@@ -125,6 +127,7 @@ def load(text: str) -> Publication:
         address=address,
         session=canonical.session(found),
         max_message_bytes=canonical.number(found, "max_message_bytes", 2**63 - 1),
+        device_memory=canonical.text(found, "device_memory", _MAX_HOST),
     )
     canonical.check_form(publication, text)
     return publication

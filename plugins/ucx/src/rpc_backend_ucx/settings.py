@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rpc_backend_ucx import environment, names
@@ -59,6 +60,7 @@ class Settings:
     :ivar poll_time: seconds to poll after a message.
     :ivar keepalive: seconds between two checks of peers on other hosts.
     :ivar more: other settings of UCX, by name without ``UCX_``.
+    :ivar device_memory: UCX's names of the memory that it moves itself, by torch's types of devices.
     """
 
     secret: Secret | None
@@ -68,6 +70,7 @@ class Settings:
     poll_time: float
     keepalive: float
     more: dict[str, str]
+    device_memory: dict[str, str]
 
     def config(self, *, watches_processes: bool) -> list[tuple[str, str]]:
         """Return UCX's settings, by name without ``UCX_``.
@@ -111,15 +114,17 @@ def settings_of(
         if devices is None and (text := variables.text(name, environ)) is not None:
             devices = tuple(word.strip() for word in text.split(","))
     poll_time = options.poll_time if options else None
+    device_memory = options.device_memory if options else {}
     return Settings(
         secret=secret.find(environment.BACKEND, given, file, environ),
         trusted_network=trusted is True,
-        transports=_permitted(asked, said_by, trusted is True),
+        transports=_permitted(asked, said_by, trusted is True, device_memory),
         net_devices=devices,
         poll_time=_poll_time(environ) if poll_time is None else poll_time,
         keepalive=options.keepalive if options else _KEEPALIVE,
         more={name: value for name, value in _USUAL.items() if f"UCX_{name}" not in environ}
         | _without_prefix(options.settings if options else {}),
+        device_memory=device_memory,
     )
 
 
@@ -138,18 +143,20 @@ def check_names(settings: Settings, known: Iterable[str]) -> None:
 
 
 def _permitted(
-    asked: tuple[str, ...] | None, said_by: str, trusted: bool
+    asked: tuple[str, ...] | None, said_by: str, trusted: bool, device_memory: Mapping[str, str]
 ) -> tuple[str, ...] | None:
     if trusted:
         return asked
-    exposed = [name for name in asked or () if name not in names.PRIVATE]
+    of_devices = (names.DEVICE_TRANSPORTS[memory] for memory in device_memory.values())
+    private = tuple(dict.fromkeys((*names.PRIVATE, *chain.from_iterable(of_devices))))
+    exposed = [name for name in asked or () if name not in private]
     if exposed:
         raise ExposureError(
             f"{said_by} would let others reach the worker through {', '.join(exposed)}, and UCX "
             "neither encrypts nor authenticates. Without a trusted network the transports are "
-            f"{', '.join(names.PRIVATE)}. {TRUST}."
+            f"{', '.join(private)}. {TRUST}."
         )
-    return asked or names.PRIVATE
+    return asked or private
 
 
 def _transports(variable: str, text: str) -> tuple[str, ...]:

@@ -64,6 +64,7 @@ class UCXTransport:
             poll_time=self._settings.poll_time,
             handshake_timeout=HANDSHAKE_TIMEOUT,
             rendezvous=_RENDEZVOUS,
+            device_memory=self._settings.device_memory,
             on_unknown_proof=self._admission_control.whose,
             on_refused=self._admission_control.refused,
         )
@@ -106,6 +107,7 @@ class UCXTransport:
             address=publication.encoded(address),
             session=sealed.new_session(),
             max_message_bytes=self._max_message_bytes,
+            device_memory=",".join(sorted(self._settings.device_memory)),
         )
         return publication.seal(self._mine, self._settings.secret)
 
@@ -143,6 +145,12 @@ class UCXTransport:
             raise AddressError(
                 f"worker {mine.name!r} cannot reach worker {name!r} (rank {theirs.rank}), which runs on "
                 f"another host: without a trusted network UCX uses shared memory only. {TRUST}."
+            )
+        if theirs.device_memory != mine.device_memory:
+            raise AddressError(
+                f"worker {mine.name!r} has device_memory for {mine.device_memory or 'no device'}, "
+                f"and worker {name!r} (rank {theirs.rank}) for "
+                f"{theirs.device_memory or 'no device'}. Pass the same device_memory to all workers."
             )
         # A process id is valid only in its own PID namespace.
         is_visible = here and theirs.process.namespace == mine.process.namespace

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from rpc_backends_cli.processes.protocol import Done, Ended, Failure, News, Reference, WorkerContext
 from rpc_backends_cli.processes.signals import exit_on_signals
-from rpc_backends_cli.processes.template import Template, environ, launcher_environ
+from rpc_backends_cli.processes.template import PRELOAD, Template, environ, launcher_environ
 from rpc_backends_cli.processes.workers import Step, Worker, WorkerError, Workers
 
 __all__ = [
+    "PRELOAD",
     "Done",
     "Ended",
     "Failure",
