@@ -113,8 +113,8 @@ test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported torch and other dependencies
 	$(LOWEST_VENV)/bin/python -m pytest tests -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
-matrix: setup  ## the tests with each torch and Python, 30 min a pair (ONLY="2.9 2.15 py3.12")
-	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)"
+matrix: setup  ## the tests with each torch and Python, 15 min a pair (ONLY="2.9 2.15 py3.12", AGAIN=1)
+	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" $(if $(AGAIN),--again)
 
 lint: setup  ## ruff: lint and format check
 	@echo "==> ruff"

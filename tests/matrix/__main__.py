@@ -2,11 +2,12 @@
 
 ::
 
-    make matrix                            # all pairs: about 30 minutes each on two cores
+    make matrix                            # all pairs: about 15 minutes each on two cores
     make matrix ONLY="2.9 2.15 py3.12"     # torch 2.9 and 2.15, with Python 3.12
+    make matrix AGAIN=1                    # also what has passed, and has not changed since
 
-A stage that has passed is run again only if a file that it depends on has changed since
-(``--again``: always). An environment needs up to 6 GB and is deleted after its run.
+Without ``AGAIN``, a stage that has passed is run again only if a file that it depends on has changed since.
+An environment needs up to 6 GB and is deleted after its run.
 """
 
 from __future__ import annotations
