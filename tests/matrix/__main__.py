@@ -6,7 +6,7 @@
     make matrix ONLY="2.9 2.15 py3.12"     # torch 2.9 and 2.15, with Python 3.12
     make matrix AGAIN=1                    # also what has passed, and has not changed since
 
-Without ``AGAIN``, a stage that has passed is run again only if a file that it depends on has changed since.
+Without ``AGAIN``, a stage that has passed is run again only if a file has changed that it depends on.
 An environment needs up to 6 GB and is deleted after its run.
 """
 
