@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "rpc_backends_agents/python.h"
 #include "ucp.h"
@@ -62,11 +63,14 @@ void learn(PythonTransport& transport, int peer, const py::bytes& address, const
   transport.learn_address(peer, copied, credentials);
 }
 
-void send_bytes(PythonTransport& transport, int peer, const std::vector<py::bytes>& buffers, bool reply) {
+void send_bytes(PythonTransport& transport, int peer, const std::vector<py::bytes>& buffers, bool reply,
+                const std::optional<std::string>& device) {
+  const auto type = std::make_shared<std::string>(device.value_or(""));
+  const Memory memory{device ? type->c_str() : nullptr, 0};
   Parts parts;
   for (const py::bytes& buffer : buffers) {
-    auto copied = std::make_shared<std::string>(buffer);
-    parts.push_back({copied->data(), copied->size(), copied});
+    auto copied = std::make_shared<std::pair<std::string, std::shared_ptr<std::string>>>(buffer, type);
+    parts.push_back({copied->first.data(), copied->first.size(), copied, memory, memory});
   }
   const py::gil_scoped_release release;
   transport.send(peer, std::move(parts), reply);
@@ -113,7 +117,8 @@ PYBIND11_MODULE(_native, module) {
            py::arg("process") = std::pair<int, uint64_t>(0, 0), py::arg("max_message") = UINT64_MAX)
       .def("forget", &PythonTransport::forget, py::arg("peer"), release())
       .def("reject", &PythonTransport::reject, py::arg("peer"), py::arg("reason"), release())
-      .def("send", &send_bytes, py::arg("peer"), py::arg("parts"), py::arg("reply"))
+      .def("send", &send_bytes, py::arg("peer"), py::arg("parts"), py::arg("reply"),
+           py::arg("device") = py::none())
       .def("receive", &receive_tuple, py::arg("timeout"))
       .def("close", &PythonTransport::close, py::arg("linger"), release())
       .def("metrics", &PythonTransport::metrics, release())

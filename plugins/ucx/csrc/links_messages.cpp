@@ -240,6 +240,7 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
       deliver(*link, target);
       return UCS_OK;
     }
+    const ucs_memory_type_t memory_type = services_.device_memory.type_of(target.memory.memory);
     auto owned = std::make_unique<Fetch>(Fetch{this, link->peer, token, std::move(target)});
     Fetch* const fetch = owned.get();
     fetching_.insert(fetch);
@@ -248,7 +249,7 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.cb.recv_am = &on_fetched;
     param.user_data = fetch;
-    param.memory_type = services_.device_memory.type_of(fetch->target.memory.memory);
+    param.memory_type = memory_type;
     is_taken = true;
     // UCX may call on_fetched() in here, which deletes `fetch`, and still return a request.
     const ucs_status_ptr_t request = ucp_am_recv_data_nbx(

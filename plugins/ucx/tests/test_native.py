@@ -206,6 +206,24 @@ def test_a_too_large_message_ends_the_connection() -> None:
         one.close(1)
 
 
+@pytest.mark.parametrize("size", [1, 5000, 2 << 20])
+def test_a_part_on_a_device_is_refused_where_no_device_is_used(size: int) -> None:
+    """Only the connection ends: the next message arrives."""
+    me, peer = transport(0, device_memory={"late": "host"}), transport(1)
+    learn(me, 0, 1, peer.address())
+    learn(peer, 1, 0, me.address())
+    me.send(1, [bytes(size)], False, device="late")
+    (lost, found), refused = events_of(me, peer, count=4)
+    assert (lost[0], found[0], refused[0][0]) == ("lost", "found", "lost")
+    assert "this worker has no device maps" in lost[3]
+    me.send(1, [b"next"], False)
+    while (event := next_event(peer))[0] != "message":
+        pass
+    assert event[2] == [b"next"]
+    for one in (me, peer):
+        one.close(1)
+
+
 def test_a_process_without_proof_gets_nothing_through() -> None:
     lines: list[str] = []
     asked: list[bytes] = []
