@@ -73,7 +73,7 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	$(BIN)/python docs/_ext/backend_index.py
 
 test: LESS := and not thorough
-test: lint typecheck  ## lint, type checks, torch's suites and our tests (40 min on two cores)
+test: lint typecheck  ## lint, type checks, torch's suites and our tests (30 min on two cores)
 	$(run_tests)
 
 test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (75 min)
