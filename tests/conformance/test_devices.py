@@ -27,9 +27,18 @@ def load():
 """
 
 
-@pytest.mark.parametrize("backend", ["ZEROMQ", pytest.param("UCX", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("ZEROMQ", []),
+        pytest.param("UCX", [], marks=pytest.mark.thorough),
+        # UCX moves the accelerator's memory itself: it is the host's.
+        ("UCX", ["--option", 'device_memory={"late": "host"}']),
+    ],
+    ids=["ZEROMQ", "UCX", "UCX direct"],
+)
 def test_a_backend_on_the_agent_keeps_every_promise_about_devices(
-    backend: str, tmp_path: Path
+    backend: str, options: list[str], tmp_path: Path
 ) -> None:
     late_device.library()
     package = write_package(
@@ -40,7 +49,7 @@ def test_a_backend_on_the_agent_keeps_every_promise_about_devices(
     )
     command = [sys.executable, "-m", "rpc_backends_cli", "conformance", backend]
     done = subprocess.run(
-        [*command, "--chapter", "devices", "--json"],
+        [*command, *options, "--chapter", "devices", "--json"],
         cwd=tmp_path,
         env=clean_environ({"PYTHONPATH": str(package)}),
         capture_output=True,
