@@ -1,6 +1,7 @@
 #include "inbox.h"
 
 #include <sched.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <thread>
@@ -13,6 +14,13 @@ namespace {
 constexpr uint64_t kWake = 1;
 constexpr uint64_t kClose = 2;
 constexpr uint64_t kTraffic = 3;
+constexpr uint64_t kLate = 4;
+
+// How long threads that occupy all cores may handle one event each before another thread is woken.
+constexpr std::chrono::microseconds kCrowdedTime{200};
+// For how long threads are woken at once after they have exceeded that time. Functions that wait are often called many
+// times in a row, and each of these calls would be delayed.
+constexpr std::chrono::milliseconds kBlockedTime{10};
 
 // How often to try to arm UCX while it still has something to do, before another thread takes over.
 constexpr int kAttempts = 16;
@@ -21,10 +29,43 @@ constexpr int kAttempts = 16;
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{500};
 
+// Counts the thread that owns it as busy from one call of receive() to the next.
+class Busy {
+ public:
+  ~Busy() { end(); }
+  explicit operator bool() const { return threads_ != nullptr; }
+  void begin(const std::shared_ptr<std::atomic<int>>& threads) {
+    threads_ = threads;
+    ++*threads_;
+  }
+  void end() {
+    if (threads_ != nullptr) {
+      --*threads_;
+      threads_ = nullptr;
+    }
+  }
+
+ private:
+  std::shared_ptr<std::atomic<int>> threads_;
+};
+
+thread_local Busy busy;
+
+// The cores that this thread may use. More than 1024 count as many.
+int count_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : CPU_SETSIZE;
+}
+
 }  // namespace
 
 Inbox::Inbox(Source& source, Clock::duration poll_time, Counters& counters)
-    : source_(source), poll_time_(poll_time.count()), counters_(counters) {
+    : source_(source),
+      poll_time_(poll_time.count()),
+      counters_(counters),
+      late_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
+      cores_(count_cores()) {
+  epoll_.add(late_.get(), EPOLLIN | EPOLLET, kLate);
   epoll_.add(wake_.fd(), EPOLLIN | EPOLLET, kWake);
   epoll_.add(close_.fd(), EPOLLIN, kClose);
   epoll_.add(source_.event_fd(), EPOLLONESHOT, kTraffic);
@@ -65,8 +106,48 @@ void Inbox::wake() {
   }
 }
 
+// The calling thread has taken an event or will take one.
 void Inbox::wake_if_helpful() {
-  if (sleeping_ > 0) {
+  if (sleeping_ == 0) {
+    return;
+  }
+  if (is_crowded()) {
+    wake_later();
+  } else {
+    wake();
+  }
+}
+
+bool Inbox::is_crowded() const {
+  const int threads = *busy_ + (busy ? 0 : 1);
+  return threads >= cores_ && now() - last_blocked_ > Clock::duration(kBlockedTime).count();
+}
+
+void Inbox::wake_later() {
+  if (waking_later_.exchange(true)) {
+    return;
+  }
+  taken_before_ = taken_.load();
+  itimerspec time{};
+  time.it_value.tv_nsec = std::chrono::nanoseconds(kCrowdedTime).count();
+  timerfd_settime(late_.get(), 0, &time, nullptr);
+}
+
+void Inbox::look_for_blocked_threads() {
+  waking_later_ = false;
+  if (!needs_a_thread()) {
+    return;
+  }
+  if (taken_ == taken_before_) {
+    last_blocked_ = now();  // this thread goes on as the one that was missing
+  } else {
+    wake_later();
+  }
+}
+
+void Inbox::may_block() {
+  if (busy && waking_later_) {
+    last_blocked_ = now();
     wake();
   }
 }
@@ -100,6 +181,8 @@ bool Inbox::take(Event& event) {
     more = !events_.empty();
     size_ = events_.size();
   }
+  busy.begin(busy_);
+  ++taken_;
   // This thread will be busy, so another thread must take the next event, or poll.
   if (more || (wanted_ && !polling_)) {
     wake_if_helpful();
@@ -108,6 +191,11 @@ bool Inbox::take(Event& event) {
 }
 
 Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
+  busy.end();
+  return wait_for_event(event, deadline);
+}
+
+Inbox::Outcome Inbox::wait_for_event(Event& event, Clock::time_point deadline) {
   for (bool is_last = false;;) {
     if (closed_) {
       return Outcome::kClosed;
@@ -180,9 +268,14 @@ bool Inbox::poll(Clock::time_point deadline) {
   return false;
 }
 
-// Arms the event descriptor, so that another thread wakes up for traffic while this one handles an event.
+// Arms the event descriptor, so that another thread wakes up for traffic while this one handles an event. In a crowd, it
+// does not wake up for traffic, but later.
 void Inbox::leave_polling() {
   expect_traffic();
+  if (is_crowded()) {
+    wanted_ = true;
+    return;
+  }
   for (int i = 0; i < kAttempts; ++i) {
     if (source_.arm()) {
       epoll_.rearm(source_.event_fd(), EPOLLIN | EPOLLONESHOT, kTraffic);
@@ -203,7 +296,7 @@ void Inbox::sleep_until(Clock::time_point deadline) {
   ++sleeping_;
   uint64_t id = 0;
   // A later push() sees in the count above that this thread sleeps.
-  if (!has_events() && !closed_ && !(wanted_ && !polling_)) {
+  if (!needs_a_thread() && !closed_) {
     id = epoll_.wait(timeout);
   }
   --sleeping_;
@@ -216,6 +309,8 @@ void Inbox::handle(uint64_t id) {
   } else if (id == kTraffic) {
     ++counters_.sleeps;
     wanted_ = true;
+  } else if (id == kLate) {
+    look_for_blocked_threads();
   } else if (id >= kFirstId) {
     source_.on_ready(id);
   }

@@ -3,11 +3,15 @@
 // One thread at a time polls UCX. It stops a short time after the last traffic. Then all threads sleep, until UCX
 // signals traffic through its event descriptor. A thread that takes an event arms this signal instead of waking another
 // thread to poll. So another thread wakes only if new traffic arrives while the event is handled.
+//
+// If as many threads handle events as there are processor cores, another thread would only compete with them (and for
+// Python's GIL). Then it wakes later, and only if none of them has taken another event meanwhile.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 
 #include "rpc_backends_agents/fd.h"
@@ -47,6 +51,10 @@ class Inbox {
   // Makes a thread poll if none does.
   void nudge();
 
+  // Call it when a thread that handles an event may wait for other events, such as an answer: another thread takes over
+  // at once.
+  void may_block();
+
   Outcome receive(Event& event, Clock::time_point deadline);
 
   // Makes all calls of receive() return kClosed.
@@ -55,14 +63,19 @@ class Inbox {
  private:
   static Clock::rep now() { return Clock::now().time_since_epoch().count(); }
 
+  Outcome wait_for_event(Event& event, Clock::time_point deadline);
   bool take(Event& event);
   bool has_events() const { return size_ > 0; }
+  bool needs_a_thread() const { return has_events() || (wanted_ && !polling_); }
   bool poll(Clock::time_point deadline);
   void leave_polling();
   void sleep_until(Clock::time_point deadline);
   void handle(uint64_t id);
   void wake();
   void wake_if_helpful();
+  bool is_crowded() const;
+  void wake_later();
+  void look_for_blocked_threads();
 
   Source& source_;
   const Clock::rep poll_time_;
@@ -70,6 +83,8 @@ class Inbox {
   Epoll epoll_;
   Signal wake_;
   Signal close_;
+  Fd late_;  // the timer of wake_later()
+  const int cores_;
 
   std::mutex mutex_;
   std::deque<Event> events_;
@@ -83,6 +98,13 @@ class Inbox {
   std::atomic<int> sleeping_{0};
   std::atomic<bool> waking_{false};
   std::atomic<Clock::rep> last_traffic_{0};
+
+  // Threads that handle an event. A thread that ends may outlive this object.
+  const std::shared_ptr<std::atomic<int>> busy_ = std::make_shared<std::atomic<int>>(0);
+  std::atomic<uint64_t> taken_{0};             // events
+  std::atomic<bool> waking_later_{false};      // the timer runs
+  std::atomic<uint64_t> taken_before_{0};      // taken_ when the timer was set
+  std::atomic<Clock::rep> last_blocked_{0};    // when busy threads were last found to be blocked
 };
 
 }  // namespace rpc_backends::ucx

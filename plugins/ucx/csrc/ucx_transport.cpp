@@ -169,10 +169,13 @@ void UcxTransport::forget(int peer) {
   }
 }
 
-void UcxTransport::send(int peer, Parts parts, bool /*reply*/) {
+void UcxTransport::send(int peer, Parts parts, bool reply) {
   const Gate::Pass pass(gate_);
   check();
   impl_->locked([&] { impl_->links.send(peer, std::move(parts)); });
+  if (!reply) {
+    impl_->inbox.may_block();
+  }
 }
 
 bool UcxTransport::receive(Event& event) {

@@ -8,6 +8,7 @@ import signal
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,27 @@ def test_a_message_larger_than_the_queue_leaves_while_a_thread_sleeps() -> None:
         receiver.join()
 
 
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """Run the test, and the threads that it starts, on one core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 def test_a_thread_polls_while_others_are_busy_with_events() -> None:
     """While UCX waits for a suspended peer, it signals no traffic, so a free thread must always poll."""
+    receive_events_while_a_peer_is_suspended()
+
+
+@pytest.mark.usefixtures("one_core")
+def test_a_thread_takes_over_from_one_that_keeps_the_only_core() -> None:
+    """A further thread is woken later if each core already has a thread, but it is woken."""
+    receive_events_while_a_peer_is_suspended()
+
+
+def receive_events_while_a_peer_is_suspended() -> None:
     me = transport(0, poll_time=0.0)
     with Echo(me, number=1) as suspended, Echo(me, number=2):
         for peer in (1, 2):
