@@ -17,10 +17,10 @@ constexpr uint64_t kTraffic = 3;
 constexpr uint64_t kLate = 4;
 
 // How long threads that occupy all cores may handle one event each before another thread is woken.
-constexpr std::chrono::microseconds kCrowdedTime{200};
+constexpr std::chrono::milliseconds kCrowdedTime{1};
 // For how long threads are woken at once after they have exceeded that time. Functions that wait are often called many
 // times in a row, and each of these calls would be delayed.
-constexpr std::chrono::milliseconds kBlockedTime{10};
+constexpr std::chrono::milliseconds kBlockedTime{100};
 
 // How often to try to arm UCX while it still has something to do, before another thread takes over.
 constexpr int kAttempts = 16;
@@ -154,7 +154,12 @@ void Inbox::may_block() {
 
 void Inbox::nudge() {
   wanted_ = true;
-  if (!polling_) {
+  if (polling_) {
+    return;
+  }
+  if (busy) {  // this thread will soon poll itself
+    wake_if_helpful();
+  } else {
     wake();
   }
 }

@@ -2,13 +2,13 @@
 //
 // The kernel clears every page that it hands out, which takes as long as receiving a large message. Unused blocks,
 // up to kKept bytes, are therefore kept for reuse. They are marked as free for the kernel, which takes them only if
-// memory is short.
+// memory is short. They do not come from malloc(): blocks that live long would leave gaps between its own.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <cstddef>
-#include <cstdlib>
+#include <cstdint>
 #include <deque>
 #include <iterator>
 #include <memory>
@@ -39,6 +39,32 @@ struct Block {
   size_t size = 0;
 };
 
+// Returns a block without memory if there is none. A block of huge pages is aligned to them.
+inline Block map(size_t size, bool huge) {
+  const size_t spare = huge ? kLargePage : 0;
+  void* const mapped = size + spare < size ? MAP_FAILED
+                                           : mmap(nullptr, size + spare, PROT_READ | PROT_WRITE,
+                                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    return {};
+  }
+  if (!huge) {
+    return {mapped, size};
+  }
+  char* const begin = static_cast<char*>(mapped);
+  const size_t before = kLargePage - reinterpret_cast<uintptr_t>(begin) % kLargePage;  // not 0
+  munmap(begin, before);
+  if (before < spare) {
+    munmap(begin + before + size, spare - before);
+  }
+  madvise(begin + before, size, MADV_HUGEPAGE);
+  return {begin + before, size};
+}
+
+inline void unmap(Block block) {
+  munmap(block.memory, block.size);
+}
+
 // Only tries the lock: in a forked child the thread that held it may not exist any more.
 class Kept {
  public:
@@ -62,14 +88,14 @@ class Kept {
   void give(Block block) {
     std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
     if (block.size > kKept || madvise(block.memory, block.size, MADV_FREE) != 0 || !lock.try_lock()) {
-      std::free(block.memory);
+      unmap(block);
       return;
     }
     blocks_.push_back(block);
     bytes_ += block.size;
     while (bytes_ > kKept) {
       bytes_ -= blocks_.front().size;
-      std::free(blocks_.front().memory);
+      unmap(blocks_.front());
       blocks_.pop_front();
     }
   }
@@ -104,12 +130,9 @@ inline Part take_block(size_t size) {
   }
   Block block = kept().take(whole);
   if (block.memory == nullptr) {
-    block = {std::aligned_alloc(page, whole), whole};
+    block = map(whole, page == kLargePage);
     if (block.memory == nullptr) {
       throw std::bad_alloc();
-    }
-    if (page == kLargePage) {
-      madvise(block.memory, whole, MADV_HUGEPAGE);
     }
   }
   return {block.memory, size, std::shared_ptr<void>(block.memory, [block](void*) { kept().give(block); })};
