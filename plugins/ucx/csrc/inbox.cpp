@@ -29,10 +29,10 @@ constexpr int kAttempts = 16;
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{500};
 
-// Counts the thread that owns it as busy from one call of receive() to the next.
-class Busy {
+// Counts the thread that owns it, from one call of receive() to the next.
+class Handling {
  public:
-  ~Busy() { end(); }
+  ~Handling() { end(); }
   explicit operator bool() const { return threads_ != nullptr; }
   void begin(const std::shared_ptr<std::atomic<int>>& threads) {
     threads_ = threads;
@@ -49,7 +49,7 @@ class Busy {
   std::shared_ptr<std::atomic<int>> threads_;
 };
 
-thread_local Busy busy;
+thread_local Handling handling;
 
 // The cores that this thread may use. More than 1024 count as many.
 int count_cores() {
@@ -119,7 +119,7 @@ void Inbox::wake_if_helpful() {
 }
 
 bool Inbox::is_crowded() const {
-  const int threads = *busy_ + (busy ? 0 : 1);
+  const int threads = *handling_ + (handling ? 0 : 1);
   return threads >= cores_ && now() - last_blocked_ > Clock::duration(kBlockedTime).count();
 }
 
@@ -146,8 +146,11 @@ void Inbox::look_for_blocked_threads() {
 }
 
 void Inbox::may_block() {
-  if (busy && waking_later_) {
-    last_blocked_ = now();
+  if (!handling) {
+    return;
+  }
+  handling.end();
+  if (waking_later_) {
     wake();
   }
 }
@@ -157,7 +160,7 @@ void Inbox::nudge() {
   if (polling_) {
     return;
   }
-  if (busy) {  // this thread will soon poll itself
+  if (handling) {  // this thread will soon poll itself
     wake_if_helpful();
   } else {
     wake();
@@ -186,7 +189,7 @@ bool Inbox::take(Event& event) {
     more = !events_.empty();
     size_ = events_.size();
   }
-  busy.begin(busy_);
+  handling.begin(handling_);
   ++taken_;
   // This thread will be busy, so another thread must take the next event, or poll.
   if (more || (wanted_ && !polling_)) {
@@ -196,7 +199,7 @@ bool Inbox::take(Event& event) {
 }
 
 Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
-  busy.end();
+  handling.end();
   return wait_for_event(event, deadline);
 }
 

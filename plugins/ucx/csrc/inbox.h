@@ -51,8 +51,8 @@ class Inbox {
   // Makes a thread poll if none does.
   void nudge();
 
-  // Call it when a thread that handles an event may wait for other events, such as an answer: another thread takes over
-  // at once.
+  // Call it when a thread that handles an event may wait for another event, such as an answer. It does not count as one
+  // that handles an event any more, so another thread takes over at once.
   void may_block();
 
   Outcome receive(Event& event, Clock::time_point deadline);
@@ -100,11 +100,11 @@ class Inbox {
   std::atomic<Clock::rep> last_traffic_{0};
 
   // Threads that handle an event. A thread that ends may outlive this object.
-  const std::shared_ptr<std::atomic<int>> busy_ = std::make_shared<std::atomic<int>>(0);
+  const std::shared_ptr<std::atomic<int>> handling_ = std::make_shared<std::atomic<int>>(0);
   std::atomic<uint64_t> taken_{0};             // events
   std::atomic<bool> waking_later_{false};      // the timer runs
   std::atomic<uint64_t> taken_before_{0};      // taken_ when the timer was set
-  std::atomic<Clock::rep> last_blocked_{0};    // when busy threads were last found to be blocked
+  std::atomic<Clock::rep> last_blocked_{0};    // when threads were last found to be blocked
 };
 
 }  // namespace rpc_backends::ucx
