@@ -138,7 +138,8 @@ def test_a_job_that_torchrun_restarts_forms_its_group(
     assert [status for status, _ in done] == [0, 0], done
     results = [(tmp_path / f"result{rank}").read_text() for rank in range(4)]
     assert results == ["[1.0, 2.0, 3.0, 4.0]"] * 4
-    assert [one.name for one in temporary.iterdir() if "torchelastic" not in one.name] == []
+    # Torch leaves folders of its own there: torchelastic_..., and sometimes torchinductor_....
+    assert [one.name for one in temporary.iterdir() if not one.name.startswith("torch")] == []
 
 
 # --- examples/deploy ---------------------------------------------------------------------------------
