@@ -123,11 +123,16 @@ bool Inbox::is_crowded() const {
   return threads >= cores_ && now() - last_blocked_ > Clock::duration(kBlockedTime).count();
 }
 
+uint64_t Inbox::count_taken() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return pushed_ - events_.size();
+}
+
 void Inbox::wake_later() {
   if (waking_later_.exchange(true)) {
     return;
   }
-  taken_before_ = taken_.load();
+  taken_before_ = count_taken();
   itimerspec time{};
   time.it_value.tv_nsec = std::chrono::nanoseconds(kCrowdedTime).count();
   timerfd_settime(late_.get(), 0, &time, nullptr);
@@ -138,8 +143,8 @@ void Inbox::look_for_blocked_threads() {
   if (!needs_a_thread()) {
     return;
   }
-  if (taken_ == taken_before_) {
-    last_blocked_ = now();  // this thread goes on as the one that was missing
+  if (count_taken() == taken_before_) {
+    last_blocked_ = now();  // this thread polls or takes an event next
   } else {
     wake_later();
   }
@@ -190,7 +195,6 @@ bool Inbox::take(Event& event) {
     size_ = events_.size();
   }
   handling.begin(handling_);
-  ++taken_;
   // This thread will be busy, so another thread must take the next event, or poll.
   if (more || (wanted_ && !polling_)) {
     wake_if_helpful();
@@ -200,10 +204,6 @@ bool Inbox::take(Event& event) {
 
 Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
   handling.end();
-  return wait_for_event(event, deadline);
-}
-
-Inbox::Outcome Inbox::wait_for_event(Event& event, Clock::time_point deadline) {
   for (bool is_last = false;;) {
     if (closed_) {
       return Outcome::kClosed;
@@ -276,8 +276,8 @@ bool Inbox::poll(Clock::time_point deadline) {
   return false;
 }
 
-// Arms the event descriptor, so that another thread wakes up for traffic while this one handles an event. In a crowd, it
-// does not wake up for traffic, but later.
+// Arms the event descriptor, so that another thread wakes up for traffic while this one handles an event. If the
+// cores are occupied, wake_later() does that instead.
 void Inbox::leave_polling() {
   expect_traffic();
   if (is_crowded()) {

@@ -63,7 +63,6 @@ class Inbox {
  private:
   static Clock::rep now() { return Clock::now().time_since_epoch().count(); }
 
-  Outcome wait_for_event(Event& event, Clock::time_point deadline);
   bool take(Event& event);
   bool has_events() const { return size_ > 0; }
   bool needs_a_thread() const { return has_events() || (wanted_ && !polling_); }
@@ -74,6 +73,7 @@ class Inbox {
   void wake();
   void wake_if_helpful();
   bool is_crowded() const;
+  uint64_t count_taken();
   void wake_later();
   void look_for_blocked_threads();
 
@@ -101,10 +101,9 @@ class Inbox {
 
   // Threads that handle an event. A thread that ends may outlive this object.
   const std::shared_ptr<std::atomic<int>> handling_ = std::make_shared<std::atomic<int>>(0);
-  std::atomic<uint64_t> taken_{0};             // events
-  std::atomic<bool> waking_later_{false};      // the timer runs
-  std::atomic<uint64_t> taken_before_{0};      // taken_ when the timer was set
-  std::atomic<Clock::rep> last_blocked_{0};    // when threads were last found to be blocked
+  std::atomic<bool> waking_later_{false};    // the timer runs
+  std::atomic<uint64_t> taken_before_{0};    // how many events had been taken when the timer was set
+  std::atomic<Clock::rep> last_blocked_{0};  // when threads were last found to be blocked
 };
 
 }  // namespace rpc_backends::ucx
