@@ -16,6 +16,7 @@ import pytest
 
 from rpc_backends_inspect import sockets, workers
 from support import steps
+from support.command import wait_until
 from support.workers import Workers
 
 _BECOME = """
@@ -52,6 +53,25 @@ def worker(tmp_path: Path) -> Iterator[Workers]:
         yield started
 
 
+def only_socket(pid: int) -> str:
+    """Return the name of a worker's socket, once it is the only one.
+
+    The worker closes the socket that it had while it started. The kernel removes a closed socket only
+    when no other process looks at it through ``/proc`` any more.
+    """
+    names: list[str] = []
+
+    def is_only() -> bool:
+        found = [one for one in sockets.connect_all(5.0) if one.pid == pid]
+        for one in found:
+            one.connection.close()
+        names[:] = [one.name for one in found]
+        return len(names) == 1
+
+    wait_until(is_only)
+    return names[0]
+
+
 def test_a_socket_is_found_with_its_process(listener: socket.socket) -> None:
     found = [one for one in sockets.connect_all(1.0) if one.pid == os.getpid()]
     assert [f"\0{one.name}".encode() for one in found] == [listener.getsockname()]
@@ -67,7 +87,7 @@ def test_a_killed_worker_leaves_no_files(worker: Workers, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_another_user_reads_nothing(worker: Workers) -> None:
-    (name,) = [one.name for one in sockets.connect_all(5.0) if one.pid == worker[0].pid]
+    name = only_socket(worker[0].pid)
     curious = as_other_user(
         """
         one = socket.socket(socket.AF_UNIX)
