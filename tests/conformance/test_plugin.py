@@ -433,6 +433,88 @@ def test_the_class_runs_where_warnings_are_errors(run: Any, tmp_path: Path) -> N
     assert "warning" not in done.output.lower()
 
 
+# --- interrupted runs ----------------------------------------------------------------------------
+
+# Python prints an exception from `__del__`, and ignores it.
+INTERRUPTED = """
+    import signal
+
+    import pytest
+    from rpc_backends_testing import requirement
+
+    def interrupt():
+        signal.raise_signal(signal.{name})
+        for _ in range(1000):
+            pass
+
+    class Deleted:
+        def __del__(self):
+            interrupt()
+
+    @pytest.fixture
+    def interrupted_after_its_folder(tmp_path):
+        interrupt()
+
+    @requirement("calls")
+    def test_before():
+        '''The first.'''
+
+    @requirement("calls")
+    def test_that_ignores():
+        '''An exception of its is ignored.'''
+        Deleted()
+
+    @requirement("calls")
+    def test_in_setup(interrupted_after_its_folder):
+        '''It is interrupted.'''
+
+    @requirement("calls")
+    def test_after():
+        '''It does not run.'''
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("chosen", "stopped", "ran"),
+    [
+        ("before or ignores or after", "interrupted", ["calls.before", "calls.that_ignores"]),
+        ("before or ignores", "interrupted", ["calls.before", "calls.that_ignores"]),
+        ("not ignores", "interrupted during test_in_setup", ["calls.before"]),
+    ],
+)
+def test_an_interrupted_run_keeps_its_results(
+    run: Any, name: str, chosen: str, stopped: str, ran: list[str]
+) -> None:
+    """It ends where Python ignored the exception, and where pytest fails because of it."""
+    tests = dedent(INTERRUPTED.format(name=name))
+    done = run(BACKEND, "--rpc-report", "report", "-k", chosen, test_requirements=tests)
+
+    report = done.report()
+    assert report["stopped"] == stopped, done.output
+    assert report["verdict"] == "partial"
+    assert list(done.outcomes()) == ran
+    assert done.status != pytest.ExitCode.OK
+
+
+def test_a_failing_plugin_loses_no_results(run: Any) -> None:
+    done = run(
+        BACKEND,
+        "--rpc-report",
+        "report",
+        test_requirements=REQUIREMENTS,
+        conftest="""
+            def pytest_runtest_logstart(nodeid):
+                if "test_undeclared" in nodeid:
+                    raise RuntimeError("no more")
+        """,
+    )
+
+    assert done.status == pytest.ExitCode.INTERNAL_ERROR
+    assert done.report()["stopped"] == "ended by an error of pytest or of a plugin"
+    assert "calls.good" in done.outcomes()
+
+
 # --- other people's runs -------------------------------------------------------------------------
 
 

@@ -86,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "rpc_backend(subject, suite_version): the backend to test")
     config.option.rpc_option = dict(map(_key_and_value, config.option.rpc_option))
+    config.pluginmanager.register(_Interrupts())
     if hasattr(config, "workerinput"):
         return  # the controlling process has checked the rest, and keeps the results
     config.pluginmanager.register(_Recorder(config))
@@ -140,19 +141,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Let SIGTERM interrupt a run of the suite as Ctrl-C does, so that its results are kept."""
-    ours = any(item.get_closest_marker(_REQUIREMENT) for item in session.items)
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return (yield)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return (yield)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -165,6 +153,47 @@ def pytest_runtest_makereport(
     return report
 
 
+class _Interrupts:
+    """Lets SIGINT and SIGTERM interrupt a run of the suite, so that its results are kept.
+
+    Python ignores an exception in a destructor and in the callback of a weak reference, and imports have
+    such callbacks. So the next test raises it again.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def _raise(self, number: int, frame: object) -> None:
+        self._came = True
+        raise KeyboardInterrupt
+
+    def _raise_again(self) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Handle the signals, unless someone else does."""
+        before: dict[int, Any] = {}
+        if any(item.get_closest_marker(_REQUIREMENT) for item in session.items):
+            usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+            before = {one: each for one, each in usual.items() if signal.getsignal(one) is each}
+        for number in before:
+            signal.signal(number, self._raise)
+        try:
+            result = yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self._raise_again()
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        """Start no test after an interrupt."""
+        self._raise_again()
+
+
 class _Recorder:
     """Keeps the results of requirements, and reports them at the end."""
 
@@ -174,6 +203,7 @@ class _Recorder:
         self._started = time.time()
         self._running: dict[str, None] = {}
         self._stopped = ""
+        self._reported = False
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember which test is running."""
@@ -207,6 +237,7 @@ class _Recorder:
         """Print the summary, and write the report if the option asks for it."""
         if not self._results:
             return
+        self._reported = True
         from rpc_backends_testing.recording import file_of, reports, summary, write
 
         file = self._config.getoption("rpc_report")
@@ -218,6 +249,13 @@ class _Recorder:
             if file is not None:
                 for path in write(report, file_of(report, file, len(found))):
                     terminalreporter.write_line(f"report: {path}")
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Report the results of a run in which pytest or a plugin failed."""
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and not self._reported:
+            self._stopped = self._stopped or "ended by an error of pytest or of a plugin"
+            self.pytest_terminal_summary(reporter)
 
 
 @pytest.fixture
@@ -238,7 +276,9 @@ def rpc_timeout_factor(request: pytest.FixtureRequest) -> float:
 
 
 @pytest.fixture
-def rpc_groups(request: pytest.FixtureRequest, rpc_subject: Subject, tmp_path: Path) -> Groups:
+def rpc_groups(
+    request: pytest.FixtureRequest, rpc_subject: Subject, tmp_path_factory: pytest.TempPathFactory
+) -> Groups:
     """Return the object that starts groups of workers with the backend under test."""
     from rpc_backends_testing.groups import Groups
     from rpc_backends_testing.outcomes import limits_of
@@ -247,4 +287,6 @@ def rpc_groups(request: pytest.FixtureRequest, rpc_subject: Subject, tmp_path: P
     mark = request.node.get_closest_marker(_REQUIREMENT)
     chapter = mark.kwargs["chapter"] if mark else ""
     limits = limits_of(request.config, rpc_subject.name)
-    return Groups(rpc_subject, tmp_path, chapter=chapter, limits=limits, modules=modules())
+    # tmp_path makes pytest fail where a setup is interrupted (seen in pytest 9.2).
+    folder = tmp_path_factory.mktemp("groups")
+    return Groups(rpc_subject, folder, chapter=chapter, limits=limits, modules=modules())
