@@ -1,4 +1,4 @@
-"""A worker survives the death of a peer during calls, and a fork of its process."""
+"""A worker survives the death of a peer during calls, and a fork of its process; how it ends itself."""
 
 from __future__ import annotations
 
@@ -141,10 +141,40 @@ def leave_after_replies(me: WorkerContext, answered: int) -> None:
     steps.leave(me, graceful=False)
 
 
-def run(tmp_path: Path, program: str, backend: str) -> str:
-    """Run a program that forks its workers; return its output."""
+# A callback that is registered first runs last. It keeps the GIL, so the call ends after the interpreter.
+KEEPS_THE_GIL_AT_EXIT = """
+import atexit
+atexit.register(sum, range(10**8))
+"""
+
+ENDS_DURING_A_CALL = """
+import time
+
+def sleep_soon():
+    time.sleep(0.3)
+
+def sleep_long():
+    time.sleep(3600)
+
+def compute():
+    while True:
+        pass
+
+if __name__ == "__main__":
+    start(0, world_size=1)
+    rpc.rpc_async("w0", CALL)
+    time.sleep(0.1)
+    print("ended")
+"""
+
+
+def run(tmp_path: Path, program: str, backend: str, *, before: str = "") -> str:
+    """Run a program that forks its workers; return its output.
+
+    :param before: what it does before it imports torch.
+    """
     script = tmp_path / "worker.py"
-    script.write_text(PEER + program)
+    script.write_text(before + PEER + program)
     done = subprocess.run(
         [sys.executable, script, backend, f"file://{tmp_path}/store"],
         env=dict(os.environ),
@@ -171,6 +201,14 @@ def test_a_worker_survives_the_death_of_an_rref_owner(tmp_path: Path, backend: s
 @on_both
 def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path, backend: str) -> None:
     assert run(tmp_path, THAT_FORKS, backend) == "[0, 0] True\n"
+
+
+@on_both
+@pytest.mark.parametrize("call", ["sleep_soon", "sleep_long", "compute"])
+def test_a_process_may_end_during_a_call(tmp_path: Path, backend: str, call: str) -> None:
+    """A thread that asks for the GIL when the interpreter has ended would abort the process."""
+    program = ENDS_DURING_A_CALL.replace("CALL", call)
+    assert run(tmp_path, program, backend, before=KEEPS_THE_GIL_AT_EXIT) == "ended\n"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

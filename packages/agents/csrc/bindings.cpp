@@ -11,12 +11,16 @@
 #include "python_transport.h"
 #include "recorder.h"
 #include "telemetry.h"
+#include "thread_pool.h"
 
 namespace py = pybind11;
 
 namespace rpc_backends {
 
 namespace {
+
+// How long a process that ends without rpc.shutdown() waits for the requests that it handles, in seconds.
+constexpr double kExitTimeout = 1.0;
 
 using torch::distributed::rpc::RpcAgent;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -50,7 +54,7 @@ std::function<void(Arguments...)> callback(py::function function, const char* na
 // In a forked child, an agent is neither stopped nor destroyed: its threads do not exist there, and the locks that they
 // held stay locked.
 template <typename Agent>
-std::shared_ptr<Agent> shared(Agent* agent) {
+std::shared_ptr<Agent> deleted_unless_forked(Agent* agent) {
   return std::shared_ptr<Agent>(agent, [](Agent* unused) {
     if (!unused->is_forked()) {
       delete unused;
@@ -66,7 +70,7 @@ std::shared_ptr<TransportAgent> make_agent(const std::string& name, int id, cons
   options.rpc_timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout * 1000));
   options.max_message_bytes = max_message_bytes;
   options.max_unanswered_bytes = max_unanswered_bytes;
-  return shared(new TransportAgent(name, id, take_transport(transport), options));
+  return deleted_unless_forked(new TransportAgent(name, id, take_transport(transport), options));
 }
 
 // A device map as pairs of texts, which need no converter for devices.
@@ -99,6 +103,8 @@ void set_devices(TransportAgent& agent, const std::unordered_map<std::string, De
 
 PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed.rpc");  // registers the base class
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { ThreadPool::stop_all(kExitTimeout); }, Unlocked()));
   bind_transports(module);
   bind_call_interceptor(module);
   bind_recorder(module);
@@ -147,7 +153,9 @@ PYBIND11_MODULE(_C, module) {
       .def("traffic", &TransportAgent::traffic);
 
   py::class_<InterceptingAgent, RpcAgent, std::shared_ptr<InterceptingAgent>>(module, "InterceptingAgent")
-      .def(py::init([](std::shared_ptr<RpcAgent> inner) { return shared(new InterceptingAgent(std::move(inner))); }),
+      .def(py::init([](std::shared_ptr<RpcAgent> inner) {
+             return deleted_unless_forked(new InterceptingAgent(std::move(inner)));
+           }),
            py::arg("inner"))
       .def("shutdown",
            [](InterceptingAgent& self) {

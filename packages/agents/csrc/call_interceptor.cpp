@@ -192,14 +192,7 @@ Function for_thread(const py::object& function, Call call) {
   if (function.is_none()) {
     return nullptr;
   }
-  const std::shared_ptr<py::object> held(new py::object(function), [](py::object* unused) {
-    if (Py_IsInitialized() == 0) {
-      unused->release();
-    }
-    const py::gil_scoped_acquire gil;
-    delete unused;
-  });
-  return [held, call](auto&&... arguments) {
+  return [held = shared(function), call](auto&&... arguments) {
     const py::gil_scoped_acquire gil;
     return call(*held, arguments...);
   };

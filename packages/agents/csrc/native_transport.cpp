@@ -8,6 +8,7 @@
 
 #include "buffer.h"
 #include "capsule.h"
+#include "rpc_backends_agents/python.h"
 #include "rpc_backends_agents/transport.h"
 
 namespace py = pybind11;

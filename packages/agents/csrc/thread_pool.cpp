@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "log.h"
 #include "python_state.h"
@@ -28,10 +30,29 @@ constexpr const char* kStarting = "while starting a thread of the agent (it will
 
 thread_local bool is_member_ = false;
 
+// All pools of this process.
+struct Pools {
+  std::mutex mutex;
+  std::set<ThreadPool*> all;
+};
+
+Pools& pools() {
+  static auto* const pools = new Pools;  // never destroyed: a pool may outlive the static objects
+  return *pools;
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(std::shared_ptr<Transport> transport, Options options)
-    : transport_(std::move(transport)), options_(std::move(options)) {}
+    : transport_(std::move(transport)), options_(std::move(options)) {
+  const std::lock_guard<std::mutex> lock(pools().mutex);
+  pools().all.insert(this);
+}
+
+ThreadPool::~ThreadPool() {
+  const std::lock_guard<std::mutex> lock(pools().mutex);
+  pools().all.erase(this);
+}
 
 bool ThreadPool::is_member() {
   return is_member_;
@@ -297,7 +318,7 @@ size_t ThreadPool::threads() const {
   return alive_.size();
 }
 
-void ThreadPool::stop(double seconds) {
+bool ThreadPool::drain(double seconds) {
   // Destroyed without the lock, because their destructors may take another one.
   std::deque<Request> requests, held;
   std::deque<Job> posts;
@@ -313,13 +334,54 @@ void ThreadPool::stop(double seconds) {
   for (const std::thread& thread : alive_) {
     self += thread.get_id() == std::this_thread::get_id() ? 1 : 0;
   }
-  ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_.size() <= self; });
+  return ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_.size() <= self; });
+}
+
+void ThreadPool::stop(double seconds) {
+  drain(seconds);
+  std::lock_guard<std::mutex> lock(mutex_);
   for (std::thread& thread : dead_) {
     thread.join();
   }
   dead_.clear();
   for (std::thread& thread : alive_) {
-    thread.detach();
+    if (thread.joinable()) {
+      thread.detach();
+    }
+  }
+}
+
+void ThreadPool::raise_system_exit() {
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (std::thread& thread : alive_) {
+      if (thread.joinable()) {
+        PyThreadState_SetAsyncExc(thread.native_handle(), PyExc_SystemExit);
+      }
+    }
+  }
+  PyGILState_Release(gil);
+}
+
+void ThreadPool::stop_all(double seconds) {
+  std::vector<std::shared_ptr<ThreadPool>> found;
+  {
+    const std::lock_guard<std::mutex> lock(pools().mutex);
+    for (ThreadPool* const pool : pools().all) {
+      if (auto kept = pool->weak_from_this().lock(); kept && !pool->birthplace_.is_elsewhere()) {
+        found.push_back(std::move(kept));
+      }
+    }
+  }
+  for (const auto& pool : found) {
+    contained("while closing the transport at exit", [&] { pool->transport_->close(0); });
+  }
+  for (const auto& pool : found) {
+    if (!pool->drain(seconds)) {
+      pool->raise_system_exit();
+      pool->drain(seconds / 2);
+    }
   }
 }
 

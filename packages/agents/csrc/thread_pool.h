@@ -18,6 +18,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "forks.h"
 #include "rpc_backends_agents/transport.h"
 
 namespace rpc_backends {
@@ -50,6 +51,9 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   };
 
   ThreadPool(std::shared_ptr<Transport> transport, Options options);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
 
   // The threads keep copies of `handle`, which may own the objects that it uses. Throws std::system_error if no thread
   // can be started.
@@ -68,6 +72,11 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   // Waits up to `seconds` until all threads have ended; the transport must be closed. Threads that still run afterwards
   // are detached.
   void stop(double seconds);
+
+  // Closes the transports of all pools of this process, and waits up to `seconds` for their threads. Those that still run
+  // get SystemExit in their Python code, and half as long again. Call it without the GIL before the interpreter ends:
+  // later, Python ends a thread that asks for the GIL, and in torch's C++ that aborts the process.
+  static void stop_all(double seconds);
 
   // Whether this thread belongs to a pool.
   static bool is_member();
@@ -91,7 +100,11 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   void take_up_held();
   void do_jobs();
   void bury(Threads::iterator thread);
+  // Starts no more work, and returns whether all threads except this one end in time.
+  bool drain(double seconds);
+  void raise_system_exit();
 
+  const Birthplace birthplace_;
   const std::shared_ptr<Transport> transport_;
   const Options options_;
   std::atomic<size_t> waiting_{0};

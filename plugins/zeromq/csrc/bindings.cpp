@@ -71,36 +71,8 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
                                             refused_callback(on_refused));
 }
 
-// A Python buffer, kept alive while a message uses it.
-class Held {
- public:
-  explicit Held(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
-      throw py::error_already_set();
-    }
-  }
-  ~Held() {
-    if (Py_IsInitialized() != 0) {
-      const py::gil_scoped_acquire gil;
-      PyBuffer_Release(&buffer_);
-    }
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
-  const void* data() const { return buffer_.buf; }
-  size_t size() const { return static_cast<size_t>(buffer_.len); }
-
- private:
-  Py_buffer buffer_{};
-};
-
 void send_buffers(PythonTransport& transport, int peer, const py::iterable& buffers, bool reply) {
-  Parts parts;
-  for (const py::handle buffer : buffers) {
-    auto held = std::make_shared<Held>(buffer);
-    parts.push_back({held->data(), held->size(), held});
-  }
+  Parts parts = parts_of(buffers);
   const py::gil_scoped_release release;
   transport.send(peer, std::move(parts), reply);
 }

@@ -117,6 +117,43 @@ inline std::shared_ptr<pybind11::object> shared(const pybind11::object& function
           }};
 }
 
+// A Python buffer, kept as long as a message uses it.
+class Held {
+ public:
+  explicit Held(pybind11::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
+      throw pybind11::error_already_set();
+    }
+  }
+
+  ~Held() {
+    // This thread does not hold the GIL. After the interpreter has ended, nothing can be released.
+    if (Py_IsInitialized() != 0) {
+      const pybind11::gil_scoped_acquire gil;
+      PyBuffer_Release(&buffer_);
+    }
+  }
+
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  const void* data() const { return buffer_.buf; }
+  size_t size() const { return static_cast<size_t>(buffer_.len); }
+
+ private:
+  Py_buffer buffer_{};
+};
+
+// Returns the parts of a message from Python's buffers.
+inline Parts parts_of(const pybind11::iterable& buffers) {
+  Parts parts;
+  for (const pybind11::handle buffer : buffers) {
+    auto held = std::make_shared<Held>(buffer);
+    parts.push_back({held->data(), held->size(), held});
+  }
+  return parts;
+}
+
 inline CallbackThread::OnUnknownKey unknown_key_callback(const pybind11::object& function) {
   if (function.is_none()) {
     return {};
