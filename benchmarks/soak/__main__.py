@@ -161,8 +161,8 @@ def churn_of(plan: Plan, template: Template, folder: str) -> Churn:
         arguments = (subject_of(plan), url_of(folder), world_size(plan), names, plan.seed * 1000)
         return start_peer(template, plan.seconds + _START_STOP_TIMEOUT_S, number, *arguments)
 
-    # In a static group the last peer is killed after a quarter of the time or so: later there are other calls, and the
-    # middle third of the run would not be comparable with the last.
+    # In a static group the last peer is killed after a quarter of the time or so. Then workers call
+    # themselves more, and the middle third of the run would not be comparable with the last.
     ticks = plan.deaths if not plan.static else plan.seconds / 4 / (plan.peers + 1)
     return Churn(
         start,

@@ -16,8 +16,8 @@ namespace rpc_backends {
 
 namespace {
 
-// How many threads may wait in addition to those that requests need. After a burst, further threads end. Keeping a
-// thread is cheaper than starting a new one.
+// How many threads may wait for events, and how many for posts, in addition to those that requests need. After a burst,
+// further threads end. Keeping a thread is cheaper than starting a new one.
 constexpr size_t kSpare = 4;
 constexpr size_t kFirst = 2;
 // How long an idle thread waits for a post.
@@ -253,6 +253,9 @@ void ThreadPool::do_jobs() {
     lock.lock();
     if (!posts_.empty() || stopped_) {
       continue;
+    }
+    if (free_ >= options_.requests + kSpare) {
+      break;
     }
     ++free_;
     posted_.wait_for(lock, kFreeTime, [this] { return !posts_.empty() || stopped_; });

@@ -13,12 +13,18 @@ from torch.distributed import rpc
 
 released = threading.Event()
 entered = threading.Semaphore(0)
+in_callback = threading.Semaphore(0)
 
 
 def wait_for_release() -> str:
     entered.release()
     assert released.wait(60)
     return "released"
+
+
+def wait_in_callback(_: Any) -> None:
+    in_callback.release()
+    assert released.wait(60)
 
 
 def call_back(depth: int) -> int:
@@ -75,6 +81,32 @@ def test_a_burst_leaves_few_threads(me: Any) -> None:
         released.set()
         torch.futures.wait_all(futures)
         eventually(lambda: metric("threads") <= most, "few threads after the burst")
+        while entered.acquire(blocking=False):
+            pass
+
+
+@in_worker
+def test_slow_callbacks_leave_few_threads(me: Any) -> None:
+    """The callbacks of calls that time out run on threads of their own."""
+    may_run, slow = 2, 30
+    # As many threads as running requests and four more wait for messages, and as many for such work.
+    most = 2 * (may_run + 4) + may_run
+    released.clear()
+    with two_agents(num_worker_threads=may_run) as (agent, _):
+
+        def threads() -> int:
+            assert rpc.rpc_sync("a", abs, args=(-1,)) == 1  # so that no thread is idle for long
+            return int(agent.get_metrics()["agent.threads"])
+
+        futures = []
+        for _ in range(slow):
+            call = rpc.rpc_async("b", wait_for_release, timeout=0.05)
+            futures.append(call.then(wait_in_callback))
+            assert in_callback.acquire(timeout=AT_ONCE)
+        assert threads() > slow
+        released.set()
+        torch.futures.wait_all(futures)
+        eventually(lambda: threads() <= most, "few threads after the callbacks")
         while entered.acquire(blocking=False):
             pass
 
