@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "rpc_backends_agents/blocks.h"
@@ -18,8 +17,8 @@ using namespace wire;
 
 namespace {
 
-// Messages and bytes that one thread reads in one go. More would delay other sockets and fill memory faster than
-// threads empty it.
+// Messages and bytes that one thread reads or writes in one go. More would delay other sockets, and fill memory faster
+// than threads empty it.
 constexpr int kBatch = 32;
 constexpr size_t kBatchBytes = 1 << 22;
 // Bytes that the socket's buffer takes: a message of 1 MiB is sent without the writer thread.
@@ -149,14 +148,17 @@ void UnixStream::flush() {
   if (busy_) {
     again_ = true;
   } else {
-    write_queue(lock, std::numeric_limits<size_t>::max(), sent);
+    write_queue(lock, kBatch, sent);
   }
 }
 
-// Writes up to `most` messages. Meanwhile other threads may append to the queue.
+// Writes up to `most` messages, or a batch's bytes; the writer's thread then goes on. So the memory of `sent` is released
+// soon, and other streams get their turn, even if the queue never becomes empty. Meanwhile other threads may append to it.
 void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   busy_ = true;
-  while (!queue_.empty() && !closed_ && sent.size() < most) {
+  size_t bytes = 0;
+  const auto is_full = [&] { return sent.size() >= most || bytes >= kBatchBytes; };
+  while (!queue_.empty() && !closed_ && !is_full()) {
     Outgoing& first = queue_.front();
     const auto before = std::make_pair(first.at, first.offset);
     again_ = false;
@@ -169,6 +171,9 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
       break;
     }
     if (written == Written::kAll) {
+      for (const Part& part : first.parts) {
+        bytes += part.size;
+      }
       sent.push_back(std::move(first));
       queue_.pop_front();
     } else {
@@ -182,7 +187,7 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
   }
   busy_ = false;
   written_.notify_all();
-  if (!queue_.empty() && sent.size() >= most && !closed_) {
+  if (!queue_.empty() && is_full() && !closed_) {
     services_.writer.post([weak = weak_from_this()] {
       if (const auto stream = weak.lock()) {
         stream->flush();
