@@ -164,6 +164,8 @@ if __name__ == "__main__":
     start(0, world_size=1)
     rpc.rpc_async("w0", CALL)
     time.sleep(0.1)
+    if LEAVES:
+        rpc.shutdown(graceful=False)
     print("ended")
 """
 
@@ -204,10 +206,15 @@ def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path, backend: 
 
 
 @on_both
-@pytest.mark.parametrize("call", ["sleep_soon", "sleep_long", "compute"])
-def test_a_process_may_end_during_a_call(tmp_path: Path, backend: str, call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "leaves"),
+    [("sleep_soon", False), ("sleep_long", False), ("compute", False), ("compute", True)],
+)
+def test_a_process_may_end_during_a_call(
+    tmp_path: Path, backend: str, call: str, leaves: bool
+) -> None:
     """A thread that asks for the GIL when the interpreter has ended would abort the process."""
-    program = ENDS_DURING_A_CALL.replace("CALL", call)
+    program = ENDS_DURING_A_CALL.replace("CALL", call).replace("LEAVES", str(leaves))
     assert run(tmp_path, program, backend, before=KEEPS_THE_GIL_AT_EXIT) == "ended\n"
 
 

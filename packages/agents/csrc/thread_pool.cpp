@@ -104,10 +104,11 @@ void ThreadPool::add_thread(Job life) {
 
 void ThreadPool::bury(Threads::iterator thread) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (thread->joinable()) {  // stop() may have detached it
-    dead_.splice(dead_.end(), alive_, thread);
-  } else {
+  if (is_abandoned_) {
+    thread->detach();
     alive_.erase(thread);
+  } else {
+    dead_.splice(dead_.end(), alive_, thread);
   }
   ended_.notify_all();
 }
@@ -347,11 +348,7 @@ void ThreadPool::stop(double seconds) {
     thread.join();
   }
   dead_.clear();
-  for (std::thread& thread : alive_) {
-    if (thread.joinable()) {
-      thread.detach();
-    }
-  }
+  is_abandoned_ = true;
 }
 
 void ThreadPool::raise_system_exit() {
@@ -359,9 +356,7 @@ void ThreadPool::raise_system_exit() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (std::thread& thread : alive_) {
-      if (thread.joinable()) {
-        PyThreadState_SetAsyncExc(thread.native_handle(), PyExc_SystemExit);
-      }
+      PyThreadState_SetAsyncExc(thread.native_handle(), PyExc_SystemExit);
     }
   }
   PyGILState_Release(gil);
