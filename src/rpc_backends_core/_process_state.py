@@ -23,6 +23,8 @@ class ProcessState:
     :ivar autoload_error: the error raised when ``import torch`` ran our entry point.
     :ivar had_a_group: whether an agent has run in this process before.
     :ivar nonce: (process id, a string unique to the process), created for a dynamic group.
+    :ivar exit_functions: functions to call when the process exits; see `_exit`.
+    :ivar runs_exit_functions: whether they have been registered.
     :ivar starting: the backend that this thread is initialising.
     :ivar leaves_gracefully: whether a graceful ``shutdown`` is running.
     """
@@ -37,6 +39,8 @@ class ProcessState:
         self.autoload_error: Exception | None = None
         self.nonce = (0, "")
         self.had_a_group = False
+        self.exit_functions: list[Callable[[], object]] = []
+        self.runs_exit_functions = False
         self.starting: ContextVar[Any] = ContextVar("starting", default=None)
         self.leaves_gracefully = False
 

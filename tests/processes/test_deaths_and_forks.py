@@ -170,6 +170,29 @@ if __name__ == "__main__":
 """
 
 
+# What is registered first runs last. The peer gets to its end before it is called.
+SHUTS_DOWN_AT_EXIT = """
+import atexit
+
+def finish():
+    if peer:
+        print(os.waitpid(peer, 0)[1])
+
+atexit.register(finish)
+atexit.register(rpc.shutdown)
+
+if __name__ == "__main__":
+    reading, writing = os.pipe()
+    peer = os.fork()
+    start(0 if peer else 1)
+    if peer:
+        os.read(reading, 1)
+        print(call("w1"), end=" ")
+    else:
+        atexit.register(os.write, writing, b"x")
+"""
+
+
 def run(tmp_path: Path, program: str, backend: str, *, before: str = "") -> str:
     """Run a program that forks its workers; return its output.
 
@@ -216,6 +239,12 @@ def test_a_process_may_end_during_a_call(
     """A thread that asks for the GIL when the interpreter has ended would abort the process."""
     program = ENDS_DURING_A_CALL.replace("CALL", call).replace("LEAVES", str(leaves))
     assert run(tmp_path, program, backend, before=KEEPS_THE_GIL_AT_EXIT) == "ended\n"
+
+
+@on_both
+def test_shutdown_may_be_registered_before_the_start(tmp_path: Path, backend: str) -> None:
+    """A worker that is at its end serves until all have come, as with torch's own backend."""
+    assert run(tmp_path, SHUTS_DOWN_AT_EXIT, backend) == "True 0\n"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -103,7 +103,7 @@ void set_devices(TransportAgent& agent, const std::unordered_map<std::string, De
 
 PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed.rpc");  // registers the base class
-  py::module_::import("atexit").attr("register")(
+  py::module_::import("rpc_backends_core.spi").attr("at_exit")(
       py::cpp_function([] { ThreadPool::stop_all(kExitTimeout); }, Unlocked()));
   bind_transports(module);
   bind_call_interceptor(module);

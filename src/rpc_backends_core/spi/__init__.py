@@ -43,6 +43,7 @@ _HOMES = {
     "SpiVersionError": "_errors",
     "StoreError": "_errors",
     "UnknownBackendError": "_errors",
+    "at_exit": "_exit",
     "Group": "_group",
     "Member": "_group",
     "JOIN_TIMEOUT": "_time_limit",

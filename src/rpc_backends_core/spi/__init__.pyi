@@ -30,6 +30,7 @@ from rpc_backends_core._errors import SettingError as SettingError
 from rpc_backends_core._errors import SpiVersionError as SpiVersionError
 from rpc_backends_core._errors import StoreError as StoreError
 from rpc_backends_core._errors import UnknownBackendError as UnknownBackendError
+from rpc_backends_core._exit import at_exit as at_exit
 from rpc_backends_core._group import STORE_TIMEOUT as STORE_TIMEOUT
 from rpc_backends_core._group import Group as Group
 from rpc_backends_core._group import Member as Member
@@ -84,6 +85,7 @@ __all__ = [
     "StoreAccess",
     "StoreError",
     "UnknownBackendError",
+    "at_exit",
     "current_session",
     "device_maps",
     "get_all",

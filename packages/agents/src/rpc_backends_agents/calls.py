@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Callable
+from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING
 
 from rpc_backends_agents import _C
-from rpc_backends_core import RefusedError
+from rpc_backends_core.spi import RefusedError, at_exit
 
 if TYPE_CHECKING:
     from rpc_backends_agents._C import Call
@@ -58,7 +58,7 @@ class CallInterceptor:
             on_end=self.on_end if self._overrides("on_end") else None,
         )
         # A thread that takes the GIL while the interpreter ends would abort the process.
-        atexit.register(_stop, weakref.ref(native))
+        at_exit(partial(_stop, weakref.ref(native)))
         self._native = native
         return native.__rpc_interceptor__()
 

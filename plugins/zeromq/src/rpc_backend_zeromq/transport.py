@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rpc_backend_zeromq import (
@@ -29,7 +28,7 @@ from rpc_backends_agents.common.admission_control import AdmissionControl, LookF
 from rpc_backends_agents.common.errors import AddressError, PublicationError, SecretError
 from rpc_backends_agents.common.group_token import group_token
 from rpc_backends_agents.common.host import this_host
-from rpc_backends_core.spi import SettingError
+from rpc_backends_core.spi import SettingError, at_exit
 
 if TYPE_CHECKING:
     from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
@@ -63,6 +62,7 @@ class ZeroMQTransport:
         self._group = group
         self._ranks = {member.worker_id: member.rank for member in group.members}
         self._folder: SocketFolder | None = None
+        self._not_at_exit: Callable[[], None] = lambda: None
         self._mine: Publication | None = None
         self._scopes: tuple[str, ...] = ()
         self._admission_control = AdmissionControl(
@@ -111,7 +111,7 @@ class ZeroMQTransport:
         descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
         token = group_token(self._group, _NONCE)
-        atexit.register(self._remove_folder)
+        self._not_at_exit = at_exit(self._remove_folder)
         try:
             tcp = tuple(self._bind(place) for place in places)
             unix = self._bind_unix()
@@ -200,7 +200,7 @@ class ZeroMQTransport:
             self._native.close(linger)
         finally:
             self._remove_folder()
-            atexit.unregister(self._remove_folder)
+            self._not_at_exit()
 
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""
