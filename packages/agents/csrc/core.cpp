@@ -241,12 +241,12 @@ std::string TransportAgent::Core::why_lost(int peer) const {
 }
 
 void TransportAgent::Core::forget(int peer, const std::string& reason) {
+  members.remove(peer);  // first, so that a request that the transport refuses afterwards fails with the right reason
   contained("while forgetting a peer", [&] { transport_->forget(peer); });
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, reason);
   }
   arriving_.forget(peer);
-  members.remove(peer);
   forget_loss(peer);
 }
 

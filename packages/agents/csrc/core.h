@@ -110,7 +110,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   FuturePtr new_future(const DeviceMaps* maps) const;
   // Sends a request that is entered as `call`. An error ends the call.
   void send_request(int peer, uint64_t call, Parts parts, bool is_retried);
-  void fail_request(int peer, uint64_t call, const std::string& error, bool is_retried);
+  void fail_request(int peer, uint64_t call, const std::string& reason, bool is_retried);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   void count_end(const Calls::Call& call);
   // Ends a call with an error, and records the end.

@@ -107,8 +107,19 @@ std::vector<WorkerInfo> Members::all() const {
   return infos;
 }
 
+const WorkerInfo* Members::find_left(int id) const {
+  std::shared_lock lock(mutex_);
+  const auto found = std::find_if(left_.rbegin(), left_.rend(), [id](const auto& info) { return info->id_ == id; });
+  return found == left_.rend() ? nullptr : found->get();
+}
+
+bool Members::has_left(int id) const {
+  return find(id) == nullptr && find_left(id) != nullptr;
+}
+
 std::string Members::called(int id) const {
-  const WorkerInfo* info = find(id);
+  const WorkerInfo* const member = find(id);
+  const WorkerInfo* const info = member ? member : find_left(id);
   return info ? "'" + info->name_ + "'" : "worker " + std::to_string(id);
 }
 

@@ -31,10 +31,13 @@ class Members {
 
   // The name of a worker in quotes, or "worker ID" if the name is unknown; for messages.
   std::string called(int id) const;
+  // Whether a worker had this id, and no worker has it now.
+  bool has_left(int id) const;
 
  private:
   const WorkerInfo* find(const std::string& name) const;
   const WorkerInfo* find(int id) const;
+  const WorkerInfo* find_left(int id) const;
   template <typename Key>
   const WorkerInfo& get(const Key& key, const std::string& shown) const;
 

@@ -393,6 +393,16 @@ def test_calls_to_a_member_that_left_fail(me: Any) -> None:
 
 
 @in_worker
+def test_a_call_to_a_worker_found_before_it_left_says_that_it_has_left(me: Any) -> None:
+    """The transport has forgotten the worker, and refuses the message."""
+    with two_agents() as (agent, _):
+        found = agent.get_worker_info("b")
+        agent.remove_member(1, "worker 'b' has left the group")
+        error = error_of(rpc.rpc_async(found, abs, args=(-1,)))
+        assert error.startswith("RPC to 'b' failed: worker 'b' has left the group"), error
+
+
+@in_worker
 def test_the_metrics_count_calls_and_bytes(me: Any) -> None:
     with two_agents() as (one, other):
         assert set(one.get_metrics()) == METRICS
