@@ -148,22 +148,27 @@ atexit.register(sum, range(10**8))
 """
 
 ENDS_DURING_A_CALL = """
-import time
+import threading, time
+
+started = threading.Event()
 
 def sleep_soon():
+    started.set()
     time.sleep(0.3)
 
 def sleep_long():
+    started.set()
     time.sleep(3600)
 
 def compute():
+    started.set()
     while True:
         pass
 
 if __name__ == "__main__":
     start(0, world_size=1)
     rpc.rpc_async("w0", CALL)
-    time.sleep(0.1)
+    assert started.wait(60)
     if LEAVES:
         rpc.shutdown(graceful=False)
     print("ended")

@@ -69,8 +69,8 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   // Tries again to start missing threads and to run held requests; returns whether any are left.
   bool retry();
 
-  // Waits up to `seconds` until all threads have ended; the transport must be closed. Nobody waits for threads that still
-  // run afterwards, until stop_all().
+  // Waits up to `seconds` until all threads have ended; the transport must be closed. Only stop_all() waits for threads
+  // that still run afterwards.
   void stop(double seconds);
 
   // Closes the transports of all pools of this process, and waits up to `seconds` for their threads. Those that still run
@@ -125,7 +125,7 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   Threads dead_;
   size_t running_ = 0;
   bool stopped_ = false;
-  bool is_abandoned_ = false;  // threads detach themselves at their end, because nobody joins them
+  bool is_abandoned_ = false;  // threads detach themselves at their end, because they are not joined
 };
 
 }  // namespace rpc_backends
