@@ -11,7 +11,9 @@ import base64
 import csv
 import hashlib
 import json
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -62,6 +64,9 @@ def installed() -> list[Package]:
     packages = []
     problems: list[str] = []
     for found in _distributions(_discovery.scan()):
+        if found.archive:
+            problems.append(f"{found.origin} {_in_archive(found.archive)}")
+            continue
         recorded = {} if found.editable else _recorded(found.dist)
         hashes = {}
         if not recorded and not found.editable:
@@ -93,7 +98,7 @@ def read(path: Path) -> list[Package]:
     :raises SettingError: it cannot be read, or is not a lock file of this version.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(_regular(path))
         if document["version"] != VERSION:
             raise SettingError(
                 f"the lock file {path} has version {document['version']!r}, and this rpc-backends-core "
@@ -172,6 +177,12 @@ class _Found:
         return _editable(self.dist)
 
     @property
+    def archive(self) -> str | None:
+        """The zip file from which Python would import it; None for a package in a folder."""
+        place = self.dist.locate_file("")
+        return None if isinstance(place, os.PathLike) else str(place).rstrip("/")
+
+    @property
     def provides(self) -> str:
         names = (("backend", self.backends), ("hooks", self.hooks))
         return "; ".join(f"{what} {', '.join(found)}" for what, found in names if found)
@@ -197,6 +208,9 @@ def _distributions(scan: Scan) -> list[_Found]:
 def _changes(locked: Package, found: _Found) -> Iterator[str]:
     if found.version != locked.version:
         yield f"the lock has version {locked.version}"
+        return
+    if found.archive:
+        yield f"it {_in_archive(found.archive)}"
         return
     editable = found.editable
     if editable != locked.editable:
@@ -237,10 +251,28 @@ def _hexadecimal(digest: str) -> str:
 
 def _hash(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.sha256(_regular(path)).hexdigest()
     except OSError:
         return None
+
+
+def _regular(path: Path) -> bytes:
+    """Return the content of a file.
+
+    :raises OSError: it cannot be read, or is not a regular file: reading a FIFO may never end.
+    """
+
+    def without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a FIFO would wait for its writer
+
+    with open(path, "rb", opener=without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return file.read()
+
+
+def _in_archive(place: str) -> str:
+    return f"is in the zip file {place}, whose files cannot be checked; install a wheel"
 
 
 def _intruders(dist: Any, files: Iterable[str]) -> Iterator[str]:

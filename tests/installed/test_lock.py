@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -144,6 +146,16 @@ def _shadow_the_distribution(environment: Environment) -> str:
     return f"rpc-backend-pigeon 1.0: {MODULE} was changed"
 
 
+def _shadow_the_distribution_by_a_zip(environment: Environment) -> str:
+    folder, archive = environment.root / "unpacked", environment.root / "first.zip"
+    environment.install_into(
+        folder, backend_package(environment.root / "wheels", "BACKEND = None\n", version="1.0")
+    )
+    shutil.make_archive(str(archive.with_suffix("")), "zip", folder)
+    environment.add_first_path(archive)
+    return f"rpc-backend-pigeon 1.0: it is in the zip file {archive}, whose files cannot be checked"
+
+
 def _shadow_the_module(environment: Environment) -> str:
     first = environment.root / "first"
     first.mkdir()
@@ -185,6 +197,7 @@ def _add_a_module(environment: Environment) -> str:
         _remove_a_hook,
         _claim_the_name,
         _shadow_the_distribution,
+        _shadow_the_distribution_by_a_zip,
         _shadow_the_module,
         _shadow_by_a_folder,
         _add_a_module,
@@ -224,6 +237,13 @@ def test_the_command_lists_each_difference(locked: Environment) -> None:
     assert json.loads(done.stdout)["differences"] == sorted(expected)
 
 
+def test_a_package_in_a_zip_cannot_be_locked(locked: Environment) -> None:
+    _shadow_the_distribution_by_a_zip(locked)
+    done = locked.command("rpc-backends", "lock", check=False)
+    assert done.returncode == 1
+    assert "whose files cannot be checked; install a wheel" in done.stderr
+
+
 def test_a_package_changed_before_locking_is_refused(locked: Environment) -> None:
     _change_a_file(locked)
     done = locked.command("rpc-backends", "lock", check=False)
@@ -240,11 +260,13 @@ def test_without_the_variable_the_lock_is_not_imported(locked: Environment) -> N
     assert locked.run(code).json is False
 
 
-@pytest.mark.parametrize("text", [None, "no JSON", '{"version": 2}', '{"version": 1}'])
+@pytest.mark.parametrize("text", [None, "a FIFO", "no JSON", '{"version": 2}', '{"version": 1}'])
 def test_an_unreadable_lock_loads_nothing(locked: Environment, text: str | None) -> None:
-    if text is None:
+    if text in (None, "a FIFO"):
         (locked.root / LOCK).unlink()
-    else:
+    if text == "a FIFO":
+        os.mkfifo(locked.root / LOCK)  # reading it would wait for its writer
+    elif text is not None:
         (locked.root / LOCK).write_text(text)
     code = """
         import json, torch.distributed.rpc as rpc, rpc_backends_core
