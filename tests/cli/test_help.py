@@ -71,6 +71,10 @@ def test_an_unimportable_command_does_not_affect_others(command: Any) -> None:
     [
         ("conformance", "pip install rpc-backends-testing"),
         ("bench", "pip install rpc-backends-bench"),
+        ("inspect", "pip install rpc-backends-inspect"),
+        ("trace", "pip install rpc-backends-inspect"),
+        ("faults", "pip install rpc-backends-faults"),
+        ("secret", "pip install rpc-backends-agents"),
         ("demo", "`make demo`"),
     ],
 )
@@ -106,8 +110,19 @@ def test_the_public_names_are_imported_lazily(command: Any) -> None:
     assert "False" not in ended.stdout.splitlines()[1]
 
 
-def test_wrong_usage_is_status_2(command: Any) -> None:
-    assert command("no-such-command").status == 2
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("inspct", "Did you mean 'inspect'?"),
+        ("docter", "Did you mean 'doctor'?"),
+        ("xyz", "doctor"),
+    ],
+)
+def test_an_unknown_command_gets_the_nearest(command: Any, name: str, hint: str) -> None:
+    ended = command(name, "--json")
+    assert ended.status == 2
+    assert f"no such command {name!r}. " in ended.stderr
+    assert hint in ended.stderr
     assert command("show").status == 2
     assert command("list", "--no-such-option").status == 2
 

@@ -23,10 +23,21 @@ _COMMANDS = {
     "new": "rpc_backends_cli.new:command",
     "lock": "rpc_backends_cli.lock:command",
 }
-#: Hints for commands of other packages or the repository, in place of "no such command".
+#: The packages of this project that bring the other commands.
+_PACKAGES = {
+    "bench": "rpc-backends-bench",
+    "conformance": "rpc-backends-testing",
+    "faults": "rpc-backends-faults",
+    "inspect": "rpc-backends-inspect",
+    "secret": "rpc-backends-agents",
+    "trace": "rpc-backends-inspect",
+}
+#: Reasons why a command is not there, in place of "no such command".
 _ELSEWHERE = {
-    "conformance": "it is not installed; install it with: pip install rpc-backends-testing",
-    "bench": "it is not installed; install it with: pip install rpc-backends-bench",
+    **{
+        name: f"its package is not installed; install it with: pip install {package}"
+        for name, package in _PACKAGES.items()
+    },
     "demo": "it is an example in the repository; run `make demo` in a clone",
 }
 
@@ -67,6 +78,13 @@ class Application(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Import the command that was asked for, however long that takes."""
         self._asked = args[0]
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from rpc_backends_core.spi import nearest
+
+            names = sorted({*self.list_commands(ctx), *_ELSEWHERE})
+            close = nearest(args[0], names)
+            hint = f"Did you mean {close!r}?" if close else f"The commands are {', '.join(names)}."
+            ctx.fail(f"no such command {args[0]!r}. {hint}")
         return super().resolve_command(ctx, args)
 
     #: The command that was asked for; all others are imported for a line of help only.

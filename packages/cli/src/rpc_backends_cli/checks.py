@@ -6,9 +6,10 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 
-from rpc_backends_cli.report import Finding, Section
+from rpc_backends_cli.report import Finding, Level, Section
 from rpc_backends_cli.torch_state import bridge, import_torch
 from rpc_backends_core import __version__
 from rpc_backends_core.spi import SPI_VERSION, RpcBackendsError, inspection
@@ -63,26 +64,21 @@ def variables(environ: Mapping[str, str] = os.environ) -> Section:
     findings = [
         _variable(name, environ) for name in settings.VARIABLES if environ.get(name, "").strip()
     ]
-    installed = {found.name for found in inspection.declared(inspection.BACKENDS_GROUP)}
-    hooks = {found.name.upper() for found in inspection.declared(inspection.HOOKS_GROUP)}
-    for name, close in settings.unknown_variables(environ):
-        backend = next((one for one in installed if name.startswith(f"RPC_BACKENDS_{one}_")), None)
-        if backend is not None:
-            # Without its value, which may be a secret.
-            findings.append(Finding("ok", name, f"is set, for {backend}", {"backend": backend}))
-            continue
-        package = next(
-            (one for one in hooks if f"{name}_".startswith(f"RPC_BACKENDS_{one}_")), None
-        )
-        if package is not None:
-            findings.append(
-                Finding("ok", name, f"is set, for {package.lower()}", {"hooks": package.lower()})
-            )
-            continue
-        hint = f"; did you mean {close}?" if close else ""
-        findings.append(
-            Finding("warning", name, f"the core does not read it{hint}", {"nearest": close})
-        )
+    declared = [
+        record
+        for group in (inspection.BACKENDS_GROUP, inspection.HOOKS_GROUP)
+        for record in inspection.declared(group)
+    ]
+    names = {record.name for record in declared}
+    distributions = {record.distribution for record in declared}
+    for variable in settings.other_variables(names, distributions, environ):
+        problem = variable.problem
+        if problem is None and variable.owner is None:
+            problem = "is not read by any package of this project"
+        # Without its value, which may be a secret.
+        text = f"is set, for {variable.owner}" if problem is None else problem
+        level: Level = "ok" if problem is None else "warning"
+        findings.append(Finding(level, variable.name, text, asdict(variable)))
     if not findings:
         findings.append(Finding("ok", "RPC_BACKENDS_*", "none is set"))
     return Section("variables", "Environment variables", findings)
