@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from rpc_backends_core import _handlers, _hooks
+from rpc_backends_core import _handlers, _hooks, _settings
 from rpc_backends_core._backend_type import coerce_member
 from rpc_backends_core._builtin_backends import options_type_of
 from rpc_backends_core._default_registry import default_registry
@@ -52,6 +52,8 @@ def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBac
     :raises BackendContractError: the backend constructs something other than options.
     """
     registry = default_registry()
+    if settings.has_others:
+        _warn_of_variables(registry)
     asked = None if backend is None else name_of(backend)
     if settings.override is not None:
         resolved = _overriding(registry, settings.override, asked, options)
@@ -113,7 +115,7 @@ def name_of(backend: Any) -> str:
     if member is None:
         raise TypeError(
             "Argument backend must be a member of BackendType, or a name; got "
-            f"{backend!r}, a {type(backend).__name__}."
+            f"{backend!r} of type {type(backend).__name__}."
         )
     return str(member.name)
 
@@ -129,19 +131,34 @@ def _default(registry: Registry, name: str | None) -> Record:
     except UnknownBackendError as error:
         if name is None:
             raise
-        raise SettingError(f"{DEFAULT}={name!r}: {error}") from error
+        raise _named(DEFAULT, name, error) from error.__cause__
 
 
 def _overriding(registry: Registry, name: str, asked: str | None, options: Any) -> ResolvedBackend:
     try:
         resolved = _loaded(registry, registry.load(name))
     except RpcBackendsError as error:
-        raise SettingError(f"{OVERRIDE}={name!r}: {error}") from error
+        raise _named(OVERRIDE, name, error) from error.__cause__
     if asked is None:
         asked = "no backend" if options is None else f"the backend of its {type(options).__name__}"
     if asked.casefold() != resolved.name.casefold():
         logger.info("%s: asked for %s, starting %s", OVERRIDE, asked, resolved.name)
     return resolved
+
+
+def _warn_of_variables(registry: Registry) -> None:
+    """Warn of variables that are probably misspelt, or whose package is not installed."""
+    records = [*registry.records(), *registry.hook_packages()]
+    names = {record.name for record in records}
+    distributions = {record.distribution for record in records}
+    for variable in _settings.other_variables(names, distributions):
+        if variable.problem is not None:
+            logger.warning("the environment variable %s %s", variable.name, variable.problem)
+
+
+def _named(variable: str, name: str, error: RpcBackendsError) -> SettingError:
+    """Return the error of a lookup, with the variable that has the name."""
+    return SettingError(f"{variable}={name!r}: {error}")
 
 
 def _takes(registry: Registry, record: Record, options: Any) -> bool:

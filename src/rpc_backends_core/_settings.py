@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,20 @@ VARIABLES = {
     LOCK: "a file from `rpc-backends lock`; if the installed packages differ from it, none is loaded",
     JOIN_TIMEOUT: "seconds a worker waits until its group is complete (default: 1800)",
 }
+
+_PREFIX = "RPC_BACKENDS_"
+_NEARLY_OURS = re.compile(r"RPC_BACKENDS?_?(.*)")
+#: How the variables of this project's other packages go on after the prefix, and the packages.
+_READERS = {
+    "DUMP": "rpc-backends-inspect",
+    "RECORDER": "rpc-backends-inspect",
+    "FAULTS": "rpc-backends-faults",
+    "OTEL": "rpc-backends-opentelemetry",
+    "UCX": "rpc-backend-ucx",
+    "ZEROMQ": "rpc-backend-zeromq",
+}
+#: How similar to a known name (0 to 1) an unknown one must be to count as misspelt.
+_CLOSE = 0.75
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -85,11 +100,13 @@ class Settings:
     :ivar default: the backend of programs that do not name one; None if unset.
     :ivar override: the backend of all programs, whichever they name; None if unset.
     :ivar join_timeout: seconds that a worker waits until its group is complete.
+    :ivar has_others: whether there are variables for :func:`other_variables` to look at.
     """
 
     default: str | None
     override: str | None
     join_timeout: float
+    has_others: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -97,7 +114,32 @@ class Settings:
 
         :raises SettingError: a variable has an invalid value.
         """
-        return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ))
+        others = any(_NEARLY_OURS.fullmatch(name) for name in environ if name not in VARIABLES)
+        return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ), others)
+
+
+@dataclass(frozen=True)
+class OtherVariable:
+    """A variable that begins like those of this project, and that the core does not read.
+
+    :ivar owner: the backend, hook package or distribution that reads it; None if unknown.
+    :ivar missing: the distribution that would read it, and is not installed; None otherwise.
+    :ivar nearest: the known name that it is similar to; None if it has an owner, or resembles none.
+    """
+
+    name: str
+    owner: str | None
+    missing: str | None
+    nearest: str | None
+
+    @property
+    def problem(self) -> str | None:
+        """What is probably wrong, to follow the name; None if nothing is."""
+        if self.missing is not None:
+            return f"has no effect: {self.missing}, which reads it, is not installed"
+        if self.nearest is not None:
+            return f"is not read by any package of this project. Did you mean {self.nearest}?"
+        return None
 
 
 class Choice:
@@ -141,16 +183,40 @@ class Choice:
         return None
 
 
-def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str | None]]:
-    """Return the ``RPC_BACKENDS_...`` variables that the core does not read, with the nearest known name.
+def other_variables(
+    names: Iterable[str],
+    distributions: Iterable[str | None],
+    environ: Mapping[str, str] = os.environ,
+) -> list[OtherVariable]:
+    """Return the variables with the prefix of this project, or nearly that, that the core does not read.
 
-    Other packages may read them, so they are not an error; ``doctor`` shows them.
+    :param names: the names of the installed backends and hook packages.
+    :param distributions: the packages that provide them.
     """
-    return [
-        (name, nearest(name, VARIABLES))
-        for name in sorted(environ)
-        if name.startswith("RPC_BACKENDS_") and name not in VARIABLES
-    ]
+    owners = {name.upper().replace("-", "_"): name for name in names}
+    installed = set(distributions)
+    endings = {name.removeprefix(_PREFIX): name for name in VARIABLES}
+    endings |= {word: _PREFIX + word for word in _READERS}
+    variables = []
+    for name in sorted(environ):
+        match = _NEARLY_OURS.fullmatch(name)
+        if name in VARIABLES or match is None:
+            continue
+        is_exact, ending = name.startswith(_PREFIX), match[1]
+        owner = _owner(ending, owners) if is_exact else None
+        reader = _owner(ending, _READERS) if is_exact else None
+        if owner is None and reader is not None:
+            owner, missing = reader, None if reader in installed else reader
+            variables.append(OtherVariable(name, owner, missing, None))
+            continue
+        close = difflib.get_close_matches(ending, endings, n=1, cutoff=_CLOSE)
+        similar = endings[close[0]] if close and owner is None else None
+        variables.append(OtherVariable(name, owner, None, similar))
+    return variables
+
+
+def _owner(ending: str, owners: Mapping[str, str]) -> str | None:
+    return next((owners[word] for word in owners if f"{ending}_".startswith(f"{word}_")), None)
 
 
 def _names(variable: str, environ: Mapping[str, str]) -> dict[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.kit import Site, calls
+from core.kit import Children, Site, calls
 from rpc_backends_core import _settings as settings
 from rpc_backends_core._errors import BackendDeniedError, SettingError
 from rpc_backends_core._registry import Registry
@@ -78,9 +78,72 @@ def test_an_empty_list_is_no_list() -> None:
     assert choice.denial("ANY") is None
 
 
-def test_an_unknown_variable_gets_a_suggestion() -> None:
-    environ = {"RPC_BACKENDS_DEFUALT": "X", "RPC_BACKENDS_DENY": "X", "PATH": ""}
-    assert settings.unknown_variables(environ) == [("RPC_BACKENDS_DEFUALT", "RPC_BACKENDS_DEFAULT")]
+def problem_of(variable: str) -> str | None:
+    """Return what is said of a variable if the hook package `policy` and ZEROMQ are installed."""
+    [other] = settings.other_variables(
+        ["ZEROMQ", "policy"], ["rpc-backend-zeromq", "rpc-policy"], {variable: "x", "PATH": ""}
+    )
+    assert other.name == variable
+    return other.problem
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("RPC_BACKENDS_DEFUALT", "RPC_BACKENDS_DEFAULT"),
+        ("RPC_BACKENDS_OVERIDE", "RPC_BACKENDS_OVERRIDE"),
+        ("RPC_BACKEND_OVERRIDE", "RPC_BACKENDS_OVERRIDE"),
+        ("RPC_BACKENDS_ALOW", "RPC_BACKENDS_ALLOW"),
+        ("RPC_BACKENDS_FAULT", "RPC_BACKENDS_FAULTS"),
+        ("RPC_BACKENDS_RECODER", "RPC_BACKENDS_RECORDER"),
+    ],
+)
+def test_a_misspelt_variable_gets_the_nearest_name(variable: str, nearest: str) -> None:
+    assert problem_of(variable) == (
+        f"is not read by any package of this project. Did you mean {nearest}?"
+    )
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "RPC_BACKENDS_ZEROMQ_PORT",
+        "RPC_BACKENDS_POLICY",
+        "RPC_BACKENDS_POLICY_FILE",
+        "RPC_BACKENDS_X",
+    ],
+)
+def test_a_variable_of_another_package_is_no_problem(variable: str) -> None:
+    assert problem_of(variable) is None
+
+
+def test_a_variable_of_a_missing_package_has_no_effect() -> None:
+    assert problem_of("RPC_BACKENDS_FAULTS_SEED") == (
+        "has no effect: rpc-backends-faults, which reads it, is not installed"
+    )
+
+
+def test_init_rpc_warns_of_a_misspelt_variable(site: Site, children: Children) -> None:
+    site.add_backend("PIGEON")
+    said = children.run(
+        """
+        import logging, sys
+        from torch.distributed import rpc
+        from rpc_backends_core import _patches as patches
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+        patches.install()
+        try:
+            rpc.init_rpc("w", "NONE", 0, 1)
+        except AttributeError:  # there is no such backend
+            pass
+        """,
+        site=site,
+        env={"RPC_BACKENDS_OVERIDE": "PIGEON"},
+    )
+    assert said == (
+        "WARNING the environment variable RPC_BACKENDS_OVERIDE is not read by any package of this "
+        "project. Did you mean RPC_BACKENDS_OVERRIDE?"
+    )
 
 
 # --- effect on the registry ------------------------------------------------------------------------
