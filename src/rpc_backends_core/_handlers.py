@@ -1,15 +1,18 @@
 """Errors about a backend's two handlers, which name the backend, its package and the handler.
 
-An exception that a handler raises keeps its type and message, and gets a note.
+An exception that a handler raises keeps its type and message, and gets a note, unless it is an error of
+this project, whose message is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core._errors import BackendContractError, HookError
+from rpc_backends_core._errors import BackendContractError, HookError, RpcBackendsError
+from rpc_backends_core._settings import nearest
 
 if TYPE_CHECKING:
     from rpc_backends_core._record import Record, ResolvedBackend
@@ -22,17 +25,50 @@ _LONGEST_REPR = 80
 
 
 def noted(resolved: ResolvedBackend, which: str) -> Callable[..., Any]:
-    """Return a handler whose exceptions have a note that names the backend and the handler."""
+    """Return a handler that refuses unknown options, and whose exceptions have a note that names it."""
     handler = getattr(resolved.backend, which)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if which == CONSTRUCT:
+            check_option_names(resolved.name, handler, kwargs)
         try:
             return handler(*args, **kwargs)
+        except RpcBackendsError:
+            raise  # its message says what to do, and stays the last line
         except Exception as error:
             error.add_note(f"Raised by {_description(resolved, which)}.")
             raise
 
     return call
+
+
+def check_option_names(backend: str, function: Callable[..., Any], given: Iterable[str]) -> None:
+    """Check the names of options that are passed to a function or class as keywords.
+
+    :param function: takes each option as a parameter. If it takes any keyword (``**options``), or has no
+        signature, nothing is checked.
+    :raises TypeError: a name is unknown; the message has the known ones, and suggests the nearest.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function in C
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name != "self"
+    ]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        close = nearest(unknown[0], known)
+        hint = f" Did you mean {close!r}?" if close else ""
+        raise TypeError(
+            f"{backend} has no option {', '.join(map(repr, unknown))}.{hint} Its options: "
+            f"{', '.join(known)}."
+        )
 
 
 def check_options(resolved: ResolvedBackend, options: Any) -> None:
@@ -89,7 +125,7 @@ def shown(found: Any) -> str:
         return text
     if len(text) > _LONGEST_REPR:
         text = f"{text[: _LONGEST_REPR - 3]}..."
-    return f"{text}, a {type(found).__name__}"
+    return f"{text} of type {type(found).__name__}"
 
 
 def _wrong_result(

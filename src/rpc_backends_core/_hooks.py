@@ -192,7 +192,7 @@ def _guarded_wrapper(hook: Callable[..., Any], name: str, package: str) -> Calla
             try:
                 result = yield
             except BaseException as error:
-                inner = error
+                inner, traceback = error, error.__traceback__
             wrapper.send(result) if inner is None else wrapper.throw(inner)
         except StopIteration as end:
             if not yielded:
@@ -204,6 +204,8 @@ def _guarded_wrapper(hook: Callable[..., Any], name: str, package: str) -> Calla
         except (RefusedError, HookError):
             raise
         except Exception as error:
+            if error is inner:
+                error.__traceback__ = traceback  # without the frames of a wrapper that did nothing
             if inner is not None:
                 raise  # the backend's own failure, perhaps translated by the hook: the caller gets it
             raise _hook_error(name, package, _words(error)) from error

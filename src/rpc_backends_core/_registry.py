@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from rpc_backends_core._backend import Backend
     from rpc_backends_core._discovery import Scan, Unreadable
 
+#: The packages of this project, by the backend that they provide.
+_PACKAGES = {
+    "TENSORPIPE": "rpc-backend-tensorpipe",
+    "FAULTY_TENSORPIPE": "rpc-backend-faulty-tensorpipe",
+    "ZEROMQ": "rpc-backend-zeromq",
+    "UCX": "rpc-backend-ucx",
+}
+
 
 class Registry:
     """All backends of a process. Thread-safe; usable after a fork.
@@ -344,8 +352,10 @@ class Registry:
         from rpc_backends_core._settings import nearest
 
         names = self.names()
-        close = nearest(name, names)
+        close = None if name.upper() in _PACKAGES else nearest(name, (*names, *_PACKAGES))
         hint = f" Did you mean {close!r}?" if close else ""
+        if close in _PACKAGES and close not in names:
+            hint += f" It is in the package {_PACKAGES[close]}, which is not installed."
         invalid = [record for record in self._unusable if record.name == name]
         if invalid:
             return str(invalid[0].error)
@@ -355,12 +365,13 @@ class Registry:
             if record.name.casefold() == name.casefold():
                 text = _discovery.misspelt_group_text(meant, record)
                 return f"no RPC backend {name!r}. {record.origin} {text}"
-        package = f"rpc-backend-{name.lower().replace('_', '-')}"
+        # Only names of this project's own packages: any other name could be registered by a stranger.
+        package = _PACKAGES.get(name.upper())
+        comes = f"It comes with {package}: pip install {package}. " if package else ""
         return (
             f"no RPC backend {name!r}.{hint} Installed and registered: {', '.join(names) or 'none'}. "
-            f"A backend comes with its package (by convention `pip install {package}`); "
-            "if you have just installed it, call rpc_backends_core.refresh() or start a new process. "
-            "`rpc-backends doctor` shows what was found."
+            f"{comes}If you have just installed its package, call rpc_backends_core.refresh() or start "
+            "a new process. `rpc-backends doctor` shows what was found."
             + "".join(f" Note that {one}" for one in self._unreadable)
         )
 

@@ -119,6 +119,66 @@ def test_an_exception_of_a_handler_keeps_its_type(
     assert error == f"LookupError: mine\nRaised by {named}."
 
 
+def test_an_error_of_this_project_ends_with_its_message(site: Site, children: Children) -> None:
+    raising = "from rpc_backends_core.spi import GroupError; raise GroupError('say it once')"
+    error = started(site, children, init=raising)
+    assert error == "rpc_backends_core._errors.GroupError: say it once"
+
+
+TRACEBACK = """
+import traceback
+from torch.distributed import rpc
+from rpc_backends_core import _patches as patches
+patches.install()
+try:
+    rpc.init_rpc("w", "PIGEON", 0, 1)
+except Exception as error:
+    trail = traceback.TracebackException.from_exception(error)
+    while trail is not None:
+        print(trail.exc_type.__name__, [frame.name for frame in trail.stack])
+        trail = trail.__cause__
+"""
+
+
+def test_a_failed_starts_traceback_has_no_frames_of_hooks(site: Site, children: Children) -> None:
+    """Only the program's frames, `init_rpc`, and those of the backend are shown, in causes too."""
+    init = (
+        "try: helper()\n        except KeyError as error: raise ValueError('it fails') from error"
+    )
+    source = MODULE.format(construct=CONSTRUCT, init=init, options_type="None")
+    site.add_backend("PIGEON", f"{source}\n    def helper():\n        raise KeyError('cause')\n")
+    shown = children.run(TRACEBACK, site=site)
+    assert shown.splitlines() == [
+        "ValueError ['<module>', 'init_rpc', 'init_rpc', 'init']",
+        "KeyError ['init', 'helper']",
+    ]
+
+
+def test_an_error_of_a_lookup_is_shown_once(site: Site, children: Children) -> None:
+    site.add_backend("PIGEON")
+    shown = children.run(TRACEBACK, site=site, env={"RPC_BACKENDS_OVERRIDE": "PIGOEN"})
+    assert shown.splitlines() == ["SettingError ['<module>', 'init_rpc', 'init_rpc']"]
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name(site: Site, children: Children) -> None:
+    source = MODULE.format(construct=CONSTRUCT, init=INIT, options_type="None")
+    site.add_backend("PIGEON", source.replace("init_method):", "init_method, num_lofts=1):"))
+    error = children.run(
+        """
+        from rpc_backends_core import construct_rpc_backend_options
+        try:
+            construct_rpc_backend_options("PIGEON", num_loft=2)
+        except TypeError as error:
+            print(error)
+        """,
+        site=site,
+    )
+    assert error == (
+        "PIGEON has no option 'num_loft'. Did you mean 'num_lofts'? "
+        "Its options: rpc_timeout, init_method, num_lofts."
+    )
+
+
 def test_a_registered_backend_is_named_by_its_module(site: Site, children: Children) -> None:
     register = """
 from rpc_backends_core import register_backend

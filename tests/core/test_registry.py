@@ -106,11 +106,39 @@ def test_an_unknown_name_is_an_error_with_suggestions(site: Site) -> None:
         "'PIGOEN'",
         "Did you mean 'PIGEON'?",
         "CARRIER, PIGEON",
-        "pip install rpc-backend-pigoen",
         "refresh()",
         "rpc-backends doctor",
     ):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["PIGOEN", "zermoq", "UXC", "gloo", ""])
+def test_no_error_tells_to_install_a_package_of_a_stranger(site: Site, name: str) -> None:
+    site.add_backend("PIGEON")
+    with pytest.raises(UnknownBackendError) as caught:
+        registry_of(site).find(name)
+    assert "pip install" not in str(caught.value)
+    assert "rpc-backend-" not in str(caught.value).replace("rpc-backend-zeromq", "").replace(
+        "rpc-backend-ucx", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("zeromq", "rpc-backend-zeromq"), ("UCX", "rpc-backend-ucx")]
+)
+def test_a_missing_backend_of_this_project_names_its_package(
+    site: Site, name: str, package: str
+) -> None:
+    with pytest.raises(UnknownBackendError, match=f"pip install {package}"):
+        registry_of(site).find(name)
+
+
+def test_a_misspelt_backend_of_this_project_names_its_package(site: Site) -> None:
+    text = (
+        r"Did you mean 'ZEROMQ'\? It is in the package rpc-backend-zeromq, which is not installed\."
+    )
+    with pytest.raises(UnknownBackendError, match=text):
+        registry_of(site).find("ZERMOQ")
 
 
 def test_unknown_backend_error_has_the_bases_torch_raises(

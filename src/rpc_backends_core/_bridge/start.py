@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import numbers
 from typing import Any
 
@@ -13,6 +14,8 @@ from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._bridge.session import start_session
 from rpc_backends_core._record import ResolvedBackend
 from rpc_backends_core._settings import Settings
+
+logger = logging.getLogger("rpc_backends")
 
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_RANK = 32767
@@ -57,6 +60,19 @@ def init_rpc_backend(
 
 def _start(
     backend: Any, options: Any, name: Any, rank: Any, world_size: Any, store: Any = None
+) -> None:
+    try:
+        _start_resolved(backend, options, name, rank, world_size, store)
+    except Exception as error:
+        from rpc_backends_core import _tracebacks
+
+        logger.debug("RPC could not be started", exc_info=True)
+        _tracebacks.shorten(error)
+        raise
+
+
+def _start_resolved(
+    backend: Any, options: Any, name: Any, rank: Any, world_size: Any, store: Any
 ) -> None:
     settings = Settings.from_environment()
     resolved = _resolve.resolve_start(backend, options, settings)

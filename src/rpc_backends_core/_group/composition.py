@@ -51,7 +51,11 @@ def compose(arrivals: list[dict[str, Any]]) -> dict[str, Any]:
     backends = {arrival["backend"] for arrival in arrivals}
     if len(backends) > 1:
         each = ", ".join(f"{a['name']!r} (rank {a['rank']}): {a['backend']}" for a in arrivals)
-        return {"error": f"the workers of one group use different RPC backends: {each}."}
+        return {
+            "error": f"the workers of one group use different RPC backends: {each}. Name the same "
+            "backend in all workers, or set RPC_BACKENDS_OVERRIDE to its name for all of them. "
+            "`rpc-backends list` on each host shows what is installed."
+        }
     ids = worker_ids([arrival["fixed_id"] for arrival in arrivals])
     containers = autograd_ids([arrival["fixed_id"] for arrival in arrivals], ids)
     return {

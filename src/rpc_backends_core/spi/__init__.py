@@ -53,6 +53,7 @@ _HOMES = {
     "join_group": "_group",
     "wait_for": "_group",
     "stored": "_group.contents:",
+    "check_option_names": "_handlers",
     "hookimpl": "_hookspecs",
     "Interface": "_interfaces",
     "interface_of": "_interfaces",

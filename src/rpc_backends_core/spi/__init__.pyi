@@ -39,6 +39,7 @@ from rpc_backends_core._group import contents as stored
 from rpc_backends_core._group import get_all as get_all
 from rpc_backends_core._group import join_group as join_group
 from rpc_backends_core._group import wait_for as wait_for
+from rpc_backends_core._handlers import check_option_names as check_option_names
 from rpc_backends_core._hookspecs import hookimpl as hookimpl
 from rpc_backends_core._interfaces import Interface as Interface
 from rpc_backends_core._interfaces import interface_of as interface_of
@@ -86,6 +87,7 @@ __all__ = [
     "StoreError",
     "UnknownBackendError",
     "at_exit",
+    "check_option_names",
     "current_session",
     "device_maps",
     "get_all",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import inspect
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -43,7 +42,6 @@ def construct_rpc_backend_options(
     messages_to_delay: Mapping[str, float] | None = None,
     num_fail_sends: int = 0,
     rules: str | os.PathLike[str] | Iterable[Mapping[str, Any]] | None = None,
-    **unknown: Any,
 ) -> FaultyTensorPipeRpcBackendOptions:
     """Construct torch's ``FaultyTensorPipeRpcBackendOptions``; by default they cause no faults.
 
@@ -59,13 +57,6 @@ def construct_rpc_backend_options(
     :raises ValueError: a message type is unknown, a delay or the count is negative, or ``rules`` is given
         and rpc-backends-faults is not installed.
     """
-    if unknown:
-        parameters = inspect.signature(construct_rpc_backend_options).parameters.values()
-        known = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        raise TypeError(
-            f"FAULTY_TENSORPIPE has no option {', '.join(map(repr, sorted(unknown)))}. "
-            f"Its options: {', '.join(known)}."
-        )
     if isinstance(messages_to_fail, str):
         raise TypeError(
             f"messages_to_fail is the string {messages_to_fail!r}; pass a list of message types."

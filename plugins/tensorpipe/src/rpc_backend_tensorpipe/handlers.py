@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch.distributed as dist
@@ -20,7 +19,6 @@ def construct_rpc_backend_options(
     devices: list[Any] | None = None,
     _transports: list[str] | None = None,
     _channels: list[str] | None = None,
-    **unknown: Any,
 ) -> TensorPipeRpcBackendOptions:
     """Construct torch's ``TensorPipeRpcBackendOptions``; accepts every option of that class.
 
@@ -33,13 +31,6 @@ def construct_rpc_backend_options(
     :param _channels: the TensorPipe channels to use, preferred first.
     :raises TypeError: an option is unknown.
     """
-    if unknown:
-        parameters = inspect.signature(construct_rpc_backend_options).parameters.values()
-        known = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        raise TypeError(
-            f"TENSORPIPE has no option {', '.join(map(repr, sorted(unknown)))}. "
-            f"Its options: {', '.join(known)}."
-        )
     return TensorPipeRpcBackendOptions(
         num_worker_threads=num_worker_threads,
         rpc_timeout=rpc_timeout,

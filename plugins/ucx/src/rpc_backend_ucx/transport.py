@@ -50,7 +50,7 @@ class UCXTransport:
             check_names(self._settings, native().setting_names() if self._settings.more else ())
         except (SettingError, SecretError, AddressError) as error:
             # All workers report this error, so it names the worker with the wrong setting.
-            raise type(error)(f"worker {group.name!r} cannot start: {error}") from error
+            raise type(error)(f"worker {group.name!r} cannot start: {error}") from error.__cause__
         self._group = group
         self._ranks = {member.worker_id: member.rank for member in group.members}
         self._mine: Publication | None = None

@@ -84,9 +84,8 @@ def permitted(
         # Workers on this host can still be peers. A worker on another host fails when it starts.
         return [_loopback(f"{policy.lack}, and {meeting.why} is this host")]
     raise ExposureError(
-        f"the worker would listen on {exposed.scoped} ({exposed.why}), which other hosts can "
-        f"reach, but {policy.lack} "
-        f"ZEROMQ runs on the loopback interface only. {policy.remedy}"
+        f"it would listen on {exposed.scoped} ({exposed.why}), which other hosts can reach, but "
+        f"{policy.lack} ZEROMQ runs on the loopback interface only. {policy.remedy}"
     )
 
 

@@ -57,7 +57,7 @@ class ZeroMQTransport:
             self._settings = settings_of(options)
         except (SettingError, SecretError) as error:
             # All workers get this text, so it names the worker with the wrong setting.
-            raise type(error)(f"worker {group.name!r} cannot start: {error}") from error
+            raise type(error)(f"worker {group.name!r} cannot start: {error}") from error.__cause__
         self._meeting = rendezvous(options.init_method)
         self._group = group
         self._ranks = {member.worker_id: member.rank for member in group.members}
@@ -108,6 +108,12 @@ class ZeroMQTransport:
         """
         assert self._mine is None, "listen() was called already"
         self._admission_control.refused.owner = name
+        try:
+            return self._listen(self_id, name)
+        except AddressError as error:
+            raise type(error)(f"worker {name!r} cannot start: {error}") from error.__cause__
+
+    def _listen(self, self_id: int, name: str) -> str:
         descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
         token = group_token(self._group, _NONCE)

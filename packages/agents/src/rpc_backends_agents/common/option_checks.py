@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from typing import Any
+from typing import Any, Self
 
 from torch.distributed.rpc import RpcBackendOptions
 
 from rpc_backends_agents.common import secret
 from rpc_backends_agents.common.secret import Secret
+from rpc_backends_core.spi import check_option_names
 
 _MOST_BYTES = 1 << 61
 
@@ -25,6 +26,11 @@ class StrictOptions(RpcBackendOptions):
     """
 
     BACKEND = ""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make the options; :raises TypeError: an option is unknown."""
+        check_option_names(cls.BACKEND, cls.__init__, kwargs)
+        return super().__new__(cls, *args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("rpc_timeout", "init_method"):
