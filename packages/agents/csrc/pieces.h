@@ -82,7 +82,7 @@ class ArrivingMessages {
     }
   };
 
-  // If nothing comes from a peer for kSilence, its unfinished requests are given up: it was perhaps killed. After a lost
+  // If nothing comes from a peer for kSilence, its unfinished requests are given up: it may have been killed. After a lost
   // connection to the peer, kSilenceAfterLoss is enough.
   static constexpr std::chrono::seconds kSilence{60};
   static constexpr std::chrono::seconds kSilenceAfterLoss{5};

@@ -143,7 +143,7 @@ def construct_rpc_backend_options(
     :param device_memory: the types of devices whose memory UCX moves itself, by torch's name, each with
         UCX's name of that memory: ``{"cuda": "cuda"}``, or ``{"xpu": "ze-device"}``. All workers of a
         group must name the same types. By default the agent copies tensors on devices through host
-        memory. Not run on a GPU yet.
+        memory. Not yet tested on a GPU.
     :param max_message_bytes: the size of the longest message accepted from another worker, in bytes,
         tensors included.
     :param max_unanswered_bytes: bytes of unanswered calls to one worker. Beyond that, further calls to it

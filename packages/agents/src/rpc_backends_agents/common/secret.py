@@ -126,9 +126,8 @@ def read(path: str, source: str) -> Secret:
         if status.st_mode & OTHERS_MAY:
             raise SecretError(
                 f"{source} is accessible to users other than its owner: its mode is "
-                f"{stat.S_IMODE(status.st_mode):04o}. Run the following command, and make a new "
-                "secret if somebody may have "
-                f"read it: chmod 600 {path}"
+                f"{stat.S_IMODE(status.st_mode):04o}. Run: chmod 600 {path}; make a new secret if "
+                "another user may have read it."
             )
         content = os.read(descriptor, _FILE_LIMIT + 1)
     finally:
