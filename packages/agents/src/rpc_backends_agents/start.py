@@ -11,7 +11,12 @@ from torch.distributed import rpc
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import HasCapsule, Native, addressing
-from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
+from rpc_backends_agents.agent import (
+    DynamicGroupAgent,
+    RankedStaticAgent,
+    StaticGroupAgent,
+    class_for,
+)
 from rpc_backends_agents.devices import AgentDevices, published, worker_devices
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
@@ -104,7 +109,7 @@ def _check_arguments(transport: Any, group: Any, settings: Any) -> None:
 def _start_static(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
     renumbered = any(member.worker_id != member.rank for member in group.members)
     kind: Any = RankedStaticAgent if renumbered else StaticGroupAgent
-    agent = _make(kind, group.name, group.me.worker_id, transport, settings)
+    agent = _make(kind, group, group.me.worker_id, transport, settings)
     agent.group = group
     if renumbered:
         workers = [worker_info(m.name, m.worker_id, m.rank) for m in group.members]
@@ -172,7 +177,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     worker_id = roster.take_id(group.rank if wanted is None else wanted)
     mine = worker_info(group.name, worker_id, group.rank)
     members = {worker_id: mine}
-    agent = _make(DynamicGroupAgent, group.name, worker_id, transport, settings)
+    agent = _make(DynamicGroupAgent, group, worker_id, transport, settings)
     agent.roster = roster
     agent.set_workers([mine], mine)
     devices = AgentDevices(agent, group.name, settings)
@@ -199,10 +204,10 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     return agent  # type: ignore[no-any-return]
 
 
-def _make(kind: Any, name: str, worker_id: int, transport: Any, settings: Settings) -> Any:
+def _make(kind: Any, group: Group, worker_id: int, transport: Any, settings: Settings) -> Any:
     try:
-        agent = kind(
-            name,
+        agent: Any = class_for(kind, group.backend)(
+            group.name,
             worker_id,
             transport,
             num_worker_threads=settings.num_worker_threads,
