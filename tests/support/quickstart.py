@@ -53,12 +53,17 @@ def run(python: Path, folder: Path) -> list[Step]:
             timeout=120,
             check=False,
         )
-        # Two workers log at the same time.
-        logged = sorted(line for line in done.stderr.splitlines() if line.startswith("INFO:"))
-        printed = [*logged, *done.stdout.splitlines()]
-        lines = output.splitlines()
+        logged = [line for line in done.stderr.splitlines() if line.startswith("INFO:")]
+        printed = _sorted([*logged, *done.stdout.splitlines()])
+        lines = _sorted(output.splitlines())
         steps.append(Step(command, lines, _shortened(printed, lines), done.stderr))
     return steps
+
+
+def _sorted(lines: list[str]) -> list[str]:
+    """Return the lines of the log first, and sorted: two workers log at the same time."""
+    logged = [line for line in lines if line.startswith("INFO:")]
+    return [*sorted(logged), *(line for line in lines if line not in logged)]
 
 
 def _shortened(printed: list[str], shown: list[str]) -> list[str]:

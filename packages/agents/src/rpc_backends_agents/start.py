@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -24,6 +27,8 @@ from rpc_backends_core.spi import JOIN_TIMEOUT, Group, device_maps, torch_intern
 
 logger = logging.getLogger("rpc_backends.agents")
 
+#: What start_agent does with its transport in place of a start; see `taking_transports`.
+_taken: ContextVar[list[Any] | None] = ContextVar("taken", default=None)
 #: Seconds within which a live member responds.
 _ALIVE_TIMEOUT = 3.0
 
@@ -61,6 +66,20 @@ class Settings:
         return cls(**{name: getattr(options, name) for name in names - optional})
 
 
+@contextmanager
+def taking_transports() -> Iterator[list[Any]]:
+    """Yield a list for the transports that :func:`start_agent` gets in the block, on this thread.
+
+    It starts no agent there, and returns None. Tests find the transport of a backend in this way.
+    """
+    taken: list[Any] = []
+    token = _taken.set(taken)
+    try:
+        yield taken
+    finally:
+        _taken.reset(token)
+
+
 def start_agent(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
     """Start this worker's agent on ``transport``.
 
@@ -75,6 +94,10 @@ def start_agent(transport: Any, group: Group, settings: Settings) -> _C.Transpor
         type.
     """
     _check_arguments(transport, group, settings)
+    taken = _taken.get()
+    if taken is not None:
+        taken.append(transport)
+        return None  # type: ignore[return-value]  # nothing uses the result
     _C.send_warnings_to(logger.warning)
     if group.world_size is None:
         return _start_dynamic(transport, group, settings)

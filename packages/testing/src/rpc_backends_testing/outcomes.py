@@ -12,7 +12,7 @@ import pytest
 from rpc_backends_cli.processes import WorkerError
 from rpc_backends_testing.checks import DeviationError
 from rpc_backends_testing.exclusions import reason_to_exclude
-from rpc_backends_testing.marks import REQUIREMENT
+from rpc_backends_testing.marks import REQUIREMENT, DoesNotApplyError
 from rpc_backends_testing.results import Outcome, Result, settle
 from rpc_backends_testing.subject import Subject
 from rpc_backends_testing.suite import BACKEND, SUITE_VERSION
@@ -72,7 +72,12 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     )
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        result.reason = reason.removeprefix("Skipped: ")
+        # pytest begins the text with the name of the exception.
+        result.reason = re.sub(r"^(Skipped|[\w.]*\bDoesNotApplyError): ", "", reason)
+        if _does_not_apply(item, call):
+            result.outcome = Outcome.NOT_APPLICABLE
+            path, line, _ = item.location
+            report.longrepr = (path, line or 0, f"Skipped: does not apply: {result.reason}")
     else:
         excluded = reason_to_exclude(result.id, subject.excluded)
         result.outcome = settle(
@@ -98,6 +103,15 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     # Plain types only, because pytest-xdist sends the report to another process.
     plain = {**asdict(result), "outcome": str(result.outcome)}
     report.user_properties.append((PROPERTY, {**plain, **whose}))
+
+
+def _does_not_apply(item: pytest.Item, call: pytest.CallInfo[None]) -> bool:
+    """Return whether a test was skipped because its requirement makes no sense here.
+
+    The marks `skipif` of the suite are for what the installed torch does not have.
+    """
+    error = call.excinfo.value if call.excinfo else None
+    return isinstance(error, DoesNotApplyError) or item.get_closest_marker("skipif") is not None
 
 
 def explain(result: Result, error: BaseException, trace: str) -> None:
