@@ -39,6 +39,9 @@ EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e .
 # What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build
 # needs no other environment.
 BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
+# What the demo needs, without tools for tests and documents.
+DEMO := packages/cli plugins/tensorpipe plugins/faulty_tensorpipe
+DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
 # pytest exits with 5 if no test matches. That is no failure if PYTEST_ARGS selects tests of another suite.
@@ -58,7 +61,8 @@ help:  ## list the targets
 
 setup: $(VENV)/.installed  ## the virtual environment; other targets make it if they need it
 
-demo: setup  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
+# A clone that has only run this target has an environment with what the demo needs, and no more.
+demo: $(VENV)/$(if $(wildcard $(VENV)/.installed),.installed,.demo)  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
 	PYTHONPATH=examples $(BIN)/python -m demo
 
 docs: setup  ## the documentation site, in build/docs/html; a warning is an error
@@ -171,7 +175,7 @@ define make_environment
 	mkdir -p $(@D)
 	touch $(@D)/.made-by-make
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install $(foreach word,$(TORCH),'$(word)') $(BUILD_TOOLS)
+	@$(@D)/bin/python -m pip install -q $(foreach word,$(TORCH),'$(word)') $(BUILD_TOOLS)
 	@touch $@
 endef
 
@@ -182,20 +186,32 @@ $(LOWEST_VENV)/.torch: TORCH := $(LOWEST_TORCH)
 $(LOWEST_VENV)/.torch: Makefile
 	$(make_environment)
 
-$(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
-	@echo "==> $(VENV): $(DISTRIBUTIONS)"
+define need_compiler
 	@command -v c++ >/dev/null || { \
 	    echo "error: no C++ compiler here. On Debian and Ubuntu: apt install g++" >&2; exit 1; }
+endef
+
+$(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
+	@echo "==> $(VENV): $(DISTRIBUTIONS)"
+	$(need_compiler)
 	@# C++ is compiled while pip installs the rest; tests/support/native.py caches the compiled files.
-	$(BIN)/python tests/support/native.py & native=$$!; \
-	    $(BIN)/python -m pip install --no-build-isolation $(EDITABLE); wait $$native
-	$(BIN)/python tests/support/native.py \
-	    $(BIN)/python -m pip install --no-build-isolation $(patsubst %,-e ./%,$(NATIVE) $(ON_NATIVE))
+	@$(BIN)/python tests/support/native.py & native=$$!; \
+	    $(BIN)/python -m pip install -q --no-build-isolation $(EDITABLE); wait $$native
+	@$(BIN)/python tests/support/native.py \
+	    $(BIN)/python -m pip install -q --no-build-isolation $(patsubst %,-e ./%,$(NATIVE) $(ON_NATIVE))
 	$(BIN)/python -m pip check
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
+	@echo "==> $(VENV): . $(DEMO) $(DEMO_NATIVE)"
+	$(need_compiler)
+	@$(BIN)/python -m pip install -q --no-build-isolation -r examples/demo/requirements.txt -e . $(patsubst %,-e ./%,$(DEMO))
+	@$(BIN)/python tests/support/native.py --only $(DEMO_NATIVE) -- \
+	    $(BIN)/python -m pip install -q --no-build-isolation $(patsubst %,-e ./%,$(DEMO_NATIVE))
 	@touch $@
 
 $(LOWEST_VENV)/.installed: $(LOWEST_VENV)/.torch $(PYPROJECTS)
 	@echo "==> $(LOWEST_VENV): $(LOWEST)"
-	$(LOWEST_VENV)/bin/python -m pip install --no-build-isolation $(LOWEST_TORCH) $(LOWEST) $(EDITABLE)
+	@$(LOWEST_VENV)/bin/python -m pip install -q --no-build-isolation $(LOWEST_TORCH) $(LOWEST) $(EDITABLE)
 	$(LOWEST_VENV)/bin/python -m pip check
 	@touch $@

@@ -155,7 +155,7 @@ def tensorpipe_join(client: Client) -> Steps:
 
 
 def tensorpipe_leave(client: Client) -> Steps:
-    """`DynamicAgent.leave_group`."""
+    """`TensorPipeDynamicAgent.leave_group`."""
     me = client.worker
     yield from _change(client, lambda old: tuple(one for one in old if one != me))
     yield from end_dynamic(client)

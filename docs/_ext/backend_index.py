@@ -28,9 +28,10 @@ gets here.
 _CAPABILITIES = """
 ## Capabilities
 
-*kept*: declared, and all tests of it that ran passed. *not tested*: declared, and no test of it ran, for
-example because the machine has no accelerator. *works*: not declared, and the tests
-passed. [Capabilities](reference/capabilities.md) says what each capability promises.
+*kept*: declared, and all tests of it passed. *kept in part*: declared, some of its tests passed, and
+the others could not run, for example because the machine has no accelerator. *not tested*: declared,
+and no test of it could run. *works*: not declared, and the tests passed.
+[Capabilities](reference/capabilities.md) says what each capability promises.
 
 """
 _REPORTS = """
@@ -63,6 +64,7 @@ draws it from the URL of that file.
 """
 _WORDS = {
     "kept": "kept",
+    "kept, tested in part": "kept in part",
     "broken": "broken",
     "declared, not tested": "not tested",
     "works, not declared": "works",

@@ -150,6 +150,11 @@ def _asked_for(faults: Faults) -> list[str]:
     if faults.messages_to_fail:
         kinds = ", ".join(faults.messages_to_fail)
         lines.append(f"each fails {faults.num_fail_sends} times, then succeeds: {kinds}")
+        if faults.by:
+            lines.append(
+                "these rules also match calls in a distributed autograd context, which FAULTY_TENSORPIPE "
+                "does not see: so more sends fail"
+            )
     if faults.messages_to_delay:
         delays = faults.messages_to_delay.items()
         kinds = ", ".join(f"{kind} {seconds * 1000:g} ms" for kind, seconds in delays)

@@ -15,6 +15,8 @@ from rpc_backends_core._api import unregister_backend as unregister_backend
 from rpc_backends_core._backend import Backend as Backend
 from rpc_backends_core._backend import Capability as Capability
 from rpc_backends_core._backend_type import BackendType as BackendType
+from rpc_backends_core._bridge.running import CurrentBackend as CurrentBackend
+from rpc_backends_core._bridge.running import current_backend as current_backend
 from rpc_backends_core._errors import BackendConflictError as BackendConflictError
 from rpc_backends_core._errors import BackendContractError as BackendContractError
 from rpc_backends_core._errors import BackendDeniedError as BackendDeniedError

@@ -66,7 +66,8 @@ class Backend:
         as (major, minor). A core without that version rejects the backend and says what to upgrade.
     :ivar make_transport: for a backend on the agent of `rpc-backends-agents`, so that its transport can
         be tested alone: called as ``make_transport(rpc_backend_options, group)``, returns a new
-        transport for the worker ``group.name``. It must not listen yet. None if there is no transport.
+        transport for the worker ``group.name``. It must not listen yet. None if there is no transport, or
+        if the suite is to take the one that the init handler starts.
     :ivar excluded_requirements: requirements of the conformance suite that the backend does not meet:
         their ids, each with the reason. The report shows them.
     :ivar takes_group: whether the init handler has a parameter ``group`` (computed).

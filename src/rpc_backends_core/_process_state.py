@@ -17,6 +17,7 @@ class ProcessState:
     :ivar preparations: functions to call with the registry when it is created.
     :ivar hooks: the `Hooks`, loaded on first use.
     :ivar session: the `Session` that is starting or running.
+    :ivar running: the `Running` agent; None if RPC does not run.
     :ivar kept_stores: (init method, objects that keep the store alive) of stores that this process
         still hosts for other workers after leaving the group.
     :ivar patches: (module, name, torch's value) of each name that the bridge has replaced.
@@ -34,6 +35,7 @@ class ProcessState:
         self.preparations: list[Callable[[Any], None]] = []
         self.hooks: Any = None
         self.session: Any = None
+        self.running: Any = None
         self.kept_stores: list[tuple[Any, ...]] = []
         self.patches: list[tuple[Any, str, Any]] = []
         self.autoload_error: Exception | None = None

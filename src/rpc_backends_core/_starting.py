@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ def init_backend(
     resolved: ResolvedBackend, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Initialise a backend through the hooks, and return the agent."""
+    if resolved.options is None:  # the program calls init_backend itself
+        resolved = replace(resolved, options=kwargs.get("rpc_backend_options"))
     handler = noted(resolved, INIT)
     token = STATE.starting.set(resolved)
     try:

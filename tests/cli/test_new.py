@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from rpc_backends_cli import scaffold
 from rpc_backends_cli.scaffold.names import BadNameError, package_name, suggestion
-from rpc_backends_cli.scaffold.source import source_of
+from rpc_backends_cli.scaffold.source import Origin, origin_of
 
 ROOT = Path(__file__).parents[2]
 X = scaffold.Names.of("X")
@@ -66,7 +66,7 @@ def test_a_package_is_written_and_the_next_commands_are_shown(command: Any) -> N
     assert all(f"  {file}" in ended.stdout.splitlines() for file in files)
     commands = [
         "  cd rpc-backend-my-backend",
-        "  bash .github/install-rpc-backends.sh",
+        f"  RPC_BACKENDS_SOURCE={ROOT} bash .github/install-rpc-backends.sh",
         '  pip install -e ".[test]"',
         "  pytest",
     ]
@@ -228,17 +228,41 @@ def test_the_repository_is_named_in_the_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "source"),
+    ("record", "origin"),
     [
-        ({"url": (ROOT / "packages/cli").as_uri(), "dir_info": {"editable": True}}, str(ROOT)),
-        ({"url": "https://example.org/r.git", "vcs_info": {}}, "https://example.org/r.git"),
-        ({"url": "file:///tmp/rpc_backends-0.1.0.whl", "archive_info": {}}, ""),
-        ({"url": "file:///nowhere/packages/cli", "dir_info": {}}, ""),
+        (
+            {"url": (ROOT / "packages/cli").as_uri(), "dir_info": {"editable": True}},
+            Origin(clone=str(ROOT)),
+        ),
+        ({"url": "https://example.org/r.git", "vcs_info": {}}, Origin("https://example.org/r.git")),
+        ({"url": "file:///tmp/rpc_backends-0.1.0.whl", "archive_info": {}}, Origin()),
+        ({"url": "file:///nowhere/packages/cli", "dir_info": {}}, Origin()),
     ],
     ids=["clone", "git", "wheel", "other folder"],
 )
-def test_the_source_is_where_the_command_came_from(record: dict[str, Any], source: str) -> None:
-    assert source_of(json.dumps(record)) == source
+def test_the_origin_is_what_the_command_was_installed_from(
+    record: dict[str, Any], origin: Origin
+) -> None:
+    assert origin_of(json.dumps(record)) == origin
+
+
+@pytest.mark.parametrize("transport", ["tensorpipe", "python", "c++"])
+def test_no_file_of_a_new_package_has_a_path_of_this_machine(command: Any, transport: str) -> None:
+    """This command is installed from a clone."""
+    ended = command("new", "MY_BACKEND", "--transport", transport)
+
+    assert ended.status == 0, ended.stderr
+    folder = command.packages.parent / "rpc-backend-my-backend"
+    texts = {p.relative_to(folder): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    places = {str(ROOT), str(Path.home()), sys.prefix, str(folder)}
+    assert [path for path, text in texts.items() if any(one in text for one in places)] == []
+
+
+def test_no_comment_of_a_new_package_has_the_address_of_an_index(all_variants: Path) -> None:
+    texts = {path: path.read_text() for path in all_variants.rglob("*.yml")}
+    comments = [line for text in texts.values() for line in text.splitlines() if "#" in line]
+    assert comments
+    assert [line for line in comments if "pypi.org" in line] == []
 
 
 @pytest.mark.parametrize("source", ["", "/no/such folder", "/it's"])

@@ -32,10 +32,10 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def broken_backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the package of the broken backends into a folder."""
-    from rpc_broken_backends import all_broken
+    from rpc_broken_backends import all_backends
 
     modules = {f"{_PACKAGE.name}/{path.name}": path.read_text() for path in _PACKAGE.glob("*.py")}
-    entry_points = {name: f"{_PACKAGE.name}:{name}" for name in all_broken()}
+    entry_points = {name: f"{_PACKAGE.name}:{name}" for name in all_backends()}
     folder = tmp_path_factory.mktemp("broken")
     wheel = write_package(
         folder, "rpc-broken-backends", modules=modules, entry_points={"rpc.backends": entry_points}

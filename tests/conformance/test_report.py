@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_testing import badge, command
 from rpc_backends_testing.recording import summary, verdict
 from rpc_backends_testing.report_page import render
 from rpc_backends_testing.results import Outcome, Report, Result, settle
@@ -108,6 +109,66 @@ def test_the_verdict_depends_on_outcomes_and_completeness(
     assert report(*results, complete=complete).verdict == expected
 
 
+@pytest.mark.parametrize(
+    ("results", "declared", "expected"),
+    [
+        ([result("transport.x", Outcome.NOT_RUN)], [], "conforms; transport not tested"),
+        (
+            [result("transport.x"), result("transport.y", Outcome.NOT_RUN)],
+            [],
+            "conforms; transport tested in part",
+        ),
+        (
+            [result("devices.x", Outcome.NOT_RUN, "devices")],
+            ["devices"],
+            "conforms; devices not tested",
+        ),
+        ([result("devices.x", Outcome.NOT_RUN, "devices")], [], "conforms"),
+        ([result("transport.x", Outcome.NOT_APPLICABLE)], [], "conforms"),
+        ([result("torch.x", Outcome.NOT_RUN)], [], "conforms"),
+        (
+            [
+                result("transport.x", Outcome.NOT_RUN),
+                result("data.x", Outcome.EXCLUDED),
+                result("data.y", Outcome.NOT_RUN),
+                result("security.x", Outcome.NOT_RUN, "encryption"),
+            ],
+            ["encryption"],
+            "conforms with exclusions; transport, encryption not tested; data tested in part",
+        ),
+        ([failed("a.y"), result("b.x", Outcome.NOT_RUN)], [], "does not conform"),
+    ],
+)
+def test_the_verdict_names_what_counts_and_was_not_tested(
+    results: list[Result], declared: list[str], expected: str
+) -> None:
+    made = report(*results, declared=declared)
+
+    assert made.verdict == expected
+    assert made.to_json()["verdict"] == expected
+    assert verdict(made) == f"PIGEON {expected} (suite version 3)"
+    assert badge.message(made) == f"{expected} (suite 3)"
+    assert f"<title>PIGEON {expected}</title>" in render(made)
+    assert command._status(made, strict=False) == (1 if expected.startswith("does") else 0)
+    strict = {"conforms": 0, "does not conform": 1}.get(expected, 3)
+    assert command._status(made, strict=True) == strict
+
+
+def test_a_qualified_verdict_has_a_badge_of_its_own_colour() -> None:
+    plain, qualified = (
+        json.loads(badge.endpoint(report(result("transport.x", outcome))))["color"]
+        for outcome in (Outcome.PASSED, Outcome.NOT_RUN)
+    )
+
+    assert plain != qualified
+
+
+def test_a_report_counts_what_was_not_tested() -> None:
+    made = report(result("transport.x"), result("transport.y", Outcome.NOT_RUN, reason="no socket"))
+
+    assert made.to_json()["not_tested"] == {"transport": {"not run": 1, "of": 2}}
+
+
 def test_a_stopped_run_is_partial() -> None:
     """It may have stopped among torch's tests, after all requirements of the suite."""
     stopped = report(result("a.x"), complete=True, stopped="interrupted during test_y")
@@ -119,7 +180,8 @@ def test_a_stopped_run_is_partial() -> None:
     ("declared", "outcomes", "state"),
     [
         (True, [Outcome.PASSED, Outcome.PASSED], "kept"),
-        (True, [Outcome.PASSED, Outcome.NOT_RUN], "kept"),
+        (True, [Outcome.PASSED, Outcome.NOT_APPLICABLE], "kept"),
+        (True, [Outcome.PASSED, Outcome.NOT_RUN], "kept, tested in part"),
         (True, [Outcome.PASSED, Outcome.FAILED], "broken"),
         (True, [Outcome.NOT_RUN], "declared, not tested"),
         (True, [], "declared, not tested"),

@@ -29,7 +29,7 @@ def test_our_backends_conform_with_what_they_declare(name: str) -> None:
     """If the test fails because a backend's declaration has changed, run `make reports`."""
     (report,) = [one for one in INDEX["reports"]() if one.backend["name"] == name]
 
-    assert report.verdict == "conforms"
+    assert report.conclusion == "conforms"
     assert set(report.declared) == set(default_registry().backend(name).capabilities)
     assert "broken" not in report.capabilities().values()
 

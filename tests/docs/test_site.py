@@ -345,3 +345,12 @@ def test_a_build_without_graphviz_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr(shutil, "which", lambda *_args, **_more: None)
     with pytest.raises(RuntimeError, match=r"pip install graphviz-pure.*apt install graphviz"):
         runpy.run_path(str(DOCS / "conf.py"))
+
+
+def test_the_site_and_the_readme_install_the_same_packages() -> None:
+    blocks = [
+        page.read_text().partition("## Install")[2].partition("```console\n")[2].partition("```")[0]
+        for page in (ROOT / "README.md", DOCS / "index.md")
+    ]
+    assert "pip install" in blocks[0]
+    assert blocks[0] == blocks[1]

@@ -7,7 +7,7 @@ from torch.distributed.rpc import TensorPipeAgent
 import rpc_backend_faulty_tensorpipe.handlers as faulty_tensorpipe
 import rpc_backend_faulty_tensorpipe.options as faulty_tensorpipe_options
 import rpc_backend_tensorpipe.handlers as tensorpipe
-from rpc_backend_tensorpipe.dynamic_group import DynamicAgent
+from rpc_backend_tensorpipe.dynamic_group import TensorPipeDynamicAgent
 from rpc_backends_core.spi import Agent, ConstructOptionsHandler, InitBackendHandler, LeavingAgent
 
 CONSTRUCT: list[ConstructOptionsHandler] = [
@@ -16,4 +16,4 @@ CONSTRUCT: list[ConstructOptionsHandler] = [
 ]
 INIT: list[InitBackendHandler] = [tensorpipe.init_backend, faulty_tensorpipe.init_backend]
 AGENTS: list[type[Agent]] = [TensorPipeAgent]
-LEAVING: list[type[LeavingAgent]] = [DynamicAgent]
+LEAVING: list[type[LeavingAgent]] = [TensorPipeDynamicAgent]

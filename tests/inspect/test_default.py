@@ -26,7 +26,8 @@ def sockets_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("value", "agent", "answering"), [("", "InterceptingAgent", 1), ("off", "StaticAgent", 0)]
+    ("value", "agent", "answering"),
+    [("", "InterceptingTensorPipeStaticAgent", 1), ("off", "TensorPipeStaticAgent", 0)],
 )
 def test_a_worker_records_unless_the_variable_is_off(
     value: str, agent: str, answering: int, tmp_path: Path

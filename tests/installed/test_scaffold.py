@@ -17,6 +17,7 @@ import yaml
 
 from support import native
 from support.environments import Environment, build_wheels, clean_environ
+from support.samples import NEED_AGENTS
 
 pytestmark = pytest.mark.slow
 
@@ -55,9 +56,9 @@ class Package:
 def with_agents(
     installed: Environment, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
-    """Make an environment with the tools that build, test and check a new package."""
+    """Make an environment with every distribution, and tools that build, test and check a new package."""
     made = Environment.like(installed, tmp_path_factory.mktemp("agents"))
-    made.install(wheels["rpc-backends-agents"])
+    made.install(*(wheels[name] for name in NEED_AGENTS))
     made.link("setuptools", "ninja", "hatchling", "editables", "build", "mypy", "ruff")
     for tool in ("pip", "pytest", "mypy"):
         _add_program(made, tool, f'exec "{made.python}" -m {tool} "$@"')
@@ -110,10 +111,11 @@ def test_the_backend_is_a_member(package: Package) -> None:
 
 
 def run_its_tests(package: Package, *arguments: str) -> None:
-    """Run the tests that came with the package; all must pass."""
+    """Run the tests that came with the package, with the recorder on, as by default; all must pass."""
     package.environment.command(
         *("python", "-m", "pytest", str(package.folder / "tests"), "-p", "no:cacheprovider"),
         *arguments,
+        env={"RPC_BACKENDS_RECORDER": "on"},
         timeout=900,
     )
 

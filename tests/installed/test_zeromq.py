@@ -10,7 +10,7 @@ import pytest
 
 from support import quickstart
 from support.environments import Environment
-from support.samples import CORE
+from support.samples import CORE, NEED_AGENTS
 
 pytestmark = pytest.mark.slow
 
@@ -90,8 +90,10 @@ def test_tensorpipe_options_are_carried_over_with_one_warning(
 
 
 def test_the_quickstart_prints_the_output_in_the_readme(
-    environment: Environment, tmp_path: Path
+    installed: Environment, wheels: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The test runs the README's commands in an environment that has only wheels."""
-    for step in quickstart.run(environment.python, tmp_path):
+    """The test runs the README's commands in an environment that has only wheels, but all of them."""
+    full = Environment.like(installed, tmp_path / "environment")
+    full.install(*(wheels[name] for name in NEED_AGENTS))
+    for step in quickstart.run(full.python, tmp_path):
         assert step.printed == step.shown, step.stderr

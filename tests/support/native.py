@@ -39,11 +39,29 @@ def compiled(folder: Path) -> Path:
         objects = KEPT / "objects" / f"{folder.name}-{versions}"
         with tempfile.TemporaryDirectory(dir=KEPT) as made:
             build = ["build_ext", "--build-lib", f"{made}/new", "--build-temp", str(objects)]
-            subprocess.run(
-                [sys.executable, "setup.py", "-q", *build], cwd=folder, env=_environ(), check=True
-            )
+            _run_quietly([sys.executable, "setup.py", "-q", *build], folder)
             Path(made, "new").rename(kept)
     return kept
+
+
+def _run_quietly(command: list[str], folder: Path) -> None:
+    """Run a build, and show its output only if it fails or has a warning of the compiler.
+
+    torch shows each command of ninja.
+    """
+    print(f"==> compiling {folder.relative_to(ROOT)}", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode or "warning:" in done.stdout:
+        sys.stderr.write(done.stdout)
+    done.check_returncode()
 
 
 @contextlib.contextmanager
@@ -81,11 +99,16 @@ def _environ() -> dict[str, str]:
 
 
 def main(arguments: Iterable[str]) -> None:
-    """Compile all extensions in parallel, then run the given command with their `prebuilt`."""
-    folders = distributions()
+    """Compile all extensions in parallel, then run the given command with their `prebuilt`.
+
+    :param arguments: the command; before it may be ``--only FOLDERS --``, to compile only these.
+    """
+    folders, command = distributions(), list(arguments)
+    if command[:1] == ["--only"]:
+        end = command.index("--")
+        folders, command = [ROOT / name for name in command[1:end]], command[end + 1 :]
     with ThreadPoolExecutor() as pool:
         list(pool.map(compiled, folders))
-    command = list(arguments)
     if command:
         with prebuilt(*folders) as variables:
             subprocess.run(command, env={**os.environ, **variables}, check=True)

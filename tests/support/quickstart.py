@@ -46,13 +46,31 @@ def run(python: Path, folder: Path) -> list[Step]:
             ["bash", "-c", command.replace("torchrun", f"{python} -m torch.distributed.run")],
             cwd=folder,
             # torchrun prints that it sets OMP_NUM_THREADS if that is not set.
-            env={**clean_environ(), "OMP_NUM_THREADS": "1"},
+            # The recorder is on, as for a user.
+            env={**clean_environ(), "OMP_NUM_THREADS": "1", "RPC_BACKENDS_RECORDER": "on"},
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
         logged = [line for line in done.stderr.splitlines() if line.startswith("INFO:")]
-        printed = [*logged, *done.stdout.splitlines()]
-        steps.append(Step(command, output.splitlines(), printed, done.stderr))
+        printed = _sorted([*logged, *done.stdout.splitlines()])
+        lines = _sorted(output.splitlines())
+        steps.append(Step(command, lines, _shortened(printed, lines), done.stderr))
     return steps
+
+
+def _sorted(lines: list[str]) -> list[str]:
+    """Return the lines of the log first, and sorted: two workers log at the same time."""
+    logged = [line for line in lines if line.startswith("INFO:")]
+    return [*sorted(logged), *(line for line in lines if line not in logged)]
+
+
+def _shortened(printed: list[str], shown: list[str]) -> list[str]:
+    """Shorten each printed line whose beginning the README shows, with `...` for the rest."""
+    pairs = zip(printed, shown, strict=False)
+    short = [
+        head if head.endswith("...") and line.startswith(head.removesuffix("...")) else line
+        for line, head in pairs
+    ]
+    return [*short, *printed[len(short) :]]

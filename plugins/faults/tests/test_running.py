@@ -524,7 +524,7 @@ def test_faulty_tensorpipe_without_rules_is_not_wrapped(url: str) -> None:
     with Workers(1) as workers:
         workers.run(steps.join, url, backend="FAULTY_TENSORPIPE")
 
-        assert workers[0].call(agent_class) == "FaultyAgent"
+        assert workers[0].call(agent_class) == "FaultyTensorPipeStaticAgent"
         workers.run(steps.leave)
 
 

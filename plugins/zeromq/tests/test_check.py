@@ -36,7 +36,9 @@ def test_the_defaults_are_one_host_and_no_problem() -> None:
         findings["encryption"].text
         == "on for TCP; Unix sockets are private to this user and not encrypted"
     )
-    assert findings["address"].text == "127.0.0.1 (lo), any port, chosen by MASTER_ADDR is not set"
+    assert (
+        findings["address"].text == "127.0.0.1 (lo), any port; the reason: MASTER_ADDR is not set"
+    )
     assert findings["Unix sockets"].level == "ok"
     assert set(findings) == {"libzmq", "secret", "encryption", "address", "Unix sockets"}
 
@@ -102,8 +104,8 @@ print(json.dumps([asdict(finding) for finding in check().findings if finding.abo
 
     assert allowed["level"] == "ok"
     assert allowed["text"] == (
-        f"{two.four} ({two.interface}), port 5000-5010, "
-        f"chosen by route to {one.four}, MASTER_ADDR={one.four}"
+        f"{two.four} ({two.interface}), port 5000-5010; "
+        f"the reason: route to {one.four}, MASTER_ADDR={one.four}"
     )
     assert allowed["data"]["interface"] == two.interface
     assert refused["level"] == "problem"

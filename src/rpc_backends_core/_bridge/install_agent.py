@@ -8,6 +8,7 @@ from torch.distributed.rpc import RpcAgent
 
 from rpc_backends_core import _handlers, _hooks
 from rpc_backends_core._bridge import torch_internals
+from rpc_backends_core._bridge.running import Running
 from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._errors import BackendContractError, HookError
 from rpc_backends_core._process_state import STATE
@@ -21,6 +22,9 @@ def set_and_start_agent(agent: Any) -> None:
     if STATE.session is not None:
         # C++ keeps only the C++ part of an agent alive; its Python methods need this reference.
         STATE.session.agents.extend([agent, chosen])
+    resolved = STATE.starting.get()
+    if resolved is not None:
+        STATE.running = Running(resolved, chosen, is_wrapped=chosen is not agent)
     torch_internals.original_api("_set_and_start_rpc_agent")(chosen)
 
 

@@ -192,6 +192,7 @@ class Session:
         """Undo a failed start: stop the agent, close the store, tell the workers that wait for us."""
         if torch_internals.has_current_agent():
             torch_internals.stop_failed_agent()
+        STATE.running = None
         group, self.group = self.group, None
         if group is not None:
             with contextlib.suppress(RuntimeError):  # the store may be what failed

@@ -11,6 +11,7 @@ from torch.distributed import rpc
 
 from rpc_backends_core import _resolve
 from rpc_backends_core._bridge import torch_internals
+from rpc_backends_core._bridge.running import log_start
 from rpc_backends_core._bridge.session import start_session
 from rpc_backends_core._record import ResolvedBackend
 from rpc_backends_core._settings import Settings
@@ -87,6 +88,7 @@ def _start_resolved(
             resolved, name, rank, world_size, settings.join_timeout, store
         ),
     )
+    log_start()
 
 
 def _refuse_second_start() -> None:

@@ -66,6 +66,7 @@ def reset_current_agent() -> None:
     """Release the current agent and everything held for it."""
     torch_internals.original_api("_reset_current_rpc_agent")()
     STATE.had_a_group = True
+    STATE.running = None
     session, STATE.session = STATE.session, None
     if session is not None:
         # A failing shutdown gets here too, while its exception propagates. The other workers then stay.

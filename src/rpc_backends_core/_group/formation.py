@@ -79,9 +79,12 @@ def join_group(
     limit = _settings.join_timeout() if join_timeout is None else join_timeout
     prefixed = PrefixStore("rpc_backends", store)
     arrival = _Arrival(prefixed, name, rank, backend, fixed_id, min(limit, JOIN_TIMEOUT))
-    if not world_size:
-        return arrival.join_dynamic(timeout)
-    return arrival.join_static(world_size, timeout, limit)
+    if world_size:
+        group = arrival.join_static(world_size, timeout, limit)
+    else:
+        group = arrival.join_dynamic(timeout)
+    group.backend = backend
+    return group
 
 
 class _Arrival:

@@ -48,6 +48,7 @@ class Group:
     :ivar timeout: seconds that an exchange waits for the other workers.
     :ivar token: a string unique to this group, derived from a fresh value of each member, so that
         data written for another group cannot be mistaken for this group's. None for a dynamic group.
+    :ivar backend: the name of the backend that all members use.
     :ivar access: store requests with a time limit.
     """
 
@@ -59,6 +60,7 @@ class Group:
     timeout: float
     autograd_id: int
     token: str | None = None
+    backend: str = ""
     _stage: int = field(default=0, repr=False)
     _meetings: int = field(default=0, repr=False)
     _ended: bool = field(default=False, repr=False)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.rpc import RpcBackendOptions
 
 from rpc_backends_agents import Settings, start_agent
+from rpc_backends_agents import start as starting
+from rpc_backends_agents.transports.sockets import SocketTransport
 from rpc_backends_core.spi import Backend, Capability, group_for
 from rpc_broken_backends import Broken, transports
 
@@ -23,8 +26,14 @@ def construct(rpc_timeout: float, init_method: str) -> Options:
     return Options(rpc_timeout, init_method)
 
 
-def over(transport: Any) -> Backend:
-    """Return a backend that uses transports of this class."""
+def over(
+    transport: Any, *, declared: bool = True, start_agent: Callable[..., Any] = start_agent
+) -> Backend:
+    """Return a backend that uses transports of this class.
+
+    :param declared: whether it declares how its transport is made.
+    :param start_agent: called with a transport, the group and settings.
+    """
 
     def init(
         store: Any,
@@ -42,15 +51,22 @@ def over(transport: Any) -> Backend:
         construct_rpc_backend_options_handler=construct,
         init_backend_handler=init,
         capabilities=frozenset({Capability.STATIC_GROUPS}),
-        make_transport=lambda options, group: transport(),
+        make_transport=(lambda options, group: transport()) if declared else None,
     )
 
 
-def _broken(transport: type[Any], requirement: str, words: str) -> Broken:
+def _broken(transport: type[Any], requirement: str, words: str, *, declared: bool = True) -> Broken:
     # Other chapters fail, too: messages of all calls go through the transport.
-    return Broken(over(transport), "transport", (f"transport.{requirement}", words), spreads=True)
+    backend = over(transport, declared=declared)
+    return Broken(backend, "transport", (f"transport.{requirement}", words), spreads=True)
 
 
+#: Correct backends that do not declare how their transport is made.
+SOUND = {
+    "UNDECLARED": over(SocketTransport, declared=False),
+    # The suite cannot see what this one starts.
+    "HIDDEN": over(SocketTransport, declared=False, start_agent=starting._start_static),
+}
 BROKEN = {
     "SWAPS_PARTS": _broken(transports.SwapsParts, "one_message", "the same parts in another order"),
     "MERGES_PARTS": _broken(transports.MergesParts, "one_message", "divided into other parts"),
@@ -61,4 +77,11 @@ BROKEN = {
         transports.LosesAPeerForGood, "lost_peer_is_found", "found(1)"
     ),
     "CLOSE_RAISES": _broken(transports.CloseRaises, "close_twice", "close(0)"),
+    # Without make_transport, the suite takes the transport from the init handler.
+    "CLOSE_RAISES_UNDECLARED": _broken(
+        transports.CloseRaises, "close_twice", "close(0)", declared=False
+    ),
+    "LOSES_A_PEER_UNDECLARED": _broken(
+        transports.LosesAPeerForGood, "lost_peer_is_found", "found(1)", declared=False
+    ),
 }

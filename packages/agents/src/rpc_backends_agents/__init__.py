@@ -10,13 +10,14 @@ if TYPE_CHECKING:
         Call,
         Recorder,
         Telemetry,
+        TransportAgent,
         current_span,
         set_span,
     )
     from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept, record_calls, report_calls
     from rpc_backends_agents.native_transport import in_python
-    from rpc_backends_agents.start import Settings, start_agent
+    from rpc_backends_agents.start import Settings, start_agent, taking_transports
     from rpc_backends_agents.transport import Inbox, Transport
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Settings",
     "Telemetry",
     "Transport",
+    "TransportAgent",
     "current_span",
     "in_python",
     "include_dir",
@@ -35,6 +37,7 @@ __all__ = [
     "report_calls",
     "set_span",
     "start_agent",
+    "taking_transports",
 ]
 __version__ = "0.1.0"
 
@@ -46,6 +49,7 @@ _MODULES = {
     "Settings": "start",
     "Telemetry": "_C",
     "Transport": "transport",
+    "TransportAgent": "_C",
     "current_span": "_C",
     "in_python": "native_transport",
     "intercept": "interception",
@@ -53,6 +57,7 @@ _MODULES = {
     "report_calls": "interception",
     "set_span": "_C",
     "start_agent": "start",
+    "taking_transports": "start",
 }
 #: The modules that use neither torch nor the extension that is compiled for it.
 _WITHOUT_TORCH = ("transport", "native_transport")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from rpc_backends_agents import _C
@@ -46,11 +46,13 @@ class Addressing:
     """Listens and learns addresses through the agent's transport."""
 
     def __init__(self, agent: _C.TransportAgent) -> None:
-        self._agent = agent
+        self._agent: Any = agent
 
     def listen(self, worker_id: int) -> str:  # the agent passes the id to its transport
         """Start to listen; return this worker's address."""
-        return self._agent.listen()
+        address: str = self._agent.listen()
+        self._agent.published = address
+        return address
 
     def learn(self, worker_id: int, name: str, rank: int, address: str) -> None:
         """Store a peer's address."""

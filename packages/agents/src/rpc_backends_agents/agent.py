@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+import types
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +31,42 @@ _LOOK_INTERVAL = 1.0
 _LOOK_INTERVAL_AFTER_FAILURE = 30.0
 
 
+@functools.cache
+def class_for(kind: type[_Agent], backend: str) -> type[_Agent]:
+    """Return a subclass of ``kind`` for a backend; its name begins with the backend's name."""
+    if not backend:
+        return kind
+    words = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return types.new_class(
+        f"{backend}{kind.__name__}", (kind,), exec_body=lambda ns: ns.update(words)
+    )
+
+
 class _Agent(_C.TransportAgent):
-    """The common base class; knows the Python object of the transport."""
+    """The common base class; knows the Python object of the transport.
+
+    :ivar published: the address that the transport has returned for the peers; None if it is a record
+        that is made for them only.
+    """
 
     transport: Any
+    published: str | None = None
+
+    @property
+    def address(self) -> str | None:
+        """Where this worker listens, in the words of its transport; None if it does not say."""
+        words = getattr(self.transport, "address", None)
+        return words if isinstance(words, str) else self.published
+
+    @property
+    def encryption(self) -> str | None:
+        """How messages between hosts are encrypted, or ``none``; None if the transport does not say."""
+        words = getattr(self.transport, "encryption", None)
+        return words if isinstance(words, str) else None
+
+    def __repr__(self) -> str:
+        worker = _C.TransportAgent.get_worker_info(self)
+        return f"<{type(self).__name__} of RPC worker {worker.name!r}>"
 
     def get_debug_info(self) -> dict[str, str]:
         """Return the metrics, and the transport's values that are not numbers."""

@@ -44,7 +44,10 @@ class CallInterceptor:
         """
 
     def on_end(self, call: Call, seconds: float, error: str | None) -> None:
-        """Look at a call that has ended, in either direction. This does not delay the call.
+        """Look at a call that has ended. This does not delay the call.
+
+        Called at both ends: at the caller, where ``call.direction`` is ``outgoing``, and at the callee,
+        where it is ``incoming`` (not under TENSORPIPE, which does not show incoming calls).
 
         :param seconds: the time since the call was made, or since it arrived.
         :param error: the text of the error; ``None`` if the call was answered.

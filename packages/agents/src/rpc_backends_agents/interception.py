@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,6 +50,7 @@ def intercept(
     """
     front = _in_front_of(agent)
     front.add_interceptor(interceptor, name, order)
+    front.interceptors.append((order, name))
     if at_shutdown is not None:
         front.closing.append(at_shutdown)
     return front
@@ -63,6 +66,7 @@ def record_calls(
     """
     front = _in_front_of(agent)
     front.record_calls(recorder)
+    front.observers.append("recorder")
     front.closing.append(at_shutdown)
     return front
 
@@ -77,13 +81,25 @@ def report_calls(
     """
     front = _in_front_of(agent)
     front.report_calls(telemetry)
+    front.observers.append("telemetry")
     front.closing.append(at_shutdown)
     return front
 
 
 def _in_front_of(agent: Any) -> InterceptingAgent:
     # type() is needed because __class__ of an InterceptingAgent returns the inner agent's class.
-    return agent if issubclass(type(agent), InterceptingAgent) else InterceptingAgent(agent)
+    if issubclass(type(agent), InterceptingAgent):
+        return agent  # type: ignore[no-any-return]
+    kind: Any = type(agent)
+    return _class_for(kind)(agent)
+
+
+@functools.cache
+def _class_for(inner: type) -> type[InterceptingAgent]:
+    """Return the class of agents in front of agents of class ``inner``, whose name ends with its name."""
+    words = {"__module__": __name__, "__doc__": InterceptingAgent.__doc__}
+    name = f"Intercepting{inner.__name__}"
+    return types.new_class(name, (InterceptingAgent,), exec_body=lambda ns: ns.update(words))
 
 
 class InterceptingAgent(_C.InterceptingAgent):
@@ -97,14 +113,24 @@ class InterceptingAgent(_C.InterceptingAgent):
         super().__init__(inner)
         self.inner = inner
         self.closing: list[Callable[[], None]] = []
+        self.interceptors: list[tuple[int, str]] = []
+        self.observers: list[str] = []
         # Torch calls this for every RPC, and the method below takes twice the time.
         self.__dict__["get_worker_info"] = inner.get_worker_info
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"inner", "closing"}:  # not set yet
+        if name in {"inner", "closing", "interceptors", "observers"}:  # not set yet
             raise AttributeError(name)
         found = getattr(self.inner, name)
         return self._leaving(found) if name == "leave_group" else found
+
+    @property
+    def in_front(self) -> tuple[str, ...]:
+        """What stands in front of the inner agent, nearest to the program first."""
+        return (*self.observers, *(name for _, name in sorted(self.interceptors)))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} ({', '.join(self.in_front)}) in front of {self.inner!r}>"
 
     @property  # type: ignore[misc]  # object's attribute is writable
     def __class__(self) -> Any:

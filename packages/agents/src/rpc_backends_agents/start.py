@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,7 +14,12 @@ from torch.distributed import rpc
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import HasCapsule, Native, addressing
-from rpc_backends_agents.agent import DynamicGroupAgent, RankedStaticAgent, StaticGroupAgent
+from rpc_backends_agents.agent import (
+    DynamicGroupAgent,
+    RankedStaticAgent,
+    StaticGroupAgent,
+    class_for,
+)
 from rpc_backends_agents.devices import AgentDevices, published, worker_devices
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
@@ -19,6 +27,8 @@ from rpc_backends_core.spi import JOIN_TIMEOUT, Group, device_maps, torch_intern
 
 logger = logging.getLogger("rpc_backends.agents")
 
+#: What start_agent does with its transport in place of a start; see `taking_transports`.
+_taken: ContextVar[list[Any] | None] = ContextVar("taken", default=None)
 #: Seconds within which a live member responds.
 _ALIVE_TIMEOUT = 3.0
 
@@ -56,6 +66,20 @@ class Settings:
         return cls(**{name: getattr(options, name) for name in names - optional})
 
 
+@contextmanager
+def taking_transports() -> Iterator[list[Any]]:
+    """Yield a list for the transports that :func:`start_agent` gets in the block, on this thread.
+
+    It starts no agent there, and returns None. Tests find the transport of a backend in this way.
+    """
+    taken: list[Any] = []
+    token = _taken.set(taken)
+    try:
+        yield taken
+    finally:
+        _taken.reset(token)
+
+
 def start_agent(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
     """Start this worker's agent on ``transport``.
 
@@ -70,6 +94,10 @@ def start_agent(transport: Any, group: Group, settings: Settings) -> _C.Transpor
         type.
     """
     _check_arguments(transport, group, settings)
+    taken = _taken.get()
+    if taken is not None:
+        taken.append(transport)
+        return None  # type: ignore[return-value]  # nothing uses the result
     _C.send_warnings_to(logger.warning)
     if group.world_size is None:
         return _start_dynamic(transport, group, settings)
@@ -104,7 +132,7 @@ def _check_arguments(transport: Any, group: Any, settings: Any) -> None:
 def _start_static(transport: Any, group: Group, settings: Settings) -> _C.TransportAgent:
     renumbered = any(member.worker_id != member.rank for member in group.members)
     kind: Any = RankedStaticAgent if renumbered else StaticGroupAgent
-    agent = _make(kind, group.name, group.me.worker_id, transport, settings)
+    agent = _make(kind, group, group.me.worker_id, transport, settings)
     agent.group = group
     if renumbered:
         workers = [worker_info(m.name, m.worker_id, m.rank) for m in group.members]
@@ -172,7 +200,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     worker_id = roster.take_id(group.rank if wanted is None else wanted)
     mine = worker_info(group.name, worker_id, group.rank)
     members = {worker_id: mine}
-    agent = _make(DynamicGroupAgent, group.name, worker_id, transport, settings)
+    agent = _make(DynamicGroupAgent, group, worker_id, transport, settings)
     agent.roster = roster
     agent.set_workers([mine], mine)
     devices = AgentDevices(agent, group.name, settings)
@@ -199,10 +227,10 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     return agent  # type: ignore[no-any-return]
 
 
-def _make(kind: Any, name: str, worker_id: int, transport: Any, settings: Settings) -> Any:
+def _make(kind: Any, group: Group, worker_id: int, transport: Any, settings: Settings) -> Any:
     try:
-        agent = kind(
-            name,
+        agent: Any = class_for(kind, group.backend)(
+            group.name,
             worker_id,
             transport,
             num_worker_threads=settings.num_worker_threads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from rpc_backends_cli.output import Failure, console, debug_option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rpc_backends_cli.scaffold import Names, Variant
+    from rpc_backends_cli.scaffold import Names, Origin, Variant
 
 
 @click.command(
@@ -58,8 +59,9 @@ Examples:
 @click.option(
     "--source",
     metavar="SOURCE",
-    help="Where the package's CI installs rpc-backends from: a clone, or the URL of the repository "
-    "(default: where this command was installed from).",
+    help="Where the package's script installs rpc-backends from, here and in CI: the URL of the "
+    "repository, or a clone (default: the URL that this command was installed from; if there is none, "
+    "the script asks for the variable RPC_BACKENDS_SOURCE).",
 )
 @debug_option
 def command(
@@ -89,15 +91,14 @@ def command(
     _check_folder(folder)
     _check_taken(names)
     _check_package(names)
-    facts = scaffold.Facts(
-        author=author, url=url, source=scaffold.installed_from() if source is None else source
-    )
+    origin = scaffold.Origin(url=source) if source is not None else scaffold.installed_from()
+    facts = scaffold.Facts(author=author, url=url, source=origin.url)
     texts = scaffold.files(names, variant, facts)
     try:
         scaffold.write(folder, texts)
     except OSError as error:
         raise Failure(f"{folder} cannot be written: {error}") from error
-    _render(names, variant, folder, list(texts), console())
+    _render(names, variant, folder, list(texts), origin, console())
 
 
 def _variant(transport: str, dynamic_groups: bool | None) -> Variant:
@@ -148,7 +149,9 @@ def _check_taken(names: Names) -> None:
         )
 
 
-def _render(names: Names, variant: Variant, folder: Path, paths: list[str], to: Console) -> None:
+def _render(
+    names: Names, variant: Variant, folder: Path, paths: list[str], origin: Origin, to: Console
+) -> None:
     from rich.text import Text
 
     to.print(Text.assemble(("Written: ", "bold"), f"{folder}/"), soft_wrap=True)
@@ -156,7 +159,11 @@ def _render(names: Names, variant: Variant, folder: Path, paths: list[str], to: 
         to.print(Text(f"  {path}", "cyan"))
     to.print()
     to.print(Text("Next", "bold"))
-    for line in (f"cd {folder}", *variant.next_commands()):
+    install, *others = variant.next_commands()
+    if not origin.url:  # a path of this machine is not written into the package
+        clone = shlex.quote(origin.clone) if origin.clone else "CLONE_OF_RPC_BACKENDS"
+        install = f"RPC_BACKENDS_SOURCE={clone} {install}"
+    for line in (f"cd {folder}", install, *others):
         to.print(Text(f"  {line}", "green"), soft_wrap=True)
     to.print()
     to.print(

@@ -20,6 +20,8 @@ _COLOURS = {
     "partial": "#8a6100",
     "does not conform": "#b71c1c",
 }
+#: For a backend that conforms where it was tested, and was not tested everywhere.
+_QUALIFIED = "#4b6a2b"
 #: In pixels: the average width of a letter at 11 pixels, the margin around a text, and the height.
 _LETTER, _MARGIN, _HEIGHT = 6.3, 7, 20
 
@@ -43,7 +45,7 @@ def endpoint(report: Report) -> str:
         "schemaVersion": 1,
         "label": _LABEL,
         "message": message(report),
-        "color": _COLOURS[report.verdict].removeprefix("#"),
+        "color": _colour(report).removeprefix("#"),
     }
     return json.dumps(badge, indent=2) + "\n"
 
@@ -59,11 +61,15 @@ def svg(report: Report) -> str:
         f'<clipPath id="round"><rect width="{total}" height="{_HEIGHT}" rx="3"/></clipPath>\n'
         '<g clip-path="url(#round)">\n'
         f'<rect width="{left}" height="{_HEIGHT}" fill="#444"/>\n'
-        f'<rect x="{left}" width="{right}" height="{_HEIGHT}" fill="{_COLOURS[report.verdict]}"/>\n'
+        f'<rect x="{left}" width="{right}" height="{_HEIGHT}" fill="{_colour(report)}"/>\n'
         '</g>\n<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" '
         'font-size="11">\n'
         f"{_text(_LABEL, 0, left)}{_text(message(report), left, right)}</g>\n</svg>\n"
     )
+
+
+def _colour(report: Report) -> str:
+    return _QUALIFIED if report.is_qualified else _COLOURS[report.conclusion]
 
 
 def _width(text: str) -> int:

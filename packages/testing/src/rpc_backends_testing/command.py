@@ -33,6 +33,7 @@ _GRACE_PERIOD = 20.0
 #: After these seconds without a result, the display names the running tests.
 _SILENCE = 15.0
 _USAGE = 2
+_INCOMPLETE = 3
 _SUITE = "rpc_backends_testing"
 _TORCH = "torch"  # the chapter with torch's own suites
 _FOLDER = Path(testing.__file__).parent
@@ -230,6 +231,7 @@ Examples:
 
 \b
 Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no such backend or option,
+3 with --strict: nothing failed, and a requirement that counts was not tested,
 128 + N the run was interrupted by signal N; the report then has the results so far.
 """,
 )
@@ -296,6 +298,11 @@ Exit status: 0 nothing failed, 1 the backend does not conform, 2 there is no suc
     help="Stop after N failures.",
 )
 @click.option("-x", "first_failure", is_flag=True, help="Stop after the first failure.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="End with status 3 if nothing failed, but a requirement that counts could not be tested here.",
+)
 @json_option
 @debug_option
 def command(
@@ -311,6 +318,7 @@ def command(
     jobs: int | None,
     maxfail: int | None,
     first_failure: bool,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Test a backend against the contract for RPC backends.
@@ -345,7 +353,13 @@ def command(
         click.echo(json.dumps(data, indent=2))
     else:
         render(report, written, console())
-    sys.exit(interrupted or (1 if report.verdict == "does not conform" else 0))
+    sys.exit(interrupted or _status(report, strict=strict))
+
+
+def _status(report: Report, *, strict: bool) -> int:
+    if report.conclusion == "does not conform":
+        return 1
+    return _INCOMPLETE if strict and (report.conclusion == "partial" or report.is_qualified) else 0
 
 
 def _report(data: dict[str, Any]) -> Report:

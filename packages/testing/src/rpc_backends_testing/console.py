@@ -17,10 +17,12 @@ _OUTCOME_STYLES = {
     Outcome.WORKS_UNDECLARED: "cyan",
     Outcome.FAILS_NEWER: "yellow",
     Outcome.EXCLUDED: "yellow",
+    Outcome.NOT_APPLICABLE: "dim",
     Outcome.NOT_RUN: "yellow",
 }
 _CAPABILITY_STYLES = {
     "kept": "green",
+    "kept, tested in part": "yellow",
     "broken": "bold red",
     "declared, not tested": "yellow",
     "works, not declared": "bold cyan",
@@ -43,6 +45,7 @@ def render(report: Report, files: tuple[Path, ...], to: Console) -> None:
                 _render_failure(result, to)
     _render_reasons(report, Outcome.FAILS_NEWER, "Newer than the version that counts", to)
     _render_reasons(report, Outcome.EXCLUDED, "Excluded by the backend", to)
+    _render_reasons(report, Outcome.NOT_APPLICABLE, "Does not apply", to)
     _render_reasons(report, Outcome.NOT_RUN, "Not run here", to)
     _render_capabilities(report, to)
     _render_verdict(report, files, to)
@@ -135,6 +138,7 @@ def _render_verdict(report: Report, files: tuple[Path, ...], to: Console) -> Non
     from rpc_backends_testing.recording import verdict
 
     to.print()
-    to.print(Text(verdict(report), f"bold {_VERDICT_STYLES[report.verdict]}"))
+    style = "yellow" if report.is_qualified else _VERDICT_STYLES[report.conclusion]
+    to.print(Text(verdict(report), f"bold {style}"), soft_wrap=True)
     for file in files:
         to.print(Text(f"report: {file}", overflow="fold"), soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -32,6 +32,19 @@ def requirement(
         chapter=chapter, capability=capability, since=since
     )
     return mark
+
+
+# pytest's types do not say that this is a class.
+class DoesNotApplyError(pytest.skip.Exception):  # type: ignore[misc,name-defined]
+    """A requirement does not apply to the backend under test, or to this torch."""
+
+
+def does_not_apply(reason: str) -> NoReturn:
+    """End a test whose requirement does not apply.
+
+    A test that could only not be run here uses ``pytest.skip``: the verdict says that it was not tested.
+    """
+    raise DoesNotApplyError(reason)
 
 
 def in_group(

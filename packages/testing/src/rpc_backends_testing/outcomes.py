@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 import unittest
 from dataclasses import asdict
 
@@ -12,7 +13,7 @@ import pytest
 from rpc_backends_cli.processes import WorkerError
 from rpc_backends_testing.checks import DeviationError
 from rpc_backends_testing.exclusions import reason_to_exclude
-from rpc_backends_testing.marks import REQUIREMENT
+from rpc_backends_testing.marks import REQUIREMENT, DoesNotApplyError
 from rpc_backends_testing.results import Outcome, Result, settle
 from rpc_backends_testing.subject import Subject
 from rpc_backends_testing.suite import BACKEND, SUITE_VERSION
@@ -20,6 +21,11 @@ from rpc_backends_testing.time_limits import TimeLimits
 
 #: The key of a result in pytest's report, also between processes.
 PROPERTY = "rpc_requirement"
+
+#: Parts of the paths of modules whose frames a failure does not show.
+_OWN = ("/rpc_backends_testing/", "/rpc_backends_cli/processes/", "/_pytest/", "/pluggy/")
+#: A part of torch's text for a call without an answer.
+_TIMEOUT = "RPC ran for more than set timeout"
 
 _LIMITS = pytest.StashKey[dict[str, TimeLimits]]()
 
@@ -72,7 +78,12 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     )
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        result.reason = reason.removeprefix("Skipped: ")
+        # pytest begins the text with the name of the exception.
+        result.reason = re.sub(r"^(Skipped|[\w.]*\bDoesNotApplyError): ", "", reason)
+        if _does_not_apply(item, call):
+            result.outcome = Outcome.NOT_APPLICABLE
+            path, line, _ = item.location
+            report.longrepr = (path, line or 0, f"Skipped: does not apply: {result.reason}")
     else:
         excluded = reason_to_exclude(result.id, subject.excluded)
         result.outcome = settle(
@@ -87,7 +98,10 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     limits_of(item.config, subject.name).record_test(result.chapter, hung)
     if report.failed:
         assert call.excinfo is not None
-        explain(result, call.excinfo.value, str(report.longrepr))
+        explain(result, call.excinfo.value, _trace(call.excinfo.value))
+        result.advice = advice_for(result, call.excinfo.value)
+        if not item.config.getoption("fulltrace"):
+            result.detail = without_own_frames(result.detail)
         _turn(report, item, result, version, excluded or "")
     elif result.outcome is Outcome.FAILED:
         result.call = f"the test of a requirement that {subject.name} excludes"
@@ -98,6 +112,50 @@ def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     # Plain types only, because pytest-xdist sends the report to another process.
     plain = {**asdict(result), "outcome": str(result.outcome)}
     report.user_properties.append((PROPERTY, {**plain, **whose}))
+
+
+def _does_not_apply(item: pytest.Item, call: pytest.CallInfo[None]) -> bool:
+    """Return whether a test was skipped because its requirement makes no sense here.
+
+    The marks `skipif` of the suite are for what the installed torch does not have.
+    """
+    error = call.excinfo.value if call.excinfo else None
+    return isinstance(error, DoesNotApplyError) or item.get_closest_marker("skipif") is not None
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def without_own_frames(text: str) -> str:
+    """Return a text without the frames of this suite in its tracebacks, which say nothing of the backend.
+
+    Stacks of workers that hang keep all frames. pytest's ``--full-trace`` keeps those of tracebacks too.
+    """
+    kept = []
+    own, indent = False, 0
+    for line in text.splitlines():
+        frame = re.match(r'(\s*)File "([^"]+)", line \d+, in ', line)
+        if frame is not None:
+            own, indent = any(part in frame[2] for part in _OWN), len(frame[1])
+        elif len(line) - len(line.lstrip()) <= indent:
+            own = False  # the frame's lines of code are further to the right
+        if not own:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def advice_for(result: Result, error: BaseException) -> str:
+    """Return where to look. For a time-out, that is not where the requirement says."""
+    slow = "--timeout-factor 3 gives a slow machine more time."
+    if isinstance(error, WorkerError) and error.late:
+        return f"The stacks below show where each worker waits. {slow}"
+    if _TIMEOUT in result.got and _TIMEOUT not in result.expected:
+        return (
+            "No answer came in time: the request or the answer is lost, or the callee does not run the "
+            f"call. {slow}"
+        )
+    return result.advice
 
 
 def explain(result: Result, error: BaseException, trace: str) -> None:

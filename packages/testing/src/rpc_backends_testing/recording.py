@@ -78,6 +78,7 @@ def summary(report: Report) -> Iterator[str]:
             yield f"  got       {result.got}"
     yield from _others(report, Outcome.FAILS_NEWER, "Newer than the version that counts")
     yield from _others(report, Outcome.EXCLUDED, "Excluded by the backend")
+    yield from _others(report, Outcome.NOT_APPLICABLE, "Does not apply")
     yield from _others(report, Outcome.NOT_RUN, "Not run here")
     capabilities = report.capabilities()
     if capabilities:
@@ -100,7 +101,7 @@ def verdict(report: Report) -> str:
     name = report.backend["name"]
     if report.stopped:
         version += f"; {report.stopped}"
-    if report.verdict == "partial":
+    if report.conclusion == "partial":
         return f"{name}: nothing failed; only a part ran ({version})"
     part = "" if report.complete else "; only a part of the suite ran"
     return f"{name} {report.verdict}{part} ({version})"

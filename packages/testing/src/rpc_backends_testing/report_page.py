@@ -20,15 +20,18 @@ _TONES = {
     Outcome.WORKS_UNDECLARED: "news",
     Outcome.NOT_DECLARED: "quiet",
     Outcome.EXCLUDED: "odd",
+    Outcome.NOT_APPLICABLE: "quiet",
     Outcome.NOT_RUN: "odd",
 }
 _CAPABILITY_TONES = {
     "kept": "good",
+    "kept, tested in part": "odd",
     "broken": "bad",
     "declared, not tested": "odd",
     "works, not declared": "news",
     "not declared": "quiet",
 }
+_UNTESTED = (Outcome.NOT_APPLICABLE, Outcome.NOT_RUN)
 _VERDICT_TONES = {
     "conforms": "good",
     "conforms with exclusions": "good",
@@ -56,13 +59,14 @@ def render(report: Report) -> str:
         ],
         total=_row(report, report.results),
         excluded=_of(report, Outcome.EXCLUDED),
-        tested=len(report.results) - report.count()[Outcome.NOT_RUN],
+        tested=sum(one.outcome not in _UNTESTED for one in report.results),
         outcomes=_outcomes(report),
         not_run=report.count()[Outcome.NOT_RUN],
+        not_applicable=report.count()[Outcome.NOT_APPLICABLE],
         columns=_columns(report),
         capabilities=[_capability(report, *one) for one in report.capabilities().items()],
         tones=_TONES,
-        verdict_tone=_VERDICT_TONES[report.verdict],
+        verdict_tone="odd" if report.is_qualified else _VERDICT_TONES[report.conclusion],
         seconds=_seconds,
     )
 
@@ -75,7 +79,7 @@ def _columns(report: Report) -> list[Outcome]:
 
 def _outcomes(report: Report) -> str:
     """Return how many of the tested requirements have each outcome, in words."""
-    columns = [one for one in _columns(report) if one is not Outcome.NOT_RUN]
+    columns = [one for one in _columns(report) if one not in _UNTESTED]
     texts = (f"{report.count()[one]} {one}" for one in columns)
     return " · ".join(text.replace(" ", "\N{NO-BREAK SPACE}") for text in texts)
 
@@ -100,7 +104,7 @@ def _row(report: Report, results: list[Result]) -> dict[str, Any]:
 def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
     """Return a row of the table of capabilities."""
     results = [result for result in report.results if result.capability == name]
-    tested = [one for one in results if one.outcome is not Outcome.NOT_RUN]
+    tested = [one for one in results if one.outcome not in _UNTESTED]
     met = [one for one in tested if one.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)]
     asked = f"{len(met)} of {len(tested)}"
     if not tested:

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+#: The chapter that runs only if it is asked for.
+OPTIONAL = "torch"
+
 
 class Outcome(StrEnum):
     """The outcome of one requirement."""
@@ -22,6 +25,8 @@ class Outcome(StrEnum):
     FAILS_NEWER = "fails, newer"
     #: It fails, and the backend excludes it.
     EXCLUDED = "excluded"
+    #: It makes no sense for this backend or this torch; the reason says why.
+    NOT_APPLICABLE = "does not apply"
     #: It could not run here; the reason says why.
     NOT_RUN = "not run"
 
@@ -114,7 +119,45 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The verdict on the backend.
+        """The verdict on the backend: the :attr:`conclusion`, and what it says nothing of.
+
+        For example ``conforms; transport not tested; devices tested in part``.
+        """
+        if not self.is_qualified:
+            return self.conclusion
+        gaps = self.not_tested()
+        whole = ", ".join(name for name, (missing, count) in gaps.items() if missing == count)
+        part = ", ".join(name for name, (missing, count) in gaps.items() if missing < count)
+        parts = (f"{whole} not tested" if whole else "", f"{part} tested in part" if part else "")
+        return "; ".join([self.conclusion, *filter(None, parts)])
+
+    @property
+    def is_qualified(self) -> bool:
+        """Whether nothing failed, and a requirement that counts could not be tested here."""
+        return self.conclusion.startswith("conforms") and bool(self.not_tested())
+
+    def not_tested(self) -> dict[str, tuple[int, int]]:
+        """Return where requirements that count were not run: how many of how many, by chapter.
+
+        Requirements of a declared capability are under its name, the others under that of their chapter.
+        Requirements of capabilities that are not declared do not count, nor do torch's suites.
+        """
+        counted: dict[str, list[Result]] = {}
+        for name, results in self.chapters().items():
+            for result in results:
+                if name != OPTIONAL and (
+                    not result.capability or result.capability in self.declared
+                ):
+                    counted.setdefault(result.capability or name, []).append(result)
+        gaps = {
+            name: (self.count(results)[Outcome.NOT_RUN], len(results))
+            for name, results in counted.items()
+        }
+        return {name: gap for name, gap in gaps.items() if gap[0]}
+
+    @property
+    def conclusion(self) -> str:
+        """What the requirements say that were tested.
 
         ``does not conform`` if a requirement failed; ``partial`` if none failed, and not all were in the
         run, or the run was stopped; else ``conforms`` or ``conforms with exclusions``.
@@ -158,21 +201,25 @@ class Report:
     def capabilities(self) -> dict[str, str]:
         """Return the state of each capability that is declared or was tested.
 
-        ``kept``, ``broken`` or ``declared, not tested``; ``works, not declared`` or ``not declared``.
+        ``kept``, ``kept, tested in part``, ``broken`` or ``declared, not tested``; ``works, not
+        declared`` or ``not declared``.
         """
         seen = {result.capability for result in self.results if result.capability}
         return {name: self._capability(name) for name in sorted(seen | set(self.declared))}
 
     def _capability(self, name: str) -> str:
         outcomes = {result.outcome for result in self.results if result.capability == name}
-        outcomes.discard(Outcome.NOT_RUN)
+        in_part = Outcome.NOT_RUN in outcomes
+        outcomes -= {Outcome.NOT_RUN, Outcome.NOT_APPLICABLE}
         if name not in self.declared:
             if outcomes == {Outcome.WORKS_UNDECLARED}:
                 return "works, not declared"
             return "not declared"
         if Outcome.FAILED in outcomes:
             return "broken"
-        return "kept" if Outcome.PASSED in outcomes else "declared, not tested"
+        if Outcome.PASSED not in outcomes:
+            return "declared, not tested"
+        return "kept, tested in part" if in_part else "kept"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON, including what is computed from the results."""
@@ -181,6 +228,10 @@ class Report:
         return {
             "verdict": self.verdict,
             **data,
+            "not_tested": {
+                name: {"not run": missing, "of": count}
+                for name, (missing, count) in self.not_tested().items()
+            },
             "capabilities": self.capabilities(),
             "excluded": self.excluded,
             "chapters": {

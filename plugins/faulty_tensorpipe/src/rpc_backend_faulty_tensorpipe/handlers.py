@@ -12,11 +12,11 @@ from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
 from rpc_backends_core.spi import Backend, Capability, Group, RankMappingMixin, group_for
 
 
-class FaultyAgent(StaticGroupAgent, FaultyTensorPipeAgent):
+class FaultyTensorPipeStaticAgent(StaticGroupAgent, FaultyTensorPipeAgent):
     """Torch's faulty agent in a group where every worker id equals the rank."""
 
 
-class RankedFaultyAgent(RankMappingMixin, FaultyAgent):
+class RankedFaultyTensorPipeStaticAgent(RankMappingMixin, FaultyTensorPipeStaticAgent):
     """Torch's faulty agent in a group where a process keeps its worker id from an earlier group."""
 
 
@@ -53,7 +53,14 @@ def init_backend(
         store, name, rank, world_size, rpc_backend_options, "FAULTY_TENSORPIPE", group
     )
     # Torch's faulty agent ignores device maps, so there are none to exchange.
-    return start_static_agent(FaultyAgent, RankedFaultyAgent, group, rpc_backend_options, {}, [])
+    return start_static_agent(
+        FaultyTensorPipeStaticAgent,
+        RankedFaultyTensorPipeStaticAgent,
+        group,
+        rpc_backend_options,
+        {},
+        [],
+    )
 
 
 BACKEND = Backend(

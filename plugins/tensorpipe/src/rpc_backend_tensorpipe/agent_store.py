@@ -49,6 +49,11 @@ class AgentStore:
         self.store.set(f"addrs/{name}", address)
 
     @property
+    def has_own_address(self) -> bool:
+        """Whether the agent has written the address that it listens on."""
+        return bool(self.store.check([f"addrs/{self.name}"]))
+
+    @property
     def own_address(self) -> str:
         """The address that the agent listens on; waits until the agent has written it."""
         return str(self.store.get(f"addrs/{self.name}").decode())
@@ -88,7 +93,7 @@ def exchanging_addresses(engine: AgentStore, group: Group) -> Iterator[None]:
         yield
     finally:
         starting.clear()
-        if not engine.store.check([f"addrs/{engine.name}"]):
+        if not engine.has_own_address:
             engine.add_address(engine.name, "")  # the agent failed before it listened
         thread.join()
     if failures:

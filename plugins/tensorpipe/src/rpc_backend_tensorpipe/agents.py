@@ -9,10 +9,21 @@ from rpc_backend_tensorpipe.agent_store import AgentStore, Barriers, exchanging_
 from rpc_backends_core.spi import Group, torch_internals, worker_info
 
 
-class StaticGroupAgent:
-    """A mixin for the agent of a static group: ``join`` runs its barriers through the group's store."""
+class SelfDescribingAgent:
+    """A mixin for torch's TensorPipe agents: where the worker listens, and that nothing is encrypted."""
 
     engine: AgentStore
+    encryption = "none"
+
+    @property
+    def address(self) -> str | None:
+        """The addresses that TensorPipe listens on; None before it does."""
+        return self.engine.own_address if self.engine.has_own_address else None
+
+
+class StaticGroupAgent(SelfDescribingAgent):
+    """A mixin for the agent of a static group: ``join`` runs its barriers through the group's store."""
+
     group: Group
     barriers: Barriers
 

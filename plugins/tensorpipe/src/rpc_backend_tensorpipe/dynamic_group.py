@@ -22,7 +22,7 @@ from torch.distributed.rpc import TensorPipeAgent
 
 from rpc_backend_tensorpipe import broadcast
 from rpc_backend_tensorpipe.agent_store import AgentStore
-from rpc_backend_tensorpipe.agents import dumps
+from rpc_backend_tensorpipe.agents import SelfDescribingAgent, dumps
 from rpc_backend_tensorpipe.liveness import LivenessListener
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import (
@@ -49,14 +49,13 @@ _UNDOING_TIMEOUT = 5.0
 _RREF_TIMEOUT = timedelta(seconds=1)
 
 
-class DynamicAgent(RankMappingMixin, TensorPipeAgent):
+class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAgent):
     """Torch's agent, which learns of its peers from the member list in the store.
 
     A worker that rejoins gets a new worker id, because its peers still hold dead pipes to the old id.
     Programs still see its rank.
     """
 
-    engine: AgentStore
     membership: Membership
     me: Peer
     listener: LivenessListener | None = None
@@ -218,7 +217,7 @@ def start(group: Group, options: Any) -> Any:
     membership = Membership(group.access, min(group.timeout, JOIN_TIMEOUT))
     worker_id = membership.reserve(name, rank, mine, wanted=torch_internals.fixed_worker_id())
     engine = AgentStore(name)
-    agent = DynamicAgent(engine.store, name, worker_id, None, options, {}, [])
+    agent = TensorPipeDynamicAgent(engine.store, name, worker_id, None, options, {}, [])
     me = Peer(name, rank, worker_id, mine)
     agent.begin(engine, membership, me)
     try:
@@ -234,7 +233,7 @@ def start(group: Group, options: Any) -> Any:
     return agent
 
 
-def _introduce(agent: DynamicAgent, state: State, options: Any) -> None:
+def _introduce(agent: TensorPipeDynamicAgent, state: State, options: Any) -> None:
     """Tell every member about this new worker, and remove members that are gone from the list."""
     silent = agent.notify(state, timeout=options.rpc_timeout)
     gone = [peer for peer in silent if not agent.membership.is_alive(peer)]
@@ -253,7 +252,7 @@ def _warn_of(silent: Sequence[Peer], me: Peer) -> None:
         )
 
 
-def _withdraw(agent: DynamicAgent, membership: Membership, me: Peer) -> None:
+def _withdraw(agent: TensorPipeDynamicAgent, membership: Membership, me: Peer) -> None:
     """Undo a failed join: remove this worker from the list, tell the members, stop the agent."""
     agent.is_listed = False
     try:

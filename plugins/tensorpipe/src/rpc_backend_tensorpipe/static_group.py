@@ -10,11 +10,11 @@ from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
 from rpc_backends_core.spi import Group, RankMappingMixin, device_maps, stored
 
 
-class StaticAgent(StaticGroupAgent, TensorPipeAgent):
+class TensorPipeStaticAgent(StaticGroupAgent, TensorPipeAgent):
     """Torch's agent in a static group where every worker id equals the rank."""
 
 
-class RankedStaticAgent(RankMappingMixin, StaticAgent):
+class RankedTensorPipeStaticAgent(RankMappingMixin, TensorPipeStaticAgent):
     """Torch's agent in a static group where a process keeps its worker id from an earlier group."""
 
 
@@ -33,4 +33,6 @@ def start(group: Group, options: Any) -> Any:
     reverse = device_maps.reverse_maps(mine, workers)
     used = device_maps.used_devices(mine, reverse)
     device_maps.initialise(used)
-    return start_static_agent(StaticAgent, RankedStaticAgent, group, options, reverse, used)
+    return start_static_agent(
+        TensorPipeStaticAgent, RankedTensorPipeStaticAgent, group, options, reverse, used
+    )

@@ -184,6 +184,19 @@ class UCXTransport:
         self._admission_control.stop_waiting()
         self._native.close(linger)
 
+    @property
+    def address(self) -> str:
+        """The ways in which peers reach this worker. UCX chooses its ports."""
+        transports = self._settings.transports
+        names = "all of UCX's transports" if transports is None else ",".join(transports)
+        devices = self._settings.net_devices
+        return names if devices is None else f"{names} on {','.join(devices)}"
+
+    @property
+    def encryption(self) -> str:
+        """UCX encrypts nothing."""
+        return "none"
+
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""
         found: dict[str, str] = dict(self._native.metrics())

@@ -112,7 +112,7 @@ def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
         data = {"address": place.scoped, "interface": interface, "why": place.why}
         data["ports"] = None if here.ports is None else str(here.ports)
         ports = "any port" if here.ports is None else f"port {here.ports}"
-        text = f"{where}, {ports}, chosen by {place.why}"
+        text = f"{where}, {ports}; the reason: {place.why}"
         if place.is_loopback and here.policy.lack is None and _is_name(meeting.host):
             # Debian gives a machine's own name the address 127.0.1.1.
             text += (

@@ -208,10 +208,23 @@ class ZeroMQTransport:
             self._remove_folder()
             self._not_at_exit()
 
+    @property
+    def address(self) -> str | None:
+        """Where this worker listens; None before :meth:`listen`."""
+        if self._mine is None:
+            return None
+        unix = ["a Unix socket"] if self._mine.unix else []
+        return " and ".join([*self._mine.tcp, *unix])
+
+    @property
+    def encryption(self) -> str:
+        """How messages over TCP are encrypted: ``CURVE`` or ``none``."""
+        return "CURVE" if self._settings.policy.encryption else "none"
+
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""
         found: dict[str, str] = dict(self._native.metrics())
-        found["zeromq.encryption"] = "CURVE" if self._settings.policy.encryption else "none"
+        found["zeromq.encryption"] = self.encryption
         if self._mine is not None:
             found["zeromq.listens_on"] = " ".join(self._mine.tcp)
             found["zeromq.unix_socket"] = self._mine.unix.path if self._mine.unix else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpc_backends_cli.scaffold.names import BadNameError, Names, member_name
-from rpc_backends_cli.scaffold.source import installed_from
+from rpc_backends_cli.scaffold.source import Origin, installed_from
 from rpc_backends_cli.scaffold.variants import Kind, Variant
 from rpc_backends_cli.scaffold.writing import Facts, files, write
 
@@ -12,6 +12,7 @@ __all__ = [
     "Facts",
     "Kind",
     "Names",
+    "Origin",
     "Variant",
     "files",
     "installed_from",

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 
-def installed_from() -> str:
-    """Return the clone or the URL of the repository that this command was installed from, or "".
+@dataclass(frozen=True)
+class Origin:
+    """What this command was installed from; both are empty if that was an index or a wheel.
 
-    pip records it (PEP 610) unless the command came from an index.
+    :ivar url: the URL of the repository.
+    :ivar clone: the folder with a clone of it. The path means nothing on other machines.
     """
+
+    url: str = ""
+    clone: str = ""
+
+
+def installed_from() -> Origin:
+    """Return what this command was installed from. pip records it (PEP 610)."""
     try:
         text = metadata.distribution("rpc-backends").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
-        return ""
-    return source_of(text) if text else ""
+        return Origin()
+    return origin_of(text) if text else Origin()
 
 
-def source_of(record: str) -> str:
-    """Return the clone or URL that a file ``direct_url.json`` names, or "" if it names neither."""
+def origin_of(record: str) -> Origin:
+    """Return the clone or URL that a file ``direct_url.json`` names."""
     found = json.loads(record)
     url = str(found.get("url", ""))
     if "vcs_info" in found:
-        return url
+        return Origin(url=url)
     if "dir_info" not in found:
-        return ""  # a wheel
+        return Origin()  # a wheel
     clone = Path(unquote(urlsplit(url).path)).parents[1]  # it is in packages/cli
-    return str(clone) if (clone / "packages" / "agents").is_dir() else ""
+    return Origin(clone=str(clone)) if (clone / "packages" / "agents").is_dir() else Origin()

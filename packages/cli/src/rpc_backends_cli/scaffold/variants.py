@@ -152,10 +152,6 @@ class Variant:
             )
         return f'[tool.hatch.build.targets.wheel]\npackages = ["src/{package}"]\n'
 
-    def agent_module(self, package: str) -> str:
-        """Return the module of the agent's class."""
-        return "rpc_backends_agents.agent" if self.kind.has_transport else f"{package}.handlers"
-
 
 def _quoted(versions: tuple[str, ...]) -> str:
     return ", ".join(f'"{version}"' for version in versions)

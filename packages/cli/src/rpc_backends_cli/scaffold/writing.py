@@ -59,7 +59,6 @@ def files(
         "suite_version": str(CONTRACT_VERSION),
         "spi_version": str(SPI_VERSION),
         "build": variant.build_table(names.package),
-        "agent_module": variant.agent_module(names.package),
     }
     of_variant = variant.values(__version__)
     # Some of these have placeholders of their own.

@@ -19,7 +19,7 @@ from rpc_backends_core import Capability
 from rpc_backends_testing import resource_leaks, worker_tasks
 from rpc_backends_testing.checks import checking, deviate, doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
-from rpc_backends_testing.marks import in_group, requirement
+from rpc_backends_testing.marks import does_not_apply, in_group, requirement
 from rpc_backends_testing.resource_leaks import Open
 from rpc_backends_testing.subject import Subject
 
@@ -677,4 +677,4 @@ def test_dynamic_group_in_the_place_of_a_killed_one(rpc_groups: Groups) -> None:
 
 def _need_dynamic_groups(groups: Groups) -> None:
     if Capability.DYNAMIC_GROUPS not in groups.subject.capabilities:
-        pytest.skip("it also needs the capability dynamic-groups")
+        does_not_apply("it also needs the capability dynamic-groups, which is not declared")

@@ -17,7 +17,7 @@ from rpc_backends_core import Capability
 from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import deviate, doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
-from rpc_backends_testing.marks import requirement
+from rpc_backends_testing.marks import does_not_apply, requirement
 from rpc_backends_testing.subject import Subject
 
 pytestmark = requirement("options")
@@ -239,7 +239,7 @@ def test_by_type(rpc_groups: Groups) -> None:
     with rpc_groups.workers(2) as workers:
         other = workers[0].call(shared_with, subject)
         if other is not None:
-            pytest.skip(f"its options have the same type as those of {other}")
+            does_not_apply(f"its options have the same type as those of {other}")
         workers.run(start_and_call, subject, rpc_groups.place())
 
 
@@ -266,7 +266,7 @@ def test_other_type(rpc_groups: Groups) -> None:
     """Options of another type are refused with a TypeError that names the expected type."""
     with rpc_groups.workers(1) as workers:
         if workers[0].call(refuse_other_type, rpc_groups.subject, rpc_groups.place()) is None:
-            pytest.skip("its options have torch's base class, so it accepts options of any type")
+            does_not_apply("its options have torch's base class, so it accepts options of any type")
 
 
 def test_start_after_a_refusal(rpc_groups: Groups) -> None:
@@ -274,7 +274,7 @@ def test_start_after_a_refusal(rpc_groups: Groups) -> None:
     subject = rpc_groups.subject
     with rpc_groups.workers(1) as workers:
         if workers[0].call(refuse_other_type, subject, rpc_groups.place()) is None:
-            pytest.skip("its options have torch's base class, so it accepts options of any type")
+            does_not_apply("its options have torch's base class, so it accepts options of any type")
         workers.run(see_not_running)
         workers.run(start_alone, subject, rpc_groups.place())
 

@@ -1,27 +1,31 @@
-"""The transport of a backend, without its agent. The backend must declare how to make its transport."""
+"""The transport of a backend, without its agent: the declared one, or that of its init handler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import requirement
 from rpc_backends_testing.subject import Subject
+from rpc_backends_testing.transports import started
 from rpc_backends_testing.transports.contract import TransportContract
 from rpc_backends_testing.transports.limits import Limits
+from rpc_backends_testing.transports.started import Make
 from rpc_backends_testing.transports.workers import Workers
 
 pytestmark = requirement("transport")
 
-NO_TRANSPORT = "the backend declares no transport"
 #: The workers of a group, of which each test uses the first ones.
 _SIZE = 4
 #: Seconds that a worker waits at the store for another one.
 _STORE_SECONDS = 10.0
 _LIMITS: dict[str, Limits] = {}
+#: By backend: what makes the transports that its init handler starts, or why the tests do not run.
+_FOUND: dict[str, Make | BaseException] = {}
 
 
 class TestTransport(TransportContract):
@@ -29,21 +33,42 @@ class TestTransport(TransportContract):
 
     @pytest.fixture
     def transports(
-        self, rpc_subject: Subject, rpc_timeout_factor: float, tmp_path: Path
+        self,
+        rpc_subject: Subject,
+        rpc_groups: Groups,
+        rpc_timeout_factor: float,
+        tmp_path: Path,
     ) -> Iterator[Workers]:
         """Return the object that starts workers, each with a transport of the backend."""
-        make = _make_transport(rpc_subject)
-        if make is None:
-            pytest.skip(NO_TRANSPORT)
-        groups = _Groups(rpc_subject, make, f"file://{tmp_path}/meeting")
+        url = f"file://{tmp_path}/meeting"
+
+        def trial(make: Make) -> Any:
+            return _Groups(rpc_subject, make, url).transport(0)
+
+        make = _declared(rpc_subject) or _found(rpc_subject, rpc_groups, trial)
+        groups = _Groups(rpc_subject, make, url)
         limits = _LIMITS.setdefault(rpc_subject.name, Limits(rpc_timeout_factor))
         yield Workers(groups.transport, limits)
 
 
-def _make_transport(subject: Subject) -> Any:
+def _declared(subject: Subject) -> Make | None:
     from rpc_backends_core.spi.inspection import default_registry
 
     return default_registry().backend(subject.name).make_transport
+
+
+def _found(subject: Subject, groups: Groups, trial: Callable[[Make], Any]) -> Make:
+    """Return what makes the transports that the init handler starts; looked for once in this process."""
+    found = _FOUND.get(subject.name)
+    if found is None:
+        try:
+            found = started.makes(subject, groups, trial)
+        except pytest.skip.Exception as skipped:
+            found = skipped
+        _FOUND[subject.name] = found
+    if isinstance(found, BaseException):
+        raise type(found)(str(found))
+    return found
 
 
 class _Groups:
