@@ -105,7 +105,7 @@ def test_a_group_of_cycles_is_one_cause_with_a_shortest_cycle() -> None:
 def test_used_up_pools_of_many_workers_are_one_cause() -> None:
     found = explained(everyone_waits_for_everyone(3, 4))
     assert found[1].text.startswith(
-        "all 4 threads of each of 'worker0' and 'worker1' and 'worker2' are used up: they run `update` "
+        "all 4 threads of each of 'worker0', 'worker1' and 'worker2' are used up: they run `update` "
         "for other workers"
     )
 

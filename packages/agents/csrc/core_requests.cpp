@@ -114,11 +114,7 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
   if (call_log_ || interceptors_) {
     if (const auto asked = watch_classes(*request)) {
       on_response = [rref = *asked, on_response = std::move(on_response)](JitFuture& response) {
-        contained("while reading the class of an RRef's value", [&] {
-          if (!response.hasError()) {
-            learn_class(rref, *response.constValue().toCustomClass<Message>());
-          }
-        });
+        learn_class(rref, response);  // before the caller has it
         on_response(response);
       };
     }

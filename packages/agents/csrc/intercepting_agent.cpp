@@ -158,12 +158,8 @@ FuturePtr with_callbacks_in(const SpanContext& span, const FuturePtr& answer) {
 // Returns a future that has a value only when the class in it is known: the program's next call needs the class.
 FuturePtr with_class_learnt(const RRefId& rref, const FuturePtr& answer) {
   return completed_after(answer, [rref](JitFuture& done) {
-    contained("while reading the class of an RRef's value", [&] {
-      if (!done.hasError()) {
-        learn_class(rref, *done.constValue().toCustomClass<rpc::Message>());
-      }
-    });
-    return 0;
+    learn_class(rref, done);
+    return rref;
   });
 }
 

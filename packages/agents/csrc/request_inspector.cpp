@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "log.h"
 #include "pickle_scan.h"
 #include "pickled_call.h"
 #include "rpc_backends_agents/interceptor.h"
@@ -278,8 +279,13 @@ std::optional<RRefId> watch_classes(const torch::distributed::rpc::Message& mess
   return std::nullopt;
 }
 
-void learn_class(const RRefId& rref, const torch::distributed::rpc::Message& answer) {
-  RRefClasses::instance().learn(rref, pickled_class({answer.payload().data(), answer.payload().size()}));
+void learn_class(const RRefId& rref, torch::distributed::rpc::JitFuture& answer) {
+  contained("while reading the class of an RRef's value", [&] {
+    if (!answer.hasError()) {
+      const auto message = answer.constValue().toCustomClass<torch::distributed::rpc::Message>();
+      RRefClasses::instance().learn(rref, pickled_class({message->payload().data(), message->payload().size()}));
+    }
+  });
 }
 
 std::string function_of(const InspectedRequest& request) {

@@ -31,9 +31,9 @@ std::string function_of(const InspectedRequest& request);
 std::string function_of(const PickledCall& call);
 
 // Remembers which class a request gives to an RRef. Returns the RRef whose class the request asks for; its answer is
-// then for learn_class().
+// then for learn_class(), which throws nothing.
 std::optional<RRefId> watch_classes(const torch::distributed::rpc::Message& message);
-void learn_class(const RRefId& rref, const torch::distributed::rpc::Message& answer);
+void learn_class(const RRefId& rref, torch::distributed::rpc::JitFuture& answer);
 
 // A digest of a call and its tensors. It leaves out ids of RRefs, which depend on the order of threads; messages that
 // consist only of such ids have the digest 0. It reads every byte of CPU tensors. Of tensors on other devices, and of

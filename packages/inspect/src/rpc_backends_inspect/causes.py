@@ -200,7 +200,8 @@ class _Group:
                 for one in of_worker.get(wait.target, ())
                 if not ending.isdisjoint(threads.get(one.kind, ()))
             ]
-        for cycle, group in shortest_cycles(following):
+        for cycle, members in shortest_cycles(following):
+            group = [name for name in self.by_name if name in members]
             text = self._sentence(cycle)
             if len(group) > len(cycle):
                 who = f"{len(group)} workers wait for each other: {_names(group)}"
@@ -435,6 +436,8 @@ def _names(names: Collection[str], between: str = " and ") -> str:
 
 def _listed(texts: Sequence[str], between: str) -> str:
     """Return the texts, or the first ones and the number of the others."""
-    if len(texts) <= _NAMES:
-        return between.join(texts)
-    return f"{', '.join(texts[: _NAMES - 1])} and {len(texts) - _NAMES + 1} more"
+    shown = list(texts)
+    if len(shown) > _NAMES:
+        shown[_NAMES - 1 :] = [f"{len(shown) - _NAMES + 1} more"]
+        between = " and "
+    return between.join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))

@@ -63,7 +63,9 @@ def _show_group(out: Console, group: InspectedGroup) -> None:
         workers += f", and {len(absent)} not found on this host: {_listed(absent)}"
     name = short_id(group) if not group.key.startswith("@") else "in init_rpc"
     title = (f"Group {name}" if name else "Group unknown", "bold")
-    out.print(Text.assemble(title, "  ", "  ".join(filter(None, [*facts, workers]))))
+    out.print(
+        Text.assemble(title, "  ", "  ".join(filter(None, [*facts, workers]))), soft_wrap=True
+    )
 
 
 def _is_idle(state: WorkerState) -> bool:
