@@ -192,22 +192,22 @@ def parse_state(document: Any) -> WorkerState:
             )
         now = int(document["time_us"])
         return WorkerState(
-            worker=str(document["worker"]),
+            worker=_text(document["worker"]),
             pid=int(document["pid"]),
             backend=str(document["backend"]),
-            group=str(document["group"]),
-            group_key=str(document["group_id"]) or key_of_address(str(document["group"])),
+            group=_text(document["group"]),
+            group_key=str(document["group_id"]) or key_of_address(_text(document["group"])),
             host=str(document["host"]),
             time_us=now,
             reason=str(document["reason"]),
             calls=int(document["calls"]),
-            members={int(one["id"]): str(one["name"]) for one in document["members"]},
+            members={int(one["id"]): _text(one["name"]) for one in document["members"]},
             in_flight=[_call(one, now) for one in document["in_flight"]],
             recent=[_call(one, now) for one in document["recent"]],
             threads=parse(str(document["stacks"])),
             metrics=dict(document["metrics"]),
             rrefs=dict(document["rrefs"]),
-            held_rrefs=dict(document["held_rrefs"]),
+            held_rrefs={_text(name): count for name, count in document["held_rrefs"].items()},
             start=None if document["phase"] == "running" else _start(document, now),
             gil_wait=document["gil_wait_us"] / 1e6,
             gil_holder=gil_holder(document["stacks"]),
@@ -231,9 +231,9 @@ def _call(one: dict[str, Any], now: int) -> Call:
         number=one["number"],
         call=one["call"],
         incoming=one["direction"] == "incoming",
-        peer=one["peer"],
+        peer=_text(one["peer"]),
         peer_id=one["peer_id"],
-        function=one["function"],
+        function=_text(one["function"]),
         type=one["type"],
         thread=one["thread"],
         begin_us=one["begin_us"],
@@ -245,6 +245,18 @@ def _call(one: dict[str, Any], now: int) -> Call:
         state=one["state"],
         error=one["error"],
     )
+
+
+def _text(found: str) -> str:
+    """Return a name. A peer may have chosen its bytes, so control characters are escaped.
+
+    :param found: a name of which the recorder has written each byte as one character.
+    """
+    try:
+        name = found.encode("latin-1").decode()
+    except ValueError:
+        name = found
+    return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
 def _ask(what: bytes, one: sockets.WorkerSocket) -> WorkerState | None:
