@@ -48,8 +48,8 @@ class WorkerSocket:
                 with contextlib.suppress(OSError):
                     _, prefix, rest = str(descriptor.readlink()).partition(f"memfd:{MEMORY_FILE}")
                     if prefix:
-                        key, _, worker = rest.removesuffix(" (deleted)").partition(":")
-                        return key, worker
+                        key, colon, worker = rest.removesuffix(" (deleted)").partition(":")
+                        return (key, worker) if colon else ("", key)
         return "", ""
 
 

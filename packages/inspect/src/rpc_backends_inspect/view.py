@@ -50,7 +50,7 @@ def show(groups: Iterable[tuple[InspectedGroup, Sequence[Cause]]], *, stacks: bo
         for cause in causes:
             out.print(Text.assemble((f"{_TITLES[cause.kind]}: ", "bold"), f"{cause.text}."))
         if not causes:
-            out.print("No worker of this group has waited long for a call.")
+            out.print("None of these workers has waited long for a call.")
 
 
 def _show_group(out: Console, group: InspectedGroup) -> None:
@@ -61,10 +61,13 @@ def _show_group(out: Console, group: InspectedGroup) -> None:
     workers = f"{count} worker{'s' * (count != 1)}"
     if absent:
         workers += f", and {len(absent)} not found on this host: {_listed(absent)}"
-    name = short_id(group) if not group.key.startswith("@") else "in init_rpc"
-    title = (f"Group {name}" if name else "Group unknown", "bold")
+    if group.key.startswith("@"):
+        title = "Workers in init_rpc"
+    else:
+        title = f"Group {short_id(group)}" if group.key else "Workers of an unknown group"
     out.print(
-        Text.assemble(title, "  ", "  ".join(filter(None, [*facts, workers]))), soft_wrap=True
+        Text.assemble((title, "bold"), "  ", "  ".join(filter(None, [*facts, workers]))),
+        soft_wrap=True,
     )
 
 

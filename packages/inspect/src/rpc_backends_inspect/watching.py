@@ -16,8 +16,9 @@ from rpc_backends_inspect import processes
 from rpc_backends_inspect.groups import grouped, short_id
 from rpc_backends_inspect.workers import Call, WorkerState
 
-#: The most rows of a frame.
+#: The most rows of a frame, and the most workers with problems.
 _ROWS = 30
+_PROBLEMS = 8
 #: The least characters that are shown of a long name of a worker.
 _WIDEST = 12
 
@@ -108,13 +109,19 @@ def _percentile(times: list[float], share: float) -> float:
 def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> RenderableType:
     """Return one screen."""
     states = list(states)
+    problems = [state for state in states if state.problem]
     lines = [
         Text.assemble(
-            (state.worker, "bold"), f" (process {state.pid}) {state.problem}", style="red"
+            (state.worker or "a worker", "bold"),
+            f" (process {state.pid}) {state.problem}",
+            style="red",
         )
-        for state in states
-        if state.problem
+        for state in problems[-_PROBLEMS:]
     ]
+    if len(problems) > _PROBLEMS:
+        lines.insert(
+            0, Text(f"{len(problems) - _PROBLEMS} more workers have problems or have left")
+        )
     groups = {group.key: short_id(group) for group in grouped(states)}
     several = len(groups) > 1
     table = grid(
