@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzz the parsers of input from outside: ./run.sh TARGET|all [INPUTS] [PROCESSES]; defaults: all, ten million, one.
-# decode, assemble, stream and incoming need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
+# decode, assemble, stream, incoming and calls need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
 # installed for the `python` on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -15,7 +15,7 @@ common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-reco
 case $target in
 all)
     status=0
-    for each in decode assemble stream incoming records group publications members; do
+    for each in decode assemble stream incoming calls records group publications members; do
         echo "==> $each"
         ./run.sh "$each" "$inputs" "$processes" || status=$?
     done
@@ -58,8 +58,13 @@ incoming)
     flags=()
     length=6000
     ;;
+calls)
+    sources=(calls.cpp ../../packages/agents/csrc/pickled_call.cpp)
+    flags=()
+    length=2000
+    ;;
 *)
-    echo "error: unknown target '$target'. Choose decode, assemble, stream, incoming, records, group, publications, members or all." >&2
+    echo "error: unknown target '$target'. Choose decode, assemble, stream, incoming, calls, records, group, publications, members or all." >&2
     exit 2
     ;;
 esac

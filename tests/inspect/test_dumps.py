@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import threading
 import time
@@ -15,7 +16,8 @@ from torch.distributed import rpc
 
 from rpc_backends_inspect import workers as inspected
 from support import steps
-from support.workers import WorkerContext, Workers
+from support.command import wait_until
+from support.workers import WorkerContext, Workers, suspend
 
 LIMIT = 60.0
 _EVENT = threading.Event()
@@ -124,11 +126,42 @@ def test_a_group_with_the_same_names_is_no_reason(others: Workers, two: Workers)
     two[1].call(finish)
 
 
+def test_a_stopped_worker_of_another_group_is_no_reason(others: Workers, two: Workers) -> None:
+    suspend(others[1].pid)
+    try:
+        error = two[0].call(call_with_timeout, "worker1", 1.5)
+    finally:
+        os.kill(others[1].pid, signal.SIGCONT)
+    assert "Likely reason: 'worker0' has waited " in error
+    two[1].call(finish)
+
+
 def test_a_lost_worker_is_named_in_the_error(two: Workers, folder: Path) -> None:
     error = two[0].call(call_lost, "worker1")
     (dump,) = wait_for_dumps(folder)
-    assert f"RPC dump: {dump}. " in error
+    assert (
+        f"RPC dump: {dump}. Likely reason: 'worker1' (process {two[1].pid}) has ended; 1 call"
+        in error
+    )
     two[0].kill()
+
+
+def test_a_killed_worker_is_named_in_the_error(two: Workers) -> None:
+    step = two[0].start(call_with_timeout, "worker1", 60)
+    wait_until(lambda: bool(inspected.running(pids=[two[0].pid])[0].in_flight))
+    os.kill(two[1].pid, signal.SIGKILL)
+    reason = rf"'worker1' \(process {two[1].pid}\) (was killed by SIGKILL|has ended); 1 call"
+    assert re.search(f"Likely reason: {reason}", step.result())
+    two[0].kill()
+
+
+def test_a_stopped_worker_is_named_in_the_error(two: Workers) -> None:
+    suspend(two[1].pid)
+    try:
+        error = two[0].call(call_with_timeout, "worker1", 1.5)
+    finally:
+        os.kill(two[1].pid, signal.SIGCONT)
+    assert f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger; 1 call" in error
 
 
 def test_a_signal_makes_a_dump(tmp_path: Path, folder: Path) -> None:

@@ -140,3 +140,9 @@ def test_an_unreadable_answer_is_reported(listener: socket.socket) -> None:
     (state,) = workers.running(pids=[os.getpid()])
     thread.join()
     assert state.problem.startswith("gives no valid answer: its version is 99")
+
+
+def test_names_that_a_peer_chose_are_harmless() -> None:
+    assert workers._text("train.K\u00c3\u00bcche") == "train.Küche"
+    assert workers._text("\x1b[2Jtrain") == r"\x1b[2Jtrain"
+    assert workers._text("train.\u00ff") == "train.\u00ff"  # the bytes are no UTF-8

@@ -87,6 +87,17 @@ def test_a_frame_shows_the_calls(busy: Workers) -> None:
     assert line.split()[:3] == ["worker0", "worker1", "add"]
 
 
+def test_a_worker_that_has_ended_is_shown() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    meter = watching.Meter()
+    states = [workers.WorkerState("worker1", process.pid, group_key="a")]
+    assert meter.with_ended(states) == states
+    meter.rows(states)
+    (ended,) = meter.with_ended([])
+    assert (ended.worker, ended.problem, ended.group_key) == ("worker1", "has ended", "a")
+
+
 def test_it_ends_on_ctrl_c(busy: Workers) -> None:
     master, slave = pty.openpty()
     try:

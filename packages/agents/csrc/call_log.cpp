@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "names.h"
+#include "pickle_scan.h"
 #include "request_inspector.h"
 #include "telemetry.h"
 
@@ -50,31 +51,21 @@ class Known {
   size_t last_ = 0;
 };
 
-// The bytes of a pickle without the opcodes PROTO and FRAME, which contains the pickle's length.
-std::string_view without_frame(std::string_view pickle) {
-  constexpr size_t kProto = 2;
-  constexpr size_t kFrame = 9;
-  if (pickle.size() > kProto + kFrame && static_cast<unsigned char>(pickle[kProto]) == 0x95) {
-    return pickle.substr(kProto + kFrame);
-  }
-  return {};
-}
-
 uint32_t function_number(const InspectedRequest& request) {
   if (request.type != torch::distributed::rpc::MessageType::PYTHON_CALL) {
     return calls_function(request.type) ? Names::instance().number_of(function_of(request)) : 0;
   }
-  // The function's name depends only on the bytes up to its end.
+  // The function's name depends only on the bytes up to its end; that of a method also on its RRef.
   static thread_local Known known;
   const std::string_view pickle = request.payload.substr(std::min<size_t>(1, request.payload.size()));
   const std::string_view bytes = without_frame(pickle);
   if (const auto number = known.find(bytes)) {
     return *number;
   }
-  size_t end = 0;
-  const uint32_t number = Names::instance().number_of(python_function(pickle, end));
-  if (!bytes.empty() && end > pickle.size() - bytes.size()) {
-    known.add(pickle.substr(0, end).substr(pickle.size() - bytes.size()), number);
+  const PickledCall call = read_call(pickle);
+  const uint32_t number = Names::instance().number_of(function_of(call));
+  if (call.method.empty() && !bytes.empty() && call.end > pickle.size() - bytes.size()) {
+    known.add(pickle.substr(0, call.end).substr(pickle.size() - bytes.size()), number);
   }
   return number;
 }

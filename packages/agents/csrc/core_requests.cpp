@@ -11,6 +11,7 @@
 #include "intercepted_call.h"
 #include "log.h"
 #include "message_kinds.h"
+#include "request_inspector.h"
 
 namespace rpc_backends {
 
@@ -110,6 +111,14 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes, std:
 void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
                                     const SpanContext& span, std::vector<c10::Stream> streams,
                                     OnResponse on_response) {
+  if (call_log_ || interceptors_) {
+    if (const auto asked = watch_classes(*request)) {
+      on_response = [rref = *asked, on_response = std::move(on_response)](JitFuture& response) {
+        learn_class(rref, response);  // before the caller has it
+        on_response(response);
+      };
+    }
+  }
   // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
   // fail.
   const bool may_refuse = peer != id_ && is_of_a_program(request->type());

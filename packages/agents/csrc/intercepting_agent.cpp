@@ -11,6 +11,7 @@
 #include "intercepted_call.h"
 #include "log.h"
 #include "recorder.h"
+#include "request_inspector.h"
 #include "rpc_backends_agents/python.h"
 #include "telemetry.h"
 #include "tensorpipe_requests.h"
@@ -132,11 +133,12 @@ const Contexts& contexts_of(const SpanContext& span, Contexts& made) {
   }
 }
 
-// Returns a future whose callbacks run in a span, like the code that has made the call.
-FuturePtr with_callbacks_in(const SpanContext& span, const FuturePtr& answer) {
+// Returns a future with the same value, and sets it after `before`, in the same callback.
+template <typename Before>
+FuturePtr completed_after(const FuturePtr& answer, Before before) {
   auto shown = answer->createInstance(answer->elementType());
-  answer->addCallback([span, shown](JitFuture& done) {
-    const InSpan scope(span);
+  answer->addCallback([before = std::move(before), shown](JitFuture& done) {
+    [[maybe_unused]] const auto kept = before(done);
     contained("in a callback at the end of a call", [&] {
       if (done.hasError()) {
         shown->setError(done.exception_ptr());
@@ -146,6 +148,19 @@ FuturePtr with_callbacks_in(const SpanContext& span, const FuturePtr& answer) {
     });
   });
   return shown;
+}
+
+// Returns a future whose callbacks run in a span, like the code that has made the call.
+FuturePtr with_callbacks_in(const SpanContext& span, const FuturePtr& answer) {
+  return completed_after(answer, [span](JitFuture&) { return InSpan(span); });
+}
+
+// Returns a future that has a value only when the class in it is known: the program's next call needs the class.
+FuturePtr with_class_learnt(const RRefId& rref, const FuturePtr& answer) {
+  return completed_after(answer, [rref](JitFuture& done) {
+    learn_class(rref, done);
+    return rref;
+  });
 }
 
 }  // namespace
@@ -180,6 +195,16 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
   if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
   }
+  const auto asked = watch_classes(*message);
+  const auto answer = record_and_send(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+  return asked ? with_class_learnt(*asked, answer) : answer;
+}
+
+c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const WorkerInfo& to,
+                                                                        c10::intrusive_ptr<Message> message,
+                                                                        float rpc_timeout_seconds,
+                                                                        std::chrono::milliseconds timeout,
+                                                                        const DeviceMap& device_map) {
   if (!call_log_) {
     return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {});
   }

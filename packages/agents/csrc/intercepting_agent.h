@@ -58,6 +58,10 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
 
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
+  // Sends a request, and writes the call into the log if there is one.
+  c10::intrusive_ptr<JitFuture> record_and_send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                float rpc_timeout_seconds, std::chrono::milliseconds timeout,
+                                                const DeviceMap& device_map);
   // Sends a request through the interceptors.
   c10::intrusive_ptr<JitFuture> pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                         float rpc_timeout_seconds, std::chrono::milliseconds timeout,

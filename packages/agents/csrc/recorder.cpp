@@ -107,8 +107,13 @@ void Recorder::show(const std::string& worker, int rank, int world_size) {
   start(worker);
 }
 
+void Recorder::join_group(const std::string& group_id) {
+  const std::lock_guard<std::mutex> lock(start_mutex_);
+  server_.group_id = group_id;
+}
+
 void Recorder::fail(const std::string& error) {
-  const std::lock_guard<std::mutex> lock(error_mutex_);
+  const std::lock_guard<std::mutex> lock(start_mutex_);
   error_ = error;
 }
 
@@ -262,17 +267,20 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
   }
   const int64_t wants_gil_since = wants_gil_since_us_;
   std::string error;
+  std::string group_id;
   {
-    const std::lock_guard<std::mutex> lock(error_mutex_);
+    const std::lock_guard<std::mutex> lock(start_mutex_);
     error = error_;
+    group_id = server_.group_id;
   }
   const char* const phase = started_us_ == 0 ? "running" : error.empty() ? "starting" : "failed";
   Json json;
   json.begin('{')
-      .field("version", 3)
+      .field("version", 4)
       .field("worker", worker_)
       .field("backend", server_.backend)
       .field("group", server_.group)
+      .field("group_id", group_id)
       .field("host", server_.host)
       .field("pid", ::getpid())
       .field("time_us", CallLog::now_us())
@@ -413,12 +421,15 @@ void bind_recorder(pybind11::module_& module) {
   py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder", py::module_local())
       .def(py::init([](const std::shared_ptr<torch::distributed::rpc::RpcAgent>& agent, size_t capacity, int listener,
                        int stack_file, int stack_signal, const std::string& backend, const std::string& group,
-                       const std::string& host, const std::string& dumps, bool dump_at_end) {
+                       const std::string& group_id, const std::string& host, const std::string& dumps,
+                       bool dump_at_end) {
              return std::make_shared<Recorder>(agent, capacity,
-                                               Recorder::Server{listener, stack_file, stack_signal, backend, group, host, dumps, dump_at_end});
+                                               Recorder::Server{listener, stack_file, stack_signal, backend, group,
+                                                                group_id, host, dumps, dump_at_end});
            }),
            py::kw_only(), py::arg("agent"), py::arg("capacity"), py::arg("listener"), py::arg("stack_file"),
-           py::arg("stack_signal"), py::arg("backend"), py::arg("group"), py::arg("host"), py::arg("dumps"), py::arg("dump_at_end"))
+           py::arg("stack_signal"), py::arg("backend"), py::arg("group"), py::arg("group_id"), py::arg("host"),
+           py::arg("dumps"), py::arg("dump_at_end"))
       .def("dump", &Recorder::dump, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("wait_for_failures",
            [](Recorder& self, double seconds) {
@@ -433,6 +444,7 @@ void bind_recorder(pybind11::module_& module) {
       .def("explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
            py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("show", &Recorder::show, py::arg("worker"), py::arg("rank"), py::arg("world_size"))
+      .def("join_group", &Recorder::join_group, py::arg("group_id"))
       .def("fail", &Recorder::fail, py::arg("error"))
       .def("stop", &Recorder::stop, py::call_guard<py::gil_scoped_release>());
 }

@@ -31,7 +31,8 @@ class Recorder final : public std::enable_shared_from_this<Recorder> {
     int stack_file = -1;    // faulthandler writes stacks to this file...
     int stack_signal = 0;   // ...when this signal arrives
     std::string backend;
-    std::string group;  // equal for the workers of a group
+    std::string group;  // the address where the workers of the group meet
+    std::string group_id;  // equal for the workers of the group, and no others; empty if it is not known
     std::string host;
     std::string dumps;  // the folder for dumps; empty if the worker writes none
     bool dump_at_end = false;
@@ -48,6 +49,8 @@ class Recorder final : public std::enable_shared_from_this<Recorder> {
 
   // Starts for a worker that is in init_rpc and has no agent. `rank` is -1 and `world_size` 0 if they are not known.
   void show(const std::string& worker, int rank, int world_size);
+  // From now on, shows that it has joined a group.
+  void join_group(const std::string& group_id);
   // From now on, shows that its init_rpc has failed.
   void fail(const std::string& error);
 
@@ -85,7 +88,7 @@ class Recorder final : public std::enable_shared_from_this<Recorder> {
   int rank_ = -1;
   int world_size_ = 0;
   int64_t started_us_ = 0;
-  mutable std::mutex error_mutex_;
+  mutable std::mutex start_mutex_;  // for error_ and server_.group_id
   std::string error_;
 
   std::atomic<int64_t> wants_gil_since_us_{0};  // 0 if no thread does

@@ -7,11 +7,14 @@
 #include <bit>
 #include <cstring>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
+#include "log.h"
+#include "pickle_scan.h"
+#include "pickled_call.h"
 #include "rpc_backends_agents/interceptor.h"
 #include "rpc_backends_agents/siphash.h"
+#include "rref_classes.h"
 
 namespace rpc_backends {
 
@@ -51,231 +54,6 @@ static_assert(static_cast<int>(ErrorKind::kTimeout) == torch::distributed::rpc::
 // Keys of the digests: arbitrary, but the same in every process and release.
 constexpr uint64_t kDigestKey0 = 0x7270632d6661756cULL;
 constexpr uint64_t kDigestKey1 = 0x74732d6469676573ULL;
-// The most opcodes that a search reads.
-constexpr int kMostOpcodes = 4096;
-
-// Reads the opcodes of a pickle without executing them. It only tracks strings, and where the memo keeps them.
-class PickleScan {
- public:
-  explicit PickleScan(std::string_view bytes) : bytes_(bytes) {}
-
-  enum class Found { kEnd, kText, kBytes, kGlobal, kOther };
-
-  // Reads the next opcode; returns kEnd at the end and at an unknown opcode.
-  Found next() {
-    unsigned char op = 0;
-    if (!take_byte(op)) {
-      return Found::kEnd;
-    }
-    switch (op) {
-      case 0x80:  // PROTO
-        return skip(1) ? Found::kOther : Found::kEnd;
-      case 0x95:  // FRAME
-        return skip(8) ? Found::kOther : Found::kEnd;
-      case 0x8c:  // SHORT_BINUNICODE
-        return text_of(1);
-      case 'X':  // BINUNICODE
-        return text_of(4);
-      case 0x8d:  // BINUNICODE8
-        return text_of(8);
-      case 'C':  // SHORT_BINBYTES
-        return bytes_of(1);
-      case 'B':  // BINBYTES
-        return bytes_of(4);
-      case 0x8e:  // BINBYTES8
-      case 0x96:  // BYTEARRAY8
-        return bytes_of(8);
-      case 'T':  // BINSTRING
-        return bytes_of(4);
-      case 'U':  // SHORT_BINSTRING
-        return bytes_of(1);
-      case 0x94: {  // MEMOIZE
-        memo_[memo_.size()] = last_is_text_ ? std::optional(last_) : std::nullopt;
-        return Found::kOther;
-      }
-      case 'q': {  // BINPUT
-        uint64_t at = 0;
-        return take_number(1, at) ? keep(at) : Found::kEnd;
-      }
-      case 'r': {  // LONG_BINPUT
-        uint64_t at = 0;
-        return take_number(4, at) ? keep(at) : Found::kEnd;
-      }
-      case 'h': {  // BINGET
-        uint64_t at = 0;
-        return take_number(1, at) ? recall(at) : Found::kEnd;
-      }
-      case 'j': {  // LONG_BINGET
-        uint64_t at = 0;
-        return take_number(4, at) ? recall(at) : Found::kEnd;
-      }
-      case 0x93: {  // STACK_GLOBAL: uses the two strings before it
-        global_ = std::string(before_last_) + "." + std::string(last_);
-        last_is_text_ = false;
-        return Found::kGlobal;
-      }
-      case 'c': {  // GLOBAL: two lines
-        std::string_view module;
-        std::string_view name;
-        if (!take_line(module) || !take_line(name)) {
-          return Found::kEnd;
-        }
-        global_ = std::string(module) + "." + std::string(name);
-        last_is_text_ = false;
-        return Found::kGlobal;
-      }
-      case 'K':  // BININT1
-        return other(1);
-      case 'M':  // BININT2
-        return other(2);
-      case 'J':  // BININT
-        return other(4);
-      case 'G':  // BINFLOAT
-        return other(8);
-      case 0x8a:  // LONG1
-        return other_of(1);
-      case 0x8b:  // LONG4
-        return other_of(4);
-      case '(':   // MARK
-      case ')':   // EMPTY_TUPLE
-      case ']':   // EMPTY_LIST
-      case '}':   // EMPTY_DICT
-      case 't':   // TUPLE
-      case 0x85:  // TUPLE1
-      case 0x86:  // TUPLE2
-      case 0x87:  // TUPLE3
-      case 'N':   // NONE
-      case 0x88:  // NEWTRUE
-      case 0x89:  // NEWFALSE
-      case 'R':   // REDUCE
-      case 'b':   // BUILD
-      case 'a':   // APPEND
-      case 'e':   // APPENDS
-      case 's':   // SETITEM
-      case 'u':   // SETITEMS
-      case 'd':   // DICT
-      case 'l':   // LIST
-      case '0':   // POP
-      case '1':   // POP_MARK
-      case '2':   // DUP
-      case 'Q':   // BINPERSID
-      case 0x81:  // NEWOBJ
-      case 0x92:  // NEWOBJ_EX
-      case 0x8f:  // EMPTY_SET
-      case 0x90:  // ADDITEMS
-      case 0x91:  // FROZENSET
-      case 0x97:  // NEXT_BUFFER
-      case 0x98:  // READONLY_BUFFER
-        return other(0);
-      default:  // STOP, and opcodes that neither Python nor torch writes
-        return Found::kEnd;
-    }
-  }
-
-  std::string_view text() const { return last_; }
-  const std::string& global() const { return global_; }
-  size_t position() const { return at_; }
-
- private:
-  bool take_byte(unsigned char& byte) {
-    if (at_ >= bytes_.size()) {
-      return false;
-    }
-    byte = static_cast<unsigned char>(bytes_[at_++]);
-    return true;
-  }
-
-  bool take_number(int size, uint64_t& number) {
-    if (bytes_.size() - at_ < static_cast<size_t>(size)) {
-      return false;
-    }
-    number = 0;
-    for (int i = 0; i < size; ++i) {
-      number |= static_cast<uint64_t>(static_cast<unsigned char>(bytes_[at_ + i])) << (8 * i);
-    }
-    at_ += size;
-    return true;
-  }
-
-  bool skip(uint64_t size) {
-    if (bytes_.size() - at_ < size) {
-      return false;
-    }
-    at_ += size;
-    return true;
-  }
-
-  bool take_line(std::string_view& line) {
-    const size_t end = bytes_.find('\n', at_);
-    if (end == std::string_view::npos) {
-      return false;
-    }
-    line = bytes_.substr(at_, end - at_);
-    at_ = end + 1;
-    return true;
-  }
-
-  Found text_of(int size_bytes) {
-    uint64_t size = 0;
-    if (!take_number(size_bytes, size) || bytes_.size() - at_ < size) {
-      return Found::kEnd;
-    }
-    push(bytes_.substr(at_, size));
-    at_ += size;
-    return Found::kText;
-  }
-
-  Found bytes_of(int size_bytes) {
-    uint64_t size = 0;
-    if (!take_number(size_bytes, size) || bytes_.size() - at_ < size) {
-      return Found::kEnd;
-    }
-    last_ = bytes_.substr(at_, size);
-    last_is_text_ = false;
-    at_ += size;
-    return Found::kBytes;
-  }
-
-  Found other(uint64_t size) {
-    last_is_text_ = false;
-    return skip(size) ? Found::kOther : Found::kEnd;
-  }
-
-  Found other_of(int size_bytes) {
-    uint64_t size = 0;
-    return take_number(size_bytes, size) ? other(size) : Found::kEnd;
-  }
-
-  void push(std::string_view text) {
-    before_last_ = last_is_text_ ? last_ : std::string_view();
-    last_ = text;
-    last_is_text_ = true;
-  }
-
-  Found keep(uint64_t at) {
-    memo_[at] = last_is_text_ ? std::optional(last_) : std::nullopt;
-    return Found::kOther;
-  }
-
-  Found recall(uint64_t at) {
-    const auto found = memo_.find(at);
-    if (found == memo_.end() || !found->second) {
-      last_is_text_ = false;
-      return Found::kOther;
-    }
-    push(*found->second);
-    return Found::kText;
-  }
-
-  const std::string_view bytes_;
-  size_t at_ = 0;
-  std::string_view last_;
-  std::string_view before_last_;
-  bool last_is_text_ = false;
-  std::string global_;
-  std::unordered_map<uint64_t, std::optional<std::string_view>> memo_;
-};
-
 bool is_wrapper(int32_t type) {
   return type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
 }
@@ -335,19 +113,7 @@ std::string_view python_part(const InspectedRequest& request) {
   if (request.type == MessageType::PYTHON_CALL) {
     return request.payload.empty() ? request.payload : request.payload.substr(1);
   }
-  // PYTHON_REMOTE_CALL: a pickle from torch, which contains, after the tensors, the pickle from Python as a string.
-  PickleScan scan(request.payload);
-  for (int i = 0; i < kMostOpcodes; ++i) {
-    const auto found = scan.next();
-    if (found == PickleScan::Found::kEnd) {
-      break;
-    }
-    if ((found == PickleScan::Found::kText || found == PickleScan::Found::kBytes) && scan.text().size() > 2 &&
-        static_cast<unsigned char>(scan.text()[0]) == 0x80) {
-      return scan.text();
-    }
-  }
-  return {};
+  return remote_call(request.payload);
 }
 
 // Returns the function name, which is the last string of a script call; sets `end` to the position after it.
@@ -484,24 +250,6 @@ uint64_t digest_of_payload(const InspectedRequest& request) {
 
 }  // namespace
 
-// Python pickles PythonUDF(function, arguments, keywords): the first global is PythonUDF, the second is the function.
-std::string python_function(std::string_view pickle, size_t& end) {
-  PickleScan scan(pickle);
-  int globals = 0;
-  end = 0;
-  for (int i = 0; i < kMostOpcodes; ++i) {
-    const auto found = scan.next();
-    if (found == PickleScan::Found::kEnd) {
-      break;
-    }
-    if (found == PickleScan::Found::kGlobal && ++globals == 2) {
-      end = scan.position();
-      return scan.global();
-    }
-  }
-  return {};
-}
-
 InspectedRequest inspect(const torch::distributed::rpc::Message& message) {
   InspectedRequest request;
   request.type = message.type();
@@ -511,12 +259,42 @@ InspectedRequest inspect(const torch::distributed::rpc::Message& message) {
   return request;
 }
 
+std::string function_of(const PickledCall& call) {
+  return call.method.empty() ? call.function
+                             : call.method_of(call.rref ? RRefClasses::instance().of(*call.rref) : std::string());
+}
+
+std::optional<RRefId> watch_classes(const torch::distributed::rpc::Message& message) {
+  const InspectedRequest request = inspect(message);
+  if (request.type == MessageType::PYTHON_CALL) {
+    return asked_class(python_part(request));
+  }
+  if (request.type == MessageType::PYTHON_REMOTE_CALL) {
+    std::optional<RRefId> created;
+    const PickledCall call = read_call(remote_call(request.payload, &created));
+    if (created && !call.created_class.empty()) {
+      RRefClasses::instance().learn(*created, call.created_class);
+    }
+  }
+  return std::nullopt;
+}
+
+void learn_class(const RRefId& rref, torch::distributed::rpc::JitFuture& answer) {
+  contained("while reading the class of an RRef's value", [&] {
+    if (!answer.hasError()) {
+      const auto message = answer.constValue().toObjectRef().getSlot(0).toCapsule();  // as CallLog::end() does
+      const auto& payload = static_cast<const torch::distributed::rpc::Message&>(*message).payload();
+      RRefClasses::instance().learn(rref, pickled_class({payload.data(), payload.size()}));
+    }
+  });
+}
+
 std::string function_of(const InspectedRequest& request) {
   size_t end = 0;
   switch (request.type) {
     case MessageType::PYTHON_CALL:
     case MessageType::PYTHON_REMOTE_CALL:
-      return python_function(python_part(request), end);
+      return function_of(read_call(python_part(request)));
     case MessageType::SCRIPT_CALL:
     case MessageType::SCRIPT_REMOTE_CALL:
       return script_function(request.payload, end);

@@ -5,9 +5,12 @@
 #include <torch/csrc/distributed/rpc/message.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "pickled_call.h"
 
 namespace rpc_backends {
 
@@ -20,13 +23,17 @@ struct InspectedRequest {
 
 InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 
-// The name of the function that a request calls: MODULE.QUALNAME of a Python function, torch.ops.aten.NAME of a builtin
-// operator, or the name of a TorchScript function. Empty if there is none or it cannot be read.
+// The name of the function that a request calls: MODULE.QUALNAME of a Python function, MODULE.CLASS.METHOD of a method that
+// is called through an RRef or a RemoteModule (RRef.METHOD or RemoteModule.METHOD if the class is not known),
+// torch.ops.aten.NAME of a builtin operator, or the name of a TorchScript function. Empty if there is none or it cannot
+// be read.
 std::string function_of(const InspectedRequest& request);
+std::string function_of(const PickledCall& call);
 
-// The name of the function in Python's pickle of a call; sets `end` to the position after the name, which depends only
-// on the bytes up to there. Empty, with `end` at 0, if it cannot be read.
-std::string python_function(std::string_view pickle, size_t& end);
+// Remembers which class a request gives to an RRef. Returns the RRef whose class the request asks for; its answer is
+// then for learn_class(), which throws nothing.
+std::optional<RRefId> watch_classes(const torch::distributed::rpc::Message& message);
+void learn_class(const RRefId& rref, torch::distributed::rpc::JitFuture& answer);
 
 // A digest of a call and its tensors. It leaves out ids of RRefs, which depend on the order of threads; messages that
 // consist only of such ids have the digest 0. It reads every byte of CPU tensors. Of tensors on other devices, and of

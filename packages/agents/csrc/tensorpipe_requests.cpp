@@ -63,6 +63,7 @@ class Watching final : public rpc::RequestCallback {
     if (place == nullptr) {
       return (*inner_)(request, std::move(streams));
     }
+    const auto asked = watch_classes(request);
     c10::intrusive_ptr<rpc::JitFuture> answer;
     try {
       const InSpan scope(place->span.context);
@@ -70,6 +71,9 @@ class Watching final : public rpc::RequestCallback {
     } catch (const std::exception& error) {
       log_->failed(place, error.what());
       throw;
+    }
+    if (asked) {  // before the agent's own callback, which sends the answer
+      answer->addCallback([rref = *asked](rpc::JitFuture& done) { learn_class(rref, done); });
     }
     CallLog::end_with(log_, place, *answer);
     return answer;

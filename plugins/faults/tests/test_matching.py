@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
+from torch.distributed.nn.api.remote_module import RemoteModule
 
 import rpc_backends_faults as faults
 from support import steps
@@ -57,6 +58,28 @@ def call_python(to: str) -> Any:
 
 def call_static(to: str) -> Any:
     return rpc.rpc_sync(to, Holder.static)
+
+
+def call_method(to: str) -> Any:
+    return created_object(to).rpc_sync().method()
+
+
+def call_method_later(to: str) -> Any:
+    return created_object(to).rpc_async().method().wait()
+
+
+def remote_method(to: str) -> Any:
+    return created(created_object(to).remote().method())
+
+
+def call_module(to: str) -> Any:
+    return RemoteModule(f"{to}/cpu", torch.nn.Linear, args=(2, 2)).forward(torch.ones(2))
+
+
+def created_object(to: str) -> Any:
+    held = rpc.remote(to, Holder)
+    _REFERENCES.append(held)
+    return held
 
 
 def call_builtin(to: str) -> Any:
@@ -163,6 +186,30 @@ def test_static_methods_match_by_qualified_name(workers: Workers) -> None:
     rule = {"what": "fail", "function": "*.test_matching.Holder.static"}
 
     assert workers[0].call(outcome, call_static, rule) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("make_call", "function"),
+    [
+        (call_method, "*.test_matching.Holder.method"),
+        (call_method_later, "*Holder.method"),
+        (remote_method, "*.Holder.method"),
+        (call_module, "torch.nn.modules.linear.Linear.forward"),
+    ],
+)
+def test_methods_of_rrefs_and_modules_match_by_their_names(
+    workers: Workers, make_call: Any, function: str
+) -> None:
+    assert workers[0].call(times_held, make_call, function) == 1
+    assert workers[0].call(times_held, make_call, f"{function}s") == 0
+
+
+def times_held(me: WorkerContext, make_call: Callable[[str], Any], function: str) -> int:
+    """Call a method while a rule holds calls of a function for a moment; return how many it held."""
+    # If such a call failed, torch's shutdown would wait for the RRef in it, which never arrived.
+    with faults.rule(what="delay", seconds=0.001, name="method", function=function):
+        make_call("worker1")
+        return faults.counts()["method"]
 
 
 @pytest.mark.parametrize(

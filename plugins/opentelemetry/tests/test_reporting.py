@@ -61,6 +61,13 @@ def double_twice(tensor: torch.Tensor, to: str) -> torch.Tensor:
     return rpc.rpc_sync(to, double, (tensor * 2,))
 
 
+class Learner:
+    """A class with a method that RPC calls."""
+
+    def learn(self) -> int:
+        return leaf()
+
+
 def broken() -> None:
     raise ValueError("broken")
 
@@ -76,6 +83,7 @@ def make_calls(me: WorkerContext) -> None:
             autograd.backward(context, [loss])
         with pytest.raises(ValueError, match="broken"):
             rpc.rpc_sync("worker1", broken)
+        rpc.remote("worker1", Learner).rpc_sync().learn()
 
 
 def make_builtin_calls(me: WorkerContext, calls: int) -> None:
@@ -165,6 +173,14 @@ def test_remote_and_fetch_are_joined(collected: Collector) -> None:
         caller = collected.span(name, "worker0")
         assert joined(caller, collected.span(name, "worker1", is_server=True))
         assert caller.parent == collected.span("program", "worker0").id
+
+
+def test_methods_of_rrefs_have_their_names(collected: Collector) -> None:
+    caller = collected.span("learn", "worker0")
+    assert caller.attributes["rpc.method"] == f"{__name__}.Learner.learn"
+    served = collected.span("learn", "worker1", is_server=True)
+    assert joined(caller, served)
+    assert served.name == caller.name
 
 
 def test_calls_of_async_execution_are_joined(collected: Collector) -> None:

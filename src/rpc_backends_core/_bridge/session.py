@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import time
 import traceback
 from datetime import timedelta
@@ -27,6 +28,8 @@ NEVER = timedelta(milliseconds=2**31 - 1)
 #: Seconds that the host of the store waits for the other workers to disconnect. They need no longer
 #: than their agents take to shut down.
 _HOST_GRACE_PERIOD = 5.0
+#: The key and the length of a group's id.
+_ID_KEY, _ID_LENGTH = "rpc_backends_group_id", 16
 #: Seconds between two rendezvous attempts while the previous host closes its store.
 _HOST_PAUSE = 0.05
 
@@ -61,6 +64,8 @@ class Session:
         self._join_timeout = join_timeout
         self._asked_world_size = world_size
         self._store = store
+        self._shared_store: Any = None  # the one that the backend gets
+        self._group_id = ""
         self._rendezvous: Any = None
 
     @property
@@ -73,6 +78,7 @@ class Session:
         STATE.session = self
         try:
             store = self._store if self._store is not None else self._open_store()
+            self._shared_store = store
             agent = self._init_backend(store)
             with reporting_wrong_agent(self.resolved, agent):
                 torch_internals.init_rpc_states(agent)
@@ -80,6 +86,26 @@ class Session:
             STATE.session = None
             self._abandon(error)
             raise
+
+    def group_id(self) -> str:
+        """Return a short text that all workers of this group have, and no worker of another group.
+
+        The first call may ask the store.
+
+        :raises StoreError: the store is lost, or does not answer.
+        """
+        if not self._group_id and self.group is not None and self.group.token is not None:
+            self._group_id = self.group.token[:_ID_LENGTH]
+        elif not self._group_id and self._shared_store is not None:
+            from rpc_backends_core._group import StoreAccess
+
+            # The workers come one after the other, so the first one chooses.
+            fresh = secrets.token_hex(_ID_LENGTH // 2)
+            chosen = StoreAccess(self._shared_store).ask(
+                lambda store: bytes(store.compare_set(_ID_KEY, "", fresh))
+            )
+            self._group_id = chosen.decode(errors="replace")[:_ID_LENGTH]
+        return self._group_id
 
     def close(self, *, together: bool) -> None:
         """Leave the group and release the store; called when the agent has been destroyed.
@@ -112,7 +138,7 @@ class Session:
                 logger.info("%s", error)
                 traceback.clear_frames(error.__traceback__)
             self.group.end()
-            store = self._join(self._store).store
+            self._shared_store = store = self._join(self._store).store
 
     def _arguments(self, store: Any) -> dict[str, Any]:
         """Return the arguments for the backend's init handler."""
@@ -160,6 +186,7 @@ class Session:
         from rpc_backends_core._group import join_group
 
         fixed_id = torch_internals.fixed_worker_id()
+        self._group_id = ""
         self.group = join_group(
             store,
             self.name,
@@ -219,7 +246,7 @@ class Session:
 
     def _let_go(self) -> None:
         self.agents.clear()
-        self._store = self._rendezvous = None
+        self._store = self._shared_store = self._rendezvous = None
 
 
 def _keep_in_child() -> None:

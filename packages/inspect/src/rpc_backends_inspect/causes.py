@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from rpc_backends_inspect.cycles import shortest_cycles
+from rpc_backends_inspect.groups import InspectedGroup
 from rpc_backends_inspect.stacks import Frame, Thread
 from rpc_backends_inspect.workers import Call, WorkerState
 
@@ -12,8 +15,9 @@ from rpc_backends_inspect.workers import Call, WorkerState
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 #: Calls that began less than this many seconds ago do not explain a hang.
 _YOUNG = 1.0
-#: The most characters of an error that are shown.
+#: The most characters of an error, and the most names, that are shown.
 _SHOWN = 120
+_NAMES = 6
 
 
 @dataclass(frozen=True)
@@ -24,18 +28,21 @@ class Cause:
         ``missing`` or ``slow``.
     :ivar text: the reason in a sentence.
     :ivar workers: the names of the workers involved.
+    :ivar stuck: those of them that can do nothing else, such as call ``shutdown``.
     """
 
     kind: str
     text: str
     workers: tuple[str, ...]
+    stuck: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Wait:
     """One thread that waits for another worker.
 
     :ivar reason: the function that it has called there, or the collective that it is in.
+    :ivar collective: whether it is in a collective.
     :ivar seconds: how long it has waited; 0 if that is not known.
     """
 
@@ -44,28 +51,27 @@ class _Wait:
     reason: str
     thread: Thread | None
     seconds: float = 0.0
+    collective: bool = False
+
+    @property
+    def kind(self) -> tuple[str, str, str, bool]:
+        """What waits of several threads have in common if they wait for the same."""
+        return self.worker, self.target, self.reason, self.collective
 
 
-def explain(states: Iterable[WorkerState]) -> list[Cause]:
-    """Return why the workers wait, the most certain cause first.
-
-    :param states: the known states of workers, of one or more groups.
-    """
-    states = list(states)
-    causes = []
-    for name in dict.fromkeys(state.group for state in states if not state.problem):
-        # The group of a worker that cannot be asked is unknown, so it counts for every group.
-        group = _Group(state for state in states if state.problem or state.group == name)
-        found = [
-            *group.gone(),
-            *group.held_gils(),
-            *group.starts(),
-            *group.cycles(),
-            *group.used_up(),
-        ]
-        found += [*group.shutdowns(stuck=_stuck(found)), *group.rrefs()]
-        causes += found or list(group.missing()) or list(group.slow())
-    return causes
+def explain(group: InspectedGroup) -> list[Cause]:
+    """Return why the workers of a group wait, the most certain cause first."""
+    waiting = _Group(group.states)
+    causes = [
+        *waiting.gone(),
+        *waiting.held_gils(),
+        *waiting.starts(),
+        *waiting.cycles(),
+        *waiting.used_up(),
+    ]
+    stuck = {name for cause in causes for name in cause.stuck}
+    causes += [*waiting.shutdowns(stuck), *waiting.rrefs()]
+    return causes or list(waiting.missing()) or list(waiting.slow())
 
 
 class _Group:
@@ -79,7 +85,7 @@ class _Group:
 
     def gone(self) -> Iterator[Cause]:
         """Find workers that cannot answer although others wait for them."""
-        for name, waits in self._waits_by_target().items():
+        for name, waits in self._waits_by_target.items():
             state = self.by_name.get(name)
             if state.problem if state else self._loss(name):
                 text = f"{self._absence(name)}; {_calls(waits)} to it cannot be answered"
@@ -96,47 +102,52 @@ class _Group:
             if holder is not None and holder.position is not None:
                 text += f", in {holder.position}"
             text += ", and all others wait for it"
-            waits = self._waits_by_target().get(name, [])
+            waits = self._waits_by_target.get(name, [])
             if waits:
                 text += f"; {_calls(waits)} may need it"
-            yield Cause("gil", text, (name, *_callers(waits)))
+            yield Cause("gil", text, (name, *_callers(waits)), stuck=(name,))
 
     def starts(self) -> Iterator[Cause]:
-        """Find workers that a worker waits for in ``init_rpc``."""
+        """Find workers that other workers wait for in ``init_rpc``."""
         ranks = {one.start.rank for one in self.by_name.values() if one.start is not None}
         running = any(one.members for one in self.by_name.values())
-        for name, state in self.by_name.items():
-            start = state.start
-            if start is None or start.error or start.seconds < _YOUNG:
-                continue
-            rank = f" (rank {start.rank} of {start.world_size})" if start.world_size else ""
-            who = f"{name!r}{rank} waits in init_rpc"
-            for one in self.by_name.values():
-                if _failed(one):
-                    yield Cause("start", f"{who} for {_failed_start(one)}", (name, one.worker))
-            missing = [str(rank) for rank in range(start.world_size) if rank not in ranks]
-            if missing and not running and min(ranks) >= 0:
-                noun, were, each = (
-                    ("rank", "was", "it") if len(missing) == 1 else ("ranks", "were", "each")
-                )
-                yield Cause(
-                    "start",
-                    f"{who} at {state.group} for {noun} {', '.join(missing)}, which {were} not found on "
-                    f"{state.host!r}: {each} has not called init_rpc, has ended, has another address, or "
-                    "runs on another host",
-                    (name,),
-                )
+        waiting = [
+            state
+            for state in self.by_name.values()
+            if state.start and not state.start.error and state.start.seconds >= _YOUNG
+        ]
+        if not waiting:
+            return
+        names = [state.worker for state in waiting]
+        who = f"{_starting(waiting)} in init_rpc"
+        for state in self.by_name.values():
+            if _failed(state):
+                yield Cause("start", f"{who} for {_failed_start(state)}", (*names, state.worker))
+        size = max(state.start.world_size for state in waiting if state.start)
+        missing = [str(rank) for rank in range(size) if rank not in ranks]
+        if missing and not running and min(ranks) >= 0:
+            noun, were, each = (
+                ("rank", "was", "it") if len(missing) == 1 else ("ranks", "were", "each")
+            )
+            yield Cause(
+                "start",
+                f"{who} at {waiting[0].group} for {noun} {', '.join(missing)}, which {were} not found "
+                f"on {waiting[0].host!r}: {each} has not called init_rpc, has ended, has another "
+                "address, or runs on another host",
+                tuple(names),
+            )
 
     def missing(self) -> Iterator[Cause]:
         """Find workers that were not inspected, and that others wait for."""
-        for name, waits in self._waits_by_target().items():
+        for name, waits in self._waits_by_target.items():
             if name not in self.by_name:
                 text = f"{self._absence(name)}; {_calls(waits)} cannot end before it answers"
                 yield Cause("missing", text, (name, *_callers(waits)))
 
+    @cached_property
     def _waits_by_target(self) -> dict[str, list[_Wait]]:
         found: dict[str, list[_Wait]] = {}
-        for wait in self._waits():
+        for wait in self._waits:
             if wait.seconds < _YOUNG and wait.target not in self.by_name:
                 continue
             found.setdefault(wait.target, []).append(wait)
@@ -167,35 +178,67 @@ class _Group:
         return ""
 
     def cycles(self) -> Iterator[Cause]:
-        """Find workers that wait for each other."""
-        seen: set[frozenset[str]] = set()
-        for start in self._waits():
-            for path in self._paths([start]):
-                names = frozenset(wait.worker for wait in path)
-                if names not in seen:
-                    seen.add(names)
-                    yield Cause("cycle", self._sentence(path), tuple(wait.worker for wait in path))
+        """Find groups of workers that wait for each other: one cause for each, with a shortest cycle."""
+        oldest: dict[tuple[str, str, str, bool], _Wait] = {}
+        threads: dict[tuple[str, str, str, bool], set[int]] = {}
+        for wait in sorted(self._waits, key=lambda one: -one.seconds):
+            oldest.setdefault(wait.kind, wait)
+            if wait.thread is not None:
+                threads.setdefault(wait.kind, set()).add(wait.thread.number)
+        of_worker: dict[str, list[_Wait]] = {}
+        for wait in oldest.values():
+            of_worker.setdefault(wait.worker, []).append(wait)
+        following: dict[_Wait, list[_Wait]] = {}
+        for wait in oldest.values():
+            target = self.by_name.get(wait.target)
+            if target is None or target.problem:
+                following[wait] = []
+                continue
+            ending = {thread.number for thread in self._ending(wait, target)}
+            following[wait] = [
+                one
+                for one in of_worker.get(wait.target, ())
+                if not ending.isdisjoint(threads.get(one.kind, ()))
+            ]
+        for cycle, members in shortest_cycles(following):
+            group = [name for name in self.by_name if name in members]
+            text = self._sentence(cycle)
+            if len(group) > len(cycle):
+                who = f"{len(group)} workers wait for each other: {_names(group)}"
+                text = f"{who}. A shortest cycle: {text}"
+            yield Cause("cycle", text, tuple(group), stuck=tuple(group))
 
     def used_up(self) -> Iterator[Cause]:
         """Find thread pools in which every thread waits for the answer to a call of its own."""
+        full: dict[tuple[str, tuple[str, ...]], list[tuple[str, set[str]]]] = {}
         for state in self.by_name.values():
             size = state.metrics.get("agent.thread_pool_size", "")
-            serving = [thread for thread in state.threads if thread.serves]
-            nested = [wait for wait in self._waits_of(state) if wait.thread in serving]
-            if not size.isdecimal() or len(serving) < int(size) or not nested:
+            serving = {thread.number: thread for thread in state.threads if thread.serves}
+            if not size.isdecimal() or len(serving) < int(size):
                 continue
-            if {wait.thread for wait in nested} != set(serving):
+            nested = [
+                wait
+                for wait in self._waits_of(state)
+                if wait.thread is not None and wait.thread.number in serving
+            ]
+            if not nested or {wait.thread.number for wait in nested if wait.thread} != set(serving):
                 continue
-            targets = sorted({wait.target for wait in nested})
-            functions = sorted(
-                {f"`{thread.serves.function}`" for thread in serving if thread.serves}
-            )
+            functions = {
+                f"`{thread.serves.function}`" for thread in serving.values() if thread.serves
+            }
+            key = size, tuple(sorted(functions))
+            full.setdefault(key, []).append((state.worker, {wait.target for wait in nested}))
+        for (size, of_all), workers in full.items():
+            names = [name for name, _ in workers]
+            targets = sorted(set().union(*(called for _, called in workers)))
+            of = _names(names) if len(names) == 1 else f"each of {_names(names)}"
             yield Cause(
                 "threads",
-                f"all {size} threads of {state.worker!r} are used up: they run {', '.join(functions)} "
+                f"all {size} threads of {of} are used up: they run {_listed(of_all, ', ')} "
                 f"for other workers, and each waits for a call of its own to {_names(targets)}. Raise "
                 "num_worker_threads, or use rpc.functions.async_execution for calls that make calls",
-                (state.worker, *targets),
+                (*names, *(name for name in targets if name not in names)),
+                stuck=tuple(names),
             )
 
     def shutdowns(self, stuck: Collection[str] = ()) -> Iterator[Cause]:
@@ -268,9 +311,9 @@ class _Group:
 
     # --- who waits for whom ---------------------------------------------------------------------------
 
-    def _waits(self) -> Iterator[_Wait]:
-        for state in self.by_name.values():
-            yield from self._waits_of(state)
+    @cached_property
+    def _waits(self) -> list[_Wait]:
+        return [wait for state in self.by_name.values() for wait in self._waits_of(state)]
 
     def _waits_of(self, state: WorkerState) -> Iterator[_Wait]:
         for call in state.in_flight:
@@ -279,38 +322,29 @@ class _Group:
                 yield _Wait(state.worker, call.peer, _short(call), thread, call.seconds)
         for thread in state.threads:
             if collective := _collective(thread):
-                for other in self.by_name.values():
-                    if other is not state and not any(map(_collective, other.threads)):
-                        yield _Wait(state.worker, other.worker, collective, thread)
+                for name in self._outside_of_collectives:
+                    if name != state.worker:
+                        yield _Wait(state.worker, name, collective, thread, collective=True)
 
-    def _next(self, wait: _Wait) -> Iterator[_Wait]:
-        """Yield the waits of the threads that could end this wait."""
-        target = self.by_name.get(wait.target)
-        if target is None or target.problem:
-            return
-        ending = self._ending(wait, target)
-        for one in self._waits_of(target):
-            if one.thread in ending:
-                yield one
+    @cached_property
+    def _outside_of_collectives(self) -> list[str]:
+        """The workers of which no thread is in a collective."""
+        return [
+            state.worker
+            for state in self.by_name.values()
+            if not any(map(_collective, state.threads))
+        ]
 
     def _ending(self, wait: _Wait, target: WorkerState) -> list[Thread]:
         """Return the target's threads that run the function, or that may still enter the collective."""
-        if wait.thread is not None and _collective(wait.thread) == wait.reason:
+        if wait.collective:
             return target.threads[-1:]  # faulthandler writes the main thread last
         serving = [thread for thread in target.threads if thread.serves]
         return [one for one in serving if _runs(one, wait.reason)] or (
             serving if _is_full(target) else []
         )
 
-    def _paths(self, path: list[_Wait]) -> Iterator[list[_Wait]]:
-        """Yield the chains of waits that lead back to the first worker."""
-        for wait in self._next(path[-1]):
-            if wait.target == path[0].worker:
-                yield [*path, wait]
-            elif wait.target not in {one.worker for one in path}:
-                yield from self._paths([*path, wait])
-
-    def _sentence(self, path: list[_Wait]) -> str:
+    def _sentence(self, path: Sequence[_Wait]) -> str:
         first, *rest = path
         text = f"{first.worker!r} waits for {first.target!r} in `{first.reason}`"
         for wait in rest:
@@ -358,17 +392,6 @@ def _doing(state: WorkerState) -> str:
     return f"is in {position}" if position else "is not in shutdown"
 
 
-def _stuck(causes: Iterable[Cause]) -> set[str]:
-    """Return the workers whose hang these causes explain."""
-    found: set[str] = set()
-    for cause in causes:
-        if cause.kind == "cycle":
-            found.update(cause.workers)
-        elif cause.kind in {"gil", "threads"}:
-            found.add(cause.workers[0])
-    return found
-
-
 def _failed_start(state: WorkerState) -> str:
     error = _cut(state.start.error) if state.start else ""
     return f"{state.worker!r} (process {state.pid}), whose init_rpc failed: {error}"
@@ -397,5 +420,24 @@ def _cut(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
-def _names(names: Iterable[str], between: str = " and ") -> str:
-    return between.join(map(repr, names))
+def _starting(states: Sequence[WorkerState]) -> str:
+    """Return who waits in ``init_rpc``, with the verb."""
+    if len(states) > 1:
+        return f"{_names([state.worker for state in states])} wait"
+    (state,) = states
+    size = state.start.world_size if state.start else 0
+    rank = f" (rank {state.start.rank} of {size})" if state.start and size else ""
+    return f"{state.worker!r}{rank} waits"
+
+
+def _names(names: Collection[str], between: str = " and ") -> str:
+    return _listed([repr(name) for name in names], between)
+
+
+def _listed(texts: Sequence[str], between: str) -> str:
+    """Return the texts, or the first ones and the number of the others."""
+    shown = list(texts)
+    if len(shown) > _NAMES:
+        shown[_NAMES - 1 :] = [f"{len(shown) - _NAMES + 1} more"]
+        between = " and "
+    return between.join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))

@@ -27,14 +27,14 @@ class Pair:
 def pairs(states: Sequence[WorkerState]) -> Iterator[Pair]:
     """Yield the calls that both sides have recorded."""
     served = {
-        (state.group, state.worker, call.peer, call.call): (index, call)
+        (state.group_key, state.worker, call.peer, call.call): (index, call)
         for index, state in enumerate(states)
         for call in (*state.recent, *state.in_flight)
         if call.incoming and call.call
     }
     for index, state in enumerate(states):
         for call in (*state.recent, *state.in_flight):
-            key = (state.group, call.peer, state.worker, call.call)
+            key = (state.group_key, call.peer, state.worker, call.call)
             if not call.incoming and key in served:
                 yield Pair(index, served[key][0], call, served[key][1])
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   rpc-backends inspect                     the workers of this host
+  rpc-backends inspect --group 3f9a        the workers of one group
   rpc-backends inspect --worker ps         one worker
   rpc-backends inspect --watch             calls per second and their times, live
   rpc-backends inspect --save dumps        write their states to files
@@ -27,6 +28,11 @@ Examples:
 @click.option("--worker", metavar="NAME", help="Only workers with this name.")
 @click.option(
     "--pid", "pids", type=int, multiple=True, help="Only workers of this process; can be repeated."
+)
+@click.option(
+    "--group",
+    metavar="ID",
+    help="Only workers of the group with this address, or with an id that begins so.",
 )
 @click.option("--stacks", is_flag=True, help="Show the Python stacks of all threads.")
 @click.option(
@@ -50,6 +56,7 @@ Examples:
 def command(
     worker: str | None,
     pids: tuple[int, ...],
+    group: str | None,
     stacks: bool,
     save: Path | None,
     watch: bool,
@@ -59,40 +66,72 @@ def command(
 ) -> None:
     """Show what RPC workers are waiting for, and why they hang.
 
-    Asks your workers on this host, even if they hang or hold the GIL. DUMPS are files that --save
+    Asks your workers on this host, even if they hang or hold the GIL, and shows them by group: a program
+    has one, or one after another. DUMPS are files that --save
     has written, for example on several hosts. If DUMPS are given, no worker is asked. Arguments of
     calls are never recorded.
     """
     if watch:
         if dumps or save or stacks:
             raise click.UsageError("--watch cannot be used with dumps, --save or --stacks.")
-        _watch(worker, pids, interval, as_json=as_json)
+        _watch(worker, pids, group, interval, as_json=as_json)
         return
     from rpc_backends_inspect import causes
+    from rpc_backends_inspect.groups import grouped
 
-    states = _states(worker, pids, dumps)
+    states = _states(worker, pids, group, dumps)
     if save is not None:
         _save(states, save)
-    found = causes.explain(states)
+    explained = [(one, causes.explain(one)) for one in grouped(states)]
     if as_json:
         print_json(
             {
+                "groups": [
+                    {
+                        "id": one.key,
+                        "address": one.address,
+                        "backend": one.backend,
+                        "members": one.members,
+                        "processes": [state.pid for state in one.states],
+                    }
+                    for one, _ in explained
+                ],
                 "workers": [
-                    {"worker": one.worker, "pid": one.pid, "problem": one.problem} | one.document
+                    {
+                        "worker": one.worker,
+                        "pid": one.pid,
+                        "group_id": one.group_key,
+                        "problem": one.problem,
+                    }
+                    | one.document
                     for one in states
                 ],
                 "causes": [
-                    {"kind": one.kind, "text": one.text, "workers": one.workers} for one in found
+                    {
+                        "kind": cause.kind,
+                        "text": cause.text,
+                        "workers": cause.workers,
+                        "group_id": one.key,
+                    }
+                    for one, found in explained
+                    for cause in found
                 ],
             }
         )
         return
     from rpc_backends_inspect.view import show
 
-    show(states, found, stacks=stacks)
+    show(explained, stacks=stacks)
 
 
-def _watch(worker: str | None, pids: tuple[int, ...], interval: float, *, as_json: bool) -> None:
+def _watch(
+    worker: str | None,
+    pids: tuple[int, ...],
+    group: str | None,
+    interval: float,
+    *,
+    as_json: bool,
+) -> None:
     """Watch until Ctrl-C; with JSON, print a line after each interval."""
     import json
     import sys
@@ -105,10 +144,10 @@ def _watch(worker: str | None, pids: tuple[int, ...], interval: float, *, as_jso
         )
 
     def read() -> list[WorkerState]:
-        return workers.running(worker=worker, pids=pids, last=True)
+        return workers.running(worker=worker, pids=pids, group=group, last=True)
 
     if not read():
-        _states(worker, pids, ())  # says what is missing
+        _states(worker, pids, group, ())  # says what is missing
     if not as_json:
         watching.watch(read, interval)
         return
@@ -120,19 +159,24 @@ def _watch(worker: str | None, pids: tuple[int, ...], interval: float, *, as_jso
 
 
 def _states(
-    worker: str | None, pids: tuple[int, ...], dumps: tuple[Path, ...]
+    worker: str | None, pids: tuple[int, ...], group: str | None, dumps: tuple[Path, ...]
 ) -> list[WorkerState]:
     from rpc_backends_inspect import workers
 
     if dumps:
         try:
-            return [workers.read(path) for path in dumps]
+            states = [workers.read(path) for path in dumps]
         except (OSError, workers.NoStateError) as error:
             raise Failure(str(error)) from error
-    states = workers.running(worker=worker, pids=pids)
+        found = workers.chosen(states, worker=worker, pids=pids, group=group)
+        if not found:
+            raise Failure(f"none of the {len(states)} dumps is of such a worker")
+        return found
+    states = workers.running(worker=worker, pids=pids, group=group)
     if not states:
         named = f"named {worker!r} " if worker is not None else ""
         asked = named + (f"in process {', '.join(map(str, pids))} " if pids else "")
+        asked += f"in group {group!r} " if group is not None else ""
         raise Failure(
             f"no RPC worker {asked}of this user runs on this host. A worker can "
             "be inspected from init_rpc to shutdown, if rpc-backends-inspect is installed in its "

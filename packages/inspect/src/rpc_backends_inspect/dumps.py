@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rpc_backends_agents import Recorder
+    from rpc_backends_inspect.peers import Peers
 
 _log = getLogger(__name__)
 #: Seconds between two checks of whether the worker is in ``shutdown``.
@@ -61,13 +62,15 @@ class Watcher:
 
     It runs Python once a second, so that the recorder notices how long the GIL is held.
 
-    :param limit: seconds after which a shutdown takes long; None if the worker writes no dumps.
+    :param limit: seconds after which a shutdown takes long.
+    :param peers: finds the processes of other members; None if the worker writes no dumps.
     """
 
-    def __init__(self, recorder: Recorder, worker: str, limit: float | None) -> None:
+    def __init__(self, recorder: Recorder, worker: str, limit: float, peers: Peers | None) -> None:
         self._recorder = recorder
         self._worker = worker
         self._limit = limit
+        self._peers = peers
         self._shutdown_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="rpc-dumps", daemon=True)
 
@@ -84,7 +87,7 @@ class Watcher:
         while (failures := self._recorder.wait_for_failures(_PERIOD)) >= 0:
             if failures:
                 self._recorder.explain(self._explanation("call"))
-            if self._limit is not None:
+            if self._peers is not None:
                 self._watch_shutdown(self._limit)
 
     def _watch_shutdown(self, limit: float) -> None:
@@ -104,14 +107,15 @@ class Watcher:
     def _explanation(self, reason: str) -> str:
         """Write a dump; return where it is, and the likely reason."""
         from rpc_backends_inspect import causes, workers  # few workers need them
+        from rpc_backends_inspect.groups import group_of
 
         self._recorder.begin_explanation()  # it may take seconds, which are no wait for the GIL
         try:
             path = self._recorder.dump(reason)
-            states = workers.running()
-            # Another group of this host may have a worker with the same name.
-            mine = {state.group for state in states if state.pid == os.getpid()}
-            found = causes.explain([one for one in states if one.problem or one.group in mine])
+            group = group_of(workers.running(), os.getpid(), self._worker)
+            if group is not None and self._peers is not None:
+                group = group.joined_by(self._peers.lost(group))
+            found = causes.explain(group) if group is not None else []
         except Exception as error:  # the call must get its error whatever happens here
             _log.exception("the dump of RPC worker %r failed", self._worker)
             return f"No RPC dump: {error}."
@@ -119,7 +123,7 @@ class Watcher:
         why = (
             f"Likely reason: {about[0].text}."
             if about
-            else "No worker of this host has waited long."
+            else "The workers of this group on this host show no reason."
         )
         return f"RPC dump: {path}. {why}"
 

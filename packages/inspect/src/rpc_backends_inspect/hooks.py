@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from logging import getLogger
 from typing import Any
 
-from rpc_backends_core.spi import RefusedError, hookimpl
+from rpc_backends_core.spi import RefusedError, StoreError, current_session, hookimpl
 
 #: The version of rpc_backends_core.spi that this package was written for.
 spi_version = (1, 1)
@@ -28,13 +29,27 @@ def rpc_backends_start(
     from rpc_backends_inspect.recording import Start
 
     start = Start(name, rank, world_size, backend, _group(resolved.options))
+    Start.current = start
     try:
         result = yield
     except BaseException as error:
         start.fail(error)
         raise
+    finally:
+        Start.current = None
     start.end()
     return result
+
+
+@hookimpl(wrapper=True)
+def rpc_backends_init_backend() -> Generator[None, Any, Any]:
+    """Show of which group the worker that waits in ``init_rpc`` is a member."""
+    if _calls(os.environ.get(_VARIABLE, "")) != 0:
+        from rpc_backends_inspect.recording import Start
+
+        if Start.current is not None:
+            Start.current.join_group(_group_id())
+    return (yield)
 
 
 @hookimpl(wrapper=True)
@@ -51,6 +66,7 @@ def rpc_backends_agent(backend: str | None, resolved: Any) -> Generator[None, An
         agent,
         backend or "",
         _group(getattr(resolved, "options", None)),
+        _group_id(),
         calls,
         Dumps(
             folder=os.environ.get(_DUMPS, ""),
@@ -66,6 +82,18 @@ def _group(options: Any) -> str:
     if url not in {"", "env://"}:
         return url
     return "env://" + ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
+def _group_id() -> str:
+    """Return the id of the group that this process is in; empty if there is none."""
+    session = current_session()
+    try:
+        return session.group_id() if session is not None else ""
+    except StoreError as error:  # the start fails for the same reason, or does not need the store
+        getLogger(__name__).warning(
+            "rpc-backends inspect cannot tell this group from others: %s", error
+        )
+        return ""
 
 
 def _limit(value: str) -> float:

@@ -14,19 +14,24 @@ from typing import Any, ClassVar
 from rpc_backends_agents import Recorder, record_calls
 from rpc_backends_inspect import sockets
 from rpc_backends_inspect.dumps import NO_DUMPS, Dumps, Watcher, folder_for
+from rpc_backends_inspect.groups import key_of_address
 
 _log = getLogger(__name__)
 #: The signals that recorders of this process use. ``signal.getsignal`` does not show their handlers.
 _taken: set[int] = set()
 
 
-def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_DUMPS) -> Any:
+def record(
+    agent: Any, backend: str, group: str, group_id: str, calls: int, dumps: Dumps = NO_DUMPS
+) -> Any:
     """Put a recorder in front of an agent that has not started.
 
     Without a socket, or without a free signal, the recorder shows less and logs a warning.
     The worker still starts.
 
-    :param group: a text that is the same for all workers of a group.
+    :param group: the address where the group meets.
+    :param group_id: a text that is the same for all workers of the group, and no others; empty if there
+        is none.
     :param calls: the number of ended calls to keep.
     :param dumps: the dumps that the worker writes by itself.
     :returns: the agent to install.
@@ -39,13 +44,20 @@ def record(agent: Any, backend: str, group: str, calls: int, dumps: Dumps = NO_D
         capacity=calls,
         backend=backend,
         group=group,
+        group_id=group_id,
         host=socket.gethostname(),
         listener=_listener(),
         dumps=folder,
         dump_at_end=bool(folder) and dumps.at_end,
-        **_stacks(name, cleanup),
+        **_stacks(group_id or key_of_address(group), name, cleanup),
     )
-    watcher = Watcher(recorder, name, dumps.shutdown_limit if folder else None)
+    peers = None
+    if folder:
+        from rpc_backends_inspect.peers import Peers  # few workers need it
+
+        peers = Peers.of_this_group()
+        peers.publish(name)
+    watcher = Watcher(recorder, name, dumps.shutdown_limit, peers)
     watcher.start()
     cleanup.callback(watcher.join)
     _stop_at_exit(recorder, cleanup)
@@ -59,6 +71,8 @@ class Start:
     :param world_size: None for a dynamic group.
     """
 
+    #: The start that is in progress; set by the hook.
+    current: ClassVar[Start | None] = None
     _failed: ClassVar[Start | None] = None
 
     def __init__(
@@ -73,14 +87,19 @@ class Start:
             capacity=1,
             backend=backend,
             group=group,
+            group_id="",
             host=socket.gethostname(),
             listener=_listener(),
             dumps="",
             dump_at_end=False,
-            **_stacks(worker, self._cleanup),
+            **_stacks(key_of_address(group), worker, self._cleanup),
         )
         _stop_at_exit(self._recorder, self._cleanup)
         self._recorder.show(worker, rank, world_size or 0)
+
+    def join_group(self, group_id: str) -> None:
+        """Show that the worker has joined a group, which is complete or open."""
+        self._recorder.join_group(group_id)
 
     def fail(self, error: BaseException) -> None:
         """Show that ``init_rpc`` has failed, until the process ends or starts a worker again."""
@@ -121,7 +140,7 @@ def _listener() -> int:
         return -1
 
 
-def _stacks(worker: str, cleanup: contextlib.ExitStack) -> dict[str, int]:
+def _stacks(group_key: str, worker: str, cleanup: contextlib.ExitStack) -> dict[str, int]:
     """Let faulthandler write stacks to a file when a signal arrives. This needs no GIL."""
     free = (number for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if _is_free(number))
     number = next(free, None)
@@ -130,7 +149,7 @@ def _stacks(worker: str, cleanup: contextlib.ExitStack) -> dict[str, int]:
             "rpc-backends inspect shows no stacks of this worker: no real-time signal is free"
         )
         return {"stack_file": -1, "stack_signal": 0}
-    file = os.memfd_create(sockets.MEMORY_FILE + worker, os.MFD_CLOEXEC)
+    file = os.memfd_create(f"{sockets.MEMORY_FILE}{group_key}:{worker}", os.MFD_CLOEXEC)
     faulthandler.register(number, file=file, all_threads=True, chain=False)
     cleanup.callback(_taken.discard, number)
     cleanup.callback(faulthandler.unregister, number)

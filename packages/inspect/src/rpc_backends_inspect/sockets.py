@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = "rpc-backends-inspect-{}-"
-#: The start of the name of the memory file with a worker's stacks. The rest is the worker's name, which
-#: can thus be read even if the worker does not answer.
+#: The start of the name of the memory file with a worker's stacks. The rest is the key of the worker's
+#: group, a colon, and the worker's name. They can thus be read even if the worker does not answer.
 MEMORY_FILE = "rpc-worker:"
 _BACKLOG = 16
 _CREDENTIALS = struct.Struct("3i")
@@ -38,22 +38,19 @@ class WorkerSocket:
     connection: socket.socket
 
     @property
-    def worker(self) -> str:
-        """The worker's name, read from the names of its process's open files; empty if unknown."""
+    def identity(self) -> tuple[str, str]:
+        """The key of the worker's group and the worker's name, from the names of its open files.
+
+        Both are empty if they cannot be read.
+        """
         with contextlib.suppress(OSError):
             for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    _, found, rest = str(descriptor.readlink()).partition(f"memfd:{MEMORY_FILE}")
-                    if found:
-                        return rest.removesuffix(" (deleted)")
-        return ""
-
-    def process_state(self) -> str | None:
-        """Return the letter of the process's state as in ``/proc``; None if there is no such process."""
-        try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return None
+                    _, prefix, rest = str(descriptor.readlink()).partition(f"memfd:{MEMORY_FILE}")
+                    if prefix:
+                        key, colon, worker = rest.removesuffix(" (deleted)").partition(":")
+                        return (key, worker) if colon else ("", key)
+        return "", ""
 
 
 def listen() -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 
 _HEAD = re.compile(
@@ -12,6 +13,10 @@ _HEAD = re.compile(
 _HOLDER = re.compile(r"^GIL 0x0*([0-9a-f]+)$", re.MULTILINE)
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _RPC = "torch/distributed/rpc/"
+#: The files of the functions that call methods of RRefs, and functions with ``async_execution``.
+_WRAPPERS = (f"{_RPC}rref_proxy.py", f"{_RPC}functions.py")
+#: The start of the name of the code that torch generates for a RemoteModule.
+_REMOTE_MODULE = "<_remote_module_"
 #: Torch's function that runs a function for another worker.
 _RUNS_A_CALL = "_run_function"
 
@@ -34,6 +39,11 @@ class Frame:
         """Whether the frame is in ``torch.distributed.rpc``."""
         return _RPC in self.file
 
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether this is a function of torch that calls a function or a method for a caller."""
+        return self.file.endswith(_WRAPPERS) or self.file.startswith(_REMOTE_MODULE)
+
     def __str__(self) -> str:
         return f"{self.function} ({PurePath(self.file).name}:{self.line})"
 
@@ -49,12 +59,18 @@ class Thread:
     number: int
     frames: tuple[Frame, ...]
 
-    @property
+    @cached_property
     def serves(self) -> Frame | None:
-        """The frame of the function that this thread runs for another worker; None if there is none."""
-        for inner, outer in zip(self.frames, self.frames[1:], strict=False):
-            if outer.function == _RUNS_A_CALL and outer.is_rpc:
-                return inner
+        """The frame of the function that this thread runs for another worker; None if there is none.
+
+        For a call through an RRef or a RemoteModule, this is the method: torch calls it from functions of
+        its own. If none of the program's functions runs yet, it is torch's function.
+        """
+        for at, frame in enumerate(self.frames):
+            if frame.function == _RUNS_A_CALL and frame.is_rpc:
+                inner = [*reversed(self.frames[:at])]
+                called = (one for one in inner if not one.is_wrapper)
+                return next(called, inner[0] if inner else None)
         return None
 
     @property

@@ -1,8 +1,8 @@
-"""Prints the states of workers."""
+"""Prints groups of workers: their calls in flight, and why they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -10,23 +10,13 @@ from rich.text import Text
 
 from rpc_backends_cli import console, grid
 from rpc_backends_inspect.causes import Cause
+from rpc_backends_inspect.groups import InspectedGroup, short_id
 from rpc_backends_inspect.stacks import Thread
 from rpc_backends_inspect.workers import Call, WorkerState
 
-#: The most calls in flight of one worker that are shown.
-_CALLS = 20
-
-
-def show(states: Sequence[WorkerState], causes: Sequence[Cause], *, stacks: bool) -> None:
-    """Print the workers, their calls in flight, and the causes."""
-    out = console()
-    for state in states:
-        _show_worker(out, state, stacks=stacks)
-    for cause in causes:
-        out.print(Text.assemble((f"{_TITLES[cause.kind]}: ", "bold"), f"{cause.text}."))
-    if not causes:
-        out.print("No worker has waited long for a call.")
-
+#: The most rows of calls of one worker, and the most names in a list.
+_ROWS = 20
+_NAMES = 8
 
 _TITLES = {
     "cycle": "Deadlock",
@@ -41,47 +31,99 @@ _TITLES = {
 }
 
 
-def _show_worker(out: Console, state: WorkerState, *, stacks: bool) -> None:
-    title = (state.worker, "bold"), f"  process {state.pid}  "
-    if state.problem:
-        out.print(Text.assemble(*title, (state.problem, "red")))
+def show(groups: Iterable[tuple[InspectedGroup, Sequence[Cause]]], *, stacks: bool) -> None:
+    """Print the groups, each with its workers, their calls in flight, and the causes."""
+    out = console()
+    for number, (group, causes) in enumerate(groups):
+        if number:
+            out.print()
+        _show_group(out, group)
+        idle = [] if stacks else [state for state in group.states if _is_idle(state)]
+        for state in group.states:
+            if state not in idle:
+                _show_worker(out, state, stacks=stacks)
+        if idle:
+            noun = "worker has" if len(idle) == 1 else "workers have"
+            names = _listed(f"{state.worker} (process {state.pid})" for state in idle)
+            out.print(f"{len(idle)} {noun} no calls in flight: {names}", soft_wrap=True)
         out.print()
-        return
-    out.print(Text.assemble(*title, f"{state.backend}  {_group_of(state)}"))
-    calls = sorted(state.in_flight, key=lambda call: -call.seconds)
-    if calls:
-        table = grid("age", "", "worker", "function", "bytes", "thread")
-        for call in calls[:_CALLS]:
-            table.add_row(
-                f"{call.seconds:.1f} s",
-                "from" if call.incoming else "to",
-                call.peer or str(call.peer_id),
-                call.name,
-                str(call.bytes),
-                _thread_of(call, state),
-            )
-        out.print(Padding(table, (0, 0, 0, 2)))
-        if len(calls) > _CALLS:
-            out.print(f"  ... and {len(calls) - _CALLS} more; --json has all")
+        for cause in causes:
+            out.print(Text.assemble((f"{_TITLES[cause.kind]}: ", "bold"), f"{cause.text}."))
+        if not causes:
+            out.print("None of these workers has waited long for a call.")
+
+
+def _show_group(out: Console, group: InspectedGroup) -> None:
+    count = len(group.states)
+    facts = [group.backend, f"at {group.address}" if group.address else ""]
+    here = {state.worker for state in group.states}
+    absent = [name for name in group.members if name not in here]
+    workers = f"{count} worker{'s' * (count != 1)}"
+    if absent:
+        workers += f", and {len(absent)} not found on this host: {_listed(absent)}"
+    if group.key.startswith("@"):
+        title = "Workers in init_rpc"
     else:
-        out.print("  no calls in flight")
+        title = f"Group {short_id(group)}" if group.key else "Workers of an unknown group"
+    out.print(
+        Text.assemble((title, "bold"), "  ", "  ".join(filter(None, [*facts, workers]))),
+        soft_wrap=True,
+    )
+
+
+def _is_idle(state: WorkerState) -> bool:
+    return not (state.problem or state.in_flight or state.start)
+
+
+def _show_worker(out: Console, state: WorkerState, *, stacks: bool) -> None:
+    title = (state.worker or "a worker", "bold"), f"  process {state.pid}"
+    if state.problem:
+        out.print(Text.assemble(*title, "  ", (state.problem, "red")))
+        return
+    out.print(Text.assemble(*title, _start_of(state)))
+    rows = list(_rows(state))
+    if rows:
+        table = grid("age", "", "worker", "function", "bytes", "thread")
+        for row in rows[:_ROWS]:
+            table.add_row(*row)
+        out.print(Padding(table, (0, 0, 0, 2)))
+        if len(rows) > _ROWS:
+            out.print(f"  ... and {len(rows) - _ROWS} more kinds of calls; --json has all")
     if stacks:
         for thread in state.threads:
             out.print(f"  thread {thread.number:#x}")
             for frame in thread.frames:
                 out.print(f"    {frame.file}:{frame.line} in {frame.function}", soft_wrap=True)
-    out.print()
 
 
-def _group_of(state: WorkerState) -> str:
-    if state.start is None:
-        return f"group: {', '.join(state.members.values())}"
-    if state.start.error:
-        return f"init_rpc failed: {state.start.error}"
-    rank = (
-        f"rank {state.start.rank} of {state.start.world_size}  " if state.start.world_size else ""
-    )
-    return f"{rank}in init_rpc for {state.start.seconds:.1f} s, at {state.group}"
+def _rows(state: WorkerState) -> Iterator[tuple[str, ...]]:
+    """Yield the calls in flight, the oldest first; equal calls at the same line make one row."""
+    alike: dict[tuple[bool, str, str, str], list[Call]] = {}
+    for call in sorted(state.in_flight, key=lambda call: -call.seconds):
+        peer = call.peer or str(call.peer_id)
+        key = call.incoming, peer, call.name, _thread_of(call, state)
+        alike.setdefault(key, []).append(call)
+    for (incoming, peer, name, thread), calls in alike.items():
+        times = f"{len(calls)} x " if len(calls) > 1 else ""
+        yield (
+            f"{calls[0].seconds:.1f} s",
+            "from" if incoming else "to",
+            peer,
+            f"{times}{name}",
+            str(sum(call.bytes for call in calls)),
+            thread,
+        )
+
+
+def _start_of(state: WorkerState) -> str:
+    """Return text about a worker that is in ``init_rpc``, or whose ``init_rpc`` failed."""
+    start = state.start
+    if start is None:
+        return ""
+    if start.error:
+        return f"  init_rpc failed: {start.error}"
+    rank = f"rank {start.rank} of {start.world_size}  " if start.world_size else ""
+    return f"  {rank}in init_rpc for {start.seconds:.1f} s"
 
 
 def _thread_of(call: Call, state: WorkerState) -> str:
@@ -90,3 +132,10 @@ def _thread_of(call: Call, state: WorkerState) -> str:
     if thread is None or thread.position is None:
         return ""
     return f"at {thread.position}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    shown = list(texts)
+    if len(shown) <= _NAMES:
+        return ", ".join(shown)
+    return f"{', '.join(shown[: _NAMES - 1])} and {len(shown) - _NAMES + 1} more"

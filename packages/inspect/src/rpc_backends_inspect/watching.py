@@ -12,10 +12,13 @@ from rich.live import Live
 from rich.text import Text
 
 from rpc_backends_cli import console, grid
+from rpc_backends_inspect import processes
+from rpc_backends_inspect.groups import grouped, short_id
 from rpc_backends_inspect.workers import Call, WorkerState
 
-#: The most rows of a frame.
+#: The most rows of a frame, and the most workers with problems.
 _ROWS = 30
+_PROBLEMS = 8
 #: The least characters that are shown of a long name of a worker.
 _WIDEST = 12
 
@@ -24,6 +27,7 @@ _WIDEST = 12
 class Row:
     """The calls of a worker to one peer and function that ended in an interval.
 
+    :ivar group_id: what tells the worker's group from others.
     :ivar calls: calls per second.
     :ivar bytes: bytes of requests and answers per second.
     :ivar p50: seconds within which half of the calls ended; ``p90`` and ``p99`` likewise.
@@ -31,6 +35,7 @@ class Row:
     :ivar in_flight: calls that have not ended.
     """
 
+    group_id: str
     worker: str
     peer: str
     function: str
@@ -48,6 +53,16 @@ class Meter:
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, int], WorkerState] = {}
+
+    def with_ended(self, states: Iterable[WorkerState]) -> list[WorkerState]:
+        """Return the states, and a state for each worker that was read before and has left or died."""
+        states = list(states)
+        present = {(state.worker, state.pid) for state in states}
+        for (worker, pid), before in self._before.items():
+            if (worker, pid) not in present:
+                text = processes.fate(pid) or "has left its group"
+                states.append(WorkerState(worker, pid, text, group_key=before.group_key))
+        return states
 
     def rows(self, states: Iterable[WorkerState]) -> list[Row]:
         """Return the outgoing calls since the last states, the busiest first; none the first time."""
@@ -73,6 +88,7 @@ def _rows(before: WorkerState, now: WorkerState) -> Iterator[Row]:
     for (peer, function), (done, waiting) in groups.items():
         times = sorted(call.seconds for call in done)
         yield Row(
+            group_id=now.group_key,
             worker=now.worker,
             peer=peer,
             function=function,
@@ -93,14 +109,28 @@ def _percentile(times: list[float], share: float) -> float:
 def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> RenderableType:
     """Return one screen."""
     states = list(states)
+    problems = [state for state in states if state.problem]
     lines = [
-        Text.assemble((state.worker, "bold"), f" {state.problem}", style="red")
-        for state in states
-        if state.problem
+        Text.assemble(
+            (state.worker or "a worker", "bold"),
+            f" (process {state.pid}) {state.problem}",
+            style="red",
+        )
+        for state in problems[-_PROBLEMS:]
     ]
-    table = grid("worker", "to", "function", "calls/s", "bytes/s", "p50", "p99", "failed", "open")
+    if len(problems) > _PROBLEMS:
+        lines.insert(
+            0, Text(f"{len(problems) - _PROBLEMS} more workers have problems or have left")
+        )
+    groups = {group.key: short_id(group) for group in grouped(states)}
+    several = len(groups) > 1
+    table = grid(
+        *["group"] * several,
+        *("worker", "to", "function", "calls/s", "bytes/s", "p50", "p99", "failed", "open"),
+    )
     for row in rows[:_ROWS]:
         table.add_row(
+            *[groups.get(row.group_id, "")] * several,
             row.worker,
             row.peer,
             row.function.rpartition(".")[2],
@@ -119,7 +149,9 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
             widest = max(len(str(cell)) for cell in (column.header, *column.cells))
             column.min_width = min(widest, _WIDEST)
     total = sum(row.calls for row in rows)
-    head = Text(f"{len(states)} workers, {total:,.0f} calls/s; every {seconds:g} s; Ctrl-C ends")
+    running = sum(not state.problem for state in states)
+    where = f" in {len(groups)} groups" if several else ""
+    head = Text(f"{running} workers{where}, {total:,.0f} calls/s; every {seconds:g} s; Ctrl-C ends")
     more = (
         [Text(f"... and {len(rows) - _ROWS} more rows; --json has all")]
         if len(rows) > _ROWS
@@ -138,7 +170,7 @@ def watch(read: Callable[[], list[WorkerState]], seconds: float) -> None:
         try:
             while True:
                 time.sleep(seconds)
-                states = read()
+                states = meter.with_ended(read())
                 live.update(frame(states, meter.rows(states), seconds), refresh=True)
         except KeyboardInterrupt:
             return
@@ -150,11 +182,19 @@ def lines(read: Callable[[], list[WorkerState]], seconds: float) -> Iterator[dic
     meter.rows(read())
     while True:
         time.sleep(seconds)
-        states = read()
+        states = meter.with_ended(read())
         yield {
             "time_us": max((state.time_us for state in states), default=0),
             "seconds": seconds,
-            "workers": [{"worker": one.worker, "problem": one.problem} for one in states],
+            "workers": [
+                {
+                    "worker": one.worker,
+                    "pid": one.pid,
+                    "group_id": one.group_key,
+                    "problem": one.problem,
+                }
+                for one in states
+            ],
             "rows": [asdict(row) for row in meter.rows(states)],
         }
 

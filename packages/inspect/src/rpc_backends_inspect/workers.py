@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,12 +11,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_inspect import sockets
+from rpc_backends_inspect import processes, sockets
+from rpc_backends_inspect.groups import grouped, key_of_address
 from rpc_backends_inspect.stacks import Thread, gil_holder, parse
 
-#: Seconds for a worker to answer.
+#: Seconds for a worker to answer, and for a process that does not answer any more to end.
 _ANSWER = 5.0
-_VERSION = 3
+_END = 1.0
+_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class WorkerState:
     """The state of a worker.
 
     :ivar group: the address where its group meets, the same for all its workers.
+    :ivar group_key: what tells its group from all others; see :mod:`.groups`.
     :ivar reason: why it wrote a dump; empty if it was asked.
     :ivar calls: how many calls it has recorded so far.
     :ivar start: set while the worker is in ``init_rpc``, and after its ``init_rpc`` has failed.
@@ -87,6 +90,7 @@ class WorkerState:
     problem: str = ""
     backend: str = ""
     group: str = ""
+    group_key: str = ""
     host: str = ""
     time_us: int = 0
     reason: str = ""
@@ -113,12 +117,17 @@ class NoStateError(ValueError):
 
 
 def running(
-    *, worker: str | None = None, pids: Collection[int] = (), last: bool = False
+    *,
+    worker: str | None = None,
+    pids: Collection[int] = (),
+    group: str | None = None,
+    last: bool = False,
 ) -> list[WorkerState]:
     """Ask this user's workers on this host, all at the same time.
 
     :param worker: only workers with this name.
     :param pids: only workers of these processes; none means all.
+    :param group: only workers of this group; see :meth:`.groups.InspectedGroup.is_called`.
     :param last: only the calls that ended in the last five seconds, and no stacks.
     """
     wanted = []
@@ -131,10 +140,31 @@ def running(
         return []
     with ThreadPoolExecutor(min(32, len(wanted))) as pool:
         answers = pool.map(partial(_ask, b"l" if last else b"a"), wanted)
-        states = [state for state in answers if state and worker in {None, state.worker}]
+        states = [state for state in answers if state]
     # During the last steps of init_rpc, a process has two sockets.
     states.sort(key=lambda state: (state.worker, state.pid, state.start is not None))
-    return [next(same) for _, same in groupby(states, key=lambda state: (state.worker, state.pid))]
+    same = groupby(states, key=lambda state: (state.worker, state.pid))
+    return chosen([next(states) for _, states in same], worker=worker, group=group)
+
+
+def chosen(
+    states: Sequence[WorkerState],
+    *,
+    worker: str | None = None,
+    pids: Collection[int] = (),
+    group: str | None = None,
+) -> list[WorkerState]:
+    """Return those of the states that the arguments of :func:`running` choose."""
+    of_group = [
+        state for one in grouped(states) if one.is_called(group or "") for state in one.states
+    ]
+    return [
+        state
+        for state in states
+        if worker in {None, state.worker}
+        and (not pids or state.pid in pids)
+        and (group is None or state in of_group)
+    ]
 
 
 def read(path: Path) -> WorkerState:
@@ -162,21 +192,22 @@ def parse_state(document: Any) -> WorkerState:
             )
         now = int(document["time_us"])
         return WorkerState(
-            worker=str(document["worker"]),
+            worker=_text(document["worker"]),
             pid=int(document["pid"]),
             backend=str(document["backend"]),
-            group=str(document["group"]),
+            group=_text(document["group"]),
+            group_key=str(document["group_id"]) or key_of_address(_text(document["group"])),
             host=str(document["host"]),
             time_us=now,
             reason=str(document["reason"]),
             calls=int(document["calls"]),
-            members={int(one["id"]): str(one["name"]) for one in document["members"]},
+            members={int(one["id"]): _text(one["name"]) for one in document["members"]},
             in_flight=[_call(one, now) for one in document["in_flight"]],
             recent=[_call(one, now) for one in document["recent"]],
             threads=parse(str(document["stacks"])),
             metrics=dict(document["metrics"]),
             rrefs=dict(document["rrefs"]),
-            held_rrefs=dict(document["held_rrefs"]),
+            held_rrefs={_text(name): count for name, count in document["held_rrefs"].items()},
             start=None if document["phase"] == "running" else _start(document, now),
             gil_wait=document["gil_wait_us"] / 1e6,
             gil_holder=gil_holder(document["stacks"]),
@@ -200,9 +231,9 @@ def _call(one: dict[str, Any], now: int) -> Call:
         number=one["number"],
         call=one["call"],
         incoming=one["direction"] == "incoming",
-        peer=one["peer"],
+        peer=_text(one["peer"]),
         peer_id=one["peer_id"],
-        function=one["function"],
+        function=_text(one["function"]),
         type=one["type"],
         thread=one["thread"],
         begin_us=one["begin_us"],
@@ -216,25 +247,44 @@ def _call(one: dict[str, Any], now: int) -> Call:
     )
 
 
+def _text(found: str) -> str:
+    """Return a name. A peer may have chosen its bytes, so control characters are escaped.
+
+    :param found: a name of which the recorder has written each byte as one character.
+    """
+    try:
+        name = found.encode("latin-1").decode()
+    except ValueError:
+        name = found
+    return name if name.isprintable() else name.encode("unicode_escape").decode()
+
+
 def _ask(what: bytes, one: sockets.WorkerSocket) -> WorkerState | None:
-    """Return a worker's state; None if its process has ended.
+    """Return a worker's state; None if its process has ended and left nothing to say who it was.
 
     The socket can outlive the process if a child has inherited it.
     """
     with one.connection as connection:
-        match one.process_state():
-            case None | "Z":
-                return None
-            case "T" | "t":
-                return WorkerState(one.worker, one.pid, "is stopped by a signal or a debugger")
+        key, worker = one.identity  # a process that ends loses it
+
+        def problem(text: str) -> WorkerState:
+            return WorkerState(worker, one.pid, text, group_key=key)
+
+        if fate := processes.fate(one.pid):
+            return problem(fate) if worker else None
         try:
             connection.sendall(what)
             with connection.makefile("rb") as stream:
                 text = stream.read()
+            if not text:
+                raise ConnectionResetError
             return parse_state(json.loads(text))
         except TimeoutError:
-            return WorkerState(one.worker, one.pid, f"does not answer within {_ANSWER:.0f} s")
-        except OSError as error:
-            return WorkerState(one.worker, one.pid, f"cannot be asked: {error}")
+            # It may have been stopped meanwhile.
+            late = processes.fate(one.pid) or f"does not answer within {_ANSWER:.0f} s"
+            return problem(late)
+        except OSError:
+            # A killed process closes its socket some time before it has ended.
+            return problem(processes.fate(one.pid, _END) or "has just left its group")
         except ValueError as error:
-            return WorkerState(one.worker, one.pid, f"gives no valid answer: {error}")
+            return problem(f"gives no valid answer: {error}")
