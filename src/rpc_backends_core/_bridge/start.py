@@ -16,6 +16,9 @@ from rpc_backends_core._settings import Settings
 
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_RANK = 32767
+#: Seconds (24 days). Torch keeps timeouts as milliseconds in 32 bits, and a longer one, such as infinity,
+#: would become negative.
+_LONGEST_TIMEOUT = 2147483.0
 
 
 def init_rpc(
@@ -98,8 +101,10 @@ def _check_arguments(resolved: ResolvedBackend, name: Any, rank: Any, world_size
     if rank > _MAX_RANK:
         raise ValueError(f"rank is {rank}; torch supports ranks up to {_MAX_RANK}.")
     rpc.WorkerInfo(name, max(rank, 0))  # raises if torch cannot represent the name
-    if resolved.options.rpc_timeout < 0:
+    if not resolved.options.rpc_timeout >= 0:  # also if it is not a number
         raise ValueError(
             f"rpc_timeout is {resolved.options.rpc_timeout} s for {resolved.name}; it must be 0 (never) "
             "or positive."
         )
+    if resolved.options.rpc_timeout > _LONGEST_TIMEOUT:
+        resolved.options.rpc_timeout = _LONGEST_TIMEOUT
