@@ -18,6 +18,9 @@ _MEMBER = 60  # one member in the answer: nonce, name, rank, ids
 _DEVICES = 82  # rpc_backends_core._device_maps: no maps
 _ADDRESS = 24  # where a TensorPipe agent listens
 _PUBLICATION = 560  # rpc_backend_zeromq.publication, with its proof (500 without a Unix socket)
+_PAYLOADS = (
+    16  # rpc_backends_core._group.group: the result of an exchange, without what workers wrote
+)
 _NOTHING, _ACTIVE = 6, 3  # "null" or a number of active calls, with its separator
 _TRAFFIC = 16  # rpc_backends_agents.agent: four counters
 _PEER = 145  # rpc_backend_tensorpipe.membership: one member on the list
@@ -70,7 +73,9 @@ def exchange(client: Client, stage: str, size: int) -> Steps:
     yield from client.set(f"{stage}/{client.worker}", Value(client.worker, size))
     if (yield from client.add(f"{stage}/arrived", 1)) == world.size:
         yield from client.multi_get(*(f"{stage}/{rank}" for rank in range(world.size)))
-        yield from client.compare_set(f"{stage}/all", NOTHING, Value("all", size * world.size))
+        yield from client.compare_set(
+            f"{stage}/all", NOTHING, Value("all", _PAYLOADS + size * world.size)
+        )
     yield from client.await_and_get(f"{stage}/all")
 
 

@@ -28,6 +28,11 @@ def timeout(me: WorkerContext) -> float:
     return rpc.get_rpc_timeout()
 
 
+def set_timeout(me: WorkerContext, seconds: float) -> None:
+    """Set the default timeout of this worker's calls."""
+    rpc._set_rpc_timeout(seconds)
+
+
 def fail_to_shut_down(me: WorkerContext) -> None:
     """Shut down, and fail after all workers have arrived."""
 
@@ -117,6 +122,9 @@ def test_an_endless_timeout_is_the_longest_that_torch_accepts(
 ) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, url, backend=backend, rpc_timeout=seconds)
+        workers.run(steps.call_all)
+        assert {*workers.run(timeout)} == {2147483.0}
+        workers.run(set_timeout, seconds)
         workers.run(steps.call_all)
         assert {*workers.run(timeout)} == {2147483.0}
         workers.run(steps.leave)

@@ -16,9 +16,6 @@ from rpc_backends_core._settings import Settings
 
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_RANK = 32767
-#: Seconds (24 days). Torch keeps timeouts as milliseconds in 32 bits, and a longer one, such as infinity,
-#: would become negative.
-_LONGEST_TIMEOUT = 2147483.0
 
 
 def init_rpc(
@@ -106,5 +103,4 @@ def _check_arguments(resolved: ResolvedBackend, name: Any, rank: Any, world_size
             f"rpc_timeout is {resolved.options.rpc_timeout} s for {resolved.name}; it must be 0 (never) "
             "or positive."
         )
-    if resolved.options.rpc_timeout > _LONGEST_TIMEOUT:
-        resolved.options.rpc_timeout = _LONGEST_TIMEOUT
+    resolved.options.rpc_timeout = min(resolved.options.rpc_timeout, torch_internals.LONGEST_TIMEOUT)
