@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from simulated import NOTHING, Client, Steps, Value, call, call_all
 
 #: Sizes in bytes of what workers write to the store, as counted in real groups.
-_ARRIVAL = 170  # rpc_backends_core._group.formation: name, rank, nonce, host
+_ARRIVAL = 260  # rpc_backends_core._group.formation: name, rank, nonce, host, process
 _MEMBER = 60  # one member in the answer: nonce, name, rank, ids
 _DEVICES = 82  # rpc_backends_core._device_maps: no maps
 _ADDRESS = 24  # where a TensorPipe agent listens
 _PUBLICATION = 560  # rpc_backend_zeromq.publication, with its proof (500 without a Unix socket)
+_PAYLOADS = (
+    16  # rpc_backends_core._group.group: the result of an exchange, without what workers wrote
+)
+_NOTHING, _ACTIVE = 6, 3  # "null" or a number of active calls, with its separator
 _TRAFFIC = 16  # rpc_backends_agents.agent: four counters
 _PEER = 145  # rpc_backend_tensorpipe.membership: one member on the list
 _USED = 4  # an id on the list that was ever assigned
@@ -29,9 +33,6 @@ _AROUND = 136  # an empty list of members, with the key of the group
 _BARRIERS = 3
 #: How often `rpc_backends_agents.agent.StaticGroupAgent.join` exchanges counts if no call is active.
 _ROUNDS = 2
-
-#: The largest group whose shutdown uses torch's gather.
-_LARGEST_GATHER = 16
 
 Members = tuple[int, ...]
 
@@ -72,23 +73,15 @@ def exchange(client: Client, stage: str, size: int) -> Steps:
     yield from client.set(f"{stage}/{client.worker}", Value(client.worker, size))
     if (yield from client.add(f"{stage}/arrived", 1)) == world.size:
         yield from client.multi_get(*(f"{stage}/{rank}" for rank in range(world.size)))
-        yield from client.compare_set(f"{stage}/all", NOTHING, Value("all", size * world.size))
+        yield from client.compare_set(
+            f"{stage}/all", NOTHING, Value("all", _PAYLOADS + size * world.size)
+        )
     yield from client.await_and_get(f"{stage}/all")
 
 
 def meet(client: Client) -> Steps:
-    """`Group.meet`, with which a shutdown begins."""
-    if (yield from client.add("meeting/arrived", 1)) == client.world.size:
-        yield from client.set("meeting/all", Value("1", 1))
-    yield from client.await_and_get("meeting/all")
-
-
-def wait_all_workers(client: Client) -> Steps:
-    """`rpc_backends_core._bridge.stop.wait_all_workers`, with which a shutdown begins."""
-    if client.world.size <= _LARGEST_GATHER:
-        yield from gather(client, 1)
-    else:
-        yield from meet(client)
+    """`Group.meet`, with which a shutdown begins: an exchange of nothing."""
+    yield from exchange(client, "meeting", _NOTHING)
 
 
 def end(client: Client) -> Steps:
@@ -132,13 +125,9 @@ def tensorpipe_start(client: Client) -> Steps:
 
 def tensorpipe_shutdown(client: Client) -> Steps:
     """Torch's `shutdown` on `StaticGroupAgent`, and `Barriers`."""
-    yield from wait_all_workers(client)
+    yield from meet(client)
     for number in range(_BARRIERS):
-        yield from client.add(f"barrier/{number}/active", 0)
-        if (yield from client.add(f"barrier/{number}/arrived", 1)) == client.world.size:
-            yield from client.add(f"barrier/{number}/active", 0)
-            yield from client.set(f"barrier/{number}/total", Value(0, 1))
-        yield from client.await_and_get(f"barrier/{number}/total")
+        yield from exchange(client, f"barrier/{number}", _ACTIVE)
     yield from end(client)
 
 
@@ -186,7 +175,7 @@ def zeromq_start(client: Client) -> Steps:
 
 def zeromq_shutdown(client: Client) -> Steps:
     """Torch's `shutdown`, and `StaticGroupAgent.join`: two rounds without active calls."""
-    yield from wait_all_workers(client)
+    yield from meet(client)
     for number in range(_ROUNDS):
         yield from exchange(client, f"traffic/{number}", _TRAFFIC)
     yield from end(client)

@@ -5,24 +5,33 @@ from __future__ import annotations
 import collections
 import functools
 import os
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed import rpc
 
 from rpc_backends_cli.processes import WorkerContext, launcher_environ
 
-#: How long a wait in the store may last, in seconds. This is so long that no wait is repeated, so the
-#: number of requests does not depend on how long workers wait for each other.
-_NEVER_S = 10_000.0
+#: How long a wait in the store may last, in seconds: for ever.
+_NEVER = timedelta(seconds=10_000)
 #: The functions of `torch.distributed.rpc.api` that send a call.
 _SENDING = ("_invoke_rpc_builtin", "_invoke_rpc_python_udf", "_invoke_rpc_torchscript")
 
 
 def prepare(me: WorkerContext) -> None:
-    """Start counting this worker's calls, and make each wait in the store a single request."""
+    """Start counting this worker's calls, and make each wait in the store a single request.
+
+    A worker that waits checks the store again and again, so the number of its requests would depend on
+    how long workers wait for each other.
+    """
     from rpc_backends_core._group import waiting
 
-    waiting._SLICE = _NEVER_S
+    def wait(store: Any, key: str, *_: float) -> bool:
+        store.wait([key], _NEVER)
+        return True
+
+    waiting._poll = wait
+    waiting._SLICE = _NEVER.total_seconds()
     counts = me.memory["calls"] = collections.Counter[str]()
     for name in _SENDING:
         setattr(rpc.api, name, _counting(getattr(rpc.api, name), counts))

@@ -160,6 +160,12 @@ def _wait_all_workers(timeout: float = 0) -> None:
     stop.wait_all_workers(timeout)
 
 
+def _set_rpc_timeout(seconds: float) -> None:
+    from rpc_backends_core._bridge import torch_internals
+
+    torch_internals.set_rpc_timeout(seconds)
+
+
 def _set_and_start_rpc_agent(agent: Any) -> None:
     from rpc_backends_core._bridge import install_agent
 
@@ -223,6 +229,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (rpc, "init_rpc", init_rpc),
         (rpc, "_init_rpc_backend", _init_rpc_backend),
         (rpc, "shutdown", shutdown),
+        (rpc, "_set_rpc_timeout", _set_rpc_timeout),
         (api, "shutdown", shutdown),
         (api, "_wait_all_workers", _wait_all_workers),
         (api, "_set_and_start_rpc_agent", _set_and_start_rpc_agent),

@@ -116,13 +116,31 @@ def test_a_meeting_lasts_until_the_last_arrives(store: Any) -> None:
         workers.all_results()
 
 
-def test_the_timeout_of_a_meeting_counts_arrivals(store: Any) -> None:
+def test_the_timeout_of_a_meeting_names_the_missing_member(store: Any) -> None:
     groups = form(store, 3)
     workers = start(groups, lambda group: group.meet(0.3), but=1).join()
     assert len(workers.errors) == 2
     for error in workers.errors.values():
         assert isinstance(error, GroupTimeoutError)
-        assert "2 of 3 arrived" in str(error)
+        assert "waited 0.3 s for 'w1' (rank 1). All workers of a static group must call" in str(
+            error
+        )
+
+
+def test_a_message_names_five_missing_members_and_counts_the_rest(store: Any) -> None:
+    groups = form(store, 9, timeout=0.3)
+    with pytest.raises(
+        GroupTimeoutError, match=r"for 'w1' \(rank 1\), .*'w5' \(rank 5\) and 3 more\."
+    ):
+        groups[0].exchange(None)
+
+
+def test_a_failure_ends_a_meeting(store: Any) -> None:
+    groups = form(store, 3)
+    workers = start(groups, lambda group: group.meet(), but=1)
+    groups[1].fail("the disk is full")
+    workers.join()
+    assert {str(error) for error in workers.errors.values()} == {"the disk is full"}
 
 
 def test_an_exchange_may_have_its_own_timeout(store: Any) -> None:
@@ -139,7 +157,7 @@ class Hanging:
     def add(self, *_: Any) -> None:
         threading.Event().wait()
 
-    compare_set = add
+    set = compare_set = add
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,17 @@ def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
             time.sleep(0.01)
     assert not set(threading.enumerate()) - before
     assert not is_alive(one.address, QUESTION)
+
+
+def test_a_failed_acknowledgement_is_not_a_failed_update() -> None:
+    accepted: list[bytes] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(broadcast.sealed(TEXT, KEY))
+
+        def accept(text: bytes) -> None:
+            accepted.append(text)
+            theirs.close()  # the sender no longer waits for the acknowledgement
+
+        broadcast.receive(ours, KEY, ID, accept)
+    assert accepted == [TEXT]

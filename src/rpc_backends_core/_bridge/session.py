@@ -123,6 +123,19 @@ class Session:
                 _release_kept_stores()
         self._let_go()
 
+    def report_failed_shutdown(self, error: BaseException) -> None:
+        """Tell the other workers of a static group, which would wait for this one, that it failed."""
+        from rpc_backends_core._errors import GroupError
+
+        # An error of the group has reached all its workers. A lost store reaches none.
+        if self.group is not None and not isinstance(error, GroupError):
+            with contextlib.suppress(RuntimeError):
+                self.group.fail(
+                    f"RPC worker {self.name!r} (rank {self.rank}) failed in shutdown(), so the others do "
+                    # torch's words: programs and torch's test suites match them
+                    f"not wait for it (timed out in _all_gather): {type(error).__name__}: {error}"
+                )
+
     # --- starting ---------------------------------------------------------------------------------
 
     def _init_backend(self, store: Any) -> Any:

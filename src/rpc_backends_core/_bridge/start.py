@@ -116,8 +116,9 @@ def _check_arguments(resolved: ResolvedBackend, name: Any, rank: Any, world_size
     if rank > _MAX_RANK:
         raise ValueError(f"rank is {rank}; torch supports ranks up to {_MAX_RANK}.")
     rpc.WorkerInfo(name, max(rank, 0))  # raises if torch cannot represent the name
-    if resolved.options.rpc_timeout < 0:
+    if not resolved.options.rpc_timeout >= 0:  # also if it is not a number
         raise ValueError(
             f"rpc_timeout is {resolved.options.rpc_timeout} s for {resolved.name}; it must be 0 (never) "
             "or positive."
         )
+    resolved.options.rpc_timeout = min(resolved.options.rpc_timeout, torch_internals.LONGEST_TIMEOUT)

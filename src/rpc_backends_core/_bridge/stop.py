@@ -10,9 +10,6 @@ from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._group import Group
 from rpc_backends_core._process_state import STATE
 
-#: The largest group whose workers may all connect to one worker at once. TensorPipe opens four
-#: connections to call a worker, and a listening socket queues 128; this uses half of the queue.
-_LARGEST_GATHER = 16
 #: Time limit for deleting RRefs that torch cannot delete.
 _IN_VAIN = timedelta(milliseconds=100)
 
@@ -50,15 +47,15 @@ def wait_all_workers(timeout: float) -> None:
     """Wait until all workers of a static group have called this; graceful shutdown does.
 
     In torch, all workers call the first worker at once and it calls all of them back, each time with
-    every worker's name. TensorPipe crashes when a few dozen workers on one host do that. So a large
-    group of an installed backend uses a barrier on its store, which needs no connections between
-    workers. (A small group uses torch's procedure, which torch's own tests inspect.)
+    every worker's name. That opens connections only to close them, and TensorPipe crashes when a few
+    dozen workers on one host do it. So an installed backend's group uses a barrier on its store, which
+    also notices a worker of this host that has ended.
     """
     groups = (getattr(agent, "group", None) for agent in _agents())
-    group = next((one for one in groups if isinstance(one, Group) and one.world_size), None)
-    if group is None or len(group.members) <= _LARGEST_GATHER:
+    group = next((group for group in groups if isinstance(group, Group) and group.world_size), None)
+    if group is None:
         torch_internals.original_api("_wait_all_workers")(timeout)
-    else:
+    elif len(group.members) > 1:
         group.meet(timeout)
 
 
@@ -70,7 +67,10 @@ def reset_current_agent() -> None:
     session, STATE.session = STATE.session, None
     if session is not None:
         # A failing shutdown gets here too, while its exception propagates. The other workers then stay.
-        session.close(together=STATE.leaves_gracefully and sys.exc_info()[1] is None)
+        error = sys.exc_info()[1]
+        if STATE.leaves_gracefully and error is not None:
+            session.report_failed_shutdown(error)
+        session.close(together=STATE.leaves_gracefully and error is None)
 
 
 def delete_rrefs(*timeout: timedelta) -> None:

@@ -32,6 +32,9 @@ class PrivateName(NamedTuple):
 
 #: Verified with torch 2.13.0; `rpc-backends doctor` reports names missing from the installed torch.
 SEEN_IN = "2.13.0"
+#: Seconds (24 days). Torch keeps timeouts as milliseconds in 32 bits, and a longer one, such as infinity,
+#: would become negative.
+LONGEST_TIMEOUT = 2147483.0
 NAMES = (
     PrivateName(
         "torch.distributed.rpc.backend_registry",
@@ -107,6 +110,11 @@ NAMES = (
         "torch.distributed.rpc._rref_context_get_debug_info",
         "whether the owners have confirmed all RRefs of this worker, and the metrics of RRefs",
         "leaving a dynamic group of TENSORPIPE fails",
+    ),
+    PrivateName(
+        "torch.distributed.rpc._set_rpc_timeout",
+        "changes the default timeout; limited to the longest that torch can represent",
+        "a longer timeout, such as infinity, becomes negative",
     ),
     PrivateName(
         "torch.distributed.rpc._init_counter_lock",
@@ -230,6 +238,11 @@ def debug_info() -> dict[str, str]:
             f"rrefs.{name}": value for name, value in rpc._rref_context_get_debug_info().items()
         }
     return found
+
+
+def set_rpc_timeout(seconds: float) -> None:
+    """Set the default timeout of calls."""
+    original("torch.distributed.rpc", "_set_rpc_timeout")(min(seconds, LONGEST_TIMEOUT))
 
 
 def set_worker_names(names: Iterable[str]) -> None:

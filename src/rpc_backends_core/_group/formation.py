@@ -30,9 +30,12 @@ from rpc_backends_core._group.group import (
     ReplacedGroupError,
     exchange_result,
     get_all,
+    missing_ranks,
     read_answer,
     settle,
+    shortened,
 )
+from rpc_backends_core._group.processes import this_process
 from rpc_backends_core._group.waiting import BoundedStore, logger, wait_for
 from rpc_backends_core._process_state import STATE
 from rpc_backends_core._time_limit import JOIN_TIMEOUT
@@ -110,6 +113,7 @@ class _Arrival:
             "nonce": self._nonce,
             "fixed_id": fixed_id,
             "where": f"{socket.gethostname()}, process {os.getpid()}",
+            "process": this_process(),
         }
 
     # --- static ------------------------------------------------------------------------------------
@@ -200,6 +204,7 @@ class _Arrival:
             limit,
             lambda: self._missing(g, world_size),
             reader=self._reader,
+            waiting=world_size,
             # A worker killed while arriving may not have been counted.
             meanwhile=lambda: self._complete(g, world_size),
         )
@@ -277,8 +282,9 @@ class _Arrival:
             read = added(self._store, f"{g}/read", 0)
 
     def _missing(self, g: int, world_size: int) -> str:
-        ranks = [r for r in range(world_size) if not self._store.check([f"{g}/slot/{r}"])]
-        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks)) or '?'}"
+        ranks = missing_ranks(self._store, f"{g}/slot", world_size)
+        kind = {0: "", 1: "rank "}.get(len(ranks), "ranks ")
+        return kind + shortened(map(str, ranks))
 
     # --- dynamic -----------------------------------------------------------------------------------
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
+from rpc_backends_core._group.processes import has_ended, is_local
 from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
 
 #: The longest timeout that a store accepts, in seconds (24 days); stands for no limit.
 _FOR_EVER = (2**31 - 1) / 1000
+#: How many missing workers a message names; it counts the others.
+_MOST_NAMED = 5
+#: How far from its own rank a worker looks for other workers on its host.
+_FARTHEST_NEIGHBOUR = 64
+_STOPPING = (
+    " All workers of a static group must call shutdown(); shutdown(graceful=False) does not wait for "
+    "the others."
+)
 
 
 class ReplacedGroupError(GroupError):
@@ -63,10 +74,12 @@ class Group:
     backend: str = ""
     _stage: int = field(default=0, repr=False)
     _meetings: int = field(default=0, repr=False)
+    _watched: dict[int, Any] | None = field(default=None, repr=False)
     _ended: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.access = StoreAccess(self.store)
+        host = f"{self.members[0].name!r} (rank 0)" if self.members else "rank 0"
+        self.access = StoreAccess(self.store, host)
 
     @property
     def me(self) -> Member:
@@ -100,7 +113,7 @@ class Group:
         result = exchange_result(self._stage)
         limit = timeout or self.timeout
         value = self.access.ask(
-            lambda _: self._exchange(prefix, result, text, limit), limit + STORE_TIMEOUT
+            lambda _: self._exchange(prefix, text, limit), limit + STORE_TIMEOUT
         )
         answer = read_answer(result, value, self.world_size)
         payloads = checked(result, answer.get("payloads"), lambda found: [*found])
@@ -108,8 +121,29 @@ class Group:
             raise unsuitable(result, f"the exchanged data of {len(payloads)} workers")
         return payloads
 
-    def _exchange(self, prefix: str, result: str, text: str, limit: float) -> bytes:
+    def meet(self, timeout: float = 0) -> None:
+        """Wait until all members of a static group have made this call; writes nothing to the log.
+
+        :param timeout: seconds to wait; 0 for no limit.
+        :raises GroupError: a member has ended, or failed; the message names it.
+        :raises GroupTimeoutError: not all members arrived in time; the message names those.
+        :raises StoreError: the store is lost, does not answer, or holds data that no member wrote.
+        """
+        assert self.world_size is not None, "a dynamic group has no fixed members to meet"
+        self._meetings += 1
+        prefix = f"meeting/{self._meetings}"
+        limit = timeout or _FOR_EVER
+        value = self.access.ask(
+            lambda _: self._exchange(prefix, "null", limit, first_news=math.inf),
+            limit + STORE_TIMEOUT,
+        )
+        read_answer(_result(prefix), value, self.world_size)
+
+    def _exchange(
+        self, prefix: str, text: str, limit: float, first_news: float | None = None
+    ) -> bytes:
         assert self.world_size is not None
+        result = _result(prefix)
         self.store.set(f"{prefix}/{self.rank}", text)
         if added(self.store, f"{prefix}/arrived", 1) == self.world_size:
             keys = [f"{prefix}/{rank}" for rank in range(self.world_size)]
@@ -119,44 +153,55 @@ class Group:
             except StoreError as error:
                 settle(self.store, result, {"error": str(error)})
         value = wait_for(
-            self.store, result, limit, lambda: self._missing(prefix), reader=self._reader
+            self.store,
+            result,
+            limit,
+            lambda: self._missing(prefix),
+            reader=self._reader,
+            waiting=self.world_size,
+            # Before the first meeting, a member that has ended may be started again.
+            meanwhile=partial(self._fail_if_a_member_has_ended, result) if self._meetings else None,
+            first_news=first_news,
         )
         if value is None:
+            reason = f"{self._reader} waited {limit:g} s for {self._missing(prefix)}."
             self._tell_failure(
-                f"worker {self.name!r} (rank {self.rank}) waited {limit:g} s for "
-                f"{self._missing(prefix)}",
-                GroupTimeoutError.__name__,
+                reason + _STOPPING * bool(self._meetings), GroupTimeoutError.__name__
             )
             value = bytes(self.store.get(result))
         return value
 
-    def meet(self, timeout: float = 0) -> None:
-        """Wait until all members of a static group have made this call; writes nothing to the log.
+    def _fail_if_a_member_has_ended(self, result: str) -> None:
+        """Give an exchange an error as its result if a worker that this one watches has ended."""
+        if self._watched is None:
+            self._watched = self._neighbours()
+        for rank, process in self._watched.items():
+            if has_ended(process):
+                member = self.members[rank]
+                reason = (
+                    f"RPC worker {member.name!r} (rank {rank}) has ended: its process {process[1]} was "
+                    "killed, or exited without shutdown(), so its group cannot shut down together. See "
+                    "that worker's output for the reason."
+                )
+                settle(self.store, result, {"error": reason})
 
-        :param timeout: seconds to wait; 0 for no limit.
-        :raises GroupTimeoutError: not all members arrived in time.
-        :raises StoreError: the store is lost, does not answer, or holds data that no member wrote.
+    def _neighbours(self) -> dict[int, Any]:
+        """Return the processes of the next lower and higher rank on this host, by rank.
+
+        Each worker watches two others, so all are watched with few requests.
         """
-        assert self.world_size is not None, "a dynamic group has no fixed members to meet"
-        self._meetings += 1
-        prefix = f"meeting/{self._meetings}"
-        limit = timeout or _FOR_EVER
-
-        def meet(store: Any) -> bool:
-            if added(store, f"{prefix}/arrived", 1) == self.world_size:
-                store.set(f"{prefix}/all", "1")
-            done = wait_for(
-                store, f"{prefix}/all", limit, lambda: "the others", first_news=math.inf
-            )
-            return done is not None
-
-        if not self.access.ask(meet, limit + STORE_TIMEOUT):
-            came = self.access.ask(lambda store: added(store, f"{prefix}/arrived", 0))
-            raise GroupTimeoutError(
-                f"{self._reader} waited {timeout:g} s for the other workers; "
-                f"{came} of {self.world_size} arrived. All workers of a "
-                "static group must call shutdown(); shutdown(graceful=False) does not wait for them."
-            )
+        assert self.world_size is not None
+        neighbours: dict[int, Any] = {}
+        steps = range(1, min(self.world_size, _FARTHEST_NEIGHBOUR + 1))
+        for direction in (1, -1):
+            for step in steps:
+                rank = (self.rank + direction * step) % self.world_size
+                arrival: Any = parsed(f"slot/{rank}", self.store.get(f"slot/{rank}"))
+                process = arrival.get("process") if isinstance(arrival, dict) else None
+                if is_local(process):
+                    neighbours[rank] = process
+                    break
+        return neighbours
 
     def fail(self, reason: str, kind: str = "GroupError") -> None:
         """Make the current and next exchange of all other members fail with ``reason``.
@@ -169,11 +214,12 @@ class Group:
             self.access.ask(lambda _: self._tell_failure(reason, kind), STORE_TIMEOUT)
 
     def _tell_failure(self, reason: str, kind: str) -> None:
-        # Other workers can be in the same stage as this one, or in the next.
-        for stage in (self._stage, self._stage + 1):
-            if stage:
-                answer = {"error": reason, "kind": kind}
-                settle(self.store, exchange_result(stage), answer)
+        # Other workers can be in the same stage or meeting as this one, or in the next.
+        for kind_of_wait, number in (("exchange", self._stage), ("meeting", self._meetings)):
+            for count in (number, number + 1):
+                if count:
+                    answer = {"error": reason, "kind": kind}
+                    settle(self.store, _result(f"{kind_of_wait}/{count}"), answer)
 
     def end(self) -> None:
         """Record that this worker no longer uses the store. Never raises, as the store may be gone."""
@@ -216,18 +262,31 @@ class Group:
 
     def _missing(self, prefix: str) -> str:
         assert self.world_size is not None
+        missing = missing_ranks(self.store, prefix, self.world_size)
         names = {member.rank: member.name for member in self.members}
-        missing = [
-            f"{names.get(rank, '?')!r} (rank {rank})"
-            for rank in range(self.world_size)
-            if not self.store.check([f"{prefix}/{rank}"])
-        ]
-        return ", ".join(missing) or "the last worker"
+        return shortened(f"{names.get(rank, '?')!r} (rank {rank})" for rank in missing)
 
 
 def exchange_result(stage: int) -> str:
     """Return the key of the result of an exchange; the first exchange of a group has stage 1."""
-    return f"exchange/{stage}/all"
+    return _result(f"exchange/{stage}")
+
+
+def _result(prefix: str) -> str:
+    return f"{prefix}/all"
+
+
+def missing_ranks(store: Any, prefix: str, world_size: int) -> list[int]:
+    """Return the ranks of the workers that have not written their key below ``prefix``."""
+    return [rank for rank in range(world_size) if not store.check([f"{prefix}/{rank}"])]
+
+
+def shortened(missing: Iterable[str]) -> str:
+    """Return the first five of what is waited for, and the number of the others."""
+    shown = list(missing)
+    more = len(shown) - _MOST_NAMED
+    text = ", ".join(shown[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return text or "the result: all workers have arrived"
 
 
 def get_all(store: Any, keys: list[str]) -> list[bytes]:

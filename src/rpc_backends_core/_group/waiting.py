@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
+
+from torch.distributed import DistNetworkError
 
 from rpc_backends_core._errors import RpcBackendsError, StoreError
 from rpc_backends_core._time_limit import HOST_MAY_HANG, LateError, NoThreadError, within
@@ -16,9 +19,14 @@ T = TypeVar("T")
 
 logger = logging.getLogger("rpc_backends")
 
-#: Ctrl-C cannot interrupt a wait inside the store, so each wait is split into slices of this many
-#: seconds.
+#: Seconds between two looks at what else a waiting worker has to do: to log, to call ``meanwhile``.
 _SLICE = 1.0
+_LONGEST_LOOK = 10.0
+#: The pause between two checks for a key grows with the square root of the time waited: 3 ms after 10 ms,
+#: 30 ms after 1 s, at most half a second. A short wait ends late by a few milliseconds, and a long one
+#: makes few requests. The pauses are longer if more than `_FEW` workers wait, who share one store.
+_SHORTEST_PAUSE, _PAUSE_AFTER_A_SECOND, _LONGEST_PAUSE = 0.0005, 0.03, 0.5
+_FEW = 64
 #: After this many seconds, and after each doubling of it, the wait is logged.
 _FIRST_NEWS = 10.0
 #: Seconds that a request may take if the worker can continue without its answer.
@@ -31,11 +39,15 @@ class StoreAccess:
     If the store's host is gone, a request raises. If the host is suspended, the request hangs and
     cannot be cancelled. So each request runs in a thread of its own, which is abandoned if it takes
     too long; while that thread hangs, further requests fail at once.
+
+    :param host: the worker that hosts the store unless the launcher does, for errors.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, host: str = "rank 0") -> None:
         self._store = store
+        self._host = host
         self._late: threading.Thread | None = None
+        self._lost = ""
 
     def ask(self, request: Callable[[Any], T], seconds: float = STORE_TIMEOUT) -> T:
         """Call ``request`` with the store and return its result.
@@ -44,15 +56,25 @@ class StoreAccess:
         :raises StoreError: the request failed or took too long. Errors of this package pass through
             unchanged.
         """
-        try:
-            return self.ask_plainly(request, seconds)
-        except RpcBackendsError:
-            raise
-        except Exception as error:
-            first_line = str(error).partition("\n")[0]
-            raise StoreError(
-                f"{located(self._store)} cannot be used: {type(error).__name__}: {first_line}"
-            ) from error
+        if not self._lost:
+            try:
+                return self.ask_plainly(request, seconds)
+            except RpcBackendsError:
+                raise
+            except Exception as error:
+                first_line = str(error).partition("\n")[0].rstrip(".")
+                text = (
+                    f"{located(self._store)} cannot be used: {type(error).__name__}: {first_line}"
+                )
+                if not isinstance(error, DistNetworkError):
+                    raise StoreError(text) from error
+                self._lost = (
+                    f"{text}. The process that hosts it ({self._host}, or the launcher) has probably "
+                    "ended: see its output for the reason."
+                )
+        # The cause would add only torch's C++ backtrace. A lost connection stays lost, and torch writes
+        # that backtrace to stderr for each further request.
+        raise StoreError(self._lost)
 
     def ask_plainly(self, request: Callable[[Any], T], seconds: float) -> T:
         """Do what :meth:`ask` does, but raise the errors of ``request`` unchanged.
@@ -105,8 +127,9 @@ class BoundedStore:
     def has_extended_api(self) -> bool:
         return self._ask(lambda store: bool(store.has_extended_api()))
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._ask(lambda store: store.wait(keys, timeout), timeout.total_seconds())
+    def poll(self, key: str, seconds: float, waited: float, pause: float) -> bool:
+        # one request, so that the checks share a thread
+        return self._ask(lambda store: _poll(store, key, seconds, waited, pause), seconds)
 
     def _ask(self, request: Callable[[Any], T], more: float = 0) -> T:
         # Errors keep their types: a worker that joins a group tries again after some of them.
@@ -128,6 +151,7 @@ def wait_for(
     what: Callable[[], str],
     *,
     reader: str = "",
+    waiting: int = 1,
     meanwhile: Callable[[], None] | None = None,
     first_news: float | None = None,
 ) -> bytes | None:
@@ -135,11 +159,15 @@ def wait_for(
 
     :param what: returns what the caller waits for, for the log; called only if the wait is long.
     :param reader: the name of the waiting worker, for the log.
+    :param waiting: how many workers may wait at the same time.
     :param first_news: seconds until the first log line (10); infinite if long waits are normal.
-    :param meanwhile: called after one or two seconds, and again each time the wait has doubled.
+    :param meanwhile: called after one or two seconds, again each time the wait has doubled, and at
+        least about every ten seconds.
     """
     start = time.monotonic()
     news, look = _FIRST_NEWS if first_news is None else first_news, _SLICE
+    pause = _PAUSE_AFTER_A_SECOND * max(1, waiting / _FEW)
+    poll = store.poll if isinstance(store, BoundedStore) else partial(_poll, store)
     while True:
         waited = time.monotonic() - start
         left = timeout - waited
@@ -148,24 +176,27 @@ def wait_for(
         if waited >= news:
             logger.warning("%s has waited %.0f s for %s", reader or "RPC", waited, what())
             news *= 2
-        if _wait(store, key, min(left, _SLICE)):
+        if poll(key, min(left, _SLICE), waited, pause):
             value: bytes = store.get(key)
             return value
         if meanwhile is not None and waited >= look:
             meanwhile()
-            look *= 2
+            look = min(2 * look, waited + _LONGEST_LOOK)
 
 
-def _wait(store: Any, key: str, seconds: float) -> bool:
-    before = time.monotonic()
-    try:
-        store.wait([key], timedelta(seconds=max(seconds, 0.001)))
-    except StoreError:
-        raise  # it does not answer
-    except RuntimeError:
-        # Stores raise the same type for a timeout and a lost connection; the elapsed time tells
-        # which.
-        if time.monotonic() - before < 0.5 * seconds and not store.check([key]):
-            raise
-        return False
+def _poll(store: Any, key: str, seconds: float, waited: float, pause: float) -> bool:
+    """Check for ``key`` again and again, for so many seconds; return whether it has a value.
+
+    :param waited: for how many seconds the caller has waited before.
+    :param pause: the pause between two checks after one second of waiting.
+    """
+    # Not store.wait(): each wait that times out makes torch write two lines to stderr, and Ctrl-C does
+    # not interrupt it.
+    begin = time.monotonic()
+    while not store.check([key]):
+        passed = time.monotonic() - begin
+        if passed >= seconds:
+            return False
+        grown = max(pause * math.sqrt(waited + passed), _SHORTEST_PAUSE)
+        time.sleep(min(grown, _LONGEST_PAUSE, seconds - passed))
     return True

@@ -22,9 +22,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rpc_backends_core.spi import NEVER, STORE_TIMEOUT, Group, stored, wait_for
+from rpc_backends_core.spi import NEVER, Group, stored
 
-#: The most active calls that a whole group may report.
+#: The most active calls that a worker may report.
 _MOST_CALLS = 1 << 40
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 
@@ -110,7 +110,6 @@ class Barriers:
     def __init__(self, engine: AgentStore, group: Group) -> None:
         self._engine = engine.store
         self._group = group
-        self._passed = 0
 
     @contextmanager
     def held(self, timeout: float) -> Iterator[None]:
@@ -163,24 +162,10 @@ class Barriers:
 
     def _meet(self, active: int, timeout: float) -> int:
         """Meet all workers at a barrier; return the number of active calls in the whole group."""
-        ask, prefix = self._group.access.ask, f"barrier/{self._passed}"
-        self._passed += 1
-
-        def meet(store: Any) -> bytes | None:
-            store.add(f"{prefix}/active", active)
-            if store.add(f"{prefix}/arrived", 1) == self._group.world_size:
-                store.set(f"{prefix}/total", str(store.add(f"{prefix}/active", 0)))
-            return wait_for(store, f"{prefix}/total", timeout, lambda: "the others to shut down")
-
-        total = ask(meet, timeout + STORE_TIMEOUT)
-        if total is None:
-            arrived = ask(lambda store: store.add(f"{prefix}/arrived", 0))
-            raise RuntimeError(
-                f"RPC worker {self._group.name!r} waited {timeout:g} s for the others to shut down; "
-                f"{arrived} of {self._group.world_size} workers did. All workers of a static group must "
-                "call shutdown(); shutdown(graceful=False) does not wait for the others."
-            )
-        return stored.number(f"{prefix}/total", total, _MOST_CALLS)
+        counts = self._group.exchange(active, timeout)
+        if not all(type(count) is int and 0 <= count <= _MOST_CALLS for count in counts):
+            raise stored.unsuitable("exchange/...", f"{stored.shown(counts)}, not numbers of calls")
+        return sum(counts)
 
 
 def _next_barrier() -> int:

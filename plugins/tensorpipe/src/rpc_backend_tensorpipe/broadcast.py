@@ -100,7 +100,8 @@ def receive(
         take_in(text)
     elif text != b"%s%d" % (_QUESTION, worker_id):
         return
-    connection.sendall(ACKNOWLEDGED)
+    with contextlib.suppress(OSError):  # the sender waits no longer
+        connection.sendall(ACKNOWLEDGED)
 
 
 @dataclass

@@ -79,7 +79,7 @@ class UCXRpcBackendOptions(DeviceOptions):
         devices: Iterable[Any] | None = None,
     ) -> None:
         super().__init__(
-            rpc_timeout=_checks.seconds("rpc_timeout", rpc_timeout, least=0),
+            rpc_timeout=_checks.timeout("rpc_timeout", rpc_timeout),
             init_method=_checks.text("init_method", init_method, "the URL of the rendezvous"),
         )
         self.__dict__.update(

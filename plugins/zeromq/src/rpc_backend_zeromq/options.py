@@ -84,7 +84,7 @@ class ZeroMQRpcBackendOptions(DeviceOptions):
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:
         super().__init__(
-            rpc_timeout=_checks.seconds("rpc_timeout", rpc_timeout, least=0),
+            rpc_timeout=_checks.timeout("rpc_timeout", rpc_timeout),
             init_method=_checks.text("init_method", init_method, "the URL of the rendezvous"),
         )
         given: dict[str, Any] = {

@@ -80,6 +80,10 @@ class OptionChecks:
             )
         return number
 
+    def timeout(self, name: str, value: Any) -> float:
+        """Check a number of seconds, which may be infinite."""
+        return math.inf if value == math.inf else self.seconds(name, value, least=0)
+
     def seconds(self, name: str, value: Any, *, least: float, most: float = math.inf) -> float:
         """Check a finite number of seconds."""
         if isinstance(value, bool) or not isinstance(value, numbers.Real):

@@ -1,0 +1,52 @@
+"""Whether the process of another worker has ended; known only for processes of this host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+_BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+_DEAD = ("Z", "X", "x")
+
+
+def this_process() -> list[str | int]:
+    """Return what identifies this process: its host, its id and when it started; empty if unknown."""
+    pid = os.getpid()
+    try:
+        # Containers of one machine have different namespaces of process ids.
+        host = f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
+        return [host, pid, _state(pid)[1]]
+    except OSError:  # there is no /proc
+        return []
+
+
+def is_local(process: Any) -> bool:
+    """Return whether ``process``, from :func:`this_process` of another worker, runs on this host."""
+    return (
+        isinstance(process, list)
+        and [type(part) for part in process] == [str, int, str]
+        and process[:1] == this_process()[:1]
+    )
+
+
+def has_ended(process: list[Any]) -> bool:
+    """Return whether a process of this host has certainly ended."""
+    _, pid, started = process
+    try:
+        state, begin = _state(pid)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return begin != started or state in _DEAD
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """Return the state of a process, and when it started.
+
+    :raises FileNotFoundError: there is no such process.
+    """
+    # after the name, which may have spaces and parentheses
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
