@@ -37,7 +37,9 @@ FLAGS = [
     "-g0",
     "-Wall",
     "-Wextra",
+    # In torch's headers, which torch adds as ordinary include folders.
     "-Wno-unused-parameter",
+    "-Wno-implicit-fallthrough",
     "-fvisibility=hidden",
 ]
 #: For example ``2.13``.
