@@ -10,4 +10,4 @@ from rpc_backends_cli.processes import WorkerContext
 def is_intercepted(me: WorkerContext) -> bool:
     """Return whether an interceptor is in front of this worker's agent."""
     # Its __class__ is that of the agent behind it.
-    return type(rpc.api._get_current_rpc_agent()).__name__ == "InterceptingAgent"
+    return type(rpc.api._get_current_rpc_agent()).__name__.startswith("Intercepting")

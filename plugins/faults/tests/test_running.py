@@ -54,7 +54,7 @@ def test_without_rules_the_agent_is_not_wrapped(url: str, backend: str) -> None:
     with Workers(1) as workers:
         workers.run(steps.join, url, backend=backend)
 
-        assert workers[0].call(agent_class) != "InterceptingAgent"
+        assert not workers[0].call(agent_class).startswith("Intercepting")
         assert "rpc_backends_faults.start" not in workers[0].call(imported)
         workers.run(steps.leave)
 
@@ -111,7 +111,7 @@ def test_torchs_own_dynamic_groups_work_with_fault_injection(url: str) -> None:
             worker.call(join_torchs_own, url)
 
         assert workers[0].call(fault_steps.attempt, "worker1", "x")[0] == "x"
-        assert workers[1].call(agent_class) == "InterceptingAgent"
+        assert workers[1].call(agent_class).startswith("Intercepting")
         leaving = [worker.start(steps.leave) for worker in workers]
         assert [step.result() for step in leaving] == [None, None]
 
@@ -515,7 +515,7 @@ def test_the_options_of_faulty_tensorpipe_accept_rules(url: str, rules: Path) ->
             messages_to_delay={"SCRIPT_CALL": 0.1},
         )
 
-        assert workers[0].call(agent_class) == "InterceptingAgent"
+        assert workers[0].call(agent_class).startswith("Intercepting")
         assert "'failing'" in workers[0].call(fault_steps.attempt, "worker1", 1)[0]
         workers.run(steps.leave)
 
