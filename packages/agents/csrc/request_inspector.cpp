@@ -282,9 +282,8 @@ std::optional<RRefId> watch_classes(const torch::distributed::rpc::Message& mess
 void learn_class(const RRefId& rref, torch::distributed::rpc::JitFuture& answer) {
   contained("while reading the class of an RRef's value", [&] {
     if (!answer.hasError()) {
-      const auto message = answer.constValue().toObjectRef().getSlot(0).toCapsule();  // as CallLog::end() does
-      const auto& payload = static_cast<const torch::distributed::rpc::Message&>(*message).payload();
-      RRefClasses::instance().learn(rref, pickled_class({payload.data(), payload.size()}));
+      const auto message = answer.constValue().toCustomClass<torch::distributed::rpc::Message>();
+      RRefClasses::instance().learn(rref, pickled_class({message->payload().data(), message->payload().size()}));
     }
   });
 }
