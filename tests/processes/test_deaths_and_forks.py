@@ -260,8 +260,6 @@ def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path, backend: 
         ("sleep_soon", False),
         ("sleep_long", False),
         ("sleep_until_the_end", False),
-        ("ignore_the_end", False),
-        ("compute_without_the_gil", False),
         ("compute", False),
         ("compute", True),
     ],
@@ -270,13 +268,21 @@ def test_a_process_may_end_during_a_call(
     tmp_path: Path, backend: str, call: str, leaves: bool
 ) -> None:
     """A thread that asks for the GIL when the interpreter has ended would abort the process."""
-    program = (
-        ENDS_DURING_A_CALL.replace("CALL", call)
-        .replace("LEAVES", str(leaves))
-        .replace("STATUS", "3")
-    )
-    printed = run(tmp_path, program, backend, before=KEEPS_THE_GIL_AT_EXIT, status=3)
-    assert printed == "ended\n"
+    assert end_during(tmp_path, backend, call, leaves) == "ended\n"
+
+
+@pytest.mark.parametrize("call", ["ignore_the_end", "compute_without_the_gil"])
+def test_a_function_that_does_not_stop_does_not_abort_the_process(
+    tmp_path: Path, call: str
+) -> None:
+    assert end_during(tmp_path, "ZEROMQ", call) == "ended\n"
+
+
+def end_during(tmp_path: Path, backend: str, call: str, leaves: bool = False) -> str:
+    """Run a program that ends during a call with status 3; return its output."""
+    program = ENDS_DURING_A_CALL.replace("CALL", call).replace("LEAVES", str(leaves))
+    program = program.replace("STATUS", "3")
+    return run(tmp_path, program, backend, before=KEEPS_THE_GIL_AT_EXIT, status=3)
 
 
 @on_both

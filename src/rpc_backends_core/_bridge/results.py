@@ -20,7 +20,7 @@ _ESCAPE = re.compile(
 def checked(result: Any) -> Any:
     """Return what torch's ``_handle_exception`` shall raise, or return, for a result.
 
-    :param result: an ``AttributeError``; or a ``RemoteException``, which gets a text that torch can decode.
+    :param result: an ``AttributeError``; or a ``RemoteException``, which gets a text that torch decodes.
     :raises ResultError: this worker cannot unpickle the result.
     """
     if not isinstance(result, AttributeError):
