@@ -109,8 +109,8 @@ NAMES = (
         "a result that cannot be unpickled is returned as an AttributeError",
     ),
     PrivateName(
-        "torch.distributed.rpc.internal._InternalRPCPickler.deserialize",
-        "makes an AttributeError of a result that it cannot unpickle",
+        "torch.distributed.rpc.internal._InternalRPCPickler",
+        "its deserialize() makes an AttributeError of a result that it cannot unpickle",
         "a result that cannot be unpickled is returned as an AttributeError",
     ),
     PrivateName(
