@@ -8,7 +8,8 @@ from rpc_backends_core import RefusedError, hookimpl
 
 class Policy(CallInterceptor):
     def on_incoming(self, call):
-        if call.function.rpartition(".")[0] not in os.environ["RPC_MODULES"].split(","):
+        modules = os.environ["RPC_MODULES"].split(",")
+        if not call.function.startswith(tuple(f"{module}." for module in modules)):
             raise RefusedError(f"{call.worker} does not run {call.function!r} for {call.peer}")
 
 

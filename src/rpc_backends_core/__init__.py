@@ -19,6 +19,7 @@ _HOMES = {
     "BackendLoadError": "_errors",
     "LockError": "_errors",
     "RefusedError": "_errors",
+    "ResultError": "_errors",
     "RpcBackendsError": "_errors",
     "SettingError": "_errors",
     "UnknownBackendError": "_errors",

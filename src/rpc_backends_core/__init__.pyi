@@ -23,6 +23,7 @@ from rpc_backends_core._errors import BackendDeniedError as BackendDeniedError
 from rpc_backends_core._errors import BackendLoadError as BackendLoadError
 from rpc_backends_core._errors import LockError as LockError
 from rpc_backends_core._errors import RefusedError as RefusedError
+from rpc_backends_core._errors import ResultError as ResultError
 from rpc_backends_core._errors import RpcBackendsError as RpcBackendsError
 from rpc_backends_core._errors import SettingError as SettingError
 from rpc_backends_core._errors import UnknownBackendError as UnknownBackendError

@@ -62,6 +62,14 @@ class RefusedError(RpcBackendsError, RuntimeError):
     """
 
 
+class ResultError(RpcBackendsError, AttributeError, RuntimeError):
+    """This worker cannot unpickle a call's result, for example because it lacks the result's class.
+
+    ``__cause__`` is pickle's error. ``to_here`` raises this error. ``rpc_sync`` and ``Future.wait`` raise
+    a ``RuntimeError`` with its text, as torch does for most exceptions.
+    """
+
+
 class GroupError(RpcBackendsError, RuntimeError):
     """A group could not be formed; all its workers raise the same message."""
 

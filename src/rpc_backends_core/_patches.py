@@ -184,6 +184,23 @@ def _delete_all_user_and_unforked_owner_rrefs(*timeout: Any) -> None:
     stop.delete_rrefs(*timeout)
 
 
+def _handling_exceptions(internal: Any) -> Callable[[Any], None]:
+    """Return what replaces torch's ``_handle_exception``, which torch calls with each result.
+
+    It takes the place of a function of torch's: a message passes no more Python code than before.
+    """
+    errors = (internal.RemoteException, AttributeError)
+    torchs = internal._handle_exception
+
+    def _handle_exception(result: Any) -> None:
+        if isinstance(result, errors):
+            from rpc_backends_core._bridge import results
+
+            torchs(results.checked(result))
+
+    return _handle_exception
+
+
 #: Arguments of torch's ``TensorPipeRpcBackendOptions`` that torch keeps in C++ and cannot be read
 #: back.
 _KEPT = ("_transports", "_channels")
@@ -235,6 +252,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (api, "_set_and_start_rpc_agent", _set_and_start_rpc_agent),
         (api, "_reset_current_rpc_agent", _reset_current_rpc_agent),
         (api, _DELETE_RREFS, _delete_all_user_and_unforked_owner_rrefs),
+        (rpc.internal, "_handle_exception", _handling_exceptions(rpc.internal)),
         *([(options, "__init__", keeping_arguments(options.__init__))] if options else []),
     ]
 

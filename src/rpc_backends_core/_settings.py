@@ -17,6 +17,7 @@ ALLOW = "RPC_BACKENDS_ALLOW"
 DENY = "RPC_BACKENDS_DENY"
 LOCK = "RPC_BACKENDS_LOCK"
 JOIN_TIMEOUT = "RPC_BACKENDS_JOIN_TIMEOUT"
+UNPICKLING_ERRORS = "RPC_BACKENDS_UNPICKLING_ERRORS"
 
 #: The variables that the core reads, with their meaning; `rpc-backends doctor` lists them.
 VARIABLES = {
@@ -27,6 +28,7 @@ VARIABLES = {
     DENY: "comma-separated names: these installed backends may not be used",
     LOCK: "a file from `rpc-backends lock`; if the installed packages differ from it, none is loaded",
     JOIN_TIMEOUT: "seconds a worker waits until its group is complete (default: 1800)",
+    UNPICKLING_ERRORS: "raise or return the error of a result that cannot be unpickled (default: raise)",
 }
 
 _PREFIX = "RPC_BACKENDS_"
@@ -93,6 +95,19 @@ def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+def returns_unpickling_errors(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the error of a result that cannot be unpickled is the result, as in torch.
+
+    :raises SettingError: the value is neither ``raise`` nor ``return``.
+    """
+    text = environ.get(UNPICKLING_ERRORS, "").strip()
+    if text.lower() not in {"", "raise", "return"}:
+        raise SettingError(
+            f"{UNPICKLING_ERRORS}={text!r} is neither raise nor return. Set it to one of them."
+        )
+    return text.lower() == "return"
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings for one start of RPC.
@@ -114,6 +129,7 @@ class Settings:
 
         :raises SettingError: a variable has an invalid value.
         """
+        returns_unpickling_errors(environ)  # read again for each such result; checked here
         others = any(_NEARLY_OURS.fullmatch(name) for name in environ if name not in VARIABLES)
         return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ), others)
 

@@ -160,6 +160,24 @@ def sleep_long():
     started.set()
     time.sleep(3600)
 
+def sleep_until_the_end():  # longer than the agent waits at exit, and until the interpreter ends
+    started.set()
+    time.sleep(2)
+
+def ignore_the_end():
+    started.set()
+    while True:
+        try:
+            time.sleep(0.05)
+        except BaseException:
+            pass
+
+def compute_without_the_gil():
+    a = torch.ones(1000, 1000)
+    started.set()
+    while True:
+        a @ a
+
 def compute():
     started.set()
     while True:
@@ -172,6 +190,7 @@ if __name__ == "__main__":
     if LEAVES:
         rpc.shutdown(graceful=False)
     print("ended")
+    sys.exit(STATUS)
 """
 
 
@@ -198,10 +217,11 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path: Path, program: str, backend: str, *, before: str = "") -> str:
+def run(tmp_path: Path, program: str, backend: str, *, before: str = "", status: int = 0) -> str:
     """Run a program that forks its workers; return its output.
 
     :param before: what it does before it imports torch.
+    :param status: its exit status.
     """
     script = tmp_path / "worker.py"
     script.write_text(before + PEER + program)
@@ -213,7 +233,7 @@ def run(tmp_path: Path, program: str, backend: str, *, before: str = "") -> str:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stdout
 
 
@@ -236,14 +256,33 @@ def test_a_forked_child_exits_and_the_worker_continues(tmp_path: Path, backend: 
 @on_both
 @pytest.mark.parametrize(
     ("call", "leaves"),
-    [("sleep_soon", False), ("sleep_long", False), ("compute", False), ("compute", True)],
+    [
+        ("sleep_soon", False),
+        ("sleep_long", False),
+        ("sleep_until_the_end", False),
+        ("compute", False),
+        ("compute", True),
+    ],
 )
 def test_a_process_may_end_during_a_call(
     tmp_path: Path, backend: str, call: str, leaves: bool
 ) -> None:
     """A thread that asks for the GIL when the interpreter has ended would abort the process."""
+    assert end_during(tmp_path, backend, call, leaves) == "ended\n"
+
+
+@pytest.mark.parametrize("call", ["ignore_the_end", "compute_without_the_gil"])
+def test_a_function_that_does_not_stop_does_not_abort_the_process(
+    tmp_path: Path, call: str
+) -> None:
+    assert end_during(tmp_path, "ZEROMQ", call) == "ended\n"
+
+
+def end_during(tmp_path: Path, backend: str, call: str, leaves: bool = False) -> str:
+    """Run a program that ends during a call with status 3; return its output."""
     program = ENDS_DURING_A_CALL.replace("CALL", call).replace("LEAVES", str(leaves))
-    assert run(tmp_path, program, backend, before=KEEPS_THE_GIL_AT_EXIT) == "ended\n"
+    program = program.replace("STATUS", "3")
+    return run(tmp_path, program, backend, before=KEEPS_THE_GIL_AT_EXIT, status=3)
 
 
 @on_both

@@ -96,7 +96,15 @@ std::vector<rpc::WorkerInfo> TransportAgent::getWorkerInfos() const {
 
 void TransportAgent::join(bool /*shutdown*/, float timeout) {
   const double seconds = timeout > 0 ? timeout : std::chrono::duration<double>(getRpcTimeout()).count();
-  if (!core_->wait_until_idle(seconds > 0 ? seconds : 1e9)) {
+  wait_until_idle(seconds > 0 ? seconds : 1e9, false);
+}
+
+void TransportAgent::finish(float timeout) {
+  wait_until_idle(timeout, true);
+}
+
+void TransportAgent::wait_until_idle(double seconds, bool waits_for_futures) {
+  if (!core_->wait_until_idle(seconds, waits_for_futures)) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' still had active calls after ", seconds,
                                       " s; shutdown(graceful=False) does not wait for them"));
   }
@@ -143,6 +151,10 @@ Members& TransportAgent::members() {
 
 Traffic TransportAgent::traffic() const {
   return core_->traffic();
+}
+
+std::string TransportAgent::answering_worker() const {
+  return core_->answering_worker();
 }
 
 void TransportAgent::forget(int peer, const std::string& reason) {

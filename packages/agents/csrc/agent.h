@@ -35,6 +35,7 @@ struct Traffic {
   uint64_t answered = 0;  // of these, how many have ended, with an answer or an error
   uint64_t received = 0;  // requests from other workers
   uint64_t served = 0;    // of these, how many were answered
+  uint64_t pending = 0;   // of these, how many wait for the value of a future that their function has returned
 };
 
 class TransportAgent : public torch::distributed::rpc::RpcAgent {
@@ -65,7 +66,11 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   std::vector<WorkerInfo> getWorkerInfos() const override;
 
   // Waits until this worker has no active calls. The Python subclass finds out whether the whole group has none.
+  // Waits for active calls and running functions, but not for futures that functions have returned: as in torch's own
+  // agent, these count as long as their caller waits, and then its call is active. Throws std::runtime_error.
   void join(bool shutdown, float timeout) override;
+  // The same, and also waits for those futures; leaves those that have no value after `timeout` seconds, which is not 0.
+  void finish(float timeout);
   void sync() override {}
   void startImpl() override;
   void shutdownImpl() override;
@@ -88,6 +93,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
   Members& members();
   Traffic traffic() const;
+  // The worker whose answer this thread handles, or which it has called last, for error texts; may be empty.
+  std::string answering_worker() const;
   // Whether this process was forked from the agent's process, so it cannot use the agent.
   bool is_forked() const { return birthplace_.is_elsewhere(); }
   // Fails the calls that wait for a worker that has left, and removes the worker.
@@ -95,6 +102,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
+  // Throws std::runtime_error if calls are still active after `seconds`.
+  void wait_until_idle(double seconds, bool waits_for_futures);
 
   // The state that the agent's threads use; it outlives the agent if they do.
   class Core;

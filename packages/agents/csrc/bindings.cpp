@@ -99,6 +99,14 @@ void set_devices(TransportAgent& agent, const std::unordered_map<std::string, De
   agent.set_devices(std::move(found));
 }
 
+// Whether an interceptor is useless where calls that arrive are not shown. One in C++ says only what it wants to see.
+bool decides_incoming(const Interceptor& interceptor) {
+  if (const auto* const in_python = dynamic_cast<const CallInterceptor*>(&interceptor)) {
+    return in_python->decides(Direction::kIncoming);
+  }
+  return interceptor.wants(Direction::kIncoming) && !interceptor.wants(Direction::kOutgoing);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -114,7 +122,8 @@ PYBIND11_MODULE(_C, module) {
       .def_readonly("sent", &Traffic::sent)
       .def_readonly("answered", &Traffic::answered)
       .def_readonly("received", &Traffic::received)
-      .def_readonly("served", &Traffic::served);
+      .def_readonly("served", &Traffic::served)
+      .def_readonly("pending", &Traffic::pending);
 
   py::class_<TransportAgent, RpcAgent, std::shared_ptr<TransportAgent>>(module, "TransportAgent")
       .def(py::init(&make_agent), py::arg("name"), py::arg("worker_id"), py::arg("transport"), py::kw_only(),
@@ -123,6 +132,7 @@ PYBIND11_MODULE(_C, module) {
       .def("listen", &TransportAgent::listen, Unlocked())
       .def("learn", &TransportAgent::learn, Unlocked(), py::arg("worker_id"), py::arg("name"), py::arg("address"))
       .def("join", &TransportAgent::join, Unlocked(), py::arg("shutdown") = false, py::arg("timeout") = 0.0F)
+      .def("finish", &TransportAgent::finish, Unlocked(), py::arg("timeout"))
       .def("shutdown",
            [](TransportAgent& self) {
              if (!self.is_forked()) {
@@ -150,7 +160,8 @@ PYBIND11_MODULE(_C, module) {
              self.on_lost(callback<int, const std::string&>(std::move(tell), "while handling a lost worker"));
            })
       .def("set_devices", &set_devices, py::arg("maps"), py::arg("reverse_maps"), py::arg("devices"))
-      .def("traffic", &TransportAgent::traffic);
+      .def("traffic", &TransportAgent::traffic)
+      .def("answering_worker", &TransportAgent::answering_worker);
 
   py::class_<InterceptingAgent, RpcAgent, std::shared_ptr<InterceptingAgent>>(module, "InterceptingAgent")
       .def(py::init([](std::shared_ptr<RpcAgent> inner) {
@@ -166,11 +177,17 @@ PYBIND11_MODULE(_C, module) {
            Unlocked())
       .def("add_interceptor",
            [](InterceptingAgent& self, const py::object& interceptor, const std::string& name, int order) {
-             self.interceptors().add(take_capsule<Interceptor>(interceptor, "__rpc_interceptor__", kInterceptorCapsule,
-                                                               "interceptor"),
-                                     name, order);
+             auto native = take_capsule<Interceptor>(interceptor, "__rpc_interceptor__", kInterceptorCapsule, "interceptor");
+             if (!self.shows_incoming() && decides_incoming(*native)) {
+               throw std::runtime_error(
+                   "the interceptor '" + name + "' decides calls that arrive, and this backend's agent does not show them "
+                   "(torch's TENSORPIPE does not), so every call would pass. Use a backend of rpc-backends-agents, such "
+                   "as ZEROMQ or UCX, or decide calls where they are made (on_outgoing, Direction::kOutgoing).");
+             }
+             self.interceptors().add(std::move(native), name, order);
            },
            py::arg("interceptor"), py::arg("name"), py::arg("order"))
+      .def("answering_worker", &InterceptingAgent::answering_worker)
       .def("record_calls", &InterceptingAgent::record, py::arg("recorder"))
       .def("report_calls", &InterceptingAgent::report, py::arg("telemetry"))
       .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },

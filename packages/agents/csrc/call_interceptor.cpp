@@ -19,10 +19,11 @@ namespace {
 // The most ended calls that wait for Python. Without a limit, a program that holds the GIL would fill the memory.
 constexpr size_t kMaxEnded = 100'000;
 
-// Torch itself calls these when a group shuts down.
-bool is_shutdown_call(std::string_view function) {
+// Torch itself calls these: when a group shuts down, and to learn which methods the value of an RRef has.
+bool is_torchs_own_call(std::string_view function) {
   return function == "torch.distributed.rpc.api._gather_to_leader" ||
-         function == "torch.distributed.rpc.api._broadcast_to_followers";
+         function == "torch.distributed.rpc.api._broadcast_to_followers" ||
+         function == "torch.distributed.rpc.api._rref_typeof_on_owner";
 }
 
 }  // namespace
@@ -87,7 +88,7 @@ void CallInterceptor::on_start(const AgentInfo& /*agent*/) {
 
 void CallInterceptor::on_request(RequestPtr request) {
   const RequestHead& head = request->head();
-  if (!calls_function(head.type()) || is_shutdown_call(head.function())) {
+  if (!calls_function(head.type()) || is_torchs_own_call(head.function())) {
     request->pass();
     return;
   }

@@ -52,6 +52,9 @@ class CallInterceptor final : public Interceptor, public std::enable_shared_from
   ~CallInterceptor() override;
 
   void on_start(const AgentInfo& agent) override;
+  bool decides(Direction direction) const noexcept {
+    return direction == Direction::kOutgoing ? decides_outgoing_ : decides_incoming_;
+  }
   bool wants(Direction direction) const noexcept override { return observes_ || decides(direction); }
   void on_request(RequestPtr request) override;
   // Ends the interceptor's thread after the jobs that are queued now.
@@ -79,9 +82,6 @@ class CallInterceptor final : public Interceptor, public std::enable_shared_from
     uint64_t unseen = 0;  // calls that ended while the queue was full
   };
 
-  bool decides(Direction direction) const noexcept {
-    return direction == Direction::kOutgoing ? decides_outgoing_ : decides_incoming_;
-  }
   void run();
   void run(Job& job);
 

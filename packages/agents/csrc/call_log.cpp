@@ -251,6 +251,7 @@ void CallLog::answered(Place* place, const Message& answer, int64_t end_us) {
   call.answer_bytes = bytes_of_message(answer);
   if (!call.incoming) {
     count_rref(call);
+    last_peer = call.peer_id;
   }
   end(place, call, end_us);
 }

@@ -253,15 +253,16 @@ void TransportAgent::Core::forget(int peer, const std::string& reason) {
 // --- active calls -----------------------------------------------------------------------------------
 
 bool TransportAgent::Core::is_idle() const {
-  return active_requests_ == 0 && calls_.waiting() == 0;
+  return active_requests_ == pending_requests_ + pending_own_requests_ && calls_.waiting() == 0;
 }
 
-bool TransportAgent::Core::wait_until_idle(double seconds) {
+bool TransportAgent::Core::wait_until_idle(double seconds, bool waits_for_futures) {
   std::unique_lock<std::mutex> lock(idle_mutex_);
   ++idle_waiters_;
-  const bool idle = idle_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return is_idle(); });
+  idle_.wait_for(lock, std::chrono::duration<double>(seconds),
+                 [&] { return is_idle() && (!waits_for_futures || active_requests_ == 0); });
   --idle_waiters_;
-  return idle;
+  return is_idle();
 }
 
 void TransportAgent::Core::tell_progress() {
@@ -272,7 +273,7 @@ void TransportAgent::Core::tell_progress() {
 }
 
 Traffic TransportAgent::Core::traffic() const {
-  return {sent_, answered_, received_, served_};
+  return {sent_, answered_, received_, served_, static_cast<uint64_t>(pending_requests_)};
 }
 
 void TransportAgent::Core::add_gil_wait(std::chrono::microseconds wait) {
@@ -292,7 +293,7 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.num_idle_threads", std::to_string(thread_pool_->waiting())},
       {"agent.client_active_calls", std::to_string(calls_.waiting())},
       {"agent.server_active_calls", std::to_string(active_requests_)},
-      {"agent.server_active_async_calls", std::to_string(async_requests_)},
+      {"agent.server_active_async_calls", std::to_string(pending_requests_ + pending_own_requests_)},
       {"agent.threads", std::to_string(thread_pool_->threads())},
       {"agent.queued_requests", std::to_string(thread_pool_->queued())},
       {"agent.unanswered_bytes", std::to_string(calls_.unanswered_bytes())},

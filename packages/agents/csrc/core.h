@@ -38,9 +38,13 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
                  const Contexts& contexts, const DeviceMap& device_map, CallLog::Place* recorded);
   void forget(int peer, const std::string& reason);
 
-  // Waits until this worker has no active requests, sent or received; returns false after `seconds`.
-  bool wait_until_idle(double seconds);
+  // Waits until this worker has no active calls and runs no requests; returns false after `seconds`. A request whose
+  // function has returned a future counts only with `waits_for_futures`, and never makes the result false: the future
+  // may never get a value. If its caller waits for it, the call is active there.
+  bool wait_until_idle(double seconds, bool waits_for_futures);
   Traffic traffic() const;
+  // See TransportAgent::answering_worker().
+  std::string answering_worker() const;
   std::unordered_map<std::string, std::string> metrics() const;
   std::unordered_map<std::string, std::string> debug_info() const;
   std::unordered_map<std::string, std::string> gil_metrics() const;
@@ -169,7 +173,9 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::atomic<uint64_t> sent_{0}, answered_{0}, received_{0}, served_{0};
   std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0};
   std::atomic<uint64_t> bad_frames_{0}, lost_peers_{0}, unsent_answers_{0}, refused_requests_{0};
-  std::atomic<int64_t> active_requests_{0}, async_requests_{0};
+  std::atomic<int64_t> active_requests_{0};
+  // Of these, the requests whose functions have returned futures without a value: those of other workers, and this one's.
+  std::atomic<int64_t> pending_requests_{0}, pending_own_requests_{0};
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 
   std::mutex idle_mutex_;

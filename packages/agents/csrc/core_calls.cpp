@@ -22,6 +22,7 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
   const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
   const bool is_retried = is_retried_by_torch(message->type());
   const uint64_t call = calls_.next_id();
+  last_peer = has_result(message->type()) ? peer : last_peer;
   if (recorded != nullptr) {
     CallLog::sent(recorded, call);
   } else {
@@ -126,9 +127,14 @@ void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Ha
     if (call->recorded != nullptr) {
       call_log_->answered(call->recorded, *answer.message, CallLog::now_us());
     }
+    last_peer = peer;
     complete(call->future, c10::IValue(std::move(answer.message)), std::move(answer.on_devices));
   }
   tell_progress();
+}
+
+std::string TransportAgent::Core::answering_worker() const {
+  return last_peer < 0 ? std::string() : members.called(last_peer);
 }
 
 void TransportAgent::Core::count_end(const Calls::Call& call) {

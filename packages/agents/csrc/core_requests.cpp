@@ -34,6 +34,26 @@ bool is_on_accelerator(const std::vector<at::Tensor>& tensors) {
                      [](const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); });
 }
 
+// The text of an error, or another one where torch's does not help.
+std::string explained(std::string text) {
+  // A future of torch reads the storages of the tensors in its value.
+  constexpr std::string_view kNoStorage = "Cannot access storage of ";
+  if (text.compare(0, kNoStorage.size(), kNoStorage) != 0) {
+    return text;
+  }
+  const std::string kind = text.substr(kNoStorage.size(), text.find('\n') - kNoStorage.size());
+  return "a tensor in the result cannot be sent: it has no storage of its own (" + kind +
+      "), as tensors of MKL-DNN and compressed sparse tensors (CSR, CSC, BSR, BSC) do not. Call .to_dense(), or " +
+      ".to_sparse_coo(), before you return it";
+}
+
+// A message with the text of an exception.
+c10::intrusive_ptr<rpc::Message> explained(c10::intrusive_ptr<rpc::Message> message) {
+  const std::string text(message->payload().begin(), message->payload().end());
+  const std::string better = explained(text);
+  return better == text ? message : rpc::createExceptionResponse(better, message->id());
+}
+
 }  // namespace
 
 // A request that interceptors see before it runs.
@@ -123,7 +143,7 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
   // fail.
   const bool may_refuse = peer != id_ && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
-  auto job = [self = shared_from_this(), request = std::move(request), span, streams = std::move(streams),
+  auto job = [self = shared_from_this(), peer, request = std::move(request), span, streams = std::move(streams),
               on_response] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
     // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
@@ -140,9 +160,15 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
       response->setError(std::current_exception());
     }
     const bool later = !response->completed();
-    self->async_requests_ += later ? 1 : 0;
-    response->addCallback([self, on_response, later](JitFuture& done) {
-      self->async_requests_ -= later ? 1 : 0;
+    if (!later) {
+      on_response(*response);
+      return;
+    }
+    std::atomic<int64_t>& pending = peer == self->id_ ? self->pending_own_requests_ : self->pending_requests_;
+    ++pending;
+    self->tell_progress();
+    response->addCallback([self, on_response, &pending](JitFuture& done) {
+      --pending;
       on_response(done);
     });
   };
@@ -283,13 +309,16 @@ Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& res
   const auto id = static_cast<int64_t>(call);
   try {
     if (response.hasError()) {
-      return encode(rpc::createExceptionResponse(response.tryRetrieveErrorMessage(), id), call);
+      return encode(rpc::createExceptionResponse(explained(response.tryRetrieveErrorMessage()), id), call);
     }
     const DeviceMaps* const maps = devices.get();
     if (maps != nullptr) {
       response.wait();  // makes the current streams wait for the value, if the future knows where it is computed
     }
     auto message = response.value().toCustomClass<Message>();
+    if (message->type() == MessageType::EXCEPTION) {
+      message = explained(std::move(message));
+    }
     Placement placement = answer_placement(peer, maps);
     // The caller may have joined the group just now.
     if (placement.map == nullptr && is_on_accelerator(message->tensors()) && members.refresh()) {

@@ -57,6 +57,9 @@ c10::Device Placement::target(c10::Device device) const {
   if (device.is_cpu()) {
     return device;
   }
+  if (device.is_meta()) {
+    throw std::runtime_error("it is on meta and has no data; send its shape and dtype, or a tensor with data");
+  }
   const char* const kind = is_request ? "Request" : "Response";
   const std::string name = receiver ? receiver() : "another worker";
   const std::string remedy = is_request ? "map it in the option device_maps of this worker"

@@ -10,6 +10,7 @@
 #include "devices.h"
 #include "intercepted_call.h"
 #include "log.h"
+#include "message_kinds.h"
 #include "recorder.h"
 #include "request_inspector.h"
 #include "rpc_backends_agents/python.h"
@@ -221,6 +222,7 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const Work
   // A TransportAgent can record the end of the call by itself, which takes less time than a callback.
   const bool agent_records = transport_agent_ && !failed_calls_ && !interceptors_->wants(Direction::kOutgoing);
   last_call_sent = 0;
+  last_peer = has_result(message->type()) ? to.id_ : last_peer;
   FuturePtr answer;
   try {
     answer = agent_records
@@ -300,6 +302,17 @@ SpanContext InterceptingAgent::span_of(const Message& message) const {
     return forward;
   }
   return found;
+}
+
+std::string InterceptingAgent::answering_worker() const {
+  if (transport_agent_) {
+    return transport_agent_->answering_worker();
+  }
+  std::string name;
+  if (call_log_ && last_peer >= 0) {  // the log notes whose answer it is
+    (void)error_in([&] { name = inner_->getWorkerInfo(static_cast<rpc::worker_id_t>(last_peer)).name_; });
+  }
+  return name.empty() ? name : "'" + name + "'";
 }
 
 const rpc::WorkerInfo& InterceptingAgent::getWorkerInfo(const std::string& name) const {

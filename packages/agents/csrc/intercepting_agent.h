@@ -52,6 +52,10 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   void record(std::shared_ptr<Recorder> recorder);
   // Reports the calls as spans and metrics; only before the agent starts.
   void report(std::shared_ptr<Telemetry> telemetry);
+  // See TransportAgent::answering_worker(). In front of torch's agents it is known if calls are recorded or reported.
+  std::string answering_worker() const;
+  // Whether interceptors see requests that arrive.
+  bool shows_incoming() const { return transport_agent_ != nullptr; }
   InterceptorChain& interceptors() { return *interceptors_; }
   // Like TransportAgent::is_forked().
   bool is_forked() const { return birthplace_.is_elsewhere(); }

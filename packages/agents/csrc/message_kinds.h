@@ -30,6 +30,11 @@ inline bool is_fetch(int32_t type) {
   return type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL;
 }
 
+// Requests whose answers are values for the program.
+inline bool has_result(int32_t type) {
+  return is_of_a_program(type) || is_fetch(type);
+}
+
 // Messages for which torch takes the GIL.
 inline bool is_python(int32_t type) {
   return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||

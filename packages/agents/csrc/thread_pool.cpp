@@ -26,6 +26,9 @@ constexpr std::chrono::seconds kFreeTime{5};
 // The pause between two attempts to receive from a transport that throws.
 constexpr std::chrono::milliseconds kReceivePause{10};
 
+// How long threads that compute without the GIL may go on at exit until they ask for it, sleep, and can be halted.
+constexpr std::chrono::seconds kHaltTime{5};
+
 constexpr const char* kStarting = "while starting a thread of the agent (it will be retried)";
 
 thread_local bool is_member_ = false;
@@ -381,6 +384,9 @@ void ThreadPool::stop_all(double seconds) {
       pool->drain(seconds / 2);
     }
   }
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  PythonState::halt_others(kHaltTime);
+  PyGILState_Release(gil);
 }
 
 }  // namespace rpc_backends

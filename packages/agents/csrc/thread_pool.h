@@ -74,8 +74,8 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   void stop(double seconds);
 
   // Closes the transports of all pools of this process, and waits up to `seconds` for their threads. Those that still run
-  // get SystemExit in their Python code, and half as long again. Call it without the GIL before the interpreter ends:
-  // later, Python ends a thread that asks for the GIL, and in torch's C++ that aborts the process.
+  // get SystemExit in their Python code, and half as long again. Then they are halted; see PythonState::halt_others().
+  // Call it without the GIL before the interpreter ends.
   static void stop_all(double seconds);
 
   // Whether this thread belongs to a pool.

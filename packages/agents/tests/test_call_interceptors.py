@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import operator
@@ -21,7 +22,7 @@ from rpc_backends_agents import _C, CallInterceptor, intercept
 from rpc_backends_core import RefusedError
 from support import steps
 from support.packages import write_package
-from support.workers import WorkerContext, Workers
+from support.workers import WorkerContext, WorkerError, Workers
 
 
 class Policy(CallInterceptor):
@@ -189,26 +190,49 @@ def outcome(me: WorkerContext, function: Any, *arguments: Any) -> str:
         return str(error)
 
 
+def policy_package(folder: Path, policy: str) -> Path:
+    """Write the example's package, with this code."""
+    return write_package(
+        folder,
+        "rpc-call-policy",
+        modules={"rpc_call_policy.py": policy},
+        entry_points={"rpc.backends.hooks": {"call_policy": "rpc_call_policy"}},
+    )
+
+
+def count_letters(me: WorkerContext, text: str) -> list[tuple[str, int]]:
+    """Call a method through an RRef."""
+    rref = rpc.remote("worker1", collections.Counter, args=(text,))
+    counted: list[tuple[str, int]] = rref.rpc_sync().most_common()
+    assert rref.to_here() == collections.Counter(text)
+    return counted
+
+
 @pytest.mark.parametrize("end", ["shutdown", "exit"])
 @pytest.mark.parametrize("backend", ["TENSORPIPE", "SOCKETS"])
 def test_the_example_policy_refuses_functions(
     tmp_path: Path, sockets_package: Path, backend: str, end: str
 ) -> None:
-    package = write_package(
-        tmp_path,
-        "rpc-call-policy",
-        modules={
-            "rpc_call_policy.py": AT_THE_CALLER if backend == "TENSORPIPE" else EXAMPLE.read_text()
-        },
-        entry_points={"rpc.backends.hooks": {"call_policy": "rpc_call_policy"}},
-    )
+    at_the_caller = backend == "TENSORPIPE"
+    package = policy_package(tmp_path, AT_THE_CALLER if at_the_caller else EXAMPLE.read_text())
     with Workers(2) as workers:
         workers.run(steps.put_on_path, sockets_package)
         workers.run(steps.put_on_path, package)
-        workers.run(only_modules, "_operator")
+        workers.run(only_modules, "_operator,collections,torch.distributed.rpc.rref_proxy")
         workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
         assert workers[0].call(outcome, operator.add, 1, 2) == "3"
         assert "does not run 'posix.getcwd'" in workers[0].call(outcome, os.getcwd)
+        assert workers[0].call(count_letters, "aba") == [("a", 2), ("b", 1)]
         if end == "shutdown":
             workers.run(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0]
+
+
+def test_a_policy_for_calls_that_arrive_is_refused_on_tensorpipe(tmp_path: Path) -> None:
+    """TENSORPIPE does not show them, so the policy would let every call through."""
+    with Workers(1) as workers:
+        workers.run(steps.put_on_path, policy_package(tmp_path, EXAMPLE.read_text()))
+        with pytest.raises(
+            WorkerError, match="'policy' decides calls that arrive, and this backend"
+        ):
+            workers.run(steps.join, f"file://{tmp_path}/store")

@@ -117,11 +117,24 @@ def test_only_the_span_of_a_view_is_sent(me: Any) -> None:
 
 
 @in_worker
-def test_a_tensor_that_is_not_on_the_cpu_is_refused(me: Any) -> None:
+def test_a_meta_tensor_is_refused(me: Any) -> None:
     with on_wire() as (_, wire):
-        with pytest.raises(Exception, match=r"on meta.*destination b.*call .cpu\(\)"):
+        with pytest.raises(Exception, match=r"on meta and has no data; send its shape"):
             rpc.rpc_sync("b", torch.add, args=(torch.empty(2, device="meta"), 1))
         assert not wire.sent
+
+
+@in_worker
+@pytest.mark.parametrize("kind", ["to_mkldnn", "to_sparse_csr"])
+def test_a_result_without_a_storage_is_refused(me: Any, kind: str) -> None:
+    with two_agents(), pytest.raises(Exception, match=r"result cannot be sent: .*\.to_dense\(\)"):
+        rpc.rpc_sync("b", convert, args=(torch.ones(4, 4), kind))
+
+
+def convert(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return the tensor in a layout in which torch's RPC cannot return it."""
+    converted: torch.Tensor = getattr(tensor, kind)()
+    return converted
 
 
 def resized(nbytes: int) -> torch.Tensor:

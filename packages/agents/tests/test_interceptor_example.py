@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import rpc
 
 from support import steps
-from support.workers import WorkerContext, Workers
+from support.workers import WorkerContext, WorkerError, Workers
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "interceptor"
+ENV = {"RPC_ALLOWLIST": "_operator.add,torch.ops.aten.add"}
 
 
 def call(me: WorkerContext, function: Any, *arguments: Any) -> str:
@@ -30,9 +32,11 @@ def metrics(me: WorkerContext) -> dict[str, str]:
     return found
 
 
-def test_the_example_refuses_functions_not_listed(sockets_package: Path, tmp_path: Path) -> None:
-    source = shutil.copytree(EXAMPLE, tmp_path / "source")
-    target = tmp_path / "installed"
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build and install the example; return the folder."""
+    folder = tmp_path_factory.mktemp("example")
+    source = shutil.copytree(EXAMPLE, folder / "source")
     pip = [
         sys.executable,
         "-m",
@@ -42,10 +46,15 @@ def test_the_example_refuses_functions_not_listed(sockets_package: Path, tmp_pat
         "--no-deps",
         "--no-index",
     ]
-    subprocess.run([*pip, "--target", str(target), str(source)], check=True)
-    env = {"RPC_ALLOWLIST": "_operator.add,torch.ops.aten.add"}
-    with Workers(2, env=env, seconds=120) as workers:
-        workers.run(steps.put_on_path, target)
+    subprocess.run([*pip, "--target", str(folder / "installed"), str(source)], check=True)
+    return folder / "installed"
+
+
+def test_the_example_refuses_functions_not_listed(
+    sockets_package: Path, example: Path, tmp_path: Path
+) -> None:
+    with Workers(2, env=ENV, seconds=120) as workers:
+        workers.run(steps.put_on_path, example)
         workers.run(steps.put_on_path, sockets_package)
         workers.run(steps.join, f"file://{tmp_path}/store", backend="SOCKETS")
         caller, callee = workers
@@ -57,3 +66,11 @@ def test_the_example_refuses_functions_not_listed(sockets_package: Path, tmp_pat
         assert caller.call(metrics)["allowlist.refused"] == "0"
         workers.run(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0]
+
+
+def test_the_example_is_refused_on_tensorpipe(example: Path, tmp_path: Path) -> None:
+    """TENSORPIPE does not show calls that arrive, so the example would let every call through."""
+    with Workers(1, env=ENV) as workers:
+        workers.run(steps.put_on_path, example)
+        with pytest.raises(WorkerError, match="'allowlist' decides calls that arrive"):
+            workers.run(steps.join, f"file://{tmp_path}/store")

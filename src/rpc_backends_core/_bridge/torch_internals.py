@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -105,6 +105,21 @@ NAMES = (
         "torch.distributed.rpc.api._cleanup_python_rpc_handler",
         "releases Python functions after a failed start",
         "a failed init_rpc keeps them until the process ends",
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._handle_exception",
+        "called with each result; raises the errors that results stand for",
+        "a result that cannot be unpickled is returned as an AttributeError",
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._InternalRPCPickler",
+        "its deserialize() makes an AttributeError of a result that it cannot unpickle",
+        "a result that cannot be unpickled is returned as an AttributeError",
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal.RemoteException",
+        "the exception of a called function, with its text and type",
+        "import torch leaves torch's RPC unchanged",
     ),
     PrivateName(
         "torch.distributed.rpc._rref_context_get_debug_info",
@@ -267,6 +282,29 @@ def set_profiler_rank(rank: int) -> None:
 def log_api_usage() -> None:
     """Log the API use, as torch's ``init_rpc`` does."""
     torch._C._log_api_usage_once("torch.distributed.init_rpc")
+
+
+# --- results ----------------------------------------------------------------------------------------
+
+
+def why_not_unpickled(result: AttributeError) -> AttributeError | None:
+    """Return the error of pickle for which torch has made ``result``; None for any other exception.
+
+    A function may return an ``AttributeError`` too. The one that torch makes has a cause, which torch's
+    method has caught.
+    """
+    cause = result.__cause__
+    if not isinstance(cause, AttributeError) or cause.__traceback__ is None:
+        return None
+    pickler = rpc.internal._InternalRPCPickler
+    catcher = cause.__traceback__.tb_frame.f_code
+    return cause if catcher is pickler.deserialize.__code__ else None
+
+
+def with_text(error: Any, change: Callable[[str], str]) -> Any:
+    """Return a ``RemoteException`` for which torch shows its text, changed by ``change``."""
+    # torch encodes the text and then decodes it as unicode_escape
+    return error._replace(msg=change(error.msg).encode("unicode_escape").decode("ascii"))
 
 
 # --- groups -----------------------------------------------------------------------------------------

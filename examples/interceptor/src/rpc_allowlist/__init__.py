@@ -8,10 +8,11 @@ from typing import Any
 
 from rpc_backends_core import hookimpl
 
-#: The functions that torch calls when a group shuts down.
-SHUTDOWN_CALLS = {
+#: The functions that torch calls when a group shuts down, and to learn the class of an RRef's value.
+TORCH_CALLS = {
     "torch.distributed.rpc.api._gather_to_leader",
     "torch.distributed.rpc.api._broadcast_to_followers",
+    "torch.distributed.rpc.api._rref_typeof_on_owner",
 }
 
 
@@ -23,5 +24,5 @@ def rpc_backends_agent() -> Generator[None, Any, Any]:
     from rpc_allowlist._native import Allowlist
     from rpc_backends_agents import intercept
 
-    functions = SHUTDOWN_CALLS | set(os.environ["RPC_ALLOWLIST"].split(","))
+    functions = TORCH_CALLS | set(os.environ["RPC_ALLOWLIST"].split(","))
     return intercept(agent, Allowlist(functions), name="allowlist", order=100)

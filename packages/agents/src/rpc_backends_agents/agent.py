@@ -93,7 +93,8 @@ class StaticGroupAgent(_Agent):
 
         The workers exchange their call counts in rounds. The group is idle after two rounds in which all
         calls were answered and the counts were equal: then no message was on its way in between
-        (Mattern's four counters).
+        (Mattern's four counters). A request counts as answered while its function has ended and a future
+        that it has returned has no value: if its caller still waited, a call would be active there.
 
         :param timeout: seconds to wait; 0 means the group's own timeout.
         :raises GroupTimeoutError: the timeout has passed.
@@ -111,7 +112,8 @@ class StaticGroupAgent(_Agent):
             if len(self.group.members) == 1:
                 return
             traffic = self.traffic()
-            mine = [traffic.sent, traffic.answered, traffic.received, traffic.served]
+            served = traffic.served + traffic.pending
+            mine = [traffic.sent, traffic.answered, traffic.received, served]
             left = max(end - time.monotonic(), _SHORTEST_EXCHANGE)
             now = self.group.exchange(mine, timeout=round(left, 1))
             if not all(_is_traffic(one) for one in now):
@@ -194,6 +196,8 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     def leave_group(self, timeout: float = 0) -> None:
         """Leave the group: delete RRefs, remove this worker from the member list, finish active calls.
 
+        Requests whose functions have returned futures are answered if these get their values in time.
+
         :param timeout: seconds to wait for active calls; 0 means a few seconds.
         """
         try:
@@ -205,4 +209,4 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 error,
             )
         self.roster.leave()
-        super().join(True, timeout or _SERVING_TIMEOUT)
+        self.finish(timeout or _SERVING_TIMEOUT)

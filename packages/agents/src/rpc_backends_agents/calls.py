@@ -22,7 +22,8 @@ class CallInterceptor:
 
     Only methods that the derived class overrides are called, and only for calls of functions:
     ``rpc_sync``, ``rpc_async``, ``remote``, TorchScript functions and operators. Other messages (of RRefs
-    and autograd) and the two calls that torch makes at shutdown pass unseen.
+    and autograd) pass unseen, and so do calls of torch's own: two at shutdown, and one that asks for the
+    class of an RRef's value.
 
     All methods run on one thread of their own, one call after another. Do not make a call in a method if
     this interceptor gets that call too: the method would wait for ever.
@@ -36,7 +37,10 @@ class CallInterceptor:
         """
 
     def on_incoming(self, call: Call) -> None:
-        """Look at a call that has arrived, before it runs. TENSORPIPE does not show incoming calls.
+        """Look at a call that has arrived, before it runs.
+
+        TENSORPIPE does not show these calls, so :func:`intercept` refuses an interceptor with this
+        method there.
 
         ``call.function`` is empty if the name could not be read: a policy must refuse such a call.
 

@@ -46,7 +46,9 @@ def intercept(
     :returns: the agent to install: ``agent`` itself if it already has interceptors in front of it.
     :raises ValueError: another interceptor in front of this agent has this name.
     :raises TypeError: the interceptor was built for another version of the interface.
-    :raises RuntimeError: the agent has already started.
+    :raises RuntimeError: the agent has already started. Or the interceptor decides calls that arrive, and
+        this backend does not show them, as TENSORPIPE does not: the interceptor overrides
+        ``on_incoming``, or it is in C++ and wants only ``Direction::kIncoming``.
     """
     front = _in_front_of(agent)
     front.add_interceptor(interceptor, name, order)

@@ -1,0 +1,76 @@
+"""Shutdown, and requests whose functions have returned futures."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from support import steps
+from support.workers import WorkerContext, Workers
+
+pytestmark = pytest.mark.slow
+
+#: Futures and calls that stay alive until their process ends.
+kept: list[Any] = []
+
+
+@rpc.functions.async_execution
+def wait_forever() -> torch.futures.Future[int]:
+    """Return a future that never gets a value, as a queue does whose producer has ended."""
+    future: torch.futures.Future[int] = torch.futures.Future()
+    kept.append(future)
+    return future
+
+
+@rpc.functions.async_execution
+def answer_soon() -> torch.futures.Future[int]:
+    """Return a future that gets its value when this worker has probably begun to shut down."""
+    future: torch.futures.Future[int] = torch.futures.Future()
+    threading.Timer(0.5, future.set_result, [3]).start()
+    return future
+
+
+def time_out(me: WorkerContext) -> None:
+    """Make calls whose futures never get a value, to another worker and to this one."""
+    for name in ("worker1", me.name):
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            rpc.rpc_sync(name, wait_forever, timeout=0.2)
+
+
+def call_soon(me: WorkerContext) -> None:
+    """Make a call, and do not wait for its answer."""
+    kept.append(rpc.rpc_async("worker1", answer_soon))
+
+
+def answer(me: WorkerContext) -> int:
+    """Return the answer of the call."""
+    value: int = kept[-1].value()
+    return value
+
+
+@pytest.mark.parametrize(
+    ("backend", "size"), [("TENSORPIPE", 2), ("ZEROMQ", 2), ("UCX", 2), ("ZEROMQ", None)]
+)
+def test_shutdown_leaves_futures_whose_callers_have_gone(
+    tmp_path: Path, backend: str, size: int | None
+) -> None:
+    with Workers(2, seconds=90) as workers:
+        url = f"file://{tmp_path}/store"
+        workers.run(steps.join, url, backend=backend, world_size=size, rpc_timeout=3600)
+        workers[0].call(time_out)
+        workers.run(steps.leave)
+        assert [worker.end() for worker in workers] == [0, 0]
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_shutdown_waits_for_futures_that_get_values(tmp_path: Path, backend: str) -> None:
+    with Workers(2, seconds=90) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
+        workers[0].call(call_soon)
+        workers.run(steps.leave)
+        assert workers[0].call(answer) == 3
