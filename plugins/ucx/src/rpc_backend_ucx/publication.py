@@ -14,8 +14,9 @@ from rpc_backends_agents.common.errors import PublicationError
 from rpc_backends_agents.common.host import Host
 from rpc_backends_agents.common.secret import Secret
 
-_FORM = sealed.Form(BACKEND, "ucx", 1, "rpc-backend-ucx")
+_FORM = sealed.Form(BACKEND, "ucx", 2, "rpc-backend-ucx")
 _PURPOSE = "ucx greeting"
+_CONNECTION = "ucx connection"
 _MAX_HOST = 256
 _MAX_ADDRESS = 8192
 _MAX_PID = 2**22
@@ -96,6 +97,14 @@ def greetings(mine: Publication, peer: Publication, secret: Secret | None) -> tu
         sealed.proof_between(_FORM, _PURPOSE, "greeting", mine, peer, secret),
         sealed.proof_between(_FORM, _PURPOSE, "greeting", peer, mine, secret),
     )
+
+
+def connection_key(group: str, secret: Secret | None) -> bytes:
+    """Return the key (32 bytes) with which workers of a group prove themselves on TCP connections.
+
+    :param group: the group's token.
+    """
+    return sealed.group_key(_FORM, _CONNECTION, group, secret)
 
 
 def load(text: str) -> Publication:

@@ -92,7 +92,9 @@ class UCXTransport:
         self._admission_control.refused.owner = name
         try:
             token = group_token(self._group, _NONCE)
-            self._native.start(self_id)
+            self._native.start(
+                self_id, publication.connection_key(token, self._settings.secret)
+            )
             address = self._native.address()
         except BaseException:
             self.close(0)
