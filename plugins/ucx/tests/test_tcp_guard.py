@@ -95,7 +95,7 @@ def listeners(pid: int) -> list[Address]:
     inodes = set()
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            inodes.add(os.readlink(path))
+            inodes.add(str(path.readlink()))
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()

@@ -132,6 +132,8 @@ def load(text: str) -> Publication:
             pid=canonical.number(process, "pid", _MAX_PID),
             start=canonical.number(process, "start", 2**63 - 1),
             namespace=canonical.text(process, "namespace", _MAX_HOST),
+            ipc_namespace=canonical.text(process, "ipc_namespace", _MAX_HOST),
+            user_namespace=canonical.text(process, "user_namespace", _MAX_HOST),
         ),
         address=address,
         session=canonical.session(found),
