@@ -92,6 +92,18 @@ def test_a_greeting_holds_for_one_pair_of_sessions(a_secret: Secret) -> None:
     assert not {ours, theirs} & set(publication.greetings(MINE, other, None))
 
 
+def test_a_connection_key_belongs_to_one_group_and_secret(a_secret: Secret) -> None:
+    other = secret.parse(secret.generate(), "the test")
+    keys = [
+        publication.connection_key(group, key)
+        for group in ("a", "b")
+        for key in (None, a_secret, other)
+    ]
+
+    assert len(set(keys)) == len(keys)
+    assert publication.connection_key("a", a_secret) == keys[1]
+
+
 def test_a_process_is_identified() -> None:
     assert this_process().pid > 0
     assert this_process() == this_process()

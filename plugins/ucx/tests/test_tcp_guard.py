@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from support import steps
 from support.ucx_transports import CONNECTION_KEY, TIMEOUT, Echo, learn, next_event, transport
+from support.workers import WorkerContext, Workers
 
 #: UCX's magic number: with it, UCX's TCP transport begins a connection.
 _UCX = (0xCAFEBABE12345678).to_bytes(8, "little")
@@ -252,3 +254,28 @@ def test_a_worker_does_not_read_from_a_stranger_that_has_taken_a_peers_port(me: 
                     stack.enter_context(connection).sendall(frame(10, bytes(64)))
         assert event is not None
         assert event[0] == "lost"
+
+
+def take_part(me: WorkerContext, url: str, **options: Any) -> list[Address]:
+    """Join a dynamic group over TCP; return the addresses on which the worker listens."""
+    over = {"trusted_network": True, "transports": ["tcp"]}
+    steps.join(me, url, backend="UCX", world_size=None, **over, **options)
+    return listeners(os.getpid())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_secret", [False, True], ids=["without a secret", "with a secret"])
+def test_a_worker_joins_while_strangers_attack(tmp_path: Path, text: str, has_secret: bool) -> None:
+    url = f"file://{tmp_path}/store"
+    options = {"secret": text} if has_secret else {}
+    with Workers(3, seconds=120) as workers, contextlib.ExitStack() as stack:
+        for worker in list(workers)[:2]:
+            for port in worker.call(take_part, url, **options):
+                for attack in (b"", *FRAMES):
+                    stranger = stack.enter_context(connect(port))
+                    stranger.sendall(attack)
+        workers[2].call(take_part, url, **options)
+
+        for name in ("worker0", "worker1"):
+            workers[2].call(steps.call, name)
+        workers.run(steps.leave)
