@@ -15,14 +15,22 @@ from rpc_backend_ucx.settings import settings_of
 #: Time limit in seconds for steps that take a moment; a passing test never waits that long.
 TIMEOUT = 60.0
 
+#: With which the workers of these tests prove themselves on TCP connections.
+CONNECTION_KEY = bytes(range(32))
+
 
 def proof(sender: int, receiver: int) -> bytes:
     """Return the proof with which one worker greets another."""
     return bytes([sender, receiver]) * 16
 
 
-def transport(worker: int, *, trusted: bool = False, **settings: Any) -> Any:
-    """Make a transport and start it."""
+def transport(
+    worker: int, *, trusted: bool = False, key: bytes = CONNECTION_KEY, **settings: Any
+) -> Any:
+    """Make a transport and start it.
+
+    :param key: with which the workers prove themselves on TCP connections.
+    """
     environ = {"RPC_BACKENDS_UCX_TRUSTED_NETWORK": "1", "UCX_TLS": "tcp"} if trusted else {}
     config = settings_of(None, environ).config(watches_processes=processes.can_watch())
     made = native().Transport(
@@ -34,7 +42,7 @@ def transport(worker: int, *, trusted: bool = False, **settings: Any) -> Any:
             **settings,
         }
     )
-    made.start(worker)
+    made.start(worker, key)
     return made
 
 

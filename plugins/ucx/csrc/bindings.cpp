@@ -51,6 +51,17 @@ wire::Proof proof_of(const py::bytes& bytes) {
   return proof;
 }
 
+void start(PythonTransport& transport, int self, const py::bytes& connection_key) {
+  const std::string text = connection_key;
+  ConnectionKey::Bytes key{};
+  if (text.size() != sizeof key) {
+    throw TransportError("a connection key must be " + std::to_string(sizeof key) + " bytes");
+  }
+  std::memcpy(key.data(), text.data(), sizeof key);
+  const py::gil_scoped_release release;
+  transport.start(self, key);
+}
+
 void learn(PythonTransport& transport, int peer, const py::bytes& address, const py::bytes& our_proof,
            const py::bytes& their_proof, std::pair<int, uint64_t> process, uint64_t max_message) {
   Credentials credentials;
@@ -112,7 +123,7 @@ PYBIND11_MODULE(_native, module) {
            py::arg("device_memory") = std::map<std::string, std::string>(), py::arg("on_unknown_proof") = py::none(),
            py::arg("on_refused") = py::none())
       .def("address", [](const PythonTransport& self) { return py::bytes(self.address()); })
-      .def("start", &PythonTransport::start, py::arg("self_id"), release())
+      .def("start", &start, py::arg("self_id"), py::arg("connection_key"))
       .def("learn", &learn, py::arg("peer"), py::arg("address"), py::arg("our_proof"), py::arg("their_proof"),
            py::arg("process") = std::pair<int, uint64_t>(0, 0), py::arg("max_message") = UINT64_MAX)
       .def("forget", &PythonTransport::forget, py::arg("peer"), release())
@@ -125,7 +136,10 @@ PYBIND11_MODULE(_native, module) {
       .def("__rpc_transport__", [](const std::shared_ptr<PythonTransport>& self) { return capsule_of(self); });
   module.def("capture_log", &capture_log, py::arg("also_print"));
   module.def("setting_names", &setting_names);
-  module.def("resources", &resources, py::arg("config"));
+  module.def(
+      "resources",
+      [](const std::vector<std::pair<std::string, std::string>>& config) { return Context(config).resources(); },
+      py::arg("config"));
   module.def("version", [] { return std::string(ucp_get_version_string()); });
   PythonTransport::close_all_at_exit();
 }

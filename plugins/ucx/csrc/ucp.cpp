@@ -100,19 +100,6 @@ std::set<std::string> setting_names() {
   return names;
 }
 
-std::vector<std::string> resources(const std::vector<std::pair<std::string, std::string>>& config) {
-  const Context context(config);
-  const std::string all = printed([&](std::FILE* file) { ucp_context_print_info(context.get(), file); });
-  std::vector<std::string> found;
-  for (const std::string& line : lines_of(all)) {
-    // "#      resource 0  :  md 0  dev 0  flags -- self/memory"
-    if (line.find(" resource ") != std::string::npos) {
-      found.push_back(line.substr(line.rfind(' ') + 1));
-    }
-  }
-  return found;
-}
-
 Context::Context(const std::vector<std::pair<std::string, std::string>>& settings) {
   ucp_config_t* config = nullptr;
   check(ucp_config_read(nullptr, nullptr, &config), "UCX cannot read its settings");
@@ -129,6 +116,18 @@ Context::Context(const std::vector<std::pair<std::string, std::string>>& setting
   params.name = "rpc-backend-ucx";
   params.mt_workers_shared = 1;
   check(ucp_init(&params, config, &context_), "UCX cannot start");
+}
+
+std::vector<std::string> Context::resources() const {
+  const std::string all = printed([this](std::FILE* file) { ucp_context_print_info(context_, file); });
+  std::vector<std::string> found;
+  for (const std::string& line : lines_of(all)) {
+    // "#      resource 0  :  md 0  dev 0  flags -- self/memory"
+    if (line.find(" resource ") != std::string::npos) {
+      found.push_back(line.substr(line.rfind(' ') + 1));
+    }
+  }
+  return found;
 }
 
 DeviceMemory::DeviceMemory(const Context& context, const std::map<std::string, std::string>& names) {

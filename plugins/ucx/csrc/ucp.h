@@ -36,6 +36,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   ucp_context_h get() const { return context_; }
+  // The transports and devices that UCX has here with these settings, for example "tcp/eth0".
+  std::vector<std::string> resources() const;
 
  private:
   ucp_context_h context_ = nullptr;
@@ -73,9 +75,6 @@ class Worker {
  private:
   ucp_worker_h worker_ = nullptr;
 };
-
-// The transports and devices that UCX has here with these settings, for example "tcp/eth0".
-std::vector<std::string> resources(const std::vector<std::pair<std::string, std::string>>& config);
 
 // The transports and devices of an endpoint, for example "posix/memory cma/memory".
 std::string transports_of(ucp_ep_h endpoint);

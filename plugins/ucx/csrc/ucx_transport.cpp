@@ -3,11 +3,13 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "links.h"
+#include "tcp_guard.h"
 #include "timers.h"
 #include "ucp.h"
 
@@ -32,6 +34,27 @@ const Settings& checked(const Settings& settings) {
   return settings;
 }
 
+// UCX listens on TCP from the moment that a worker exists, so it must not exist without the guard.
+std::unique_ptr<Worker> guarded_worker(const Context& context, TcpGuard& guard) {
+  const std::vector<std::string> resources = context.resources();
+  const bool has_tcp = std::any_of(resources.begin(), resources.end(),
+                                   [](const std::string& resource) { return resource.rfind("tcp/", 0) == 0; });
+  const std::string refusal =
+      "this worker does not use TCP, because it cannot keep unknown processes away from UCX's TCP port with UCX " +
+      std::string(ucp_get_version_string()) +
+      ". Install the version of libucx-cu12 that rpc-backend-ucx was compiled with, set transports without tcp, or use "
+      "ZEROMQ";
+  if (has_tcp && !TcpGuard::is_in_force()) {
+    throw TransportError(refusal);
+  }
+  const TcpGuard::Scope scope(&guard);
+  auto worker = std::make_unique<Worker>(context);
+  if (has_tcp && guard.listeners() == 0) {
+    throw TransportError(refusal);
+  }
+  return worker;
+}
+
 }  // namespace
 
 // The order of the members matters: later ones use earlier ones.
@@ -41,7 +64,13 @@ struct UcxTransport::Impl : Inbox::Source {
       : context(settings.config),
         device_memory(context, settings.device_memory),
         callback_thread("rpc-ucx-calls", std::move(on_unknown_proof), std::move(on_refused)),
-        worker(std::make_unique<Worker>(context)),
+        guard(std::chrono::duration_cast<std::chrono::milliseconds>(settings.handshake_timeout),
+              [this, &counters](const std::string& from) {
+                ++counters.refused;
+                callback_thread.report("a process connects from " + from +
+                                       " without the proof that it belongs to this group");
+              }),
+        worker(guarded_worker(context, guard)),
         fd(worker->event_fd()),
         inbox(*this, settings.poll_time, counters),
         links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers, device_memory}, *worker) {
@@ -69,6 +98,7 @@ struct UcxTransport::Impl : Inbox::Source {
     ++waiting;
     Release release{*this, std::unique_lock<std::mutex>(mutex), {}};
     --waiting;
+    const TcpGuard::Scope scope(guard.listeners() == 0 ? nullptr : &guard);
     return task();
   }
 
@@ -102,6 +132,7 @@ struct UcxTransport::Impl : Inbox::Source {
   CallbackThread callback_thread;
   Releaser releaser{"rpc-ucx-release", 0};
   Timers timers;
+  TcpGuard guard;
   std::mutex mutex;
   std::atomic<int> waiting{0};
   std::unique_ptr<Worker> worker;
@@ -139,9 +170,10 @@ std::string UcxTransport::address() const {
   return impl_->locked([this] { return impl_->worker->address(); });
 }
 
-void UcxTransport::start(int self) {
+void UcxTransport::start(int self, const ConnectionKey::Bytes& key) {
   const Gate::Pass pass(gate_);
   check();
+  impl_->guard.set_key(key);
   impl_->locked([this, self] { impl_->links.start(self); });
 }
 

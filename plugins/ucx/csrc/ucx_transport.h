@@ -16,6 +16,7 @@
 #include <mutex>
 #include <string>
 
+#include "connection_proof.h"
 #include "inbox.h"
 #include "rpc_backends_agents/callback_thread.h"
 #include "rpc_backends_agents/gate.h"
@@ -33,7 +34,8 @@ class UcxTransport : public Transport {
 
   // The address of UCX's worker, as bytes.
   std::string address() const;
-  void start(int self);
+  // `key`: of the group, for connections over TCP.
+  void start(int self, const ConnectionKey::Bytes& key);
   void learn_address(int peer, const std::string& address, const Credentials& credentials);
   Inbox::Outcome receive_until(Event& event, Clock::time_point deadline);
 

@@ -101,8 +101,8 @@ def test_other_transports_need_a_trusted_network(name: str) -> None:
     assert settings_of(None, {"UCX_TLS": name, f"{P}TRUSTED_NETWORK": "1"}).transports == (name,)
 
 
-def test_a_trusted_network_uses_all_except_sysv() -> None:
-    assert config(trusted_network=True)["TLS"] == "^sysv"
+def test_a_trusted_network_uses_tcp_and_shared_memory_by_default() -> None:
+    assert config(trusted_network=True)["TLS"] == "self,posix,cma,tcp"
 
 
 def test_options_take_precedence_over_variables() -> None:

@@ -22,7 +22,7 @@ MINE = Publication(
     name="wörker 1",
     rank=2,
     host=Host("kernel", "4:5"),
-    process=Process(7, 1234567, "4:6"),
+    process=Process(7, 1234567, "4:6", "4:7", "4:8"),
     address=publication.encoded(bytes(range(110))),
     session="0123456789abcdef" * 2,
     max_message_bytes=1 << 34,
@@ -79,7 +79,7 @@ def test_an_invalid_field_is_refused(change: dict[str, Any]) -> None:
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     with pytest.raises(PublicationError, match="in the store is invalid: "):
-        opened(f"ucx1 open {payload}", None)
+        opened(f"ucx2 open {payload}", None)
 
 
 def test_a_greeting_holds_for_one_pair_of_sessions(a_secret: Secret) -> None:
@@ -90,6 +90,18 @@ def test_a_greeting_holds_for_one_pair_of_sessions(a_secret: Secret) -> None:
     later = replace(other, session="e" * 32)
     assert not {ours, theirs} & set(publication.greetings(MINE, later, a_secret))
     assert not {ours, theirs} & set(publication.greetings(MINE, other, None))
+
+
+def test_a_connection_key_belongs_to_one_group_and_secret(a_secret: Secret) -> None:
+    other = secret.parse(secret.generate(), "the test")
+    keys = [
+        publication.connection_key(group, key)
+        for group in ("a", "b")
+        for key in (None, a_secret, other)
+    ]
+
+    assert len(set(keys)) == len(keys)
+    assert publication.connection_key("a", a_secret) == keys[1]
 
 
 def test_a_process_is_identified() -> None:

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
-from rpc_backend_ucx import environment, names, processes
+from rpc_backend_ucx import environment, names, processes, shared_memory
 from rpc_backend_ucx.library import native
 from rpc_backend_ucx.settings import TRUST, Settings, settings_of
 from rpc_backends_agents.common import variables
@@ -15,10 +15,7 @@ from rpc_backends_cli import Finding, Section
 from rpc_backends_core.spi import RpcBackendsError, interfaces, is_loopback
 
 _INFINIBAND = Path("/dev/infiniband")
-_SHARED_MEMORY = Path("/dev/shm")
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
-#: About how many bytes of shared memory UCX takes for each worker.
-_PER_WORKER = 20 << 20
 #: The variables that choose network devices; the first one that is set counts.
 _DEVICES = (environment.NET_DEVICES, "UCX_NET_DEVICES")
 _RDMA = ("rc", "dc", "ud", "ib", "srd")
@@ -101,17 +98,9 @@ def _missing(there: list[str]) -> list[Finding]:
                     f"RDMA locks memory, and `ulimit -l` allows {soft >> 10} KiB; make it unlimited",
                 )
             )
-    status = os.statvfs(_SHARED_MEMORY)
-    free = status.f_bavail * status.f_frsize
-    if free < 2 * _PER_WORKER:
-        findings.append(
-            Finding(
-                "problem",
-                "/dev/shm",
-                f"{free >> 20} MiB are free, and each worker takes up to {_PER_WORKER >> 20} MiB. "
-                "Enlarge /dev/shm (docker run --shm-size 1g)",
-            )
-        )
+    room = shared_memory.room()
+    if room.free < 2 * shared_memory.PER_WORKER:
+        findings.append(Finding("problem", room.folder, shared_memory.too_small(room)))
     return findings
 
 
@@ -211,7 +200,7 @@ def transports_between_two(here: Settings) -> str:
                 config=config, max_message=1 << 20, poll_time=0, handshake_timeout=_TIMEOUT
             )
             two.append(transport)
-            transport.start(worker)
+            transport.start(worker, bytes(32))
         for worker, other in ((0, 1), (1, 0)):
             two[worker].learn(other, two[other].address(), proofs[worker], proofs[other])
         two[0].send(1, [b""], False)

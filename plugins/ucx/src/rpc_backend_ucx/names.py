@@ -7,6 +7,10 @@ from rpc_backends_core.spi import nearest
 #: Transports within a host that only processes of the same user can use.
 PRIVATE = ("self", "posix", "cma")
 
+#: What a worker uses in a trusted network by default. TCP is the only network on which this package can
+#: keep unknown processes away from UCX, so RDMA is used only if it is named.
+TRUSTED = (*PRIVATE, "tcp")
+
 #: By UCX's name of the memory of devices: the transports that move it within a host.
 DEVICE_TRANSPORTS = {
     "host": (),

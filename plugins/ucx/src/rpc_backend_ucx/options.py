@@ -134,7 +134,7 @@ def construct_rpc_backend_options(
     :param trusted_network: whether only the workers can reach the network. Unless it is True, workers use
         only shared memory, within one host, because UCX does not encrypt.
     :param transports: the UCX transports to use, as a list or separated by commas, for example
-        ``["tcp"]``. The default is shared memory; with ``trusted_network``, all that UCX has here.
+        ``["tcp"]``. The default is shared memory; with ``trusted_network``, also TCP.
     :param net_devices: the network devices to use, for example ``["eth0"]``. The default is all.
     :param poll_time: how many seconds a worker polls after a message before it sleeps. A worker that
         polls answers sooner, and uses a core.

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-_NAMESPACE = Path("/proc/self/ns/pid")
+_NAMESPACES = Path("/proc/self/ns")
 #: Fields of /proc/PID/stat between the process's name and its start time.
 _BEFORE_START = 19
 
@@ -18,22 +18,26 @@ class Process:
     :ivar pid: its id; 0 if unknown.
     :ivar start: when it started, in the kernel's clock ticks; tells whether the id was reused.
     :ivar namespace: identifies the PID namespace that the id belongs to.
+    :ivar ipc_namespace: identifies the IPC namespace, within which UCX shares memory.
+    :ivar user_namespace: identifies the user namespace; processes can open each other's files within one.
     """
 
     pid: int
     start: int
     namespace: str
+    ipc_namespace: str
+    user_namespace: str
 
 
 def this_process() -> Process:
     """Return this process."""
     try:
         stat = Path("/proc/self/stat").read_text()
-        namespace = _NAMESPACE.stat()
+        namespaces = [_namespace(kind) for kind in ("pid", "ipc", "user")]
     except OSError:
-        return Process(0, 0, "")
+        return Process(0, 0, "", "", "")
     start = int(stat.rpartition(")")[2].split()[_BEFORE_START])
-    return Process(os.getpid(), start, f"{namespace.st_dev}:{namespace.st_ino}")
+    return Process(os.getpid(), start, *namespaces)
 
 
 def can_watch() -> bool:
@@ -43,3 +47,8 @@ def can_watch() -> bool:
     except OSError:
         return False
     return True
+
+
+def _namespace(kind: str) -> str:
+    status = (_NAMESPACES / kind).stat()
+    return f"{status.st_dev}:{status.st_ino}"

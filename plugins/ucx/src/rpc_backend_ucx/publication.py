@@ -14,8 +14,9 @@ from rpc_backends_agents.common.errors import PublicationError
 from rpc_backends_agents.common.host import Host
 from rpc_backends_agents.common.secret import Secret
 
-_FORM = sealed.Form(BACKEND, "ucx", 1, "rpc-backend-ucx")
+_FORM = sealed.Form(BACKEND, "ucx", 2, "rpc-backend-ucx")
 _PURPOSE = "ucx greeting"
+_CONNECTION = "ucx connection"
 _MAX_HOST = 256
 _MAX_ADDRESS = 8192
 _MAX_PID = 2**22
@@ -98,6 +99,14 @@ def greetings(mine: Publication, peer: Publication, secret: Secret | None) -> tu
     )
 
 
+def connection_key(group: str, secret: Secret | None) -> bytes:
+    """Return the key (32 bytes) with which workers of a group prove themselves on TCP connections.
+
+    :param group: the group's token.
+    """
+    return sealed.group_key(_FORM, _CONNECTION, group, secret)
+
+
 def load(text: str) -> Publication:
     """Parse the JSON of a publication.
 
@@ -123,6 +132,8 @@ def load(text: str) -> Publication:
             pid=canonical.number(process, "pid", _MAX_PID),
             start=canonical.number(process, "start", 2**63 - 1),
             namespace=canonical.text(process, "namespace", _MAX_HOST),
+            ipc_namespace=canonical.text(process, "ipc_namespace", _MAX_HOST),
+            user_namespace=canonical.text(process, "user_namespace", _MAX_HOST),
         ),
         address=address,
         session=canonical.session(found),

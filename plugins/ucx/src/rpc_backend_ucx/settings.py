@@ -28,6 +28,8 @@ _KEEPALIVE = 1.0
 _ALWAYS = {
     "POSIX_ERROR_HANDLING": "y",
     "POSIX_USE_PROC_LINK": "y",
+    # With less than this free in /dev/shm, UCX crashes when it needs more; see shared_memory.
+    "POSIX_SHM_MIN_SIZE": "0",
     # The transport keeps memory until no peer can read it any more, so UCX may copy from other processes.
     "CMA_MEMORY_INVALIDATE": "y",
 }
@@ -54,8 +56,7 @@ class Settings:
 
     :ivar secret: the secret that peers must have; None to require none.
     :ivar trusted_network: whether the user has declared that only workers can reach the network.
-    :ivar transports: the names of UCX's transports; None means all except ``sysv``, which can leave
-        shared memory behind.
+    :ivar transports: the names of UCX's transports.
     :ivar net_devices: the names of network devices; None means all.
     :ivar poll_time: seconds to poll after a message.
     :ivar keepalive: seconds between two checks of peers on other hosts.
@@ -65,7 +66,7 @@ class Settings:
 
     secret: Secret | None
     trusted_network: bool
-    transports: tuple[str, ...] | None
+    transports: tuple[str, ...]
     net_devices: tuple[str, ...] | None
     poll_time: float
     keepalive: float
@@ -77,12 +78,11 @@ class Settings:
 
         :param watches_processes: whether this worker can watch for the end of processes on this host.
         """
-        tls = "^sysv" if self.transports is None else ",".join(self.transports)
         needs_keepalive = self.trusted_network or not watches_processes
         found = {
             **self.more,
             **_ALWAYS,
-            "TLS": tls,
+            "TLS": ",".join(self.transports),
             "KEEPALIVE_INTERVAL": f"{self.keepalive:g}s" if needs_keepalive else "inf",
         }
         if self.net_devices is not None:
@@ -144,11 +144,13 @@ def check_names(settings: Settings, known: Iterable[str]) -> None:
 
 def _permitted(
     asked: tuple[str, ...] | None, said_by: str, trusted: bool, device_memory: Mapping[str, str]
-) -> tuple[str, ...] | None:
+) -> tuple[str, ...]:
+    of_devices = tuple(
+        chain.from_iterable(names.DEVICE_TRANSPORTS[memory] for memory in device_memory.values())
+    )
     if trusted:
-        return asked
-    of_devices = (names.DEVICE_TRANSPORTS[memory] for memory in device_memory.values())
-    private = tuple(dict.fromkeys((*names.PRIVATE, *chain.from_iterable(of_devices))))
+        return asked or tuple(dict.fromkeys((*names.TRUSTED, *of_devices)))
+    private = tuple(dict.fromkeys((*names.PRIVATE, *of_devices)))
     exposed = [name for name in asked or () if name not in private]
     if exposed:
         raise ExposureError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rpc_backend_ucx import environment, processes, publication
+from rpc_backend_ucx import environment, processes, publication, shared_memory
 from rpc_backend_ucx.library import native
 from rpc_backend_ucx.publication import Publication
 from rpc_backend_ucx.settings import TRUST, check_names, settings_of
@@ -41,6 +41,7 @@ class UCXTransport:
     :raises SettingError: an environment variable or a setting of UCX is invalid.
     :raises SecretError: the secret is invalid, unreadable or ambiguous.
     :raises ExposureError: others could reach the transports, and the network is not trusted.
+    :raises AddressError: there is too little shared memory.
     """
 
     def __init__(self, options: UCXRpcBackendOptions, group: Group) -> None:
@@ -48,12 +49,17 @@ class UCXTransport:
         try:
             self._settings = settings_of(options)
             check_names(self._settings, native().setting_names() if self._settings.more else ())
+            warning = shared_memory.check_room(self._settings.transports, shared_memory.room())
         except (SettingError, SecretError, AddressError) as error:
             # All workers report this error, so it names the worker with the wrong setting.
             raise type(error)(f"worker {group.name!r} cannot start: {error}") from error.__cause__
+        if warning:
+            logger.warning("worker %r: %s", group.name, warning)
         self._group = group
         self._ranks = {member.worker_id: member.rank for member in group.members}
         self._mine: Publication | None = None
+        self._peers_here: set[int] = set()  # whose shared memory is that of this worker
+        self._has_warned = False
         self._admission_control = AdmissionControl(
             environment.BACKEND, max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
         )
@@ -92,7 +98,7 @@ class UCXTransport:
         self._admission_control.refused.owner = name
         try:
             token = group_token(self._group, _NONCE)
-            self._native.start(self_id)
+            self._native.start(self_id, publication.connection_key(token, self._settings.secret))
             address = self._native.address()
         except BaseException:
             self.close(0)
@@ -152,6 +158,8 @@ class UCXTransport:
                 f"and worker {name!r} (rank {theirs.rank}) for "
                 f"{theirs.device_memory or 'no device'}. Pass the same device_memory to all workers."
             )
+        if here:
+            self._check_shared_memory(peer, mine, theirs)
         # A process id is valid only in its own PID namespace.
         is_visible = here and theirs.process.namespace == mine.process.namespace
         process = (theirs.process.pid, theirs.process.start) if is_visible else (0, 0)
@@ -168,8 +176,26 @@ class UCXTransport:
         )
         self._admission_control.learn(peer, their_proof)
 
+    def _check_shared_memory(self, peer: int, mine: Publication, theirs: Publication) -> None:
+        """Check that a worker of this host can be reached, and warn if the workers need much memory."""
+        transports = self._settings.transports
+        if shared_memory.is_needed(transports):
+            shared_memory.check_namespaces(
+                mine.process,
+                theirs.process,
+                f"worker {mine.name!r}",
+                f"worker {theirs.name!r} (rank {theirs.rank})",
+            )
+        if shared_memory.is_used(transports):
+            self._peers_here.add(peer)
+            warning = shared_memory.crowd(len(self._peers_here) + 1, shared_memory.room())
+            if warning and not self._has_warned:
+                self._has_warned = True
+                logger.warning("worker %r: %s", mine.name, warning)
+
     def forget(self, peer: int) -> None:
         """Remove a peer that has left, and refuse its proof from now on."""
+        self._peers_here.discard(peer)
         self._admission_control.forget(peer)
         self._native.forget(peer)
 
@@ -200,8 +226,7 @@ class UCXTransport:
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""
         found: dict[str, str] = dict(self._native.metrics())
-        transports = self._settings.transports
-        found["ucx.transports"] = "all" if transports is None else ",".join(transports)
+        found["ucx.transports"] = ",".join(self._settings.transports)
         return found
 
     def __rpc_transport__(self) -> Any:

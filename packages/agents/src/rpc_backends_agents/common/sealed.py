@@ -139,11 +139,26 @@ def proof_between(
     :param purpose: the purpose of the key.
     :param what: what the proof is shown for, for example ``greeting``.
     """
-    key = hashlib.sha256(of.group.encode()).digest() if secret is None else secret.derive(purpose)
     words = [form.word, what, of.group]
     for one in (of, to):
         words += [str(one.worker_id), one.session]
-    return hmac.digest(key, " ".join(words).encode(), "sha256")
+    return hmac.digest(_key(purpose, of.group, secret), " ".join(words).encode(), "sha256")
+
+
+def group_key(form: Form, purpose: str, group: str, secret: Secret | None) -> bytes:
+    """Return a key (32 bytes) that all workers of one group can make.
+
+    If there is a secret, only its holders can make the key; otherwise, all who can read the store can.
+
+    :param purpose: the purpose of the key.
+    :param group: the group's token.
+    """
+    message = f"{form.word} {purpose} {group}".encode()
+    return hmac.digest(_key(purpose, group, secret), message, "sha256")
+
+
+def _key(purpose: str, group: str, secret: Secret | None) -> bytes:
+    return hashlib.sha256(group.encode()).digest() if secret is None else secret.derive(purpose)
 
 
 def _believed(form: Form, text: str, secret: Secret | None, who: str, reader: str) -> str:
