@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from rpc_backends_core import _resolve
+from rpc_backends_core._bridge import stop as stop  # so that shutdown() needs no import
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._bridge.session import start_session
 from rpc_backends_core._record import ResolvedBackend

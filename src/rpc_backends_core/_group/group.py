@@ -8,16 +8,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
+from rpc_backends_core._errors import GroupTimeoutError, StoreError
+from rpc_backends_core._group.answers import get_all, read_answer, settle, whole_answer
 from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
 from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
 
 #: The longest timeout that a store accepts, in seconds (24 days); stands for no limit.
 _FOR_EVER = (2**31 - 1) / 1000
-
-
-class ReplacedGroupError(GroupError):
-    """A worker of the group was started again while the others started; they join the next group."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class Group:
                 GroupTimeoutError.__name__,
             )
             value = bytes(self.store.get(result))
-        return value
+        return whole_answer(self.store, result, value, self.world_size)
 
     def meet(self, timeout: float = 0) -> None:
         """Wait until all members of a static group have made this call; writes nothing to the log.
@@ -226,38 +223,3 @@ class Group:
 def exchange_result(stage: int) -> str:
     """Return the key of the result of an exchange; the first exchange of a group has stage 1."""
     return f"exchange/{stage}/all"
-
-
-def get_all(store: Any, keys: list[str]) -> list[bytes]:
-    """Return the values of ``keys``, in a single request if the store supports it."""
-    if store.has_extended_api():
-        values: list[bytes] = store.multi_get(keys)
-        return values
-    return [store.get(key) for key in keys]
-
-
-def settle(store: Any, key: str, answer: Any) -> None:
-    """Write ``answer`` (JSON) under ``key`` unless the key already has a value."""
-    store.compare_set(key, "", json.dumps(answer))
-
-
-def read_answer(key: str, text: bytes, workers: int) -> dict[str, Any]:
-    """Return the answer that :func:`settle` wrote, for a group of ``workers``.
-
-    :raises GroupError: the answer is an error.
-    :raises StoreError: the value is not a valid answer.
-    """
-    answer: dict[str, Any] = parsed(key, text, lambda found: {**found}, MOST_BYTES * (workers + 1))
-    if "error" in answer:
-        raise group_error(answer)
-    return answer
-
-
-def group_error(answer: dict[str, Any]) -> Exception:
-    """Return the error in ``answer``, as the exception type that its sender chose."""
-    kinds: dict[str, type[Exception]] = {
-        "GroupTimeoutError": GroupTimeoutError,
-        "ReplacedGroupError": ReplacedGroupError,
-        "ValueError": ValueError,
-    }
-    return kinds.get(str(answer.get("kind")), GroupError)(str(answer["error"]))
