@@ -217,7 +217,8 @@ UnixStream::Written UnixStream::write(Outgoing& message) {
     if (sent == -1) {
       return errno == EAGAIN || errno == EWOULDBLOCK ? Written::kSome : Written::kFailed;
     }
-    bytes_written_ += static_cast<uint64_t>(sent);
+    // A peer must answer heartbeats, so that it reads them is not enough.
+    bytes_written_ += message.parts.empty() ? 0 : static_cast<uint64_t>(sent);
     for (auto left = static_cast<size_t>(sent); message.at <= message.parts.size();) {
       const size_t size = message.at == 0 ? message.head.size() : message.parts[message.at - 1].size;
       const size_t now = std::min(left, size - message.offset);
@@ -280,7 +281,7 @@ bool UnixStream::is_unread() {
   return ::ioctl(fd(), SIOCINQ, &bytes) == 0 && bytes > 0;
 }
 
-// Whether the peer has read since the last call. The kernel counts the memory of what was written and not read, which is
+// Whether the peer has read of a message since the last call. The kernel counts the memory of what was written and not read, which is
 // more than its bytes. If it has grown by less than what was written, the peer has read.
 bool UnixStream::has_been_read() {
   const uint64_t written = bytes_written_;

@@ -54,7 +54,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   void abandon();
 
   // Sends a ping if the peer has been silent for half of settings.heartbeat. Returns how long it has been silent: nothing
-  // has arrived from it, and it has read nothing. Call it on the event loop's thread.
+  // has arrived from it, and it has read nothing of a message. Call it on the event loop's thread.
   Clock::duration check_liveness();
 
   // Reads what has arrived, and closes. Queued messages are sent until `deadline`.
@@ -112,7 +112,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   uint64_t watch_ = 0;
 
   std::atomic<Clock::time_point> last_activity_;
-  std::atomic<uint64_t> bytes_written_{0};
+  std::atomic<uint64_t> bytes_written_{0};  // of messages
   // As of the last check_liveness(), which alone uses them.
   uint64_t checked_written_ = 0;
   int64_t checked_in_socket_ = 0;

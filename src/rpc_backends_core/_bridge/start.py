@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import encodings.unicode_escape
 import numbers
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import rpc
+from torch.distributed.rpc import rref_proxy
 
 from rpc_backends_core import _resolve
-from rpc_backends_core._bridge import stop as stop  # so that shutdown() needs no import
-from rpc_backends_core._bridge import torch_internals
+from rpc_backends_core._bridge import stop, torch_internals
 from rpc_backends_core._bridge.session import start_session
 from rpc_backends_core._record import ResolvedBackend
 from rpc_backends_core._settings import Settings
 
+#: What torch imports with the first call and the first error of a call, and what shutdown() needs. It is
+#: imported now, because nothing can be imported when the process has no descriptors left.
+NEEDED_LATER = (rref_proxy, encodings.unicode_escape, stop)
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_RANK = 32767
 

@@ -43,8 +43,8 @@ class Refusals:
                 return
             self._quiet_until = self._clock() + _PAUSE
             unsaid, self._unsaid = self._unsaid, 0
-        # Escaped, so that a refused process cannot forge log lines. Not with str.encode(), which would import
-        # its codec: that fails if no file can be opened, which is a usual reason for a refusal.
+        # Escaped, so that a refused process cannot forge log lines. str.encode() would import the codec,
+        # which fails if no file can be opened: then connections are refused, too.
         shown = codecs.unicode_escape_encode(why[:_LENGTH])[0].decode("ascii")
         more = f" ({unsaid} more since the last such line)" if unsaid else ""
         logger_of(self.backend).warning(
