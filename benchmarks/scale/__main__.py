@@ -1,7 +1,8 @@
 """Count what groups of growing size do, and compare that with a simulation.
 
 python benchmarks/scale count --json counts.json       # real groups of 2 ... 64: half an hour
-python benchmarks/scale simulate --json carried.json   # the same protocols, up to 4096 workers
+python benchmarks/scale simulate --json carried.json   # the same protocols, up to 16384 workers
+python benchmarks/scale read                           # a worker's own time to read the group
 python benchmarks/scale draw counts.json carried.json --out docs/explanation/scale
 
 For each worker `count` counts requests to the store (on the wire, by kind), RPC calls, connections,
@@ -38,7 +39,9 @@ SUBJECTS = (
 )
 SIZES = (2, 4, 8, 16, 32, 64)
 CARRIED = ("ZEROMQ", "TENSORPIPE", "TENSORPIPE@torch")
-CARRIED_SIZES = (*SIZES, 128, 256, 512, 1024, 2048, 4096)
+CARRIED_SIZES = (*SIZES, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+READ_SIZES = (64, 1024, 4096, 16384)
 
 
 def count(arguments: argparse.Namespace) -> int:
@@ -71,6 +74,14 @@ def simulate(arguments: argparse.Namespace) -> int:
         print(f"{subject}: simulated up to {max(arguments.sizes)} workers", file=sys.stderr)
     whole = {"machine": describe(), "costs": asdict(costs), "carried": carried}
     arguments.json.write_text(json.dumps(whole, indent=1))
+    return 0
+
+
+def read(arguments: argparse.Namespace) -> int:
+    """Measure the time of one worker of ZEROMQ to read what the others have written."""
+    from reading import table
+
+    print(table(arguments.sizes))
     return 0
 
 
@@ -117,7 +128,7 @@ def main() -> int:
     )
     one.set_defaults(run=count)
     two = commands.add_parser("simulate", help="simulate the protocols with thousands of workers")
-    two.add_argument("--sizes", type=_sizes, default=CARRIED_SIZES, help="sizes (2,4,...,4096)")
+    two.add_argument("--sizes", type=_sizes, default=CARRIED_SIZES, help="sizes (2,4,...,16384)")
     two.add_argument(
         "--assumed", action="store_true", help="measure no costs; use those in simulated.py"
     )
@@ -130,6 +141,9 @@ def main() -> int:
     three.add_argument("carried", type=Path, help="the file that `simulate` wrote")
     three.add_argument("--out", type=Path, required=True, help="a folder for the plots")
     three.set_defaults(run=draw)
+    four = commands.add_parser("read", help="measure a worker's time to read its group")
+    four.add_argument("--sizes", type=_sizes, default=READ_SIZES, help="sizes (64,...,16384)")
+    four.set_defaults(run=read)
     arguments = parser.parse_args()
     status: int = arguments.run(arguments)
     return status

@@ -117,9 +117,9 @@ class _Reach(NamedTuple):
     at_once: int
 
 
-_DEFAULT_REACH = _Reach(4096, 128, 512)
+_DEFAULT_REACH = _Reach(16384, 128, 512)
 _REACH = {
-    "TENSORPIPE": _Reach(4096, 128, 256),
+    "TENSORPIPE": _Reach(16384, 128, 256),
     "TENSORPIPE@torch": _Reach(128, 64, 32),
 }
 

@@ -18,10 +18,11 @@ _MEMBER = 60  # one member in the answer: nonce, name, rank, ids
 _DEVICES = 82  # rpc_backends_core._device_maps: no maps
 _ADDRESS = 24  # where a TensorPipe agent listens
 _PUBLICATION = 560  # rpc_backend_zeromq.publication, with its proof (500 without a Unix socket)
-_PAYLOADS = (
-    16  # rpc_backends_core._group.group: the result of an exchange, without what workers wrote
-)
+# rpc_backends_core._group.group: the result of an exchange, without what workers wrote
+_PAYLOADS = 16
 _NOTHING, _ACTIVE = 6, 3  # "null" or a number of active calls, with its separator
+_LONGEST_VALUE = 4 << 20  # rpc_backends_core._group.answers: longer answers are in pieces
+_IN_PIECES = 95  # the value that names the pieces
 _TRAFFIC = 16  # rpc_backends_agents.agent: four counters
 _PEER = 145  # rpc_backend_tensorpipe.membership: one member on the list
 _USED = 4  # an id on the list that was ever assigned
@@ -52,10 +53,29 @@ def form_static(client: Client) -> Steps:
         slots = [f"{at}slot/{rank}" for rank in range(world.size)]
         yield from client.check(*slots)
         yield from client.multi_get(*slots)
-        yield from client.compare_set(f"{at}group", NOTHING, Value("all", _MEMBER * world.size))
+        yield from settle(client, f"{at}group", _MEMBER * world.size)
         if (yield from client.add(f"{at}closed", 1)) == 1:
             yield from client.add("generation", 1)
-    yield from client.await_and_get(f"{at}group")
+    yield from whole_answer(client, f"{at}group")
+
+
+def settle(client: Client, key: str, size: int) -> Steps:
+    """`answers.settle`: an answer that is too long for a value is written in pieces."""
+    pieces = range(0, size, _LONGEST_VALUE) if size > _LONGEST_VALUE else ()
+    for number, begin in enumerate(pieces):
+        piece = min(_LONGEST_VALUE, size - begin)
+        yield from client.set(f"{key}/{number}", Value(number, piece))
+    value = Value(len(pieces), _IN_PIECES if pieces else size)
+    yield from client.compare_set(key, NOTHING, value)
+
+
+def whole_answer(client: Client, key: str) -> Steps:
+    """`waiting.wait_for` and `answers.whole_answer`."""
+    value = yield from client.await_and_get(key)
+    if value.what:
+        keys = [f"{key}/{number}" for number in range(value.what)]
+        yield from client.check(*keys)
+        yield from client.multi_get(*keys)
 
 
 def form_dynamic(client: Client) -> Steps:
@@ -73,10 +93,8 @@ def exchange(client: Client, stage: str, size: int) -> Steps:
     yield from client.set(f"{stage}/{client.worker}", Value(client.worker, size))
     if (yield from client.add(f"{stage}/arrived", 1)) == world.size:
         yield from client.multi_get(*(f"{stage}/{rank}" for rank in range(world.size)))
-        yield from client.compare_set(
-            f"{stage}/all", NOTHING, Value("all", _PAYLOADS + size * world.size)
-        )
-    yield from client.await_and_get(f"{stage}/all")
+        yield from settle(client, f"{stage}/all", _PAYLOADS + size * world.size)
+    yield from whole_answer(client, f"{stage}/all")
 
 
 def meet(client: Client) -> Steps:

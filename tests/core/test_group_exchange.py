@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from core.kit import Workers, form
+from core.kit import Workers, form, joining
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
-from rpc_backends_core._group import Group
+from rpc_backends_core._group import Group, answers
 from rpc_backends_core._group import group as group_module
 
 
@@ -174,3 +176,80 @@ def test_a_hanging_store_is_named_with_the_time_limit(
         StoreError, match=r"store at 10\.0\.0\.7:29500 has not answered for [0-9.]+ s"
     ):
         request_of(group)
+
+
+# --- answers that are too long for one value -----------------------------------------------------
+
+#: With payloads as long as those of ZEROMQ, so many members exceed a value of torch's TCP store.
+MANY = 15_000
+ADDRESS = "x" * 640
+
+
+@pytest.fixture
+def connect() -> Callable[[], Any]:
+    """Return a function that makes clients of one TCP store."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def connect_client() -> Any:
+        return dist.TCPStore("127.0.0.1", host.port, is_master=False)
+
+    connect_client.host = host  # type: ignore[attr-defined]
+    return connect_client
+
+
+def test_the_tcp_store_refuses_the_payloads_of_many_members(connect: Callable[[], Any]) -> None:
+    """This is why answers are shared out. If this fails, torch has changed its limit."""
+    with pytest.raises(RuntimeError):
+        connect().compare_set("key", "", ADDRESS * MANY)
+
+
+def test_many_members_exchange_more_than_a_value_holds(connect: Callable[[], Any]) -> None:
+    """All members except two are made up."""
+    store = connect()
+    made_up = range(MANY - 2)
+    for rank in made_up:
+        store.set(f"exchange/1/{rank}", json.dumps(f"{rank} {ADDRESS}"))
+    store.add("exchange/1/arrived", len(made_up))
+    groups = [Group(connect(), "w", rank, MANY, (), 60.0, 0) for rank in (MANY - 2, MANY - 1)]
+
+    results = start(groups, lambda group: group.exchange(f"{group.rank} {ADDRESS}")).all_results()
+
+    assert results == [[f"{rank} {ADDRESS}" for rank in range(MANY)]] * 2
+
+
+def test_many_members_with_long_names_form_a_group(connect: Callable[[], Any]) -> None:
+    """All members except the last are made up."""
+    store = connect()
+    made_up = range(MANY - 1)
+    names = [f"{ADDRESS}{rank}" for rank in made_up]
+    for rank, name in enumerate(names):
+        arrival = {"name": name, "rank": rank, "backend": "PIGEON", "nonce": "n", "fixed_id": None}
+        store.set(f"rpc_backends/0/slot/{rank}", json.dumps(arrival))
+    store.add("rpc_backends/0/arrived", len(made_up))
+
+    group = joining(connect(), "last", MANY - 1, MANY)()
+
+    assert [member.name for member in group.members] == [*names, "last"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_damaged_piece_of_an_answer_names_the_key(
+    store: Any, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr(answers, "_LONGEST_VALUE", 100)
+    answers.settle(store, "exchange/1/all", {"payloads": ["x" * 1000]})
+    value = bytes(store.get("exchange/1/all"))
+    piece = f"exchange/1/all/{json.loads(value)['digest']}/3"
+    assert store.delete_key(piece)
+    if damage == "changed":
+        store.set(piece, "something else")
+    with pytest.raises(StoreError, match="under 'exchange/1/all', which no worker"):
+        answers.whole_answer(store, "exchange/1/all", value, 1)
+
+
+@pytest.mark.parametrize("digest", ['"x"', "7", '"' + "a" * 64 + '"'])
+@pytest.mark.parametrize("count", ["0", "1", "-1", "1e9", "1000000", "null"])
+def test_an_invalid_list_of_pieces_names_the_key(store: Any, count: str, digest: str) -> None:
+    value = f'{{"pieces": {count}, "digest": {digest}}}'.encode()
+    with pytest.raises(StoreError, match="under 'exchange/1/all', which no worker"):
+        answers.whole_answer(store, "exchange/1/all", value, 2)

@@ -32,7 +32,7 @@ from rpc_backends_agents.common.host import Host
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_core._device_maps import WorkerDevices
 from rpc_backends_core._group import composition, contents
-from rpc_backends_core._group.group import read_answer
+from rpc_backends_core._group.answers import read_answer
 from rpc_backends_core.spi import GroupError, StoreError
 
 ODD: list[Any] = [

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "rpc_backends_agents/blocks.h"
 
@@ -19,31 +20,31 @@ namespace {
 constexpr size_t kShared = 4096;
 // Buffers that one read fills. A message with more parts needs several reads.
 constexpr size_t kMaxPlaces = 16;
+// Bytes of parts that one read takes. The kernel clears new memory while it reads, which can take long, and other sockets
+// wait meanwhile.
+constexpr size_t kMaxRead = size_t{1} << 20;
 
 }  // namespace
 
 MessageReader::Outcome MessageReader::next(int fd) {
-  for (;;) {
-    try {
-      const Outcome outcome = parse();
-      if (outcome != Outcome::kBlocked) {
-        return outcome;
-      }
-    } catch (const std::bad_alloc&) {
-      return malformed("not enough memory for a message");
+  Outcome outcome = parse();
+  if (outcome != Outcome::kBlocked) {
+    return outcome;
+  }
+  if (!drained_) {
+    outcome = read(fd);
+    if (outcome != Outcome::kPart) {
+      return outcome;
     }
-    if (drained_) {
-      drained_ = false;
-      return Outcome::kBlocked;
-    }
-    const Outcome outcome = read(fd);
-    if (outcome != Outcome::kMessage) {
+    outcome = parse();
+    if (outcome != Outcome::kBlocked) {
       return outcome;
     }
   }
+  return std::exchange(drained_, false) ? Outcome::kBlocked : Outcome::kPart;
 }
 
-// Returns kMessage if it read data.
+// Returns kPart if it read data.
 MessageReader::Outcome MessageReader::read(int fd) {
   iovec places[kMaxPlaces + 1];
   size_t count = stage_ == Stage::kParts ? list_places(places, kMaxPlaces) : 0;
@@ -68,14 +69,23 @@ MessageReader::Outcome MessageReader::read(int fd) {
     return Outcome::kEnd;
   }
   const auto size = static_cast<size_t>(got);
+  bytes_read_ += size;
   drained_ = size < room;
   const size_t placed = std::min(size, room - places[count - 1].iov_len);
   advance(placed);
   end_ += size - placed;
-  return Outcome::kMessage;
+  return Outcome::kPart;
 }
 
 MessageReader::Outcome MessageReader::parse() {
+  try {
+    return parse_buffer();
+  } catch (const std::bad_alloc&) {
+    return malformed("not enough memory for a message");
+  }
+}
+
+MessageReader::Outcome MessageReader::parse_buffer() {
   for (;;) {
     switch (stage_) {
       case Stage::kHeader: {
@@ -213,14 +223,13 @@ MessageReader::Outcome MessageReader::fill_parts() {
 
 // Returns where the next bytes belong.
 size_t MessageReader::list_places(iovec* places, size_t most) {
-  size_t count = 0;
-  for (size_t i = part_; i < parts_.size() && count < most; ++i) {
+  size_t count = 0, bytes = 0;
+  for (size_t i = part_; i < parts_.size() && count < most && bytes < kMaxRead; ++i) {
     const size_t filled = i == part_ ? offset_ : 0;
-    if (parts_[i].size > filled) {
-      places[count++] = {static_cast<char*>(const_cast<void*>(parts_[i].data)) + filled, parts_[i].size - filled};
-    }
-    if (count == most && i + 1 < parts_.size()) {
-      break;
+    const size_t size = std::min(parts_[i].size - filled, kMaxRead - bytes);
+    if (size > 0) {
+      places[count++] = {static_cast<char*>(const_cast<void*>(parts_[i].data)) + filled, size};
+      bytes += size;
     }
   }
   return count;

@@ -23,6 +23,7 @@ class MessageReader {
 
   enum class Outcome {
     kBlocked,    // no more data for now
+    kPart,       // of a message has arrived; there may be more data
     kMessage,    // in parts()
     kRefusal,    // text() gives the reason
     kPing,
@@ -31,8 +32,11 @@ class MessageReader {
     kMalformed,  // text() says what is wrong
   };
 
-  // Reads from `fd`, which must be non-blocking. Do not call it again after one of the last two outcomes.
+  // Reads from `fd`, which must be non-blocking, at most once. Do not call it again after one of the last two outcomes.
   Outcome next(int fd);
+
+  // Bytes that were read so far.
+  uint64_t bytes_read() const { return bytes_read_; }
 
   // The parts of the complete message, to be moved out.
   Parts& parts() { return parts_; }
@@ -44,9 +48,10 @@ class MessageReader {
  private:
   enum class Stage { kHeader, kSizes, kParts, kText };
 
-  Outcome read(int fd);
   // Parses the buffer; returns kBlocked if it does not hold enough.
   Outcome parse();
+  Outcome parse_buffer();
+  Outcome read(int fd);
   bool take(void* to, size_t size);
   Outcome begin();
   Outcome begin_message(size_t count);
@@ -68,6 +73,7 @@ class MessageReader {
   alignas(8) std::array<char, 16384> buffer_;
   size_t begin_ = 0, end_ = 0;
   bool drained_ = false;  // the last read took all available data
+  uint64_t bytes_read_ = 0;
 };
 
 }  // namespace rpc_backends::zeromq

@@ -1,6 +1,8 @@
 #include "unix_stream.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -160,7 +162,6 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
   const auto is_full = [&] { return sent.size() >= most || bytes >= kBatchBytes; };
   while (!queue_.empty() && !closed_ && !is_full()) {
     Outgoing& first = queue_.front();
-    const auto before = std::make_pair(first.at, first.offset);
     again_ = false;
     lock.unlock();
     const Written written = write(first);
@@ -176,13 +177,8 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
       }
       sent.push_back(std::move(first));
       queue_.pop_front();
-    } else {
-      if (std::make_pair(first.at, first.offset) != before) {
-        last_activity_ = Clock::now();  // the other side has read
-      }
-      if (!again_) {
-        break;
-      }
+    } else if (!again_) {
+      break;
     }
   }
   busy_ = false;
@@ -221,6 +217,8 @@ UnixStream::Written UnixStream::write(Outgoing& message) {
     if (sent == -1) {
       return errno == EAGAIN || errno == EWOULDBLOCK ? Written::kSome : Written::kFailed;
     }
+    // A peer must answer heartbeats, so that it reads them is not enough.
+    bytes_written_ += message.parts.empty() ? 0 : static_cast<uint64_t>(sent);
     for (auto left = static_cast<size_t>(sent); message.at <= message.parts.size();) {
       const size_t size = message.at == 0 ? message.head.size() : message.parts[message.at - 1].size;
       const size_t now = std::min(left, size - message.offset);
@@ -263,14 +261,37 @@ void UnixStream::forget(const std::string& reason) {
 
 Clock::duration UnixStream::check_liveness() {
   const auto now = Clock::now();
+  const bool has_read = has_been_read();
+  if (has_read || is_unread()) {
+    last_activity_ = now;
+  }
   const auto silence = now - last_activity_.load();
   if (silence >= duration_of(services_.settings.heartbeat) / 2 &&
-      now - last_ping_.load() >= duration_of(services_.settings.heartbeat) / 2) {
+      now - last_ping_ >= duration_of(services_.settings.heartbeat) / 2) {
     // Skipped behind queued messages, which it could not overtake.
     last_ping_ = now;
     post_control({head_of(Kind::kPing, 0, 0), {}});
   }
   return silence;
+}
+
+// Whether data has arrived that this worker has not read yet: then this worker is late, not the peer.
+bool UnixStream::is_unread() {
+  int bytes = 0;
+  return ::ioctl(fd(), SIOCINQ, &bytes) == 0 && bytes > 0;
+}
+
+// Whether the peer has read of a message since the last call. The kernel counts the memory of what was written and not read, which is
+// more than its bytes. If it has grown by less than what was written, the peer has read.
+bool UnixStream::has_been_read() {
+  const uint64_t written = bytes_written_;
+  int in_socket = 0;
+  if (::ioctl(fd(), SIOCOUTQ, &in_socket) != 0) {
+    return false;
+  }
+  const auto more_written = static_cast<int64_t>(written - std::exchange(checked_written_, written));
+  const int64_t more_in_socket = in_socket - std::exchange(checked_in_socket_, in_socket);
+  return more_in_socket < more_written;
 }
 
 // --- reading ----------------------------------------------------------------------------------------
@@ -280,15 +301,15 @@ void UnixStream::pump() {
   size_t bytes = 0;
   bool is_drained = false;
   for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0; ++i) {
+    const uint64_t before = reader_.bytes_read();
     const MessageReader::Outcome outcome = reader_.next(fd());
+    if (const uint64_t more = reader_.bytes_read() - before; more > 0) {
+      bytes += more;
+      last_activity_ = Clock::now();
+    }
     if (outcome == MessageReader::Outcome::kBlocked) {
       is_drained = true;
       break;
-    }
-    if (outcome == MessageReader::Outcome::kMessage) {
-      for (const Part& part : reader_.parts()) {
-        bytes += part.size;
-      }
     }
     if (!handle(outcome)) {
       return;
@@ -306,7 +327,6 @@ void UnixStream::pump() {
 
 // Returns false if no more data will arrive.
 bool UnixStream::handle(MessageReader::Outcome outcome) {
-  last_activity_ = Clock::now();
   switch (outcome) {
     case MessageReader::Outcome::kMessage: {
       if (forgotten_ && !ignoring_) {
@@ -328,6 +348,7 @@ bool UnixStream::handle(MessageReader::Outcome outcome) {
       post_control({head_of(Kind::kPong, 0, 0), {}});
       return true;
     case MessageReader::Outcome::kPong:
+    case MessageReader::Outcome::kPart:
     case MessageReader::Outcome::kBlocked:
       return true;
     case MessageReader::Outcome::kRefusal:

@@ -53,7 +53,8 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   // The stream will never start.
   void abandon();
 
-  // Sends a ping if nothing has arrived for half of settings.heartbeat. Returns how long nothing has arrived.
+  // Sends a ping if the peer has been silent for half of settings.heartbeat. Returns how long it has been silent: nothing
+  // has arrived from it, and it has read nothing of a message. Call it on the event loop's thread.
   Clock::duration check_liveness();
 
   // Reads what has arrived, and closes. Queued messages are sent until `deadline`.
@@ -82,6 +83,8 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   void write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent);
   Written write(Outgoing& message);
   bool handle(MessageReader::Outcome outcome);
+  bool is_unread();
+  bool has_been_read();
   void report_end(const std::string& reason);
 
   const Services services_;
@@ -109,7 +112,11 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   uint64_t watch_ = 0;
 
   std::atomic<Clock::time_point> last_activity_;
-  std::atomic<Clock::time_point> last_ping_{Clock::time_point()};
+  std::atomic<uint64_t> bytes_written_{0};  // of messages
+  // As of the last check_liveness(), which alone uses them.
+  uint64_t checked_written_ = 0;
+  int64_t checked_in_socket_ = 0;
+  Clock::time_point last_ping_;
 };
 
 }  // namespace rpc_backends::zeromq

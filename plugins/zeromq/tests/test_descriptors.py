@@ -1,10 +1,13 @@
-"""A worker warns at its start if its descriptor limit is too low for its group."""
+"""A worker warns if its descriptor limit is too low for its group, and works on when none is left."""
 
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -45,3 +48,75 @@ def test_a_sufficient_limit_causes_no_warning(
     set_limit(required)
     descriptors.warn_if_few("worker3", WORKERS)
     assert not caplog.messages
+
+
+#: A program that uses up its descriptors. It runs in a fresh process, because workers of the fork server
+#: have imported already what is imported with the first call and the first error.
+EXHAUSTED = """
+    import logging, os, resource, sys
+
+    def fail():
+        raise ValueError("as expected")
+
+    def use_up_descriptors():
+        limit = 1 + max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        try:
+            while True:
+                os.open("/dev/null", os.O_RDONLY)
+        except OSError:
+            logging.warning("no descriptors are left")
+"""
+
+
+def run_exhausted(code: str) -> str:
+    """Run a program after `EXHAUSTED`; return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(EXHAUSTED) + dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert "no descriptors are left" in output
+    return output
+
+
+def test_a_refusal_without_descriptors_is_logged() -> None:
+    output = run_exhausted(
+        """
+        from rpc_backends_agents.common.refusals import Refusals
+        refused = Refusals("ZEROMQ", "w0")
+        use_up_descriptors()
+        refused("its key is unknown\\n")
+        """
+    )
+    assert "ZEROMQ worker 'w0' refused a connection: its key is unknown\\n" in output
+
+
+def test_the_first_call_without_descriptors_succeeds(tmp_path: Path) -> None:
+    """Its error arrives, and the worker shuts down."""
+    output = run_exhausted(
+        f"""
+        from rpc_backend_zeromq import ZeroMQRpcBackendOptions
+        from torch.distributed import rpc
+        rpc.init_rpc(
+            "w0",
+            rank=0,
+            world_size=1,
+            backend="ZEROMQ",
+            rpc_backend_options=ZeroMQRpcBackendOptions(init_method="file://{tmp_path}/store"),
+        )
+        use_up_descriptors()
+        try:
+            rpc.rpc_sync("w0", fail)
+        except ValueError as error:
+            print("the error is", type(error).__name__)
+        rpc.shutdown()
+        print("has shut down")
+        """
+    )
+    assert "the error is ValueError" in output
+    assert "has shut down" in output

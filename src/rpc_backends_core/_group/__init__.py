@@ -8,8 +8,9 @@ open. Backends receive a store of their own and a :class:`Group`, with which mem
 
 from __future__ import annotations
 
+from rpc_backends_core._group.answers import ReplacedGroupError, get_all
 from rpc_backends_core._group.formation import join_group
-from rpc_backends_core._group.group import Group, Member, ReplacedGroupError, get_all
+from rpc_backends_core._group.group import Group, Member
 from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, logger, wait_for
 
 __all__ = [

@@ -22,17 +22,20 @@ from typing import Any
 
 from rpc_backends_core import _settings
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
+from rpc_backends_core._group.answers import (
+    ReplacedGroupError,
+    get_all,
+    read_answer,
+    settle,
+    whole_answer,
+)
 from rpc_backends_core._group.composition import arrival_of, compose, members_of
 from rpc_backends_core._group.contents import MAX_ID, added, checked, parsed, shown, unsuitable
 from rpc_backends_core._group.group import (
     Group,
     Member,
-    ReplacedGroupError,
     exchange_result,
-    get_all,
     missing_ranks,
-    read_answer,
-    settle,
     shortened,
 )
 from rpc_backends_core._group.processes import this_process
@@ -227,7 +230,7 @@ class _Arrival:
             self._give_up(g, reason, GroupTimeoutError.__name__)
             value = self._store.get(key)
         try:
-            answer = read_answer(key, value, world_size)
+            answer = read_answer(key, whole_answer(self._store, key, value, world_size), world_size)
         except Exception:
             self._let_others_read(g)
             raise
@@ -376,8 +379,9 @@ class _Arrival:
         if kind == "dynamic" or not self._store.check([f"{g}/group"]):
             return True
         size = int(kind.partition("/")[2])
+        key = f"{g}/group"
         try:
-            read_answer(f"{g}/group", self._store.get(f"{g}/group"), size)
+            read_answer(key, whole_answer(self._store, key, self._store.get(key), size), size)
         except StoreError:
             raise
         except Exception:  # the group failed

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
+from rpc_backends_core._errors import GroupTimeoutError, StoreError
+from rpc_backends_core._group.answers import get_all, read_answer, settle, whole_answer
 from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
 from rpc_backends_core._group.processes import has_ended, is_local
 from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
@@ -25,10 +26,6 @@ _STOPPING = (
     " All workers of a static group must call shutdown(); shutdown(graceful=False) does not wait for "
     "the others."
 )
-
-
-class ReplacedGroupError(GroupError):
-    """A worker of the group was started again while the others started; they join the next group."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ class Group:
                 reason + _STOPPING * bool(self._meetings), GroupTimeoutError.__name__
             )
             value = bytes(self.store.get(result))
-        return value
+        return whole_answer(self.store, result, value, self.world_size)
 
     def _fail_if_a_member_has_ended(self, result: str) -> None:
         """Give an exchange an error as its result if a worker that this one watches has ended."""
@@ -287,38 +284,3 @@ def shortened(missing: Iterable[str]) -> str:
     more = len(shown) - _MOST_NAMED
     text = ", ".join(shown[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     return text or "the result: all workers have arrived"
-
-
-def get_all(store: Any, keys: list[str]) -> list[bytes]:
-    """Return the values of ``keys``, in a single request if the store supports it."""
-    if store.has_extended_api():
-        values: list[bytes] = store.multi_get(keys)
-        return values
-    return [store.get(key) for key in keys]
-
-
-def settle(store: Any, key: str, answer: Any) -> None:
-    """Write ``answer`` (JSON) under ``key`` unless the key already has a value."""
-    store.compare_set(key, "", json.dumps(answer))
-
-
-def read_answer(key: str, text: bytes, workers: int) -> dict[str, Any]:
-    """Return the answer that :func:`settle` wrote, for a group of ``workers``.
-
-    :raises GroupError: the answer is an error.
-    :raises StoreError: the value is not a valid answer.
-    """
-    answer: dict[str, Any] = parsed(key, text, lambda found: {**found}, MOST_BYTES * (workers + 1))
-    if "error" in answer:
-        raise group_error(answer)
-    return answer
-
-
-def group_error(answer: dict[str, Any]) -> Exception:
-    """Return the error in ``answer``, as the exception type that its sender chose."""
-    kinds: dict[str, type[Exception]] = {
-        "GroupTimeoutError": GroupTimeoutError,
-        "ReplacedGroupError": ReplacedGroupError,
-        "ValueError": ValueError,
-    }
-    return kinds.get(str(answer.get("kind")), GroupError)(str(answer["error"]))

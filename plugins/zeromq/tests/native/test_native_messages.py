@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 from native_workers import Worker, eventually
 
@@ -278,3 +281,30 @@ def test_a_message_over_the_peers_limit_is_an_error(
         zero.send(1, bytes(1000), reply=reply)
         assert one.message() == (0, [bytes(1000)])
     assert zero.metric("peers_lost") == one.metric("peers_lost") == 0
+
+
+def mapping_flags(data: memoryview) -> list[str]:
+    """Return the kernel's flags of the memory that holds the data."""
+    address = np.frombuffer(data, np.uint8).ctypes.data
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(each, 16) for each in match.groups())
+            inside = begin <= address < end
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError("the memory is not mapped")
+
+
+@pytest.mark.parametrize(("mib", "huge"), [(4, True), (64, False)])
+def test_only_memory_for_frequent_use_has_huge_pages(
+    make: MakeWorker, where: Callable[[str], str], mib: int, huge: bool
+) -> None:
+    """A very large message is received once, and huge pages may take long to get ready."""
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no transparent huge pages")
+    zero, one = (make(n).listen(where("ipc")) for n in (0, 1))
+    zero.learn(one)
+    zero.send(1, bytes(mib << 20))
+    _, _, (part,), _ = one.next("message")
+    assert ("hg" in mapping_flags(part)) is huge

@@ -8,6 +8,7 @@ import resource
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -339,6 +340,79 @@ def test_a_peer_that_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path:
     zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen(f"ipc://{tmp_path}/zero")
     with connect(zero, greet_as=2) as connection:
         assert message(kind=3) in ended(connection, zero)
+
+
+#: Heartbeats for peers that are slow: a large message takes more than twice the timeout.
+SLOW = {"heartbeat": 0.2, "heartbeat_timeout": 1.5}
+
+
+def slowly(step: Callable[[], object]) -> None:
+    """Repeat a step with pauses, for more than twice the heartbeat timeout."""
+    end = time.monotonic() + 2.2 * SLOW["heartbeat_timeout"]
+    while time.monotonic() < end:
+        step()
+        time.sleep(0.1)
+
+
+def test_a_peer_that_reads_slowly_is_kept(make: MakeWorker, tmp_path: Path) -> None:
+    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(zero, greet_as=2) as connection:
+        eventually(lambda: can_reply(zero, 2, bytes(64 << 20)), "the connection is open")
+        expected = len(message(64 << 20)) + (64 << 20)
+        read = 0
+
+        def read_some() -> None:
+            nonlocal read
+            read += len(connection.recv(100_000))
+
+        slowly(read_some)
+        while read < expected and (piece := connection.recv(1 << 20)):
+            read += len(piece)
+        assert read >= expected
+
+
+def test_a_peer_that_writes_slowly_is_kept(make: MakeWorker, tmp_path: Path) -> None:
+    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(zero, greet_as=2) as connection:
+        received: list[tuple[int, list[bytes]]] = []
+        receiver = threading.Thread(target=lambda: received.append(zero.message()))
+        receiver.start()
+        size = 8 << 20
+        left = memoryview(message(size) + bytes(size))
+
+        def write_some() -> None:
+            nonlocal left
+            left = left[connection.send(left[:50_000]) :]
+
+        slowly(write_some)
+        connection.sendall(left)
+        receiver.join(TIME_LIMIT)
+        assert received == [(2, [bytes(size)])]
+
+
+def test_a_peer_that_stops_reading_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+    """It has read a part of a large message before, and messages still wait for it."""
+    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(zero, greet_as=2) as connection:
+        eventually(lambda: can_reply(zero, 2, bytes(64 << 20)), "the connection is open")
+        assert connection.recv(100_000)
+        eventually(lambda: not can_reply(zero, 2, b"later"), "the peer is dropped")
+
+
+def test_a_peer_that_stops_writing_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
+    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(zero, greet_as=2) as connection:
+        connection.sendall(message(8 << 20) + bytes(100_000))
+        assert message(kind=3) in ended(connection, zero)
+
+
+def can_reply(worker: Worker, peer: int, data: bytes) -> bool:
+    """Send a reply; return False if there is no connection from the peer."""
+    try:
+        worker.send(peer, data, reply=True)
+    except TransportError:
+        return False
+    return True
 
 
 def test_a_burst_arrives_without_further_traffic(make: MakeWorker, tmp_path: Path) -> None:

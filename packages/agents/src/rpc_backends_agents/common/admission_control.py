@@ -43,7 +43,8 @@ class AdmissionControl:
         self._expected = expected
         self._grace_period = grace_period
         self._keys: dict[bytes, int] = {}
-        self._learned: set[int] = set()
+        # The keys of each peer that was ever learned; none for one that has left.
+        self._keys_of: dict[int, tuple[bytes, ...]] = {}
         self._waits = True
         self._clock = clock
         self._looked = float("-inf")  # when the last look began
@@ -53,7 +54,7 @@ class AdmissionControl:
         """Add a peer and the keys with which it may connect."""
         with self._changed:
             self._forget(peer)
-            self._learned.add(peer)
+            self._keys_of[peer] = keys
             self._keys.update(dict.fromkeys(keys, peer))
             self._changed.notify_all()
 
@@ -105,9 +106,13 @@ class AdmissionControl:
             )
 
     def _settled(self, key: bytes) -> bool:
-        return not self._waits or key in self._keys or len(self._learned) >= self._expected
+        return not self._waits or key in self._keys or len(self._keys_of) >= self._expected
 
     def _forget(self, peer: int) -> None:
-        # The peer still counts as learned, so that no key waits for it again.
-        for key in [key for key, owner in self._keys.items() if owner == peer]:
-            del self._keys[key]
+        for key in self._keys_of.get(peer, ()):
+            if self._keys.get(key) == peer:
+                del self._keys[key]
+        if peer in self._keys_of:
+            self._keys_of[
+                peer
+            ] = ()  # it still counts as learned, so that no key waits for it again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import threading
 import time
 from collections.abc import Callable
@@ -42,8 +43,9 @@ class Refusals:
                 return
             self._quiet_until = self._clock() + _PAUSE
             unsaid, self._unsaid = self._unsaid, 0
-        # Escaped, so that a refused process cannot forge log lines.
-        shown = why[:_LENGTH].encode("unicode_escape").decode("ascii")
+        # Escaped, so that a refused process cannot forge log lines. str.encode() would import the codec,
+        # which fails if no file can be opened: then connections are refused, too.
+        shown = codecs.unicode_escape_encode(why[:_LENGTH])[0].decode("ascii")
         more = f" ({unsaid} more since the last such line)" if unsaid else ""
         logger_of(self.backend).warning(
             "%s worker %r refused a connection: %s%s", self.backend, self.owner, shown, more
