@@ -52,7 +52,7 @@ struct Placement {
   // Not 0: large storages of accelerators are sent in pieces, with this number in their heads.
   uint64_t session = 0;
   // Not null: whether the transport moves memory of a type of device itself.
-  std::function<bool(c10::DeviceType)> is_moved;
+  std::function<bool(c10::DeviceType)> is_moved = nullptr;
 
   // Whether memory on `device` goes to the receiver without the host's memory.
   bool is_direct(c10::Device device, c10::Device target) const {
