@@ -41,6 +41,8 @@ FLAGS = [
     "-Wno-unused-parameter",
     "-Wno-implicit-fallthrough",
     "-fvisibility=hidden",
+    # Warnings of torch's headers are not ours. GCC then ignores the -I for the same folders.
+    *(flag for folder in include_paths() for flag in ("-isystem", folder)),
 ]
 #: For example ``2.13``.
 TORCH = ".".join(torch_version.split(".")[:2])
