@@ -25,6 +25,7 @@ from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group.answers import (
     ReplacedGroupError,
     get_all,
+    has_all,
     read_answer,
     settle,
     whole_answer,
@@ -174,7 +175,7 @@ class _Arrival:
     def _complete(self, g: int, world_size: int) -> None:
         """Form the group if all workers have arrived; if two workers do so, the first result counts."""
         slots = [f"{g}/slot/{rank}" for rank in range(world_size)]
-        if self._store.check(slots):
+        if has_all(self._store, slots):
             try:
                 answer = compose(
                     [
