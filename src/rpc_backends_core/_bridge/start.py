@@ -103,4 +103,6 @@ def _check_arguments(resolved: ResolvedBackend, name: Any, rank: Any, world_size
             f"rpc_timeout is {resolved.options.rpc_timeout} s for {resolved.name}; it must be 0 (never) "
             "or positive."
         )
-    resolved.options.rpc_timeout = min(resolved.options.rpc_timeout, torch_internals.LONGEST_TIMEOUT)
+    resolved.options.rpc_timeout = min(
+        resolved.options.rpc_timeout, torch_internals.LONGEST_TIMEOUT
+    )
