@@ -34,19 +34,17 @@ def has_ended(process: list[Any]) -> bool:
     """Return whether a process of this host has certainly ended."""
     _, pid, started = process
     try:
+        os.kill(pid, 0)
         state, begin = _state(pid)
-    except FileNotFoundError:
+    except ProcessLookupError:
         return True
-    except OSError:
+    except OSError:  # another user's process, which /proc may hide
         return False
     return begin != started or state in _DEAD
 
 
 def _state(pid: int) -> tuple[str, str]:
-    """Return the state of a process, and when it started.
-
-    :raises FileNotFoundError: there is no such process.
-    """
+    """Return the state of a process, and when it started."""
     # after the name, which may have spaces and parentheses
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
